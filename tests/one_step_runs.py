@@ -34,7 +34,7 @@ from klrl.language.model.causal_lm import ValueHead
 from klrl.language.run.checks import Layouts
 from klrl.language.run.policy import Policy
 from klrl.language.run.rollout import STATES
-from klrl.language.run.scoring import Layout
+from klrl.language.run.scoring import ScoringLayout
 from klrl.losses.policy import LossTerms
 from klrl.train.loop import Training
 from tests.one_step import (
@@ -331,7 +331,7 @@ def spoil_padding(batch: TensorDict, fill: float) -> None:
 
 def language_training(config: JobConfig, policy: Policy) -> Training:
     """A language run of this policy, without a task, a sampler and a preflight."""
-    packed = Layout(G, shared=False)
+    packed = ScoringLayout(G, shared=False)
     prompts = SimpleNamespace(take=lambda count: None)
     nothing = dict.fromkeys(("check", "few"), lambda *_: None)
     task = SimpleNamespace(chat=False, notes=(), stream=lambda *_: prompts, **nothing)

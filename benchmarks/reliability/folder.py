@@ -25,12 +25,12 @@ def part_of(path: Path) -> str:
 
 def whole_entries(run: Path) -> list[int]:
     """The frames of the entries of ``last`` that every file of which is as it was written."""
-    from klrl.runs.entry import DamagedEntry, Entry
+    from klrl.runs.entry import CheckpointEntry, DamagedEntry
 
     frames = []
     for path in (run / "checkpoints" / "last").glob("frames-*"):
         try:
-            entry = Entry(path)
+            entry = CheckpointEntry(path)
             entry.check()
         except DamagedEntry:
             continue

@@ -17,7 +17,7 @@ from klrl.config.choices import NAME
 
 
 @dataclass(frozen=True)
-class Setting:
+class KnownSetting:
     """A setting of the command line."""
 
     key: str  # as ``kl.estimator``
@@ -48,9 +48,9 @@ def choices(group: str, config_dir: str | None = None) -> list[str]:
 
 
 @cache
-def settings() -> dict[str, Setting]:
+def settings() -> dict[str, KnownSetting]:
     """All settings by key, without the names of choices."""
-    by_key: dict[str, Setting] = {}
+    by_key: dict[str, KnownSetting] = {}
     for group, registered in ALL_CHOICES.items():
         for schema, choice in registered.items():
             for name, each in _fields(choice.schema):
@@ -74,12 +74,12 @@ def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
             yield f"{prefix}{each.name}", each
 
 
-def _setting(key: str, each: Field[Any], schemas: tuple[str, ...] = ()) -> Setting:
+def _setting(key: str, each: Field[Any], schemas: tuple[str, ...] = ()) -> KnownSetting:
     of_bool = ("false", "true") if str(each.type) == "bool" else ()
-    return Setting(key, str(each.type), tuple(each.metadata.get("allowed", of_bool)), schemas)
+    return KnownSetting(key, str(each.type), tuple(each.metadata.get("allowed", of_bool)), schemas)
 
 
-def readers(setting: Setting, config_dir: str | None = None) -> list[str]:
+def readers(setting: KnownSetting, config_dir: str | None = None) -> list[str]:
     """The choices of a setting's group that have it, without presets; empty outside any group."""
     files = choice_files(setting.group, config_dir) if setting.schemas else {}
     return sorted(name for name, path in files.items() if _named(path)[0] in setting.schemas)

@@ -45,7 +45,7 @@ from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
 from klrl.config import Config, OwnPart
 from klrl.control.cuda_graph import capture
-from klrl.control.step import Problem, Step, eager_step, pure_step
+from klrl.control.step import Step, StepParts, eager_step, pure_step
 
 #: From so many gradient steps on, building a package pays: it saves about 2 ms for every three.
 AUTO_STEPS = 10_000
@@ -77,14 +77,16 @@ def decide(config: Config, device: torch.device, asked: str | None = None) -> st
 
 
 @dataclass(frozen=True)
-class Choice:
+class HowItRuns:
     """How a run's step will run."""
 
     mode: str  # false, jit or aot
     why: str | None = None  # where it is not what the settings would have given
 
 
-def choose(asked: str, config: Config, device: torch.device, package: Callable[[], Path]) -> Choice:
+def choose(
+    asked: str, config: Config, device: torch.device, package: Callable[[], Path]
+) -> HowItRuns:
     """What a mode comes to on this machine; nothing is built.
 
     ``package`` says where the step's package would lie; it is called for auto and aot on a CPU.
@@ -95,23 +97,23 @@ def choose(asked: str, config: Config, device: torch.device, package: Callable[[
         own += [f"kl.{name}" for name in names if getattr(config.kl, name, "") == "custom"]
     if own and asked != "jit":
         # A package is told from another by settings and klrl's sources, not by the user's.
-        return Choice("false", f"own {' and '.join(own)} (learner.compile=jit tries to compile)")
+        return HowItRuns("false", f"own {' and '.join(own)} (learner.compile=jit tries to compile)")
     mode = decide(config, device, asked)
     if device.type != "cpu":
-        return Choice(mode)
+        return HowItRuns(mode)
     unusable = None
     if asked in ("auto", "aot"):
         path = package()
         try:
             if _load(path) is not None:
-                return Choice("aot")
+                return HowItRuns("aot")
         except Untrusted as error:
-            return Choice("false", str(error))
+            return HowItRuns("false", str(error))
         except BadPackage as error:
             unusable = f"{error}, learner.compile=aot builds it anew"
     if mode != "false" and not _compiler():
-        return Choice("false", f"learner.compile={mode} needs a C++ compiler, and there is none")
-    return Choice(mode, unusable if mode == "false" else None)
+        return HowItRuns("false", f"learner.compile={mode} needs a C++ compiler, and there is none")
+    return HowItRuns(mode, unusable if mode == "false" else None)
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Prepared:
 
 def prepare(
     mode: str,
-    problem: Problem,
+    problem: StepParts,
     example: Sequence[Tensor],
     say: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
@@ -143,7 +145,7 @@ def prepare(
         return replace(eager, description=f"{eager.description}; {why}")
 
 
-def _jit(problem: Problem, example: Sequence[Tensor]) -> Prepared:
+def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
     """A step that is compiled now, on copies: a compiler that fails changes no parameter."""
     with _torchs_own_warnings(), compiling():
         step = torch.compile(pure_step(problem), fullgraph=True, dynamic=False)
@@ -169,12 +171,12 @@ def _layout(value: Tensor) -> tuple[Any, ...]:
 # ------------------------------------------------------------------------------------ packages
 
 
-def package_path(problem: Problem, example: Sequence[Tensor]) -> Path:
+def package_path(problem: StepParts, example: Sequence[Tensor]) -> Path:
     """Where the step's package lies, or would."""
     return cache_dir() / "update" / f"{package_key(problem, example)}.pt2"
 
 
-def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
+def package_key(problem: StepParts, example: Sequence[Tensor]) -> str:
     """A name that two updates share when one package serves both.
 
     It covers klrl's sources, every setting that the step reads, the layout of its inputs, the
@@ -205,7 +207,7 @@ def package_key(problem: Problem, example: Sequence[Tensor]) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
-def _package(problem: Problem, example: Sequence[Tensor], say: Callable[[str], None]) -> Prepared:
+def _package(problem: StepParts, example: Sequence[Tensor], say: Callable[[str], None]) -> Prepared:
     path = package_path(problem, example)
     description = f"update: package {path.name[:8]} found in the cache"
     try:
@@ -249,7 +251,7 @@ def _load(path: Path) -> Any:
         raise BadPackage(f"package {path.name[:8]} is not used: {first_line(error)}") from error
 
 
-def build_package(problem: Problem, example: Sequence[Tensor], path: Path) -> None:
+def build_package(problem: StepParts, example: Sequence[Tensor], path: Path) -> None:
     """Trace, export and compile the step; the file appears whole or not at all."""
     from torch._inductor import aoti_compile_and_package
     from torch.fx.experimental.proxy_tensor import make_fx

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from klrl.control.networks import ACTIVATIONS, orthogonal
-from klrl.control.observation import Entry, Layout
+from klrl.control.observation import Layout, ObservationPart
 
 #: Pixels [B, channels, height, width] -> features [B, F].
 MakeCNN = Callable[[int], nn.Module]
@@ -54,7 +54,7 @@ class Encoders(nn.Module):
 
 
 def _encoder(
-    entry: Entry, width: int | None, activation: str, cnn: str | None, scale: float
+    entry: ObservationPart, width: int | None, activation: str, cnn: str | None, scale: float
 ) -> tuple[nn.Module, int]:
     """The encoder of an entry, and its outputs; ``width`` None where it is the only one."""
     if entry.kind == "vector":
@@ -112,7 +112,7 @@ class Images(nn.Module):
     ``cnn`` takes [B, channels, height, width], divided by ``scale``.
     """
 
-    def __init__(self, entry: Entry, cnn: nn.Module, scale: float) -> None:
+    def __init__(self, entry: ObservationPart, cnn: nn.Module, scale: float) -> None:
         super().__init__()
         self.entry, self.scale, self.cnn = entry, scale, cnn
         with torch.no_grad():
@@ -132,7 +132,7 @@ class Images(nn.Module):
         return f"scale={self.scale:g}"
 
 
-def images_of(entry: Entry, pixels: Tensor, scale: float) -> Tensor:
+def images_of(entry: ObservationPart, pixels: Tensor, scale: float) -> Tensor:
     """Pixels [..., S] in the order of the environment as images [B, channels, height, width]."""
     images = pixels.float().reshape(-1, *entry.shape) / scale
     if entry.channels_last:
@@ -238,7 +238,7 @@ def given(layout: Layout, transports: Tensor) -> Given:
     return parts if len(parts) > 1 else next(iter(parts.values()))
 
 
-def _given(entry: Entry, part: Tensor) -> Tensor:
+def _given(entry: ObservationPart, part: Tensor) -> Tensor:
     if entry.kind == "image":
         return images_of(entry, part, _BRIGHTEST)
     if entry.kind == "index":

@@ -39,7 +39,7 @@ KINDS = ("vector", "index", "image", "mask")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ObservationPart:
     """One part of an observation."""
 
     key: str  # of a Dict, or the place in a Tuple, joined by dots; empty for all
@@ -83,7 +83,7 @@ class Entry:
 class Layout:
     """Where each entry of an observation lies in its transport, [D]."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ObservationPart, ...]
     dtype: str
     from_info: bool = False
 
@@ -103,7 +103,7 @@ class Layout:
         return sum(entry.size for entry in self.entries if entry.kind == "mask")
 
     @property
-    def images(self) -> list[Entry]:
+    def images(self) -> list[ObservationPart]:
         """The images."""
         return [entry for entry in self.entries if entry.kind == "image"]
 
@@ -113,7 +113,7 @@ class Layout:
         low, high = (0, 255) if self.dtype == "uint8" else (-np.inf, np.inf)
         return spaces.Box(low, high, (self.size,), np.dtype(self.dtype).type)
 
-    def places(self) -> Iterator[tuple[Entry, slice]]:
+    def places(self) -> Iterator[tuple[ObservationPart, slice]]:
         """Each entry with its place in [..., D]."""
         start = 0
         for entry in self.entries:
@@ -135,7 +135,7 @@ class Layout:
             packed[place] = _from_zero(entry, value)
         return packed
 
-    def _mask(self, entry: Entry, mask: Any, observation: Any, ended: bool) -> np.ndarray:
+    def _mask(self, entry: ObservationPart, mask: Any, observation: Any, ended: bool) -> np.ndarray:
         if not self.from_info:
             mask = _at(observation, entry)
         elif mask is None:
@@ -335,25 +335,25 @@ def _leaves(space: Space[Any], path: tuple[Any, ...]) -> Iterator[tuple[tuple[An
         yield path, space
 
 
-def _entry(setting: str, path: tuple[Any, ...], space: Space[Any]) -> Entry:
+def _entry(setting: str, path: tuple[Any, ...], space: Space[Any]) -> ObservationPart:
     key = ".".join(map(str, path))
     shape = tuple(space.shape or ())
     if is_image(space):
-        return Entry(key, path, "image", shape)
+        return ObservationPart(key, path, "image", shape)
     if isinstance(space, spaces.Discrete):
-        return Entry(key, path, "index", (), (int(space.n),), (int(space.start),))
+        return ObservationPart(key, path, "index", (), (int(space.n),), (int(space.start),))
     if isinstance(space, spaces.MultiDiscrete):
         counts, starts = (tuple(map(int, x.reshape(-1))) for x in (space.nvec, space.start))
-        return Entry(key, path, "index", shape, counts, starts)
+        return ObservationPart(key, path, "index", shape, counts, starts)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return Entry(key, path, "vector", shape)
+        return ObservationPart(key, path, "vector", shape)
     where, remedy = _where(key)
     raise ConfigError(
         f"{setting}: {where} is {type(space).__name__}, which has no fixed size; {remedy}"
     )
 
 
-def _mask_entry(setting: str, action: Space[Any], space: Space[Any] | None) -> Entry:
+def _mask_entry(setting: str, action: Space[Any], space: Space[Any] | None) -> ObservationPart:
     """The mask of Discrete or MultiDiscrete actions; ``space`` None where it is the info's."""
     if isinstance(action, spaces.Discrete):
         counts: tuple[int, ...] = (int(action.n),)
@@ -369,10 +369,10 @@ def _mask_entry(setting: str, action: Space[Any], space: Space[Any] | None) -> E
             f"{setting}: {MASK} has shape {space.shape}, and there are {sum(counts)} "
             "actions; give a number for each, or set env.action_mask=none"
         )
-    return Entry(MASK, (MASK,), "mask", (sum(counts),), counts)
+    return ObservationPart(MASK, (MASK,), "mask", (sum(counts),), counts)
 
 
-def _at(observation: Any, entry: Entry) -> Any:
+def _at(observation: Any, entry: ObservationPart) -> Any:
     value = observation
     for step in entry.path:
         try:
@@ -382,11 +382,11 @@ def _at(observation: Any, entry: Entry) -> Any:
     return value
 
 
-def _named(entry: Entry) -> str:
+def _named(entry: ObservationPart) -> str:
     return f"observation's {entry.key}" if entry.key else "observation"
 
 
-def _from_zero(entry: Entry, value: Any) -> np.ndarray:
+def _from_zero(entry: ObservationPart, value: Any) -> np.ndarray:
     """Flat, and numbers counted from 0."""
     flat = np.asarray(value).reshape(-1)
     if entry.kind != "index":

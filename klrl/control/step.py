@@ -134,7 +134,7 @@ def adamw(config: AdamWConfig, parameters: list[nn.Parameter]) -> Adam:
 
 
 @dataclass(frozen=True)
-class Problem:
+class StepParts:
     """What a step is built from; all of it is constant during a run."""
 
     agent: Agent
@@ -144,7 +144,7 @@ class Problem:
 
 
 def loss_terms(
-    problem: Problem, outputs: tuple[Tensor, ...], batch: Mapping[str, Tensor], coef: Tensor
+    problem: StepParts, outputs: tuple[Tensor, ...], batch: Mapping[str, Tensor], coef: Tensor
 ) -> LossTerms:
     """The loss of a minibatch from the networks' outputs; ``coef`` is (lr, beta, kl.coef)."""
     *params, value = outputs
@@ -204,7 +204,7 @@ def _metrics(loss: PolicyLoss, measured: dict[str, Tensor], norm: Tensor) -> Ten
     return torch.cat([loss.measure(measured), norm.reshape(1)])
 
 
-def eager_step(problem: Problem) -> Step:
+def eager_step(problem: StepParts) -> Step:
     """The step by autograd on the modules themselves and torch's fused Adam."""
     both = problem.agent.networks
     networks: Networks | PairedNetworks = both
@@ -228,7 +228,7 @@ def eager_step(problem: Problem) -> Step:
     return step
 
 
-def pure_step(problem: Problem) -> Step:
+def pure_step(problem: StepParts) -> Step:
     """The same step, the gradient taken of a function of the flat parameters (torch.func)."""
     networks = problem.agent.networks
     names = {id(p): name for name, p in networks.named_parameters()}

@@ -12,7 +12,7 @@ from klrl.config import Config, factory
 from klrl.control.actor import Agent
 from klrl.control.compiled import Prepared, check_inputs, choose, package_path, prepare
 from klrl.control.score import draw
-from klrl.control.step import Adam, Columns, Problem
+from klrl.control.step import Adam, Columns, StepParts
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
 from klrl.losses.policy import PolicyLoss
@@ -58,7 +58,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         """The policy network's."""
         return list(self.agent.policy_net.parameters())
 
-    def foresee(self) -> tuple[Problem, tuple[Tensor, ...]]:
+    def foresee(self) -> tuple[StepParts, tuple[Tensor, ...]]:
         """What a step is built from, and arguments laid out as the first minibatch's will be.
 
         No random number is used up; the numbers in the arguments mean nothing.
@@ -71,8 +71,8 @@ class ControlSteps(Steps[Frames, Tensor]):
         rows = frames["advantage"].new_zeros(count, sum(columns.widths))
         return self._problem(columns), self._arguments(rows)
 
-    def _problem(self, columns: Columns) -> Problem:
-        return Problem(self.agent, self.loss, self.optimizer.settings, columns)
+    def _problem(self, columns: Columns) -> StepParts:
+        return StepParts(self.agent, self.loss, self.optimizer.settings, columns)
 
     def _arguments(self, rows: Tensor) -> tuple[Tensor, ...]:
         return (*self.optimizer.tensors, rows, self._coefficients_tensor)

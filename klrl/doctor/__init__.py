@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from klrl.doctor.lines import Line
+from klrl.doctor.lines import KnownNumber
 
 
-def examine(parity_only: bool = False) -> list[Line]:
+def examine(parity_only: bool = False) -> list[KnownNumber]:
     """The lines of ``klrl doctor``, in the order of its tables."""
     import torch
 

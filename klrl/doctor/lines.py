@@ -9,7 +9,7 @@ from klrl.base.text import text_table
 
 
 @dataclass(frozen=True)
-class Line:
+class KnownNumber:
     """A known number, and the one that this install computes."""
 
     section: str  # the title of its table
@@ -30,7 +30,7 @@ class Line:
         return "ok" if self.ok else "OFF"
 
 
-def table(lines: Sequence[Line]) -> str:
+def table(lines: Sequence[KnownNumber]) -> str:
     """The lines as text, a block per section."""
     blocks = []
     for section in dict.fromkeys(line.section for line in lines):
@@ -48,6 +48,6 @@ def table(lines: Sequence[Line]) -> str:
     return "\n\n".join(blocks)
 
 
-def off(lines: Iterable[Line]) -> list[Line]:
+def off(lines: Iterable[KnownNumber]) -> list[KnownNumber]:
     """The lines whose numbers do not agree."""
     return [line for line in lines if not line.ok]

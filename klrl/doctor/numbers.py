@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from klrl.doctor.lines import Line
+from klrl.doctor.lines import KnownNumber
 from klrl.kl.estimators import ESTIMATORS, exact_kl
 from klrl.objectives.functional import reference_kl
 
@@ -18,7 +18,7 @@ from klrl.objectives.functional import reference_kl
 _ACTIONS, _REF, _OLD = 50, 1.0, 0.3
 
 
-def number_lines() -> Iterator[Line]:
+def number_lines() -> Iterator[KnownNumber]:
     """Values of the estimators, then their gradients in reward and loss, as |error| / |exact|."""
     generator = torch.Generator().manual_seed(0)
     ref, away, step = torch.randn(3, _ACTIONS, dtype=torch.float64, generator=generator)
@@ -28,8 +28,10 @@ def number_lines() -> Iterator[Line]:
     true = (log_p.exp() * ratio).sum()
     gradient = _grad(true, theta)
 
-    def line(section: str, name: str, expected: float, found: Tensor) -> Line:
-        return Line(section, name, expected, float(found.detach()), 1e-9, "sums over 50 actions")
+    def line(section: str, name: str, expected: float, found: Tensor) -> KnownNumber:
+        return KnownNumber(
+            section, name, expected, float(found.detach()), 1e-9, "sums over 50 actions"
+        )
 
     section = "KL(pi||ref): relative error of the expectation"
     dists = (torch.distributions.Categorical(logits=x) for x in (theta, ref))

@@ -10,11 +10,11 @@ from klrl.config import EnvConfig, GaussianActorConfig, LegacyKLConfig, Retrieve
 from klrl.control.actor import make_agent
 from klrl.control.env import make_env
 from klrl.control.kl import make_reference_kl
-from klrl.doctor.lines import Line
+from klrl.doctor.lines import KnownNumber
 from klrl.kl.reference import freeze
 
 
-def parity_lines() -> Iterator[Line]:
+def parity_lines() -> Iterator[KnownNumber]:
     """Largest differences over 4 x 200 steps of Pendulum, of a policy away from its reference."""
     config = EnvConfig("Pendulum-v1", {}, 4, True, 1.0, name="gym")
     for distribution in ("normal", "tanh_normal"):
@@ -42,4 +42,4 @@ def parity_lines() -> Iterator[Line]:
         section = f"legacy against retrieve, {distribution}, mean |KL| {size:.2f}: largest gap"
         for key in ("reward", "kl_penalty", "ref_log_prob"):
             gap = (legacy[key] - retrieve[key]).abs().max()
-            yield Line(section, key, 0.0, float(gap), 1e-5, "each other")
+            yield KnownNumber(section, key, 0.0, float(gap), 1e-5, "each other")

@@ -21,7 +21,7 @@ from torchrl.checkpoint import GlobalRNGState
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import make_folder, sync
 from klrl.base.text import warn
-from klrl.runs.entry import DamagedEntry, Entry, write_entry
+from klrl.runs.entry import CheckpointEntry, DamagedEntry, write_entry
 from klrl.runs.folder import run_id
 from klrl.runs.one_run import another_run
 from klrl.runs.owner import STAGING, remove_leftovers
@@ -158,7 +158,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
 
 def _load(
     folder: Path, components: Mapping[str, Any], device: torch.device, say: Say, setting: str
-) -> tuple[Entry, list[Path]]:
+) -> tuple[CheckpointEntry, list[Path]]:
     """Restore components from the newest whole entry; that entry, and those refused."""
     refused: dict[Path, DamagedEntry] = {}
     for path in _candidates(folder):
@@ -184,7 +184,7 @@ def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
     """Refuse entries of another run: the run would go on from them, or remove them."""
     for path in _newest_first(folder) if run is not None else ():
         with suppress(DamagedEntry):  # told when it is loaded
-            theirs = Entry(path).metadata.get("run")
+            theirs = CheckpointEntry(path).metadata.get("run")
             if theirs != run:
                 raise another_run(f"{setting}: {path}", theirs, run)
 
@@ -203,8 +203,8 @@ def _restore(component: Any, state: Any, place: str, name: str) -> None:
         raise ConfigError(f"{place}: does not fit this network: {first_line(error)}") from error
 
 
-def _checked(path: Path) -> Entry:
-    entry = Entry(path)
+def _checked(path: Path) -> CheckpointEntry:
+    entry = CheckpointEntry(path)
     entry.check()
     if path.name.removeprefix("frames-").lstrip("0") != str(entry.frames).lstrip("0"):
         raise DamagedEntry(f"manifest.json: is of {entry.frames:,}, and its name is another")

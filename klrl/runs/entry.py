@@ -89,7 +89,7 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------- reading
 
 
-class Entry:
+class CheckpointEntry:
     """An entry of format 3, to be read.
 
     Raises:

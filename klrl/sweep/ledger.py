@@ -15,7 +15,7 @@ from klrl.runs.progress import duration
 from klrl.runs.returns import final_return, last_recorded
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import Job, Outcome
-from klrl.sweep.sweep_file import Entry, SweepFile
+from klrl.sweep.sweep_file import JobEntry, SweepFile
 
 
 class Ledger:
@@ -64,7 +64,7 @@ class Ledger:
     def write(self) -> None:
         """Replace ``sweep.json`` in one step."""
         entries = [
-            Entry(
+            JobEntry(
                 name=job.name,
                 folder=job.folder.name,
                 overrides=list(job.overrides),

@@ -36,7 +36,7 @@ _IMPROVED = 0.5
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedJob:
     """A job to run, of whose frames (language: samples) some are done."""
 
     name: str
@@ -69,7 +69,7 @@ def print_plan(args: argparse.Namespace) -> None:
     check_memory(needed, at_once, launcher)
 
 
-def make_plan(args: argparse.Namespace) -> tuple[list[Planned], int, LauncherConfig]:
+def make_plan(args: argparse.Namespace) -> tuple[list[PlannedJob], int, LauncherConfig]:
     """What a command line would run: the jobs, how many are finished already, and where."""
     from klrl.sweep.search import space_of
 
@@ -82,7 +82,7 @@ def make_plan(args: argparse.Namespace) -> tuple[list[Planned], int, LauncherCon
         trial = space.jobs([dimension.middle for dimension in space.dimensions])
         checked = check_jobs(trial, args) * search.trials
         check_launcher(launcher, checked)
-        return [Planned("trial", config) for _, config in checked], 0, launcher
+        return [PlannedJob("trial", config) for _, config in checked], 0, launcher
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
     check_launcher(launcher, checked)
     folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
@@ -91,11 +91,11 @@ def make_plan(args: argparse.Namespace) -> tuple[list[Planned], int, LauncherCon
     for job in status.open:
         run = RunFolder(job.folder)
         done = run.manifest.get(domain_of(job.config).axis, 0) if run.exists else 0
-        jobs.append(Planned(job.name, job.config, int(done)))
+        jobs.append(PlannedJob(job.name, job.config, int(done)))
     return jobs, len(status.finished), launcher
 
 
-def measured(jobs: Sequence[Planned], at_once: int) -> dict[str, Cost]:
+def measured(jobs: Sequence[PlannedJob], at_once: int) -> dict[str, Cost]:
     """The cost of each kind of job: that of its longest one, in several copies at a time."""
     costs = {}
     for job in sorted(jobs, key=lambda job: -job.config.frames):
@@ -107,7 +107,7 @@ def measured(jobs: Sequence[Planned], at_once: int) -> dict[str, Cost]:
     return costs
 
 
-def _probe(job: Planned, copies: int) -> Cost:
+def _probe(job: PlannedJob, copies: int) -> Cost:
     """Measure a job in several processes at a time; the mean of their costs."""
     also = f", {copies} at a time" if copies > 1 else ""
     print(f"  measuring {job.name} for {SECONDS:g} s{also} ...", file=sys.stderr, flush=True)
@@ -127,7 +127,7 @@ def _probe(job: Planned, copies: int) -> Cost:
     return replace(costs[0], **{name: mean(getattr(c, name) for c in costs) for name in numbers})
 
 
-def table(jobs: Sequence[Planned], costs: Mapping[str, Cost]) -> str:
+def table(jobs: Sequence[PlannedJob], costs: Mapping[str, Cost]) -> str:
     """A line per kind of job."""
     lines = [("kind of job, as in", "jobs", "frames", "frames/s", "each", "memory")]
     for kind, cost in costs.items():
@@ -163,7 +163,7 @@ def kind_of(config: JobConfig) -> str:
     return repr(sorted(kept.items()))
 
 
-def job_seconds(job: Planned, cost: Cost) -> float:
+def job_seconds(job: PlannedJob, cost: Cost) -> float:
     """Seconds of a job in a process that has run a job of its kind before."""
     config = job.config
     share = 1 - job.done / config.frames
@@ -183,7 +183,7 @@ def job_seconds(job: Planned, cost: Cost) -> float:
 
 
 def sweep_seconds(
-    jobs: Sequence[Planned], costs: Mapping[str, Cost], launcher: LauncherConfig, at_once: int
+    jobs: Sequence[PlannedJob], costs: Mapping[str, Cost], launcher: LauncherConfig, at_once: int
 ) -> float:
     """Wall time of all jobs in seconds; each goes to the process that is free first."""
     free = [0.0] * at_once  # when each process is

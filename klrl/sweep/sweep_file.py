@@ -18,7 +18,7 @@ SWEEP_FILE = "sweep.json"
 
 
 @dataclass(frozen=True)
-class Entry:
+class JobEntry:
     """A job in ``sweep.json``."""
 
     name: str
@@ -42,7 +42,7 @@ class SweepFile:
     """The contents of ``sweep.json``."""
 
     commands: list[str] = field(default_factory=list)  # each once, the last one last
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[JobEntry] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> SweepFile:
@@ -61,7 +61,7 @@ class SweepFile:
             ) from error
         return cls([str(each) for each in commands], entries)
 
-    def write(self, folder: Path, command: str, entries: Sequence[Entry]) -> None:
+    def write(self, folder: Path, command: str, entries: Sequence[JobEntry]) -> None:
         """Replace the file in one step; each entry takes the place of that of its folder."""
         now = {each.folder for each in entries}
         kept = [each for each in self.entries if each.folder not in now]
@@ -74,8 +74,8 @@ class SweepFile:
         replace_file(folder / SWEEP_FILE, json.dumps(contents, indent=1) + "\n")
 
 
-def _entry(job: dict[str, Any]) -> Entry:
-    known = {f.name: job[f.name] for f in fields(Entry) if job.get(f.name) is not None}
+def _entry(job: dict[str, Any]) -> JobEntry:
+    known = {f.name: job[f.name] for f in fields(JobEntry) if job.get(f.name) is not None}
     for name in ("name", "status", "error"):
         if name in known:
             known[name] = str(known[name])
@@ -83,4 +83,4 @@ def _entry(job: dict[str, Any]) -> Entry:
     if folder in ("", ".", "..") or "/" in folder:
         raise ValueError(f"folder={folder} leads out of the sweep's")
     overrides = [str(each) for each in job.get("overrides", [])]
-    return Entry(**{"identity": "", **known, "folder": folder, "overrides": overrides})
+    return JobEntry(**{"identity": "", **known, "folder": folder, "overrides": overrides})

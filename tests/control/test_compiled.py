@@ -19,7 +19,7 @@ from klrl.base.cache import Untrusted, cache_dir, compiling
 from klrl.base.errors import ConfigError
 from klrl.control import compiled
 from klrl.control.compiled import check_inputs, choose, decide, package_key
-from klrl.control.step import Columns, Problem, eager_step, loss_terms, pure_step
+from klrl.control.step import Columns, StepParts, eager_step, loss_terms, pure_step
 from klrl.control.update import ControlSteps
 from tests.conftest import QUICK
 from tests.control.updates import CPU, learn, made, minibatch
@@ -159,7 +159,7 @@ def test_the_first_minibatch_is_foreseen(case: str, settings) -> None:
     assert problem.columns.shapes == steps._columns.shapes
     assert list(problem.columns.shapes) == list(steps._columns.shapes)
     check_inputs(steps._example, example)
-    actual = Problem(experiment.parts.agent, steps.loss, steps.optimizer.settings, steps._columns)
+    actual = StepParts(experiment.parts.agent, steps.loss, steps.optimizer.settings, steps._columns)
     assert package_key(problem, example) == package_key(actual, steps._example)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from klrl.control.encoders import Embedding, Images, nature
-from klrl.control.observation import Entry
+from klrl.control.observation import ObservationPart
 
 
 def test_an_embedding_is_a_linear_layer_over_one_hot_numbers() -> None:
@@ -19,7 +19,7 @@ def test_an_embedding_is_a_linear_layer_over_one_hot_numbers() -> None:
 @pytest.mark.parametrize("shape", [(36, 40), (36, 40, 2), (2, 36, 40), (3, 36, 40, 2)], ids=str)
 def test_an_image_is_read_as_its_channels(shape) -> None:
     """Height, width, channels as Gymnasium has them; stacked frames first, or channels first."""
-    entry = Entry("x", ("x",), "image", shape)
+    entry = ObservationPart("x", ("x",), "image", shape)
     channels = {2: 1, 3: 2, 4: 6}[len(shape)]
     assert entry.pixels == (channels, 36, 40)
     torch.manual_seed(0)
@@ -44,7 +44,7 @@ def test_natures_sizes() -> None:
 def test_the_gradient_of_images_is_that_of_the_plain_cnn() -> None:
     """Where a gradient is asked for, pixels lie in another order in memory."""
     torch.manual_seed(0)
-    entry = Entry("", (), "image", (36, 40, 2))
+    entry = ObservationPart("", (), "image", (36, 40, 2))
     cnn = nature(2)
     pixels = torch.randint(0, 256, (5, 36, 40, 2), dtype=torch.uint8)
     parameters = list(cnn.parameters())

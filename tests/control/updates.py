@@ -3,7 +3,7 @@
 import torch
 
 from klrl.control.score import draw
-from klrl.control.step import Columns, Problem
+from klrl.control.step import Columns, StepParts
 from klrl.train.loop import Training
 from tests.rollouts import moved_rollout
 
@@ -21,7 +21,7 @@ def made(settings, *words: str):
     return experiment, batch
 
 
-def minibatch(experiment: Training, batch) -> tuple[Problem, list[torch.Tensor]]:
+def minibatch(experiment: Training, batch) -> tuple[StepParts, list[torch.Tensor]]:
     """What a step is built from, and arguments for it."""
     steps = experiment.parts.learner.steps
     frames = steps.lay_out(batch)
@@ -29,7 +29,7 @@ def minibatch(experiment: Training, batch) -> tuple[Problem, list[torch.Tensor]]
     columns = Columns(frames)
     rows = columns.pack(frames)[: batch.numel() // 2]
     coefficients = torch.tensor([0.003, 0.7, 0.3])
-    problem = Problem(experiment.parts.agent, steps.loss, steps.optimizer.settings, columns)
+    problem = StepParts(experiment.parts.agent, steps.loss, steps.optimizer.settings, columns)
     return problem, [*steps.optimizer.tensors, rows, coefficients]
 
 

@@ -17,7 +17,7 @@ from klrl.language.run.advantage import (
     leave_one_out,
     token_gae,
 )
-from klrl.language.run.scoring import Layout
+from klrl.language.run.scoring import ScoringLayout
 from tests.language.toys import FAMILIES, GROUP, network, rollout
 
 SCORES = [1.0, 0.0, 0.5, 2.0, 2.0, -1.0]
@@ -140,7 +140,7 @@ def test_the_value_is_that_of_the_prefix(family, shared) -> None:
 
     model, batch = network(family), rollout(pads=2)
     critic = ValueHead(model)
-    states = Layout(GROUP, shared, "").states(model, batch)
+    states = ScoringLayout(GROUP, shared, "").states(model, batch)
     mask = response_mask(batch)
     assert not critic(states, mask).any(), "a new critic says 0"
     torch.nn.init.normal_(critic.linear.weight)
@@ -163,7 +163,7 @@ def test_the_critics_gradient_reaches_the_network_unless_detached(detach) -> Non
     model, batch = network(), rollout()
     critic = ValueHead(model, detach=detach)
     torch.nn.init.normal_(critic.linear.weight)
-    states = Layout(GROUP, True, "").states(model, batch)
+    states = ScoringLayout(GROUP, True, "").states(model, batch)
     critic(states, response_mask(batch)).square().sum().backward()
     assert critic.linear.weight.grad.abs().sum() > 0
     assert (model.model.layers[0].mlp.up_proj.weight.grad is None) == detach

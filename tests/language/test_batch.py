@@ -25,7 +25,7 @@ from klrl.language.model.vocabulary import exact_token_kl, response_log_probs
 from klrl.language.run import checks as preflight
 from klrl.language.run.parts import LanguageParts
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
-from klrl.language.run.scoring import Layout
+from klrl.language.run.scoring import ScoringLayout
 from klrl.train.preflight import kl_at_start
 from tests.language.toys import EOS, GROUP, PAD, network, prompts, rollout
 from tests.transforms.llm_toys import TEMPLATE, chats, tokenizer
@@ -126,7 +126,7 @@ def sampled_batch(temperature=1.0, model=None, special=SPECIAL):
 def test_another_temperature_is_found(scored_at, ok) -> None:
     model = network()
     found, batch = sampled_batch(0.7, model)
-    policy = Layout(GROUP, False).next_tokens(model, batch, scored_at)
+    policy = ScoringLayout(GROUP, False).next_tokens(model, batch, scored_at)
     again = response_log_probs(policy, found.tokens, found.mask)
     check = preflight.sampled_against_recomputed(found.log_probs, again, found.mask, torch.float32)
     assert check.ok == ok
@@ -146,7 +146,7 @@ def test_dropout_while_sampling_is_found() -> None:
 
 def test_kl_at_the_start() -> None:
     model, copy, other, batch = network(), network(), network(seed=1), rollout()
-    mask, layout = response_mask(batch), Layout(GROUP, True, "")
+    mask, layout = response_mask(batch), ScoringLayout(GROUP, True, "")
     policy = layout.next_tokens(model, batch, 0.7)
     same = exact_token_kl(policy, layout.next_tokens(copy, batch, 0.7), mask)
     assert kl_at_start(same, LANGUAGE, torch.float32, "", mask).ok

@@ -11,7 +11,7 @@ from klrl.kl.charge import ReferenceKL, on_last, sampled_kl
 from klrl.kl.charge import to_go as to_go_sum
 from klrl.language.data.batch import on_response, response_mask, take_prompts
 from klrl.language.model.vocabulary import Against, token_measures
-from klrl.language.run.scoring import Layout
+from klrl.language.run.scoring import ScoringLayout
 from tests.language.toys import EOS, FAMILIES, GROUP, network, rollout, truth
 
 COEF = 0.3
@@ -46,7 +46,7 @@ def test_kl_and_shaped_reward_are_those_by_hand(family, estimator, shared, place
     """Pad == eos, truncated responses, temperature .7, padding on both sides."""
     model, reference = network(family), network(family, seed=1)
     batch = rollout(pads=3, tail=2, pad=EOS)
-    mask, layout = response_mask(batch), Layout(GROUP, shared, "")
+    mask, layout = response_mask(batch), ScoringLayout(GROUP, shared, "")
     pair = [layout.next_tokens(m, batch, 0.7) for m in (model, reference)]
     log_prob, [(ref, exact)] = token_measures(
         pair[0], batch["tokens", "response"], mask, [Against(pair[1])]
@@ -74,7 +74,7 @@ def test_kl_and_shaped_reward_are_those_by_hand(family, estimator, shared, place
 @pytest.mark.parametrize("shared", [False, True], ids=["packed", "shared"])
 def test_mean_kl_is_invariant_to_padding_split_and_order(shared) -> None:
     model, reference = network().double(), network(seed=1).double()
-    layout = Layout(GROUP, shared, "")
+    layout = ScoringLayout(GROUP, shared, "")
 
     def mean(batches):
         kl, masks = [], []
@@ -135,7 +135,7 @@ def test_the_shaped_reward_agrees_with_the_transform_family() -> None:
     from klrl.kl import KLComputation
 
     model, reference, batch = network(), network(seed=1), rollout(pads=2, tail=1)
-    mask, layout = response_mask(batch), Layout(GROUP, True, "")
+    mask, layout = response_mask(batch), ScoringLayout(GROUP, True, "")
     pair = [layout.next_tokens(m, batch, 1.0) for m in (model, reference)]
     log_prob, [(ref, _)] = token_measures(
         pair[0], batch["tokens", "response"], mask, [Against(pair[1])]

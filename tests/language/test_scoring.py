@@ -21,10 +21,10 @@ from klrl.language.model.vocabulary import (
     token_measures,
 )
 from klrl.language.run import scoring
-from klrl.language.run.scoring import Layout, self_check, shared_states
+from klrl.language.run.scoring import ScoringLayout, self_check, shared_states
 from tests.language.toys import EOS, FAMILIES, GROUP, network, rollout, truth
 
-PACKED, SHARED = Layout(GROUP, False), Layout(GROUP, True)
+PACKED, SHARED = ScoringLayout(GROUP, False), ScoringLayout(GROUP, True)
 LAYOUTS = pytest.mark.parametrize("layout", [SHARED, PACKED], ids=["shared", "packed"])
 families = pytest.mark.parametrize("family", FAMILIES)
 

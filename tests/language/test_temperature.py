@@ -18,7 +18,7 @@ from klrl.language.model.causal_lm import head
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
 from klrl.language.run.kl import EXACT
 from klrl.language.run.rollout import STATES, rescore
-from klrl.language.run.scoring import Layout
+from klrl.language.run.scoring import ScoringLayout
 from klrl.train.loop import Training
 from tests.language.toys import GROUP, network, rollout, truth
 
@@ -98,7 +98,7 @@ def test_a_rollout_is_scored_again_at_its_temperature() -> None:
     for row, table in enumerate(tables):
         plain[row, : len(table)] = table.gather(-1, tokens[row, : len(table), None]).squeeze(-1)
     batch[LOG_PROBS] = on_full(batch, (plain + 0.25).float().masked_fill(~mask, 0.0))
-    told = rescore(batch, model, Layout(GROUP, False, ""), 2, T)
+    told = rescore(batch, model, ScoringLayout(GROUP, False, ""), 2, T)
     scored = on_response(batch, LOG_PROBS).double()
     torch.testing.assert_close(scored, plain, rtol=1e-4, atol=1e-5)
     kept = NextTokens(batch[STATES], head(model), T)

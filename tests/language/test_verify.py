@@ -15,7 +15,7 @@ from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.cli.verify import as_json
 from klrl.language.run.load import language_config
-from klrl.language.run.verify import Measure, Sources, Verdict, bounds_of, verify_run
+from klrl.language.run.verify import Comparison, Sources, Verdict, bounds_of, verify_run
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.report.toys import write_run
@@ -260,7 +260,7 @@ def test_another_runs_policy_as_reference(job) -> None:
 
 def test_the_json_of_a_nan_can_be_read() -> None:
     """JSON knows no infinity."""
-    measure = Measure("policy", (1e-4, 1e-5))
+    measure = Comparison("policy", (1e-4, 1e-5))
     measure.add([math.nan, 0.5], torch.tensor([0.5, 0.5]), "line 1")
     said = as_json(Verdict((1e-4, 1e-5), [measure], {}))
     (policy,) = json.loads(json.dumps(said, allow_nan=False))["measures"]

@@ -161,22 +161,22 @@ def test_a_killed_runs_newer_best_gives_way_to_that_of_the_resumed_run(step) -> 
 
 def test_an_entry_that_the_run_drops_while_it_is_read_is_no_fault(monkeypatch, capsys) -> None:
     """An evaluation beside a run that trains: of the two entries listed both may go."""
-    from klrl.runs.entry import Entry
+    from klrl.runs.entry import CheckpointEntry
 
     save(64)
-    check, trained = Entry.check, iter([128, 192])
+    check, trained = CheckpointEntry.check, iter([128, 192])
 
-    def check_while_training(self: Entry) -> None:
+    def check_while_training(self: CheckpointEntry) -> None:
         for step in trained:
             save_quietly(step)
         check(self)
 
     def save_quietly(step: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Entry, "check", check)
+            patch.setattr(CheckpointEntry, "check", check)
             save(step)
 
-    monkeypatch.setattr(Entry, "check", check_while_training)
+    monkeypatch.setattr(CheckpointEntry, "check", check_while_training)
     assert loaded_agent() == 192
     assert not capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from klrl.config import JoblibConfig, LauncherConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
 from klrl.sweep import plan
-from klrl.sweep.plan import Planned, job_seconds, kind_of, memory, sweep_seconds
+from klrl.sweep.plan import PlannedJob, job_seconds, kind_of, memory, sweep_seconds
 from klrl.sweep.probe import Cost
 from tests.conftest import QUICK
 from tests.sweep.commands import SLURM
@@ -26,8 +26,8 @@ JOB += ["learner.compile=false"]
 COST = Cost(3.0, job=2.0, iteration=0.1, episode=0.025, checkpoint=0.2, memory=10, longest=200)
 
 
-def planned(*words: str, done: int = 0) -> Planned:
-    return Planned("job", to_config(Composer().explained([*JOB, *words])), done)
+def planned(*words: str, done: int = 0) -> PlannedJob:
+    return PlannedJob("job", to_config(Composer().explained([*JOB, *words])), done)
 
 
 def test_a_jobs_time_is_the_sum_of_its_parts() -> None:

@@ -16,7 +16,7 @@ from klrl.config import LauncherConfig
 from klrl.runs.folder import RunFolder
 from klrl.sweep import queue, slurm
 from klrl.sweep.jobs import Job, Outcome, make_jobs
-from klrl.sweep.sweep_file import Entry, SweepFile
+from klrl.sweep.sweep_file import JobEntry, SweepFile
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits
 from tests.sweep.commands import FOLDER, SLURM, frames_of, resumed_at, wait_for
@@ -117,7 +117,8 @@ def two(settings, monkeypatch) -> tuple[list[Job], SweepFile]:
         FOLDER, [(f"seed={n}", [f"seed={n}"], settings(f"seed={n}")) for n in range(3)]
     )
     entries = [
-        Entry(job.name, job.name, [], *job.identity, queue=f"12_{n}") for n, job in enumerate(jobs)
+        JobEntry(job.name, job.name, [], *job.identity, queue=f"12_{n}")
+        for n, job in enumerate(jobs)
     ]
     (FOLDER / queue.SUBMISSIONS).mkdir(parents=True)
     monkeypatch.setattr(slurm, "here", lambda: True)

@@ -17,7 +17,7 @@ from klrl.language.data.batch import LOG_PROBS, REF_LOG_PROBS, on_full, on_respo
 from klrl.language.model.causal_lm import ValueHead
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
 from klrl.language.run.rollout import REF_STATES, STATES
-from klrl.language.run.scoring import Layout
+from klrl.language.run.scoring import ScoringLayout
 from klrl.language.run.update import LanguageSteps
 from klrl.losses.policy import ClipLoss, KLPENLoss, PolicyLoss
 from klrl.train.learner import Coefficients
@@ -34,7 +34,7 @@ def tokens() -> SimpleNamespace:
     """A policy that moved since it sampled, its reference, a critic, and its rollout."""
     policy, reference = network().double(), network(seed=1).double()
     value_head = ValueHead(policy)
-    batch, layout = rollout(tail=2), Layout(GROUP, True, "")
+    batch, layout = rollout(tail=2), ScoringLayout(GROUP, True, "")
     mask, generator = response_mask(batch), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, key, model in (

@@ -88,7 +88,7 @@ def siblings(transform: Transform) -> list[Transform]:
     return list(container.transforms) if isinstance(container, Compose) else []
 
 
-class Parts(InPlace, Compose):
+class OneTransform(InPlace, Compose):
     """Transforms in a row that are one transform to the user, and stay one wherever they stand.
 
     ``TransformedEnv(env, parts).append_transform(...)`` puts the new transform inside, since this

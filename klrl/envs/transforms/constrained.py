@@ -22,7 +22,7 @@ from torchrl.data import Composite
 from klrl.envs.transforms.base import (
     ChargedReward,
     NextTransform,
-    Parts,
+    OneTransform,
     as_rewarded,
     log_prob_like,
     one_key,
@@ -254,7 +254,7 @@ class RewardAdjustmentTransform(ChargedReward):
         return self.charge(next_tensordict, reward, kl.view_as(reward))
 
 
-class KLConstrainedTransform(Parts):
+class KLConstrainedTransform(OneTransform):
     """reward <- reward - coef * KL(pi || pi_ref): the three transforms above in a row.
 
     Args:

@@ -134,7 +134,7 @@ def asked_for(function: RewardFunction) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Samples:
+class RewardInput:
     """B prompts, B responses to them, and what else is known of these."""
 
     prompts: Sequence[Prompt]
@@ -144,10 +144,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.responses)
 
-    def __getitem__(self, index: int) -> Samples:
+    def __getitem__(self, index: int) -> RewardInput:
         """One sample alone."""
         drawn = None if self.drawn is None else self.drawn[index]
-        return Samples([self.prompts[index]], [self.responses[index]], drawn)
+        return RewardInput([self.prompts[index]], [self.responses[index]], drawn)
 
 
 class Reward:
@@ -199,14 +199,14 @@ class Reward:
         Returns:
             [B] float32 on the CPU, all finite.
         """
-        samples = Samples(prompts, responses, drawn)
+        samples = RewardInput(prompts, responses, drawn)
         try:
             returned = self._call(samples, self._timeout)
         except FAILURES as error:
             raise RewardError(self._failure_message(samples, error)) from error
         return self._checked(samples, returned)
 
-    def _call(self, samples: Samples, timeout: float | None) -> Any:
+    def _call(self, samples: RewardInput, timeout: float | None) -> Any:
         # Copies: what a function changes in them would be the data of the next iteration.
         prompts = [deepcopy(prompt.content) for prompt in samples.prompts]
         rows: list[Mapping[str, Any]] = [deepcopy(prompt.row) for prompt in samples.prompts]
@@ -224,7 +224,7 @@ class Reward:
         read, self._read = self._read or set(), None
         return read
 
-    def _failure_message(self, samples: Samples, error: BaseException) -> str:
+    def _failure_message(self, samples: RewardInput, error: BaseException) -> str:
         """One line about a batch that failed; names the sample that fails alone, if one does."""
         failed = f"{self._describe(error)} on {len(samples)} samples"
         first = self._first_to_fail(samples)
@@ -238,7 +238,7 @@ class Reward:
             return f"{sample}: {self._describe(error)}, and hangs on this one alone"
         return f"{sample}: {self._describe(failure)}"
 
-    def _first_to_fail(self, samples: Samples) -> tuple[int, BaseException | None] | None:
+    def _first_to_fail(self, samples: RewardInput) -> tuple[int, BaseException | None] | None:
         """A sample that fails alone, and its error: None where time ran out first."""
         end = time.monotonic() + (self._timeout or 10.0)
         for index in range(len(samples)):
@@ -263,7 +263,7 @@ class Reward:
             hint = "; without a time limit it is called on the main thread"
         return f"raised {text}{hint}"
 
-    def _checked(self, samples: Samples, returned: Any) -> Tensor:
+    def _checked(self, samples: RewardInput, returned: Any) -> Tensor:
         size = len(samples)
         if isinstance(returned, Tensor):
             returned = returned.detach().cpu()  # from a reward model
@@ -285,7 +285,7 @@ class Reward:
             scores.append(score)
         return torch.tensor(scores, dtype=torch.float32)
 
-    def _describe_sample(self, index: int, samples: Samples) -> str:
+    def _describe_sample(self, index: int, samples: RewardInput) -> str:
         prompt, response = samples.prompts[index], samples.responses[index]
         shown = response if len(response) <= 60 else response[:57] + "..."
         return (

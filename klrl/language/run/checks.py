@@ -28,7 +28,7 @@ from klrl.language.run.kl import Reference, starts_at_reference
 from klrl.language.run.policy import Policy
 from klrl.language.run.rollout import STATES, sample
 from klrl.language.run.sampler import Sampler, SpecialTokens
-from klrl.language.run.scoring import Layout, self_check
+from klrl.language.run.scoring import ScoringLayout, self_check
 from klrl.train.preflight import Check, kl_at_start, run_checks
 
 #: Prompts that are answered for it.
@@ -43,8 +43,8 @@ SHOWN_FLOOR = 1e-6
 class Layouts:
     """How policy and reference, which may be another network, are scored."""
 
-    policy: Layout
-    reference: Layout
+    policy: ScoringLayout
+    reference: ScoringLayout
 
 
 def preflight_checks(
@@ -160,7 +160,7 @@ def sampled_against_recomputed(
     return Check("sampled - recomputed log-probs, nats", float(off), AGREEMENT[dtype], "", remedy)
 
 
-def _training_mode(model: torch.nn.Module, layout: Layout, batch: TensorDictBase) -> Check:
+def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorDictBase) -> Check:
     """Largest |log pi in training mode - log pi in evaluation mode|, nats, at temperature 1."""
 
     def off() -> float:

@@ -34,7 +34,7 @@ from klrl.language.data.batch import (
 from klrl.language.model.causal_lm import head
 from klrl.language.model.pretrained import adapter_off
 from klrl.language.model.vocabulary import Against, NextTokens, token_measures
-from klrl.language.run.scoring import Layout
+from klrl.language.run.scoring import ScoringLayout
 
 
 class Reference(FrozenReference):
@@ -45,7 +45,7 @@ class Reference(FrozenReference):
         own = head(self.module) if self.own else _OffHead(self.module)
         return NextTokens(states, own, temperature)
 
-    def states(self, batch: TensorDictBase, layout: Layout, prompts: int) -> Tensor:
+    def states(self, batch: TensorDictBase, layout: ScoringLayout, prompts: int) -> Tensor:
         """The hidden states [B, R, D] of a rollout, computed once, ``prompts`` at a time."""
         with nullcontext() if self.own else adapter_off(self.module):
             return layout.rollout_states(self.module, batch, prompts)

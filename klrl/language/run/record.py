@@ -197,7 +197,7 @@ _PLACE = ("iteration", "samples", "weights")
 _IDS = ("prompt_ids", "response_ids")
 
 #: A sample, with the number of its line.
-Line = tuple[int, dict[str, Any]]
+SampleLine = tuple[int, dict[str, Any]]
 
 
 def recorded_names(config: LanguageConfig) -> list[str]:
@@ -206,15 +206,15 @@ def recorded_names(config: LanguageConfig) -> list[str]:
 
 
 @dataclass
-class Samples:
+class ReadSamples:
     """Samples of a ``samples.jsonl``, what is wrong with it, and what was left out rightly."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[SampleLine] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def read_samples(folder: Path, config: LanguageConfig, run: str) -> Samples:
+def read_samples(folder: Path, config: LanguageConfig, run: str) -> ReadSamples:
     """The samples of a run; a last line without an end is being written, and left out.
 
     Args:
@@ -225,7 +225,7 @@ def read_samples(folder: Path, config: LanguageConfig, run: str) -> Samples:
     file = RunFolder(folder).samples
     if not file.is_file():
         raise ConfigError(f"{run}: has no samples.jsonl; set collector.samples_every >= 1")
-    read, reached = Samples(), _reached(folder)
+    read, reached = ReadSamples(), _reached(folder)
     for number, line in enumerate(read_plain(file).split(b"\n")[:-1], 1):
         sample = _parsed(line)
         if fault := _fault(sample, config, reached):

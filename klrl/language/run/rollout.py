@@ -29,7 +29,7 @@ from klrl.language.model.mixed import weights_cast_once
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
 from klrl.language.run.policy import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding, Sampler
-from klrl.language.run.scoring import Layout
+from klrl.language.run.scoring import ScoringLayout
 from klrl.language.run.wrapper_sampler import WrapperSampler
 from klrl.runs.metrics import Row
 
@@ -163,7 +163,7 @@ def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:
 
 @torch.no_grad()
 def rescore(
-    batch: TensorDictBase, model: nn.Module, layout: Layout, prompts: int, temperature: float
+    batch: TensorDictBase, model: nn.Module, layout: ScoringLayout, prompts: int, temperature: float
 ) -> Row:
     """Write states and log-probs of a rollout anew, as they are scored.
 

@@ -144,7 +144,7 @@ def tree_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ScoringLayout:
     """The layout in which a model is scored, and why.
 
     Args:
@@ -189,7 +189,7 @@ NAMES = {
 
 
 @torch.no_grad()
-def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Layout:
+def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> ScoringLayout:
     """Compare the layouts with the model's own log-probs on a few prompts, and choose one.
 
     Args:
@@ -209,18 +209,18 @@ def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Layo
     rows = rows_to_compare(few, group_size)
     tokens, mask = few["tokens", "response"], response_mask(few)
 
-    def scores(layout: Layout) -> Tensor:
+    def scores(layout: ScoringLayout) -> Tensor:
         return response_log_probs(layout.next_tokens(model, few, 1.0), tokens, mask)
 
-    def largest_difference(layout: Layout) -> float:
+    def largest_difference(layout: ScoringLayout) -> float:
         plain, scored = plain_log_probs(model, few[rows]), scores(layout)
-        others = scores(Layout(group_size, False))
+        others = scores(ScoringLayout(group_size, False))
         return max_off((scored[rows], plain), (scored, others))
 
     refused = sharing_refused(model)
     wrong = [] if refused is None else [refused]
     for shared in (True, False) if refused is None else (False,):
-        layout = Layout(group_size, shared)
+        layout = ScoringLayout(group_size, shared)
         try:
             off, bound = off_and_bound(model, partial(largest_difference, layout))
         except FAMILY_ERRORS as error:

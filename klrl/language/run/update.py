@@ -32,7 +32,7 @@ from klrl.language.model.vocabulary import (
 from klrl.language.run.kl import Reference
 from klrl.language.run.policy import Policy
 from klrl.language.run.rollout import REF_STATES, STATES
-from klrl.language.run.scoring import Layout
+from klrl.language.run.scoring import ScoringLayout
 from klrl.losses.policy import LossTerms, PolicyLoss, Scored
 from klrl.objectives.functional import normalized
 from klrl.train.learner import Coefficients, Steps
@@ -59,7 +59,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         self,
         config: LanguageConfig,
         policy: Policy,
-        layout: Layout,
+        layout: ScoringLayout,
         reference: Reference | None = None,
         estimator: Estimator | None = None,
         divergence: Divergence = REVERSE,

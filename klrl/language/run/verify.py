@@ -36,9 +36,9 @@ from klrl.language.run.load import (
     with_network,
 )
 from klrl.language.run.policy import Policy, make_policy
-from klrl.language.run.record import RECORDED, Line, read_samples, recorded_names
+from klrl.language.run.record import RECORDED, SampleLine, read_samples, recorded_names
 from klrl.language.run.scoring import AGREEMENT
-from klrl.runs.entry import DamagedEntry, Entry
+from klrl.runs.entry import CheckpointEntry, DamagedEntry
 from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.returns import last_recorded
@@ -56,7 +56,7 @@ _TAIL = 20
 
 
 @dataclass
-class Measure:
+class Comparison:
     """How far recorded numbers are from those computed again, in nats per token.
 
     Attributes:
@@ -111,7 +111,7 @@ class Verdict:
     """
 
     bounds: tuple[float, float]
-    measures: Sequence[Measure]
+    measures: Sequence[Comparison]
     not_computed: Mapping[str, int]
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -141,7 +141,7 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     check_place(config)
     weights = Sources(folder, config)
     bounds = bounds_of(folder, config)
-    measures = {name: Measure(name, bounds) for name in recorded_names(config)}
+    measures = {name: Comparison(name, bounds) for name in recorded_names(config)}
     lines, beyond = _that_fit(weights.policy, samples.lines)
     problems = [*samples.problems, *beyond, *_texts(weights.policy, lines)]
     for number, sample in sorted(lines, key=lambda line: line[1]["weights"]):
@@ -183,7 +183,7 @@ def bounds_of(folder: Path, config: LanguageConfig) -> tuple[float, float]:
     return max(AGREEMENT[torch.bfloat16], _TAIL * mean), mean
 
 
-def _bound_kl(measures: Mapping[str, Measure]) -> None:
+def _bound_kl(measures: Mapping[str, Comparison]) -> None:
     """In 16 bits: bound the mean difference of the KL by what rounding can do to it.
 
     With log-probs that are off by e_p and e_r (roots of the mean squares, of policy and reference)
@@ -199,7 +199,7 @@ def _bound_kl(measures: Mapping[str, Measure]) -> None:
     kl.bounds = kl.bounds[0], min(kl.bounds[1], rounding)
 
 
-def _that_fit(policy: Policy, lines: Sequence[Line]) -> tuple[list[Line], list[str]]:
+def _that_fit(policy: Policy, lines: Sequence[SampleLine]) -> tuple[list[SampleLine], list[str]]:
     """The samples that the model can read, and a line for each that it cannot."""
     network = unwrapped(policy.model)
     size = len(network.get_input_embeddings().weight)
@@ -217,7 +217,7 @@ def _that_fit(policy: Policy, lines: Sequence[Line]) -> tuple[list[Line], list[s
     return fit, problems
 
 
-def _texts(policy: Policy, lines: Sequence[Line]) -> Iterator[str]:
+def _texts(policy: Policy, lines: Sequence[SampleLine]) -> Iterator[str]:
     """A line for each sample whose tokens are not those of its text."""
     tokenizer, eos = policy.causal.tokenizer, policy.special.eos
     for number, sample in lines:
@@ -271,11 +271,11 @@ class Sources:
             self._load(self._weights, entry, "agent")
             self._now = samples
 
-    def _whole_entries(self, folder: Path) -> Iterator[tuple[int, Entry]]:
+    def _whole_entries(self, folder: Path) -> Iterator[tuple[int, CheckpointEntry]]:
         """Checkpoints by the samples that their weights had learned from; the last ones first."""
         for path in sorted(folder.glob("checkpoints/*/frames-*"), reverse=True):
             try:
-                entry = Entry(path)
+                entry = CheckpointEntry(path)
                 entry.check()
             except DamagedEntry as error:
                 self.notes.append(f"checkpoint {path} is left out ({error})")
@@ -341,7 +341,7 @@ class Sources:
         self._reference_now = samples
         return True
 
-    def _load(self, weights: Weights, entry: Entry, component: str) -> None:
+    def _load(self, weights: Weights, entry: CheckpointEntry, component: str) -> None:
         device = next(self.policy.model.parameters()).device
         try:
             state = entry.state(component, device)

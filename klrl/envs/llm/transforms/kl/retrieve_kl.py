@@ -16,7 +16,7 @@ from klrl.envs.llm.transforms.kl import wrappers as _language
 from klrl.envs.llm.transforms.kl.computation import KLComputation
 from klrl.envs.llm.transforms.kl.retrieve import RetrieveLogProb
 from klrl.envs.llm.transforms.kl.served import Served, coefficient
-from klrl.envs.transforms.base import Parts, taking_arguments_of
+from klrl.envs.transforms.base import OneTransform, taking_arguments_of
 from klrl.kl.coefficient import coefficient_of_part
 from klrl.kl.policies import Key, is_wrapper
 from klrl.kl.reference import FrozenPolicy
@@ -34,7 +34,7 @@ _OF_ALL = {"padding_side", "reward_key"}
 @taking_arguments_of(
     KLComputation, RetrieveLogProb, without=("per_token", "model", "log_probs_full_key")
 )
-class RetrieveKL(Parts):
+class RetrieveKL(OneTransform):
     """KL of a policy to a reference, retrieved from both models and charged to the reward.
 
     The models are two LLM wrappers, or two control actors. Both score the same tokens at the same

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import Compose, Transform
 
 from klrl.base.ray_start import start_ray
-from klrl.envs.transforms.base import Parts
+from klrl.envs.transforms.base import OneTransform
 
 
 class Service:
@@ -45,7 +45,7 @@ class Service:
         return float(self.transform.coef)
 
 
-class Served(Parts):
+class Served(OneTransform):
     """A transform whose models are in a Ray actor.
 
     Its own parts are shells; a transform that an environment appends to it, as to any Compose, runs
