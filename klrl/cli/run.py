@@ -14,7 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.imports import collection_paused, import_for_good
 from klrl.base.streams import lasting
-from klrl.cli.show import show_job
 from klrl.config import JobConfig, conf_dir, register_schemas
 from klrl.config.compose import job_config, keys, parse_args
 from klrl.config.overrides import is_own, key_of, value_of
@@ -59,6 +58,8 @@ def _show(args: argparse.Namespace) -> int:
     if args.cfg and args.multirun:
         raise ConfigError(f"--cfg {args.cfg}: prints one job; drop -m")
     if args.cfg == "job":
+        from klrl.cli.show import show_job
+
         print(show_job(overrides, args), end="")
         return 0
     if args.cfg:

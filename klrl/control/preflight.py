@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.base.ray_start import check_address
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import (
     CONTROL,
@@ -386,4 +385,6 @@ def check_ray_address() -> None:
     Raises:
         ConfigError: the address is malformed or nothing answers there.
     """
+    from klrl.base.ray_start import check_address
+
     check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")
