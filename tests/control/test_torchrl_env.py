@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import gymnasium
 import numpy as np
 import pytest
@@ -345,6 +347,9 @@ def test_a_slow_one_is_told_by_the_limit_of_a_step(limit: float, said: str, tmp_
         return
     with pytest.raises(ConfigError, match=said):
         check_env(config.env, config.actor, frozenset())
+    for thread in threading.enumerate():  # left behind; it would set the next test's generator
+        if thread.name == "time limit":
+            thread.join()
 
 
 def test_a_key_that_is_missing_later_ends_the_run_in_a_line() -> None:
