@@ -29,7 +29,7 @@ from klrl.control.actor import Agent
 from klrl.control.distributions import Categorical, Params
 from klrl.control.networks import PolicyNet, ValueNet
 from klrl.control.step import BETA1, Columns
-from klrl.language.data import batch as layout
+from klrl.language.data.files import batch as layout
 from klrl.language.model.causal_lm import ValueHead
 from klrl.language.run.checks import Layouts
 from klrl.language.run.policy import Policy
@@ -248,7 +248,9 @@ def control_run(config: JobConfig) -> OneStep:
     heads = [agent.policy_net.head, agent.value_net.head]
     load(heads, REF, VALUE)
     instead = {
-        "make_copies": lambda *_, **__: None,
+        "make_copies": lambda *_, **__: SimpleNamespace(
+            notes=[], unread_mask=lambda: None, longest_episode=None
+        ),
         "make_agent": lambda *_, **__: agent,
         "preflight_checks": lambda *_, **__: [],
     }

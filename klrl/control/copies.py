@@ -9,11 +9,11 @@ that are done are reset through a mask, so ``("next", "observation")`` is always
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import gymnasium
 import numpy as np
@@ -24,7 +24,7 @@ from torchrl.data import Binary
 from torchrl.envs import EnvBase
 
 from klrl.base.errors import EnvError, NonFiniteError
-from klrl.base.seeds import generators_kept
+from klrl.base.seeds import derived_seed, generators_kept
 from klrl.base.time_limit import TookTooLong, within
 from klrl.control.action_space import conversion, told
 from klrl.control.answers import (
@@ -37,7 +37,7 @@ from klrl.control.answers import (
     require_picture,
 )
 from klrl.control.answers import told as fault
-from klrl.control.env_proof import Way, prove, take_up
+from klrl.control.episodes import Episodes, replayed, why_unrepeatable
 from klrl.control.gym_make import make_gym
 from klrl.control.observation import MASK, Layout, Packed, flattened, layout_of
 from klrl.control.specs import action_spec, done_spec, observation_spec, reward_spec
@@ -56,7 +56,7 @@ class VectorGymEnv(EnvBase):
         env_id: a Gymnasium id.
         num_envs: the number of copies, N.
         kwargs: arguments of ``gymnasium.make``.
-        seed: seed of the first reset; copy i is seeded with seed + i.
+        seed: of all resets: an episode's seed is drawn from seed + copy and its number.
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
         make: makes a copy; default ``gymnasium.make`` of the id.
         setting: that names the environment, for errors; default ``env.id=...``.
@@ -78,7 +78,7 @@ class VectorGymEnv(EnvBase):
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
         self.env_id = env_id
         self.num_copies = num_envs
-        self._next_seed: int | None = seed
+        self.seed_first_reset(seed)
         self._setting = setting or f"env.id={env_id}"
         make = make or partial(make_gym, env_id, kwargs or {})
         copies = [make() for _ in range(num_envs)]
@@ -89,16 +89,16 @@ class VectorGymEnv(EnvBase):
         self.notes = [line for line in (seen, told(spaces[1])) if line is not None]
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)
-        self._way: Way | None = None
-        self._new = True
+        self._episodes: Episodes | None = None
         #: Of ``observation``, wherever it is stored.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
         self._action_mask = action_mask
         self._set_specs()
         space = self._envs[0].observation_space
-        self._observations = np.zeros((num_envs, *space.shape), space.dtype)
-        self._rewards = np.zeros(num_envs)
-        self._ends = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
+        kept = [("seen", space.dtype, space.shape), ("reward", "f8"), ("ends", bool, 2)]
+        self._answers = np.zeros(num_envs, np.dtype(kept, align=True))
+        self._observations, self._rewards = self._answers["seen"], self._answers["reward"]
+        self._ends = self._answers["ends"][:, 0], self._answers["ends"][:, 1]
         self._step_timeout = step_timeout
         self._place = _Place()
 
@@ -171,18 +171,22 @@ class VectorGymEnv(EnvBase):
         return self._observations
 
     def _reset_copies(self, mask: np.ndarray | None, seeds: Sequence[int] | None) -> None:
-        first, self._next_seed = self._next_seed, None
-        if self._new:  # to set an attribute takes 2 us
-            self._new = False
-        if seeds is None and first is not None:
-            seeds = range(first, first + self.num_copies)
-        shape = self._observations.shape[1:]
+        shape, episodes = self._observations.shape[1:], self._episodes
         for i, env in enumerate(self._envs):
             if mask is None or mask[i]:
                 self._place.copy = i
-                observation, _info = env.reset(seed=None if seeds is None else seeds[i])
+                seed = self._draw_seed(i) if seeds is None else seeds[i]
+                observation, _info = env.reset(seed=seed)
                 require_observation(observation, shape)
                 self._observations[i] = observation
+                if episodes is not None:
+                    episodes.begin(i, self._observations[i])
+
+    def _draw_seed(self, copy: int) -> int:
+        """The seed of a copy's next episode."""
+        number = self._begun[copy]
+        self._begun[copy] += 1
+        return derived_seed(self._seed + copy, "episode", number)
 
     def step_native(
         self, action: np.ndarray, mask: np.ndarray | None = None
@@ -197,13 +201,15 @@ class VectorGymEnv(EnvBase):
             action = np.minimum(np.maximum(action, self._low), self._high)
         given = action if self._converted is None else self._converted(action)
         self._place.step += 1
+        if self._episodes is not None:
+            self._episodes.act(action)
         self._call_copies(lambda: self._step_copies(given, mask), "step")
         return self._observations, self._rewards, *self._ends
 
     def _step_copies(self, action: Iterable[Any], mask: np.ndarray | None) -> None:
         observations, rewards = self._observations, self._rewards
         terminated, truncated = self._ends
-        place, shape = self._place, observations.shape[1:]
+        place, shape, episodes = self._place, observations.shape[1:], self._episodes
         for i, (env, chosen) in enumerate(zip(self._envs, action, strict=True)):
             if mask is not None and not mask[i]:
                 continue
@@ -224,6 +230,8 @@ class VectorGymEnv(EnvBase):
                 timeout = require_flag("truncated", timeout)
             observations[i], rewards[i] = observation, reward
             terminated[i], truncated[i] = terminal, timeout
+            if episodes is not None:
+                episodes.digests[i] = crc32(episodes.rows[i], episodes.digests[i])
 
     def _call_copies(self, call: Callable[[], None], what: str) -> None:
         """Step or reset them; whatever goes wrong is an EnvError in one line."""
@@ -287,49 +295,49 @@ class VectorGymEnv(EnvBase):
         return tensor
 
     def seed_first_reset(self, seed: int) -> None:
-        """Seed the next reset; copy i gets seed + i."""
-        self._next_seed = seed
+        """Seed all episodes that are to come."""
+        self._seed, self._begun = seed, [0] * self.num_copies
 
     def _set_seed(self, seed: int | None) -> None:
-        self._next_seed = seed
+        if seed is not None:
+            self.seed_first_reset(seed)
 
-    # ------------------------------------------------------------------------------- its state
+    # ---------------------------------------------------------------------- running episodes
 
-    def keep_state(self) -> Way:
-        """Have the copies' state at hand, from before their first reset on; how it is saved."""
-        if self._way is None:
-            self._way = prove(self._make, self._step_timeout)
-            self._envs = [self._way.keep(env) for env in self._envs]
-        return self._way
+    def keep_episodes(self) -> str:
+        """Keep them from the next reset on; why they cannot be played again, else nothing."""
+        if self._episodes is None:
+            if why := why_unrepeatable(self._make, self._step_timeout):
+                return why
+            self._episodes = self._new_episodes()
+        return ""
 
-    def copies_state(self) -> torch.Tensor | None:
-        """The state of all copies [bytes], JSON in uint8; None where a copy cannot be saved."""
-        copies = [None if self._way is None else self._way.read(env) for env in self._envs]
-        if None in copies:
+    def _new_episodes(self) -> Episodes:
+        return Episodes(self._answers.view(np.uint8).reshape(self.num_copies, -1))
+
+    def episodes(self) -> dict[str, Any] | None:
+        """The running episodes; None where they are not kept, or one is too long."""
+        state = None if self._episodes is None else self._episodes.state()
+        if state is None:
             return None
-        text = json.dumps({"next_seed": self._next_seed, "copies": copies})
-        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        return {**state, "seed": self._seed, "numbers": [number - 1 for number in self._begun]}
 
-    def set_copies_state(self, state: torch.Tensor) -> None:
-        """Go on from :meth:`copies_state`; where that fails, the copies are as they were made."""
-        saved = json.loads(state.cpu().numpy().tobytes())
-        if not self._new:
-            self._make_anew()
-        try:
-            for env, of_copy in zip(self._envs, saved["copies"], strict=True):
-                within(self._step_timeout, partial(take_up, env, of_copy))
-        except BaseException:
-            self._make_anew()
-            raise
-        self._next_seed, self._new = saved["next_seed"], False
+    def play_again(self, state: Mapping[str, Any]) -> None:
+        """Play :meth:`episodes` again, from their resets on.
 
-    def _make_anew(self) -> None:
-        """Replace the copies by new ones."""
-        for env in self._envs:
-            env.close()
-        made = [self._make() for _ in range(self.num_copies)]
-        self._envs = made if self._way is None else [self._way.keep(env) for env in made]
-        self._new = True
+        Raises:
+            EnvError: a copy answers otherwise than it did.
+        """
+        self._seed, self._begun = state["seed"], list(state["numbers"])
+        self._episodes = self._new_episodes()
+        for copies, actions in replayed(state):
+            if actions is None:
+                self.reset_native(copies)
+            else:
+                self.step_native(actions, copies)
+        for i, pair in enumerate(zip(self._episodes.digests, state["digests"], strict=True)):
+            if pair[0] != pair[1]:
+                raise EnvError(f"{self._setting}: copy {i} answers otherwise than it did")
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""

@@ -9,9 +9,10 @@ from klrl.control.copies import VectorGymEnv
 from klrl.control.gym_make import make_one
 
 
-def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> EnvBase:
-    """The copies of the chosen ``env`` as one batched environment, seeded for its first reset."""
-    return factory("env", config, CONTROL)(config, seed=seed, num_envs=num_envs)
+def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
+    """The copies of the chosen ``env`` as one batched environment."""
+    copies: VectorGymEnv = factory("env", config, CONTROL)(config, seed=seed, num_envs=num_envs)
+    return copies
 
 
 def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:

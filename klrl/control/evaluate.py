@@ -53,7 +53,6 @@ def _scores(
     if not copies:
         return
     env = make_copies(config, seed=0, num_envs=copies)
-    assert isinstance(env, VectorGymEnv)
     longest, seeds, noise = env.longest_episode, starts.seeds(episodes), None
     if sampled:
         noise = Noise(derived_seed(starts.seed, f"{starts.use}, actions"), copies)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -57,7 +56,7 @@ def _drawn(config: EnvConfig) -> VectorGymEnv:
         drawing = replace(config, kwargs={**config.kwargs, **mode})
     env = None
     try:
-        env = cast(VectorGymEnv, make_copies(drawing, seed=0, num_envs=1))
+        env = make_copies(drawing, seed=0, num_envs=1)
         env.reset_native()
         env.picture()
     except Exception as error:  # Gymnasium, its simulators and OpenGL raise what they like

@@ -64,12 +64,12 @@ def _of_torchrl(config: CustomEnvConfig, made: Any) -> Any:
         return made
     from torchrl.envs import EnvBase
 
-    from klrl.control.torchrl_env import wrap
+    from klrl.control.torchrl_env import TorchRLEnv
 
     if not isinstance(made, EnvBase):
         return made
     with told("env", config):  # it may compute its specs when they are asked for
-        return wrap(config.named, made)
+        return TorchRLEnv(config.named, made)
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
-from torchrl.envs import EnvBase
 
 from klrl.base.seeds import derived_seed, seed_generators
 from klrl.config import CheckpointReferenceConfig, Config, factory
@@ -16,7 +16,6 @@ from klrl.config.own import saves
 from klrl.control.actor import make_agent
 from klrl.control.advantage import OwnAdvantage
 from klrl.control.checks import preflight_checks
-from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_copies
 from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
@@ -50,7 +49,7 @@ class ControlParts(Parts):
         self._copies = make_copies(
             config.env, seed=0, num_envs=1 if config.collector.elsewhere else None
         )
-        self.longest_episode = getattr(self._copies, "longest_episode", None)
+        self.longest_episode = self._copies.longest_episode
         self._episodes = RunningEpisodes()
         self.agent = make_agent(
             config.actor,
@@ -69,9 +68,8 @@ class ControlParts(Parts):
             kl = make_reference_kl(config.kl, self.agent.actor, reference)
             self.kl = None if kl is None else kl.to(self.device)
         copies = self._copies
-        notes = [*copies.notes, copies.unread_mask()] if isinstance(copies, VectorGymEnv) else []
         self.preflight = [
-            *filter(None, notes),
+            *filter(None, [*copies.notes, copies.unread_mask()]),
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
         ]
         self._reward_normalizer = (
@@ -138,15 +136,11 @@ class ControlParts(Parts):
         seed = derived_seed(self.config.seed, "train", iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
         elsewhere = self.config.collector.elsewhere
+        self._episodes.prove(self._copies, elsewhere)
         if elsewhere:
             self._copies.close()
-        copies: EnvBase | None = None if elsewhere else self._copies
-        self._episodes.prove(copies)
-
-        def reseed() -> None:
-            if copies is not None:
-                copies.seed_first_reset(seed)
-
+        copies = None if elsewhere else self._copies
+        reseed = partial(self._copies.seed_first_reset, seed)
         reseed()
         context = RolloutContext(self.config, copies, self.agent, self.device, seed, online, say)
         rollout = self._episodes.begin(iteration, lambda: make_rollout(context), reseed, say)
@@ -155,9 +149,9 @@ class ControlParts(Parts):
         return rollout
 
     @property
-    def resume(self) -> str:
-        """How the running episodes are saved."""
-        return self._episodes.way.tier
+    def resume(self) -> dict[str, str]:
+        """Of the running episodes."""
+        return self._episodes.manifest
 
     def components(self) -> dict[str, Any]:
         """Networks, optimiser, rollout, and what else there is: reference, scale of rewards."""

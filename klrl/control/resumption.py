@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from torchrl.envs import EnvBase
-
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
 from klrl.control.copies import VectorGymEnv
-from klrl.control.env_proof import ANEW, EXACT, REPLAYED, Way
+from klrl.control.episodes import LONGEST
 from klrl.train.loop import Rollout
-
-_PROMISES = {
-    REPLAYED: "takes the steps of running episodes again",
-    ANEW: "begins new episodes",
-}
 
 
 @runtime_checkable
@@ -34,11 +27,11 @@ class KeptRollout(Protocol):
 
 
 class RunningEpisodes:
-    """The state of a run's rollout: the environments and what is carried from step to step."""
+    """The state of a run's rollout: its episodes, and what is carried from step to step."""
 
     def __init__(self) -> None:
-        self.way = Way(ANEW, "they have not begun")
-        self.new = False
+        self.repeatable = self.new = False
+        self._why = "they have not begun"  # a resumed run begins new ones; empty where it does not
         self._rollout: Rollout | None = None
         self._loaded: dict[str, Any] = {}
 
@@ -52,14 +45,20 @@ class RunningEpisodes:
         """Keep it for the rollout to come."""
         self._loaded = dict(state)
 
-    def prove(self, copies: EnvBase | None) -> None:
-        """Find out how they are saved, before their first reset; None: workers have them."""
-        if isinstance(copies, VectorGymEnv):
-            self.way = copies.keep_state()
-        elif copies is None:
-            self.way = Way(ANEW, "the workers of this collector have them")
-        else:
-            self.way = Way(ANEW, f"{type(copies).__name__} is not klrl's VectorGymEnv")
+    @property
+    def manifest(self) -> dict[str, str]:
+        """Whether they are a function of seeds and actions, and what a resumed run does."""
+        return {
+            "repeatable": "yes" if self.repeatable else "no",
+            "resume": "anew" if self._why else "exact",
+        }
+
+    def prove(self, copies: VectorGymEnv, elsewhere: bool) -> None:
+        """Find out whether they can be played again; ``elsewhere``: other processes play them."""
+        self._why = copies.keep_episodes()
+        self.repeatable = not self._why
+        if elsewhere:
+            self._why = "the workers of this collector have them"
 
     def begin(
         self,
@@ -71,20 +70,20 @@ class RunningEpisodes:
         """Make the rollout, and go on with what was loaded.
 
         ``reseed`` seeds the environments for new episodes once more; ``say`` takes a line where a
-        resumed run has new episodes, or one of this run will not go on with their saved state.
+        resumed run has new episodes, or one of this run will have them.
         """
         loaded, self._loaded = self._loaded, {}
-        if loaded:
+        if "episodes" in loaded:
             why = self._go_on(loaded, make, reseed)
         else:
             self._rollout = make()
-            why = self.way.why or "this checkpoint holds none that run"
+            why = self._why or f"this checkpoint holds none, or one of over {LONGEST:,} steps ran"
         assert self._rollout is not None
         self.new = iteration > 0 and bool(why)
         if self.new:
             say(f"resume: new episodes begin: {why}")
-        if self.way.tier != EXACT and not (self.new and self.way.tier == ANEW):
-            say(f"resume: a resumed run {_PROMISES[self.way.tier]}: {self.way.why}")
+        elif self._why:
+            say(f"resume: a resumed run begins new episodes: {self._why}")
         return self._rollout
 
     def _go_on(

@@ -112,19 +112,19 @@ class TorchRLRollout:
         The collector's own holds neither its carrier, which is what the policy sees next with the
         sums of running episodes, nor the environment.
         """
-        copies = self._base.copies_state() if isinstance(self._base, VectorGymEnv) else None
-        if copies is None:
+        episodes = self._base.episodes() if isinstance(self._base, VectorGymEnv) else None
+        if episodes is None:
             return {}
         carrier = self._collector._carrier
         return {
-            "copies": copies,
+            "episodes": episodes,
             "carrier": entries_of({key: carrier.get(key) for key in carrier.keys(True, True)}),
             "trajectories": self._collector._traj_pool.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
-        self._base.set_copies_state(state["copies"])
+        self._base.play_again(state["episodes"])
         before = self._collector._carrier
         carrier = TensorDict({}, before.batch_size, before.device, before.names)
         for key, value in named(state["carrier"]):

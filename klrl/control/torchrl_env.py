@@ -12,7 +12,7 @@ the global one, and an evaluation would then set the policy's noise.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ from torchrl.data import (
     TensorSpec,
     Unbounded,
 )
-from torchrl.envs import EnvBase, TransformedEnv, check_env_specs
+from torchrl.envs import EnvBase, check_env_specs
 
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.control.answers import Misfit
@@ -41,14 +41,8 @@ from klrl.control.answers import Misfit
 Key = str | tuple[str, ...]
 
 
-def wrap(setting: str, base: EnvBase) -> TorchRLEnv:
-    """A copy of a TorchRL environment of batch size [], one action and one reward."""
-    keeps = callable(getattr(_innermost(base), "get_state", None))
-    return (KeptTorchRLEnv if keeps else TorchRLEnv)(setting, base)
-
-
 class TorchRLEnv(gymnasium.Env[Any, Any]):
-    """One copy; arguments as :func:`wrap`."""
+    """A copy of a TorchRL environment of batch size [], with one action and one reward."""
 
     fault_calls = 10  # resets and steps of :meth:`fault`, at most
 
@@ -152,27 +146,6 @@ class TorchRLEnv(gymnasium.Env[Any, Any]):
         if self._alone is not None:
             return _array(data, self._alone)
         return _arrays(data, self.base.observation_spec)
-
-
-class KeptTorchRLEnv(TorchRLEnv):
-    """The same of one that has ``get_state()`` and ``set_state(state)``."""
-
-    def get_state(self) -> dict[str, Any]:
-        """What another copy goes on from: its own, and what is kept here."""
-        own: Any = _innermost(self.base)
-        return {"own": own.get_state(), "carried": self._carried, "torch": self._generator}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`get_state`."""
-        own: Any = _innermost(self.base)
-        own.set_state(state["own"])
-        self._carried, self._generator = state["carried"], state["torch"]
-
-
-def _innermost(base: EnvBase) -> EnvBase:
-    while isinstance(base, TransformedEnv):
-        base = base.base_env
-    return base
 
 
 def _require_one(setting: str, base: EnvBase) -> None:

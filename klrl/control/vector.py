@@ -131,11 +131,11 @@ class VectorRollout:
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from; empty before the first, or if it cannot be saved."""
-        copies = None if self._observation is None else self._base.copies_state()
-        if self._observation is None or copies is None:
+        episodes = None if self._observation is None else self._base.episodes()
+        if self._observation is None or episodes is None:
             return {}
         return {
-            "copies": copies,
+            "episodes": episodes,
             "observation": torch.from_numpy(self._observation),
             "trajectories": torch.from_numpy(self._trajectories),
             "next_trajectory": self._next_trajectory,
@@ -144,7 +144,7 @@ class VectorRollout:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
-        self._base.set_copies_state(state["copies"])
+        self._base.play_again(state["episodes"])
         self._observation = state["observation"].cpu().numpy()
         self._trajectories = state["trajectories"].cpu().numpy()
         self._next_trajectory = int(state["next_trajectory"])

@@ -105,9 +105,9 @@ class Parts(ABC):
         return 1.0
 
     @property
-    def resume(self) -> str:
-        """What a resumed run does with what runs: goes on to the bit (exact), replays, anew."""
-        return "exact"
+    def resume(self) -> dict[str, str]:
+        """What the manifest says of a resumed run: exact, to the bit, or anew; and why not."""
+        return {"resume": "exact"}
 
     def callbacks(self) -> Sequence[Callback]:
         """Hooks of the domain's own."""
@@ -327,7 +327,7 @@ class Training:
         }
         if lost := [setting for setting, forgets in parts.items() if forgets]:
             say(f"resume: a resumed run begins anew with {lost[0]}, whose state has no state_dict")
-        files.update(resume="anew" if lost else self.parts.resume)
+        files.update(**self.parts.resume | ({"resume": "anew"} if lost else {}))
         self._tell("started")
         return rollout
 

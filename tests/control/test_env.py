@@ -6,6 +6,7 @@ import pytest
 import torch
 from torchrl.envs import check_env_specs
 
+from klrl.base.seeds import derived_seed
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_env
 from tests.agents import gym
@@ -14,10 +15,10 @@ KEYS = ("reward", "terminated", "truncated", "episode_reward", "step_count")
 
 
 def replay(env_id: str, seed: int, actions: np.ndarray) -> dict[str, np.ndarray]:
-    """Observations before and after each step, and KEYS; another episode follows an end."""
+    """Observations before and after each step, and KEYS; another seeded episode follows an end."""
     env = gymnasium.make(env_id)
-    seen, _ = env.reset(seed=seed)
-    before, after, told, sums = [], [], [], np.zeros(2)
+    seen, _ = env.reset(seed=derived_seed(seed, "episode", 0))
+    episodes, before, after, told, sums = 0, [], [], [], np.zeros(2)
     for action in actions:
         before.append(seen)
         seen, reward, *ends, _ = env.step(action)
@@ -25,7 +26,9 @@ def replay(env_id: str, seed: int, actions: np.ndarray) -> dict[str, np.ndarray]
         after.append(seen)
         told.append((reward, *ends, *sums))
         if any(ends):
-            seen, sums = env.reset()[0], np.zeros(2)
+            episodes += 1
+            seen, _ = env.reset(seed=derived_seed(seed, "episode", episodes))
+            sums = np.zeros(2)
     columns = dict(zip(KEYS, np.array(told, np.float64).T, strict=True))
     return {"before": np.array(before), "after": np.array(after), **columns}
 

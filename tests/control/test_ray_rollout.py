@@ -125,7 +125,8 @@ def story(rollout: RayRollout) -> Story:
 def test_the_simulator_alone_gives_the_same_observations_and_rewards(story) -> None:
     """Gymnasium, with the actions of the batches; 210 steps, so every episode ends once."""
     envs = [gymnasium.make("Pendulum-v1") for _ in range(COPIES)]
-    seen = np.stack([env.reset(seed=SEED + i)[0] for i, env in enumerate(envs)])
+    seeds = [[derived_seed(SEED + i, "episode", n) for n in range(2)] for i in range(COPIES)]
+    seen = np.stack([env.reset(seed=seeds[i][0])[0] for i, env in enumerate(envs)])
     ends = 0
     for batch in story.batches[:3]:
         assert batch.shape == (COPIES, STEPS)
@@ -138,7 +139,7 @@ def test_the_simulator_alone_gives_the_same_observations_and_rewards(story) -> N
                 assert float(batch["next", "reward"][i, t]) == pytest.approx(reward, abs=1e-5)
                 assert bool(batch["next", "truncated"][i, t]) == truncated
                 ends += truncated
-                seen[i] = env.reset()[0] if truncated else after
+                seen[i] = env.reset(seed=seeds[i][1])[0] if truncated else after
     assert ends == COPIES
 
 

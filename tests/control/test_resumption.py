@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
+import shutil
 import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -21,7 +20,6 @@ from klrl.runs.checkpoint import Checkpoints
 from klrl.train.callbacks import Callback
 from klrl.train.loop import Training
 from tests.conftest import QUICK
-from tests.control.test_env_state import Hiding, Unseeded
 from tests.runs.commands import child, exits, manifest_of, rows_of
 from tests.runs.saves import flipped
 
@@ -46,7 +44,11 @@ class EndsAt(Callback):
             raise KeyboardInterrupt
 
 
-DICE = ("env=custom", "env.target=tests.control.toys:Dice", "actor=mlp")
+DICE, DRIFTING, UNSEEDED = (
+    ("env=custom", f"env.target=tests.control.toys:{name}", "actor=mlp")
+    for name in ("Dice", "Drifting", "Unseeded")
+)
+BEGINS = "a copy that has played begins otherwise than a new one with the same seed"
 
 
 def stir() -> None:
@@ -70,7 +72,7 @@ def interrupted(words: Sequence[str], at: int = 4) -> None:
     [
         pytest.param(["env.normalize_reward=true"], marks=pytest.mark.slow),
         ["env=cartpole", "kl=legacy", "controller=dual"],
-        DICE,
+        DRIFTING,
         pytest.param(
             ["env=hopper", "collector=torchrl", "kl=legacy", "kl.apply=step", "reference=ema"],
             marks=pytest.mark.slow,
@@ -92,7 +94,9 @@ def test_a_run_that_was_interrupted_is_the_one_that_was_not(words, capsys) -> No
     assert equal, told
     assert told.startswith("equal to the bit: 6 rows; parameters at 384, SHA-256 ")
     assert "new episodes" not in capsys.readouterr().out
-    assert manifest_of(WHOLE)["resume"] == manifest_of(PART)["resume"] == "exact"
+    for folder in (WHOLE, PART):
+        manifest = manifest_of(folder)
+        assert (manifest["repeatable"], manifest["resume"]) == ("yes", "exact")
 
 
 @pytest.mark.slow
@@ -111,32 +115,28 @@ def test_after_sigkill_too() -> None:
     assert equal, told
 
 
-def register(name: str, entry_point: Any) -> list[str]:
-    if name not in gymnasium.registry:
-        gymnasium.register(name, entry_point, disable_env_checker=True, max_episode_steps=20)
-    return ["env=gym", f"env.id={name}"]
+WRAPPED = "env.wrappers=[{target: gymnasium.wrappers:NormalizeObservation}]"
 
 
-def test_an_environment_that_hides_its_state_is_replayed_and_told(capsys) -> None:
-    words = register("klrl-test/Hiding-v0", Hiding)
-    klrl.run(*WORDS, *words, folder=WHOLE)
-    assert (
-        "resume: a resumed run takes the steps of running episodes again: its attributes do not "
-        "hold its state" in capsys.readouterr().out
-    )
+@pytest.mark.parametrize("words", [UNSEEDED, DICE, [WRAPPED]], ids=["unseeded", "dice", "wrapper"])
+def test_an_environment_that_does_not_repeat_itself_begins_anew_and_says_so(words, capsys) -> None:
     interrupted(words)
-    equal, told = compare_bits(WHOLE, PART)
-    assert equal, told
-    assert manifest_of(PART)["resume"] == "replayed"
-
-
-def test_an_environment_that_cannot_go_on_begins_anew_and_says_so(capsys) -> None:
-    interrupted(register("klrl-test/Unseeded-v0", Unseeded))
     told = capsys.readouterr().out
-    why = "neither its attributes nor its actions tell its state"
-    assert f"resume: a resumed run begins new episodes: {why}" in told
-    assert f"resume: new episodes begin: {why}" in told.partition("resumed at 192 frames")[2]
-    assert manifest_of(PART)["resume"] == "anew"
+    assert f"resume: a resumed run begins new episodes: {BEGINS}" in told
+    assert f"resume: new episodes begin: {BEGINS}" in told.partition("resumed at 192 frames")[2]
+    assert (manifest_of(PART)["repeatable"], manifest_of(PART)["resume"]) == ("no", "anew")
+    assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_episode_that_is_too_long_begins_anew_and_says_so(monkeypatch, capsys) -> None:
+    """Pendulum's episodes have 200 steps, and the checkpoint comes after 96."""
+    for longest in (96, 95):
+        monkeypatch.setattr("klrl.control.episodes.LONGEST", longest)
+        shutil.rmtree(PART, ignore_errors=True)
+        interrupted([])
+        anew = "resume: new episodes begin: this checkpoint holds none" in capsys.readouterr().out
+        assert anew == (longest < 96)
+    assert manifest_of(PART)["repeatable"] == "yes"
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_of_before_holds_no_rollout_and_is_resumed_all_the_same(
             klrl.run(*WORDS, "env.normalize_reward=true", folder=PART, callbacks=[EndsAt(4)])
     assert exits(f"resume={PART}") == 0
     told = capsys.readouterr().out.partition("resumed at 192 frames")[2]
-    assert "resume: new episodes begin: this checkpoint holds none that run\n" in told
+    assert "resume: new episodes begin: this checkpoint holds none" in told
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -175,14 +175,17 @@ def test_a_damaged_state_costs_a_checkpoint_and_no_bit(capsys) -> None:
 
 
 @pytest.mark.parametrize("collector", ["vector", "torchrl"])
-def test_a_state_of_other_code_begins_anew_and_says_so(collector, monkeypatch, capsys) -> None:
-    words = [*WORDS, f"collector={collector}"]
+def test_an_environment_that_is_another_now_begins_anew_and_says_so(
+    collector, monkeypatch, capsys
+) -> None:
+    words = [*WORDS, *DRIFTING, f"collector={collector}"]
     with pytest.raises(KeyboardInterrupt):
         klrl.run(*words, folder=PART, callbacks=[EndsAt(4)])
-    monkeypatch.setattr("klrl.control.env_state._layers", lambda env: [env, env.unwrapped])
+    monkeypatch.setattr("tests.control.toys.Drifting.drift", 1.1)
     assert exits(f"resume={PART}") == 0
     told = capsys.readouterr().out
-    assert "resume: new episodes begin: StateMisfit: the state is one of ['TimeLimit'" in told
+    line = "resume: new episodes begin: EnvError: env.target=tests.control.toys:Drifting: copy 0 "
+    assert f"{line}answers otherwise than it did" in told
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -219,15 +222,13 @@ def test_evaluations_draw_from_no_global_generator_and_repeat_themselves() -> No
     assert run.evaluate(3).returns == run.evaluate(3).returns
 
 
-def test_the_state_of_a_rollout_is_json_in_a_tensor_and_small(settings) -> None:
+def test_the_state_of_a_rollout_is_small(settings) -> None:
     training = Training(settings())
     rollout = training.parts.rollout(0, lambda line: None)
     component = training.parts.components()["rollout"]
     assert component.state_dict() == {}, "nothing runs yet"
     rollout.collect()
     state = component.state_dict()
-    saved = json.loads(state["copies"].numpy().tobytes())
-    assert len(saved["copies"]) == 2
-    assert state["copies"].numel() < 4000
+    assert state["episodes"]["actions"].shape == (32, 2, 1)
     assert state["observation"].shape == (2, 3)
     rollout.close()

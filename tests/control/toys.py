@@ -174,6 +174,34 @@ class Masked(gymnasium.Env):
         return observation, reward, self._step == self.steps or not allowed, False, info
 
 
+class Drifting(gymnasium.Env):
+    """A counter that drifts at random, and ends above 30; nobody can read or write its state."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Discrete(3)
+    drift = 1.0
+
+    def noise(self) -> float:
+        return self.drift * float(self.np_random.normal())
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position, self.steps = self.noise(), 0
+        return np.array([self.position]), {}
+
+    def step(self, action):
+        self.position += int(action) + self.noise()
+        self.steps += 1
+        return np.array([self.position]), self.position, self.position > 30, False, {}
+
+
+class Unseeded(Drifting):
+    """Its noise comes from the operating system."""
+
+    def noise(self) -> float:
+        return random.SystemRandom().random()
+
+
 class Dice(gymnasium.Env):
     """Starts and pays by throws of the global ``random`` and ``np.random``; 8 steps."""
 

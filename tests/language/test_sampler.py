@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from klrl.language.data.batch import make_batch
 from klrl.language.data.prompts import Prompt, encode, left_pad
-from klrl.language.model import decoders as module
+from klrl.language.model.pretrained import decoders as module
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.run.wrapper_sampler import WrapperSampler
 from tests.language.toys import EOS, FAMILIES, GROUP, PAD, network, prompts, rows, truth

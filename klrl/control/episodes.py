@@ -1,0 +1,148 @@
+"""An episode is a seed and actions: what a checkpoint holds of it, and whether that is enough.
+
+Every reset is seeded. A resumed copy is reset with its episode's seed and takes the actions again.
+No environment is asked for its state, so none needs to offer it; what outlives a seeded reset, as a
+wrapper's running mean, makes an environment unrepeatable, which is found before the run.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import gymnasium
+import numpy as np
+import torch
+
+from klrl.base.errors import first_line
+from klrl.base.seeds import generators_kept
+from klrl.base.time_limit import TookTooLong, within
+
+#: Steps of the longest episode that is kept.
+LONGEST = 20_000
+#: Steps of the proof: of the past that one copy has, and of each episode that is compared.
+_PAST, _COMPARED = 40, 24
+
+Call = Callable[[Callable[[], Any]], Any]
+
+
+class Episodes:
+    """The running episodes of N copies that are stepped together.
+
+    Args:
+        rows: uint8 [N, bytes], the memory that holds each copy's last observation, reward and ends.
+    """
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = [row.data for row in rows]
+        #: Of all observations, rewards and ends of each copy's episode.
+        self.digests = [0] * len(rows)
+        self._steps = 0
+        self._begun = np.zeros(len(rows), np.int64)
+        self._actions: deque[np.ndarray] = deque(maxlen=LONGEST)
+
+    def begin(self, index: int, observation: np.ndarray) -> None:
+        """A copy was reset."""
+        self._begun[index] = self._steps
+        self.digests[index] = crc32(observation.data)
+        for _ in range(len(self._actions) - self._longest):
+            self._actions.popleft()
+
+    def act(self, actions: np.ndarray) -> None:
+        """All copies are about to be stepped, with actions [N, ...]."""
+        self._steps += 1
+        self._actions.append(actions.copy())
+
+    @property
+    def _longest(self) -> int:
+        return self._steps - int(self._begun.min())
+
+    def state(self) -> dict[str, Any] | None:
+        """What :func:`replayed` needs, and the digests; None where an episode is too long."""
+        if self._longest > LONGEST:
+            return None
+        begun = (self._begun - self._begun.min()).tolist()
+        actions = torch.from_numpy(np.array(list(self._actions)))
+        return {"begun": begun, "actions": actions, "digests": self.digests.copy()}
+
+
+def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """The steps of :meth:`Episodes.state` in their order: copies [N] that have begun, and actions.
+
+    None stands for the reset of those copies.
+    """
+    begun = np.array(state["begun"])
+    for step, actions in enumerate([*state["actions"].cpu().numpy(), None]):
+        if (begins := begun == step).any():
+            yield begins, None
+        if actions is not None:
+            yield begun <= step, actions
+
+
+# ------------------------------------------------------------------------------------------ proof
+
+
+def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = None) -> str:
+    """Why an episode is more than its seed and actions; empty where it is not.
+
+    Two new copies are compared, to the byte, after one of them has played. They take turns, so that
+    draws from a generator that they share are seen. Global generators are left as they were.
+
+    Args:
+        make: makes a copy.
+        timeout: seconds that a step or a reset may take.
+    """
+    made: list[gymnasium.Env] = []
+    call = partial(within, timeout)
+    try:
+        with generators_kept():
+            for _ in range(2):
+                made.append(call(make))
+            played, fresh = made
+            return _difference(played, fresh, call)
+    except TookTooLong:
+        return f"a step or a reset took longer than {timeout:g} s"
+    except Exception as error:  # someone else's code: it may raise anything
+        return f"another copy fails: {first_line(error)}"
+    finally:
+        for env in made:
+            env.close()
+
+
+def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
+    """Where two copies answer otherwise, given the same seeds and actions."""
+    space = copy.deepcopy(played.action_space)
+    space.seed(0)
+    _reset(played, 0, call)
+    for _ in range(_PAST):
+        if any(_step(played, space.sample(), call)[2:]):
+            _reset(played, 0, call)
+    for seed in (1, 2):  # the second time both have a past
+        if _reset(played, seed, call) != _reset(fresh, seed, call):
+            return "a copy that has played begins otherwise than a new one with the same seed"
+        for step in range(1, _COMPARED + 1):
+            action = space.sample()
+            answer = _step(played, action, call)
+            if answer != _step(fresh, action, call):
+                return f"two copies with the same seed and actions differ in step {step}"
+            if any(answer[2:]):
+                break
+    return ""
+
+
+def _reset(env: gymnasium.Env, seed: int, call: Call) -> Any:
+    return _as_bytes(call(partial(env.reset, seed=seed))[0])
+
+
+def _step(env: gymnasium.Env, action: Any, call: Call) -> tuple[Any, ...]:
+    observation, reward, terminated, truncated, _ = call(partial(env.step, action))
+    return _as_bytes(observation), _as_bytes(reward), bool(terminated), bool(truncated)
+
+
+def _as_bytes(value: Any) -> tuple[str, bytes]:
+    array = np.asarray(value)
+    return f"{array.dtype.str} {array.shape}", array.tobytes()
