@@ -15,7 +15,7 @@ from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, CustomAdvantageConfig
-from klrl.config.own import make_own, saves, told, unsaved
+from klrl.config.own import forgets, make_own
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.reward_norm import RewardNormalizer
 from klrl.kl.charge import KL_KEY, weighted_reward
@@ -99,17 +99,14 @@ def custom(
         return estimate
 
     follower = deepcopy(normalizer)
-    trial, batch = made(follower), _made_up(critic)
-    klrls = [*given.values(), follower]
-    with told("advantage", config), torch.no_grad():
-        before = unsaved(trial, klrls)
-        trial(batch)
-        forgets = unsaved(trial, klrls) != before
-        if saves(trial):
-            trial.load_state_dict(trial.state_dict())
-    for key in ("advantage", "value_target", "state_value"):
-        _require_written(f"advantage.target={config.target}", batch, key)
-    return OwnAdvantage(made(normalizer), forgets)
+    forgotten = forgets(
+        "advantage",
+        config,
+        lambda: made(follower),
+        lambda trial: _try(config, critic, trial),
+        given=[*given.values(), follower],
+    )
+    return OwnAdvantage(made(normalizer), forgotten)
 
 
 @dataclass(frozen=True)
@@ -124,6 +121,14 @@ class OwnAdvantage:
         """Write the advantages of a rollout."""
         self.part(batch)
         return batch
+
+
+@torch.no_grad()
+def _try(config: CustomAdvantageConfig, critic: TensorDictModule, trial: Any) -> None:
+    """Call it on a made-up rollout [2, 3]."""
+    trial(batch := _made_up(critic))
+    for key in ("advantage", "value_target", "state_value"):
+        _require_written(f"advantage.target={config.target}", batch, key)
 
 
 def _made_up(critic: TensorDictModule) -> TensorDict:

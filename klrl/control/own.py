@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase
 
 from klrl.base.errors import ConfigError
 from klrl.config import CustomActorConfig, OwnPart
-from klrl.config.own import make_own, require, told
+from klrl.config.own import make_own, told
 from klrl.control.actor import (
     Agent,
     categorical_agent,
@@ -32,7 +32,6 @@ _AGENTS: dict[str, Callable[..., Agent]] = {
     "tanh_normal": tanh_normal_agent,
     "categorical": categorical_agent,
 }
-_CELLS = nn.RNNBase | nn.RNNCellBase
 _WHAT = "return a network (torch.nn.Module)"
 
 
@@ -76,15 +75,15 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     layout = agent.layout
     inputs = plain.inputs if layout is None else given_sizes(layout)
     example = _example(plain.inputs, layout)
-    made = make_own("actor", config, {"inputs": inputs, "outputs": plain.outputs})
-    network: nn.Module = require("actor", config, made, nn.Module, _WHAT)
+    sizes = {"inputs": inputs, "outputs": plain.outputs}
+    network: nn.Module = make_own("actor", config, sizes, nn.Module, _WHAT)
     whole = _try_policy(config, network, plain, family, example)
     network = network if layout is None else Unpacked(layout, network)
     agent.actor[0].module = OwnPolicyNet(plain.normalizer, network, plain, whole=whole)
     if config.own_critic is not None:
-        made = make_own("actor.own_critic", config.own_critic, {"inputs": inputs})
-        critic: nn.Module = require("actor.own_critic", config.own_critic, made, nn.Module, _WHAT)
-        _try("actor.own_critic", config.own_critic, critic, example, [1])
+        setting, part = "actor.own_critic", config.own_critic
+        critic: nn.Module = make_own(setting, part, {"inputs": inputs}, nn.Module, _WHAT)
+        _try(setting, part, critic, example, [1])
         critic = critic if layout is None else Unpacked(layout, critic)
         agent.critic.module = OwnValueNet(plain.normalizer, critic, plain.inputs)
     return agent
@@ -137,49 +136,28 @@ def _try(
 ) -> tuple[Tensor, ...]:
     """The outputs of a network on made-up observations, of widths ``most``; one is enough."""
     text = f"{setting}.target={part.target}"
-    parameters = dict(network.named_parameters())
-    wrong = [name for name, p in parameters.items() if p.dtype != torch.float32]
-    if wrong or not parameters:
-        fault = f"{wrong[0]} is not float32" if wrong else "it has no parameters"
-        raise ConfigError(f"{text}: {fault}; give float32 parameters to train")
     seen, leading, rows = example
-    recurrent = _recurrent(text, network)
-    if isinstance(network, _CELLS):
-        raise ConfigError(recurrent)
+
+    def call(given: Given, leading: tuple[int, ...]) -> tuple[Tensor, ...]:
+        # Its own dictionary: a network may take keys out of what it is given.
+        made = network(given if isinstance(given, Tensor) else dict(given))
+        return _as_outputs(text, made, leading, _shapes(given), most)
+
     with told(setting, part):
-        # Each its own dictionary: a network may take keys out of what it is given.
-        inputs = (each if isinstance(each, Tensor) else dict(each) for each in (seen, seen, *rows))
-        first, again, *alone = map(network, inputs)
-    outputs = _as_outputs(text, first, leading, _shapes(seen), most)
-    others = _as_outputs(text, again, leading, _shapes(seen), most)
-    singles = [_as_outputs(text, each, (1,), _shapes(rows[0]), most) for each in alone]
+        outputs, again = call(seen, leading), call(seen, leading)
+        alone = zip(*(call(row, (1,)) for row in rows), strict=True)
     if not all(torch.isfinite(each).all() for each in outputs):
         raise ConfigError(f"{text}: its outputs are not finite; look at its initialisation")
-    if not all(torch.equal(a, b) for a, b in zip(outputs, others, strict=True)):
-        fault = "two calls give different outputs; leave dropout, noise and hidden states out"
-        raise ConfigError(recurrent or f"{text}: {fault}")
-    apart = [
-        torch.cat(each).reshape(a.shape)
-        for a, each in zip(outputs, zip(*singles, strict=True), strict=True)
-    ]
-    if not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(outputs, apart, strict=True)):
-        fault = (
-            "what it says of one observation depends on the others; leave batch normalisation out"
-        )
-        raise ConfigError(recurrent or f"{text}: {fault}")
-    _require_used(text, outputs, parameters)
+    apart = [torch.cat(each).reshape(a.shape) for a, each in zip(outputs, alone, strict=True)]
+    for first, second, single in zip(outputs, again, apart, strict=True):
+        if not (torch.equal(first, second) and torch.allclose(first, single, atol=1e-4)):
+            raise ConfigError(
+                f"{text}: what it says of an observation depends on chance, on earlier calls or on "
+                "other observations; leave dropout, noise, hidden states and batch normalisation "
+                "out"
+            )
+    _require_used(text, outputs, dict(network.named_parameters()))
     return outputs
-
-
-def _recurrent(text: str, network: nn.Module) -> str:
-    """The fault of a network with a recurrent cell; empty without one."""
-    cells = [type(module).__name__ for module in network.modules() if isinstance(module, _CELLS)]
-    if not cells:
-        return ""
-    return (
-        f"{text} is recurrent ({cells[0]}): klrl shows a policy one observation at a time, and no "
-        "hidden state; give a network of the observation alone"
-    )
 
 
 def _as_outputs(

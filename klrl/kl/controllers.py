@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -20,10 +20,11 @@ from klrl.config import (
     CustomControllerConfig,
     DualControllerConfig,
     HeldControllerConfig,
+    OwnPart,
     ScheduleControllerConfig,
     TargetControllerConfig,
 )
-from klrl.config.own import make_own, require, told, unsaved
+from klrl.config.own import forgets, make_own
 
 
 class HasCoef(Protocol):
@@ -296,39 +297,35 @@ def held(config: HeldControllerConfig, coef: Coef, frames: int) -> HeldKLControl
 
 
 def custom(config: CustomControllerConfig, coef: Coef, frames: int) -> FixedKLController:
-    """``controller=custom``: a :class:`FixedKLController` of the user's, tried once on a copy."""
-    start = coef if isinstance(coef, float | int) else coef.coef
-    what = "derive it from klrl.kl.controllers.FixedKLController"
+    """``controller=custom``: a :class:`FixedKLController` of the user's, tried once."""
 
     def made(coef: Coef) -> FixedKLController:
         given = {"coef": coef, "frames": frames}
-        return require(
-            "controller", config, make_own("controller", config, given), FixedKLController, what
-        )
+        own: FixedKLController = make_own("controller", config, given, FixedKLController)
+        return own
 
-    trial = made(Number(start))
-    forgets = tried("controller", config, trial, "kl.coef", [0.01, 1.0], saved=["_keeper"])
+    start = coef if isinstance(coef, float | int) else coef.coef
+    forgets = tried("controller", config, lambda: made(Number(start)), "kl.coef", [0.01, 1.0])
     controller = made(coef)
     controller.forgets = forgets
     return controller
 
 
 def tried(
-    setting: str, part: Any, trial: Any, name: str, kls: Sequence[float], saved: Sequence[str] = ()
+    setting: str, part: OwnPart, make: Callable[[], Any], name: str, kls: Sequence[float]
 ) -> bool:
-    """Whether a user's part that moves a coefficient has state which its state_dict does not hold.
+    """:func:`klrl.config.own.forgets` of a user's part that moves a coefficient.
 
-    ``trial`` is updated with these KLs, in nats, and must give a number >= 0 after the first.
+    It is updated with these KLs, in nats, and must give a number >= 0 after each.
     """
-    with told(setting, part):
-        saved = [*saved, *trial.state_dict()]
-        before = unsaved(trial, saved=saved)
-        moved, *_ = [trial.update(kl) for kl in kls]
-        forgets = unsaved(trial, saved=saved) != before
-        trial.load_state_dict(trial.state_dict())
-    if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
-        raise ConfigError(
-            f"{setting}.target={part.target}: {name}={moved!r} after a KL of {kls[0]:g} nats; give "
-            "a number >= 0"
-        )
-    return forgets
+
+    def use(trial: Any) -> None:
+        for kl in kls:
+            moved = trial.update(kl)
+            if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
+                raise ConfigError(
+                    f"{setting}.target={part.target}: {name}={moved!r} after a KL of {kl:g} nats; "
+                    "give a number >= 0"
+                )
+
+    return forgets(setting, part, make, use)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.config import OwnPart, RetrieveKLConfig
-from klrl.config.own import find_function, told
+from klrl.config.own import find_target, told
 from klrl.config.placement import OWN
 from klrl.kl.divergences import Which
 from klrl.kl.estimators import Estimator
@@ -43,7 +43,7 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
 
 def _tried(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
     """The user's function, called once."""
-    function = partial(find_function(setting, part), **part.args)
+    function = partial(find_target(setting, part), **part.args)
     text = f"{setting}.target={part.target}"
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
     with told(setting, part):

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 
 from klrl.config import KLPENConfig
-from klrl.config.own import make_own, require
+from klrl.config.own import make_own
 from klrl.kl.controllers import tried
 
 
@@ -102,15 +102,15 @@ def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float
 
 
 def own_beta_rule(config: KLPENConfig) -> BetaRule:
-    """``loss.beta_rule=custom``: a :class:`BetaRule` of the user's, tried once on a copy."""
+    """``loss.beta_rule=custom``: a :class:`BetaRule` of the user's, tried once."""
     setting, part = "loss.own_beta_rule", config.own_beta_rule
     given = {"config": config, "beta": config.beta, "dtarg": config.dtarg}
-    what = "derive it from klrl.losses.beta.BetaRule"
 
     def made() -> BetaRule:
-        return require(setting, part, make_own(setting, part, given), BetaRule, what)
+        own: BetaRule = make_own(setting, part, given, BetaRule)
+        return own
 
-    forgets = tried(setting, part, made(), "beta", [2 * config.dtarg])
+    forgets = tried(setting, part, made, "beta", [2 * config.dtarg])
     rule = made()
     rule.forgets = forgets
     return rule

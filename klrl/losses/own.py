@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.config import CustomLossConfig
-from klrl.config.own import make_own, require, told, unsaved
+from klrl.config.own import forgets, make_own
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
 from klrl.losses.policy import PolicyLoss, example
 
-_WHAT = "derive it from klrl.losses.policy.PolicyLoss"
 #: What klrl differentiates a loss by.
 _MOVES = ("log_prob", "kl_old", "entropy")
 
@@ -34,30 +31,28 @@ def custom(
     }
 
     def made() -> PolicyLoss:
-        return require("loss", config, make_own("loss", config, given), PolicyLoss, _WHAT)
+        own: PolicyLoss = make_own("loss", config, given, PolicyLoss)
+        return own
 
+    forgotten = forgets(
+        "loss", config, made, lambda trial: _try(config, trial), given=given.values(), saved=False
+    )
     loss = made()
-    if not hasattr(loss, "config"):
-        raise ConfigError(
-            f"loss.target={config.target}: its __init__ does not call PolicyLoss's; add "
-            "super().__init__(**given)"
-        )
-    with torch.random.fork_rng(devices=[]):
-        trial = made()  # what the trial changes in it is no part of the run
-    before = unsaved(SimpleNamespace(**vars(trial)))  # no checkpoint has a loss's state_dict
-    _try(config, trial)
-    loss.forgets = unsaved(SimpleNamespace(**vars(trial))) != before
+    loss.forgets = forgotten
     return loss
 
 
 def _try(config: CustomLossConfig, loss: PolicyLoss) -> None:
     """Call it on a few made-up positions: frames [8], or tokens [2, 4] with padding."""
+    if not hasattr(loss, "config"):
+        raise ConfigError(
+            f"loss.target={config.target}: its __init__ does not call PolicyLoss's; add "
+            "super().__init__(**given)"
+        )
     scored = example(tokens=config.reduction not in ("mean", "sum"))
     real = scored.without_padding()
-    with told("loss", config), torch.random.fork_rng(devices=[]):
-        rule = loss.beta_rule()
-        beta = scored.log_prob.new_tensor(rule.beta)
-        gain = loss.gain(real, real.advantage, beta)
+    beta = scored.log_prob.new_tensor(loss.beta_rule().beta)
+    gain = loss.gain(real, real.advantage, beta)
     text = f"loss.target={config.target}: gain"
     shape = tuple(scored.log_prob.shape)
     if not isinstance(gain, Tensor) or tuple(gain.shape) != shape:
