@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
-from klrl.config.own import make_own, told
+from klrl.config.own import Unfit, make_own, told
 
 _WRAPPED = "name a gymnasium.Wrapper, or a function that returns an environment in one"
 
@@ -48,15 +48,14 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
 
 def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
-        made = _of_torchrl(config, make_own("env", config, {}))
-        if not isinstance(made, gymnasium.Env):
-            raise ConfigError(
-                f"{config.named}: made {type(made).__name__}; return a gymnasium.Env or a TorchRL "
-                "EnvBase; wrap another library's environment"
-            )
-        for space in ("observation_space", "action_space"):
-            if not isinstance(getattr(made, space, None), gymnasium.Space):
-                raise ConfigError(f"{config.named}: has no {space}; set one in its __init__")
+        made = make_own("env", config, {})
+        with told("env", config):  # TorchRL's may compute its specs when they are asked for
+            made = _of_torchrl(config, made)
+            if not isinstance(made, gymnasium.Env):
+                raise Unfit(f"made {type(made).__name__}; return a gymnasium.Env or an EnvBase")
+            for space in ("observation_space", "action_space"):
+                if not isinstance(getattr(made, space, None), gymnasium.Space):
+                    raise Unfit(f"has no {space}; set one in its __init__")
         return made
     return make_gym(config.id, config.kwargs)
 
@@ -69,10 +68,7 @@ def _of_torchrl(config: CustomEnvConfig, made: Any) -> Any:
 
     from klrl.control.torchrl_env import wrap
 
-    if not isinstance(made, EnvBase):
-        return made
-    with told("env", config):  # it may compute its specs when they are asked for
-        return wrap(config.named, made)
+    return wrap(config.named, made) if isinstance(made, EnvBase) else made
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:

@@ -13,18 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from klrl.base.errors import ConfigError
 from klrl.config import (
     AdaptiveControllerConfig,
     ControllerConfig,
     CustomControllerConfig,
     DualControllerConfig,
     HeldControllerConfig,
-    OwnPart,
     ScheduleControllerConfig,
     TargetControllerConfig,
 )
-from klrl.config.own import forgets, make_own
+from klrl.config.own import Unfit, make_tried
 
 
 class HasCoef(Protocol):
@@ -298,34 +296,22 @@ def held(config: HeldControllerConfig, coef: Coef, frames: int) -> HeldKLControl
 
 def custom(config: CustomControllerConfig, coef: Coef, frames: int) -> FixedKLController:
     """``controller=custom``: a :class:`FixedKLController` of the user's, tried once."""
-
-    def made(coef: Coef) -> FixedKLController:
-        given = {"coef": coef, "frames": frames}
-        own: FixedKLController = make_own("controller", config, given, FixedKLController)
-        return own
-
     start = coef if isinstance(coef, float | int) else coef.coef
-    forgets = tried("controller", config, lambda: made(Number(start)), "kl.coef", [0.01, 1.0])
-    controller = made(coef)
+    given, trial = {"coef": coef, "frames": frames}, {"coef": lambda: Number(start)}
+    use = moves("kl.coef", [0.01, 1.0])
+    made, forgets = make_tried("controller", config, given, FixedKLController, use, trial=trial)
+    controller: FixedKLController = made
     controller.forgets = forgets
     return controller
 
 
-def tried(
-    setting: str, part: OwnPart, make: Callable[[], Any], name: str, kls: Sequence[float]
-) -> bool:
-    """:func:`klrl.config.own.forgets` of a user's part that moves a coefficient.
-
-    It is updated with these KLs, in nats, and must give a number >= 0 after each.
-    """
+def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:
+    """The trial of a user's part that moves the coefficient ``name`` on these KLs, in nats."""
 
     def use(trial: Any) -> None:
         for kl in kls:
             moved = trial.update(kl)
             if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
-                raise ConfigError(
-                    f"{setting}.target={part.target}: {name}={moved!r} after a KL of {kl:g} nats; "
-                    "give a number >= 0"
-                )
+                raise Unfit(f"{name}={moved!r} after a KL of {kl:g} nats; give a number >= 0")
 
-    return forgets(setting, part, make, use)
+    return use

@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Callable
 
 from klrl.config import KLPENConfig
-from klrl.config.own import make_own
-from klrl.kl.controllers import tried
+from klrl.config.own import make_tried
+from klrl.kl.controllers import moves
 
 
 class BetaRule:
@@ -103,15 +103,11 @@ def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float
 
 def own_beta_rule(config: KLPENConfig) -> BetaRule:
     """``loss.beta_rule=custom``: a :class:`BetaRule` of the user's, tried once."""
-    setting, part = "loss.own_beta_rule", config.own_beta_rule
     given = {"config": config, "beta": config.beta, "dtarg": config.dtarg}
-
-    def made() -> BetaRule:
-        own: BetaRule = make_own(setting, part, given, BetaRule)
-        return own
-
-    forgets = tried(setting, part, made, "beta", [2 * config.dtarg])
-    rule = made()
+    use = moves("beta", [2 * config.dtarg])
+    setting, part = "loss.own_beta_rule", config.own_beta_rule
+    made, forgets = make_tried(setting, part, given, BetaRule, use)
+    rule: BetaRule = made
     rule.forgets = forgets
     return rule
 

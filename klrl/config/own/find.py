@@ -22,7 +22,7 @@ def make_own(
     setting: str,
     part: OwnPart,
     given: Mapping[str, Any],
-    kind: type | None = None,
+    kind: type = object,
     what: str = "",
 ) -> Any:
     """Call a part of a completed job with its args and with what klrl gives (:data:`GIVEN`).
@@ -34,10 +34,14 @@ def make_own(
     wanted = {name: value for name, value in given.items() if rest or name in takes}
     with told(setting, part):
         made = target(**wanted, **part.args)
-    if kind is not None and not isinstance(made, kind):
-        what = what or f"derive it from {kind.__module__}.{kind.__qualname__}"
-        raise ConfigError(f"{named(setting, part)}: made {type(made).__name__}; {what}")
+        if not isinstance(made, kind):
+            what = what or f"derive it from {kind.__module__}.{kind.__qualname__}"
+            raise Unfit(f"made {type(made).__name__}; {what}")
     return made
+
+
+class Unfit(Exception):
+    """What a custom part made or returned is not what klrl needs; :func:`told` names the part."""
 
 
 @contextmanager
@@ -48,6 +52,8 @@ def told(setting: str, part: OwnPart) -> Iterator[None]:
         yield
     except ConfigError:
         raise
+    except Unfit as error:
+        raise ConfigError(f"{named(setting, part)}: {error}") from None
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{named(setting, part)}{args}: raised {with_line(error)}") from error
 

@@ -6,14 +6,14 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from klrl.base.seeds import generators_kept
 from klrl.base.sources import reached
 from klrl.config.fields import OwnPart
-from klrl.config.own.find import told
+from klrl.config.own.find import make_own, told
 from klrl.config.own.parts import top_level
 
 
@@ -22,42 +22,48 @@ def saves(part: Any) -> bool:
     return all(callable(getattr(part, f"{name}state_dict", None)) for name in ("", "load_"))
 
 
-def forgets(
+def make_tried(
     setting: str,
     part: OwnPart,
-    make: Callable[[], Any],
+    given: Mapping[str, Any],
+    kind: type,
     use: Callable[[Any], object],
     *,
-    given: Iterable[Any] = (),
+    trial: Mapping[str, Callable[[], Any]] | None = None,
     saved: bool = True,
-) -> bool:
-    """Whether a part has state that no checkpoint holds; errors of the user's code in one line.
+) -> tuple[Any, bool]:
+    """A custom part, and whether it has state that no checkpoint holds.
 
-    Two are made, and one is used. The other loads its state, where ``saved`` says that a
-    checkpoint has it, and must then hold the same; what all share must not have moved.
+    Before it two others are made, and one is used. The second loads the state of the first, where
+    ``saved`` says that a checkpoint has it, and must then hold the same; what both share must not
+    have moved.
 
     Args:
         setting: of the part.
         part: its settings.
-        make: makes one.
-        use: calls it as a run does, and refuses what it gives if that is wrong.
-        given: objects that klrl gave it, and saves itself.
+        given: as of :func:`klrl.config.own.make_own`; so is ``kind``.
+        kind: of what it makes.
+        use: calls it as a run does, and refuses a wrong answer.
+        trial: what those two are given in place of what a run moves.
         saved: whether its ``state_dict`` is in a checkpoint.
     """
+
+    def make(given: Mapping[str, Any]) -> Any:
+        with generators_kept():  # both draw the same
+            return make_own(setting, part, given, kind)
+
+    first, second = ({**given, **{k: v() for k, v in (trial or {}).items()}} for _ in range(2))
     with told(setting, part), generators_kept():
-        used, fresh = _alike(make), _alike(make)
+        used, fresh = make(first), make(second)
         before = _shared(part)
         use(used)
         moved = _shared(part) != before
         if saved and saves(used):
             fresh.load_state_dict(used.state_dict())
-        return moved or _held(used, given) != _held(fresh, given)
-
-
-def _alike(make: Callable[[], Any]) -> Any:
-    """A new one, which draws the same numbers as any other."""
-    with generators_kept():
-        return make()
+        # What both were given is klrl's, which saves it.
+        klrls = [each for name, each in first.items() if each is second[name]]
+        forgets = moved or _held(used, klrls) != _held(fresh, klrls)
+    return make_own(setting, part, given, kind), forgets
 
 
 def _held(part: Any, given: Iterable[Any]) -> object:
