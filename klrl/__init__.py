@@ -21,7 +21,6 @@ __all__ = [
     "load_run",
     "losses",
     "run",
-    "setting",
 ]
 
 __version__ = "0.3.0"
@@ -33,7 +32,6 @@ _WHERE = {
     "load_policy": "klrl.api",
     "load_run": "klrl.api",
     "run": "klrl.api",
-    "setting": "klrl.config.fields",
 }
 
 install()

@@ -115,25 +115,25 @@ def _known(top: str, place: Path) -> bool:
 def _digest(top: str, folders: Sequence[str]) -> str:
     """Over the names and bytes of all files that a top-level module reaches."""
     digest = hashlib.sha256()
-    for name, files in sorted(_reached(top, folders).items()):
+    for name, files in sorted(reached(top, folders).items()):
         for inner, file in files:
             digest.update(f"{name}/{inner}\0".encode())
             digest.update(file.read_bytes() + b"\0")
     return digest.hexdigest()[:_DIGITS]
 
 
-def _reached(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
-    """Top-level module -> its files, with their names below it; from one on."""
-    reached: dict[str, list[tuple[str, Path]]] = {}
+def reached(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
+    """Top-level module -> its files, named below it; none where a version says it all."""
+    found: dict[str, list[tuple[str, Path]]] = {}
     waiting = [top]
     while waiting:
         name = waiting.pop()
-        if name in reached or name in sys.stdlib_module_names or name == "klrl":
+        if name in found or name in sys.stdlib_module_names or name == "klrl":
             continue
         places = [place for place in _places(name, folders) if not _known(name, place)]
-        reached[name] = [each for place in places for each in _files(place)]
-        waiting += [other for _, file in reached[name] for other in _imported(file)]
-    return reached
+        found[name] = [each for place in places for each in _files(place)]
+        waiting += [other for _, file in found[name] for other in _imported(file)]
+    return found
 
 
 def _files(place: Path) -> Iterator[tuple[str, Path]]:

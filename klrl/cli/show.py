@@ -18,7 +18,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import conf_dir
 from klrl.config.checks import NoValueError
 from klrl.config.compose import compose, job_config, keys
-from klrl.config.own import help_of, own_parts
+from klrl.config.own import own_parts
 
 #: Settings of ``env=gym`` that a custom environment has others for.
 _OF_GYM = ("id", "kwargs")
@@ -48,7 +48,6 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
             found = {k: v for k, v in dataclasses.asdict(own).items() if k not in _OF_GYM}
             OmegaConf.update(cfg, setting, found, merge=False, force_add=True)
             notes |= {f"{setting}.{name}": note for name, note in _FOUND.items()}
-            notes |= help_of(setting, own)
     package = None if args.package == "_global_" else args.package
     part = cfg if package is None else OmegaConf.select(cfg, package)
     if part is None:

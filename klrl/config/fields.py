@@ -60,40 +60,6 @@ def added(setting: Any, before: Any) -> Any:
     return field(default=before, metadata={**setting.metadata, "added": before})
 
 
-#: What a range says of a value where the declaration does not.
-OPEN_RANGE: dict[str, Any] = {
-    **dict.fromkeys(("ge", "gt", "le")),
-    **{"whole": False, "optional": True},
-}
-
-
-def setting(
-    default: Any = MISSING,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    allowed: tuple[str, ...] = (),
-    help: str = "",
-) -> Any:
-    """Declare an argument of a custom part, in the dataclass next to it (docs/extending.md).
-
-    Args:
-        default: its value; without one it must be given.
-        ge: the least value.
-        gt: a bound below every value.
-        le: the largest value.
-        allowed: a closed list of values.
-        help: what it is, for ``--cfg job``.
-    """
-    metadata: dict[str, Any] = {**OPEN_RANGE, "ge": ge, "gt": gt, "le": le, "help": help}
-    if allowed:
-        metadata = {"allowed": allowed, "optional": default is None, "help": help}
-    if isinstance(default, list | dict | set):
-        return field(default_factory=lambda: default, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
 @dataclass
 class OwnPart(Settings):
     """A part from outside klrl: what it is called, and with what (docs/extending.md).

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -13,9 +14,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
 
-from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, CustomAdvantageConfig
-from klrl.config.own import make_own, saves, told, unsaved
+from klrl.config.own import Unfit, make_tried
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.reward_norm import RewardNormalizer
 from klrl.kl.charge import KL_KEY, weighted_reward
@@ -87,29 +87,15 @@ def custom(
     normalizer: RewardNormalizer | None = None,
 ) -> OwnAdvantage:
     """``advantage=custom``: a function of the user's, tried once; arguments as :func:`gae`."""
-    given = {"config": config, "critic": critic, "reward_scale": reward_scale}
-
-    def made(normalizer: RewardNormalizer | None) -> Any:
-        estimate = make_own("advantage", config, {**given, "normalizer": normalizer})
-        if not callable(estimate):
-            raise ConfigError(
-                f"advantage.target={config.target}: made {type(estimate).__name__}; return a "
-                "function of the rollout"
-            )
-        return estimate
-
+    given = {
+        "config": config,
+        "critic": critic,
+        "reward_scale": reward_scale,
+        "normalizer": normalizer,
+    }
     follower = deepcopy(normalizer)
-    trial, batch = made(follower), _made_up(critic)
-    klrls = [*given.values(), follower]
-    with told("advantage", config), torch.no_grad():
-        before = unsaved(trial, klrls)
-        trial(batch)
-        forgets = unsaved(trial, klrls) != before
-        if saves(trial):
-            trial.load_state_dict(trial.state_dict())
-    for key in ("advantage", "value_target", "state_value"):
-        _require_written(f"advantage.target={config.target}", batch, key)
-    return OwnAdvantage(made(normalizer), forgets)
+    trial, use = {"normalizer": lambda: follower}, partial(_try, critic)
+    return OwnAdvantage(*make_tried("advantage", config, given, object, use, trial=trial))
 
 
 @dataclass(frozen=True)
@@ -124,6 +110,23 @@ class OwnAdvantage:
         """Write the advantages of a rollout."""
         self.part(batch)
         return batch
+
+
+@torch.no_grad()
+def _try(critic: TensorDictModule, estimate: Callable[[TensorDictBase], object]) -> None:
+    """Call it on a made-up rollout [2, 3]."""
+    estimate(batch := _made_up(critic))
+    for key in ("advantage", "value_target", "state_value"):
+        value = batch.get(key, None)
+        if value is None:
+            raise Unfit(f"wrote no {key}; write it into the rollout, [N, T, 1]")
+        if value.shape != (2, 3, 1) or value.dtype != torch.float32:
+            raise Unfit(
+                f"wrote {key} of shape {tuple(value.shape)}, {value.dtype}; give [N, T, 1] = "
+                "(2, 3, 1), float32"
+            )
+        if not value.isfinite().all():
+            raise Unfit(f"wrote {key} that is not finite")
 
 
 def _made_up(critic: TensorDictModule) -> TensorDict:
@@ -151,19 +154,6 @@ def _made_up(critic: TensorDictModule) -> TensorDict:
         "next": after,
     }
     return TensorDict(root, [2, 3], device=like.device)
-
-
-def _require_written(text: str, batch: TensorDictBase, key: str) -> None:
-    value = batch.get(key, None)
-    if value is None:
-        raise ConfigError(f"{text}: wrote no {key}; write it into the rollout, [N, T, 1]")
-    if value.shape != (2, 3, 1) or value.dtype != torch.float32:
-        raise ConfigError(
-            f"{text}: wrote {key} of shape {tuple(value.shape)}, {value.dtype}; give [N, T, 1] = "
-            "(2, 3, 1), float32"
-        )
-    if not value.isfinite().all():
-        raise ConfigError(f"{text}: wrote {key} that is not finite")
 
 
 def _values_after(

@@ -15,7 +15,9 @@ from gymnasium import spaces
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
-from klrl.config.own import make_own, require, told
+from klrl.config.own import Unfit, make_own, told
+
+_WRAPPED = "name a gymnasium.Wrapper, or a function that returns an environment in one"
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:
@@ -33,7 +35,7 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
         args = {key: tuple(v) if isinstance(v, list) else v for key, v in part.args.items()}
         part = replace(part, args=args)
     try:
-        made = make_own(setting, part, {"env": env})
+        wrapped: gymnasium.Env = make_own(setting, part, {"env": env}, gymnasium.Env, _WRAPPED)
     except ConfigError as error:
         cause = error.__cause__
         if isinstance(cause, gymnasium.error.DependencyNotInstalled):
@@ -41,19 +43,19 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
                 f"{setting}: {part.target}: {first_line(cause)}; pip install 'klrl[pixels]'"
             ) from cause
         raise
-    what = "name a gymnasium.Wrapper, or a function that returns an environment in one"
-    wrapped: gymnasium.Env = require(setting, part, made, gymnasium.Env, what)
     return wrapped
 
 
 def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
-        what = "return a gymnasium.Env or a TorchRL EnvBase; wrap another library's environment"
-        made = _of_torchrl(config, make_own("env", config, {}))
-        require("env", config, made, gymnasium.Env, what)
-        for space in ("observation_space", "action_space"):
-            if not isinstance(getattr(made, space, None), gymnasium.Space):
-                raise ConfigError(f"{config.named}: has no {space}; set one in its __init__")
+        made = make_own("env", config, {})
+        with told("env", config):  # TorchRL's may compute its specs when they are asked for
+            made = _of_torchrl(config, made)
+            if not isinstance(made, gymnasium.Env):
+                raise Unfit(f"made {type(made).__name__}; return a gymnasium.Env or an EnvBase")
+            for space in ("observation_space", "action_space"):
+                if not isinstance(getattr(made, space, None), gymnasium.Space):
+                    raise Unfit(f"has no {space}; set one in its __init__")
         return made
     return make_gym(config.id, config.kwargs)
 
@@ -66,10 +68,7 @@ def _of_torchrl(config: CustomEnvConfig, made: Any) -> Any:
 
     from klrl.control.torchrl_env import TorchRLEnv
 
-    if not isinstance(made, EnvBase):
-        return made
-    with told("env", config):  # it may compute its specs when they are asked for
-        return TorchRLEnv(config.named, made)
+    return TorchRLEnv(config.named, made) if isinstance(made, EnvBase) else made
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:

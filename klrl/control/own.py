@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
-from klrl.base.errors import ConfigError
-from klrl.config import CustomActorConfig, OwnPart
-from klrl.config.own import make_own, require, told
+from klrl.config import CustomActorConfig
+from klrl.config.own import Unfit, make_own, told
 from klrl.control.actor import (
     Agent,
     categorical_agent,
@@ -32,7 +31,6 @@ _AGENTS: dict[str, Callable[..., Agent]] = {
     "tanh_normal": tanh_normal_agent,
     "categorical": categorical_agent,
 }
-_CELLS = nn.RNNBase | nn.RNNCellBase
 _WHAT = "return a network (torch.nn.Module)"
 
 
@@ -76,15 +74,17 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     layout = agent.layout
     inputs = plain.inputs if layout is None else given_sizes(layout)
     example = _example(plain.inputs, layout)
-    made = make_own("actor", config, {"inputs": inputs, "outputs": plain.outputs})
-    network: nn.Module = require("actor", config, made, nn.Module, _WHAT)
-    whole = _try_policy(config, network, plain, family, example)
+    sizes = {"inputs": inputs, "outputs": plain.outputs}
+    network: nn.Module = make_own("actor", config, sizes, nn.Module, _WHAT)
+    with told("actor", config):
+        whole = _try_policy(network, plain, family, example)
     network = network if layout is None else Unpacked(layout, network)
     agent.actor[0].module = OwnPolicyNet(plain.normalizer, network, plain, whole=whole)
     if config.own_critic is not None:
-        made = make_own("actor.own_critic", config.own_critic, {"inputs": inputs})
-        critic: nn.Module = require("actor.own_critic", config.own_critic, made, nn.Module, _WHAT)
-        _try("actor.own_critic", config.own_critic, critic, example, [1])
+        setting, part = "actor.own_critic", config.own_critic
+        critic: nn.Module = make_own(setting, part, {"inputs": inputs}, nn.Module, _WHAT)
+        with told(setting, part):
+            _try(critic, example, [1])
         critic = critic if layout is None else Unpacked(layout, critic)
         agent.critic.module = OwnValueNet(plain.normalizer, critic, plain.inputs)
     return agent
@@ -113,77 +113,44 @@ def _shapes(seen: Given) -> str:
     return ", ".join(f"{key} {tuple(part.shape)}" for key, part in seen.items())
 
 
-def _try_policy(
-    config: CustomActorConfig,
-    network: nn.Module,
-    plain: PolicyNet,
-    family: Family,
-    example: _Example,
-) -> bool:
+def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, example: _Example) -> bool:
     """Whether a policy's network gives all parameters of its distribution."""
     gaussian = len(family.param_keys) == 2
-    most = [plain.outputs] * len(family.param_keys)
-    outputs = _try("actor", config, network, example, most)
+    outputs = _try(network, example, [plain.outputs] * len(family.param_keys))
     if gaussian and len(outputs) == 2 and not (outputs[1] > 0).all():
-        raise ConfigError(
-            f"actor.target={config.target}: its second output is the scale of a Gaussian, and it "
-            "is not above 0; give it an exp or a softplus"
+        raise Unfit(
+            "its second output is the scale of a Gaussian, and it is not above 0; give it an exp "
+            "or a softplus"
         )
     return not gaussian or len(outputs) == 2
 
 
-def _try(
-    setting: str, part: OwnPart, network: nn.Module, example: _Example, most: list[int]
-) -> tuple[Tensor, ...]:
+def _try(network: nn.Module, example: _Example, most: list[int]) -> tuple[Tensor, ...]:
     """The outputs of a network on made-up observations, of widths ``most``; one is enough."""
-    text = f"{setting}.target={part.target}"
-    parameters = dict(network.named_parameters())
-    wrong = [name for name, p in parameters.items() if p.dtype != torch.float32]
-    if wrong or not parameters:
-        fault = f"{wrong[0]} is not float32" if wrong else "it has no parameters"
-        raise ConfigError(f"{text}: {fault}; give float32 parameters to train")
     seen, leading, rows = example
-    recurrent = _recurrent(text, network)
-    if isinstance(network, _CELLS):
-        raise ConfigError(recurrent)
-    with told(setting, part):
-        # Each its own dictionary: a network may take keys out of what it is given.
-        inputs = (each if isinstance(each, Tensor) else dict(each) for each in (seen, seen, *rows))
-        first, again, *alone = map(network, inputs)
-    outputs = _as_outputs(text, first, leading, _shapes(seen), most)
-    others = _as_outputs(text, again, leading, _shapes(seen), most)
-    singles = [_as_outputs(text, each, (1,), _shapes(rows[0]), most) for each in alone]
+
+    def call(given: Given, leading: tuple[int, ...]) -> tuple[Tensor, ...]:
+        # Its own dictionary: a network may take keys out of what it is given.
+        made = network(given if isinstance(given, Tensor) else dict(given))
+        return _as_outputs(made, leading, _shapes(given), most)
+
+    outputs, again = call(seen, leading), call(seen, leading)
     if not all(torch.isfinite(each).all() for each in outputs):
-        raise ConfigError(f"{text}: its outputs are not finite; look at its initialisation")
-    if not all(torch.equal(a, b) for a, b in zip(outputs, others, strict=True)):
-        fault = "two calls give different outputs; leave dropout, noise and hidden states out"
-        raise ConfigError(recurrent or f"{text}: {fault}")
-    apart = [
-        torch.cat(each).reshape(a.shape)
-        for a, each in zip(outputs, zip(*singles, strict=True), strict=True)
-    ]
-    if not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(outputs, apart, strict=True)):
-        fault = (
-            "what it says of one observation depends on the others; leave batch normalisation out"
-        )
-        raise ConfigError(recurrent or f"{text}: {fault}")
-    _require_used(text, outputs, parameters)
+        raise Unfit("its outputs are not finite; look at its initialisation")
+    alone = zip(*(call(row, (1,)) for row in rows), strict=True)
+    apart = [torch.cat(each).reshape(a.shape) for a, each in zip(outputs, alone, strict=True)]
+    for first, second, single in zip(outputs, again, apart, strict=True):
+        if not (torch.equal(first, second) and torch.allclose(first, single, atol=1e-4)):
+            raise Unfit(
+                "what it says of an observation depends on chance, on earlier calls or on other "
+                "observations; leave dropout, noise, hidden states and batch normalisation out"
+            )
+    _require_used(outputs, dict(network.named_parameters()))
     return outputs
 
 
-def _recurrent(text: str, network: nn.Module) -> str:
-    """The fault of a network with a recurrent cell; empty without one."""
-    cells = [type(module).__name__ for module in network.modules() if isinstance(module, _CELLS)]
-    if not cells:
-        return ""
-    return (
-        f"{text} is recurrent ({cells[0]}): klrl shows a policy one observation at a time, and no "
-        "hidden state; give a network of the observation alone"
-    )
-
-
 def _as_outputs(
-    text: str, made: object, leading: tuple[int, ...], seen: str, most: list[int]
+    made: object, leading: tuple[int, ...], seen: str, most: list[int]
 ) -> tuple[Tensor, ...]:
     outputs = made if isinstance(made, tuple) else (made,)
     expected = [(*leading, width) for width in most]
@@ -191,24 +158,21 @@ def _as_outputs(
     if not 1 <= len(gave) <= len(expected) or gave != expected[: len(gave)]:
         wanted = f"{expected[0]}, or two of them (loc, scale)" if len(most) > 1 else expected[0]
         shown = gave[0] if len(gave) == 1 else gave
-        raise ConfigError(f"{text}: gave {shown} for observations {seen}; give {wanted}")
-    floats = [x for x in outputs if isinstance(x, Tensor) and x.dtype == torch.float32]
-    if len(floats) != len(outputs):
-        raise ConfigError(f"{text}: its outputs are not float32")
-    return tuple(floats)
+        raise Unfit(f"gave {shown} for observations {seen}; give {wanted}")
+    if not all(each.dtype == torch.float32 for each in outputs):
+        raise Unfit("its outputs are not float32")
+    return outputs
 
 
-def _require_used(
-    text: str, outputs: tuple[Tensor, ...], parameters: dict[str, nn.Parameter]
-) -> None:
+def _require_used(outputs: tuple[Tensor, ...], parameters: dict[str, nn.Parameter]) -> None:
     """Every parameter must have a gradient: the step differentiates by all of them."""
-    frozen = [name for name, p in parameters.items() if not p.requires_grad]
-    if frozen:
-        raise ConfigError(f"{text}: {frozen[0]} requires no gradient; make it a buffer")
+    for name, parameter in parameters.items():
+        if not parameter.requires_grad:
+            raise Unfit(f"{name} requires no gradient; make it a buffer")
     total = torch.stack([each.sum() for each in outputs]).sum()
     if not total.requires_grad:
-        raise ConfigError(f"{text}: its outputs have no gradient; remove detach or no_grad")
+        raise Unfit("its outputs have no gradient; remove detach or no_grad")
     grads = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    unused = [name for name, grad in zip(parameters, grads, strict=True) if grad is None]
-    if unused:
-        raise ConfigError(f"{text}: its forward does not use {unused[0]}; remove that parameter")
+    for name, grad in zip(parameters, grads, strict=True):
+        if grad is None:
+            raise Unfit(f"its forward does not use {name}; remove that parameter")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from klrl.base.errors import ConfigError
 from klrl.config import (
     AdaptiveControllerConfig,
     ControllerConfig,
@@ -23,7 +22,7 @@ from klrl.config import (
     ScheduleControllerConfig,
     TargetControllerConfig,
 )
-from klrl.config.own import make_own, require, told, unsaved
+from klrl.config.own import Unfit, make_tried
 
 
 class HasCoef(Protocol):
@@ -296,39 +295,23 @@ def held(config: HeldControllerConfig, coef: Coef, frames: int) -> HeldKLControl
 
 
 def custom(config: CustomControllerConfig, coef: Coef, frames: int) -> FixedKLController:
-    """``controller=custom``: a :class:`FixedKLController` of the user's, tried once on a copy."""
+    """``controller=custom``: a :class:`FixedKLController` of the user's, tried once."""
     start = coef if isinstance(coef, float | int) else coef.coef
-    what = "derive it from klrl.kl.controllers.FixedKLController"
-
-    def made(coef: Coef) -> FixedKLController:
-        given = {"coef": coef, "frames": frames}
-        return require(
-            "controller", config, make_own("controller", config, given), FixedKLController, what
-        )
-
-    trial = made(Number(start))
-    forgets = tried("controller", config, trial, "kl.coef", [0.01, 1.0], saved=["_keeper"])
-    controller = made(coef)
+    given, trial = {"coef": coef, "frames": frames}, {"coef": lambda: Number(start)}
+    use = moves("kl.coef", [0.01, 1.0])
+    made, forgets = make_tried("controller", config, given, FixedKLController, use, trial=trial)
+    controller: FixedKLController = made
     controller.forgets = forgets
     return controller
 
 
-def tried(
-    setting: str, part: Any, trial: Any, name: str, kls: Sequence[float], saved: Sequence[str] = ()
-) -> bool:
-    """Whether a user's part that moves a coefficient has state which its state_dict does not hold.
+def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:
+    """The trial of a user's part that moves the coefficient ``name`` on these KLs, in nats."""
 
-    ``trial`` is updated with these KLs, in nats, and must give a number >= 0 after the first.
-    """
-    with told(setting, part):
-        saved = [*saved, *trial.state_dict()]
-        before = unsaved(trial, saved=saved)
-        moved, *_ = [trial.update(kl) for kl in kls]
-        forgets = unsaved(trial, saved=saved) != before
-        trial.load_state_dict(trial.state_dict())
-    if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
-        raise ConfigError(
-            f"{setting}.target={part.target}: {name}={moved!r} after a KL of {kls[0]:g} nats; give "
-            "a number >= 0"
-        )
-    return forgets
+    def use(trial: Any) -> None:
+        for kl in kls:
+            moved = trial.update(kl)
+            if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
+                raise Unfit(f"{name}={moved!r} after a KL of {kl:g} nats; give a number >= 0")
+
+    return use

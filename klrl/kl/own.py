@@ -12,9 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from klrl.base.errors import ConfigError
 from klrl.config import OwnPart, RetrieveKLConfig
-from klrl.config.own import find_function, told
+from klrl.config.own import Unfit, find_target, told
 from klrl.config.placement import OWN
 from klrl.kl.divergences import Which
 from klrl.kl.estimators import Estimator
@@ -43,21 +42,20 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
 
 def _tried(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
     """The user's function, called once."""
-    function = partial(find_function(setting, part), **part.args)
-    text = f"{setting}.target={part.target}"
+    function = partial(find_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
     with told(setting, part):
         value = function(log_ratio)
-    if not isinstance(value, Tensor) or value.shape != log_ratio.shape:
-        gave = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigError(f"{text}: returned {gave} for log-ratios of shape (3, 3); give one each")
-    if not value.isfinite().all():
-        raise ConfigError(f"{text}: is not finite at log-ratios of -2 to 2")
-    if not value.requires_grad:
-        raise ConfigError(f"{text}: has no gradient in the log-ratio; remove detach or no_grad")
-    if abs(float(value[1, 1].detach())) > _ZERO:
-        raise ConfigError(
-            f"{text}: is {float(value[1, 1].detach()):.3g} where policy and reference agree "
-            "(log-ratio 0); a divergence is 0 there"
-        )
+        if not isinstance(value, Tensor) or value.shape != log_ratio.shape:
+            gave = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise Unfit(f"returned {gave} for log-ratios of shape (3, 3); give one each")
+        if not value.isfinite().all():
+            raise Unfit("is not finite at log-ratios of -2 to 2")
+        if not value.requires_grad:
+            raise Unfit("has no gradient in the log-ratio; remove detach or no_grad")
+        if abs(zero := float(value[1, 1].detach())) > _ZERO:
+            raise Unfit(
+                f"is {zero:.3g} where policy and reference agree (log-ratio 0); a divergence is 0 "
+                "there"
+            )
     return function

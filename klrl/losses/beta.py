@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 
 from klrl.config import KLPENConfig
-from klrl.config.own import make_own, require
-from klrl.kl.controllers import tried
+from klrl.config.own import make_tried
+from klrl.kl.controllers import moves
 from klrl.objectives.functional import factor, moves_beta
 
 
@@ -85,16 +85,12 @@ class ForwardBeta(DoublingBeta):
 
 
 def own_beta_rule(config: KLPENConfig) -> BetaRule:
-    """``loss.beta_rule=custom``: a :class:`BetaRule` of the user's, tried once on a copy."""
-    setting, part = "loss.own_beta_rule", config.own_beta_rule
+    """``loss.beta_rule=custom``: a :class:`BetaRule` of the user's, tried once."""
     given = {"config": config, "beta": config.beta, "dtarg": config.dtarg}
-    what = "derive it from klrl.losses.beta.BetaRule"
-
-    def made() -> BetaRule:
-        return require(setting, part, make_own(setting, part, given), BetaRule, what)
-
-    forgets = tried(setting, part, made(), "beta", [2 * config.dtarg])
-    rule = made()
+    use = moves("beta", [2 * config.dtarg])
+    setting, part = "loss.own_beta_rule", config.own_beta_rule
+    made, forgets = make_tried(setting, part, given, BetaRule, use)
+    rule: BetaRule = made
     rule.forgets = forgets
     return rule
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from klrl.base.errors import ConfigError
 from klrl.config import CustomLossConfig
-from klrl.config.own import make_own, require, told, unsaved
+from klrl.config.own import Unfit, make_tried
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
 from klrl.losses.policy import PolicyLoss, example
 
-_WHAT = "derive it from klrl.losses.policy.PolicyLoss"
 #: What klrl differentiates a loss by.
 _MOVES = ("log_prob", "kl_old", "entropy")
 
@@ -33,41 +31,31 @@ def custom(
         "reward_scale": reward_scale,
     }
 
-    def made() -> PolicyLoss:
-        return require("loss", config, make_own("loss", config, given), PolicyLoss, _WHAT)
-
-    loss = made()
-    if not hasattr(loss, "config"):
-        raise ConfigError(
-            f"loss.target={config.target}: its __init__ does not call PolicyLoss's; add "
-            "super().__init__(**given)"
-        )
-    with torch.random.fork_rng(devices=[]):
-        trial = made()  # what the trial changes in it is no part of the run
-    before = unsaved(SimpleNamespace(**vars(trial)))  # no checkpoint has a loss's state_dict
-    _try(config, trial)
-    loss.forgets = unsaved(SimpleNamespace(**vars(trial))) != before
+    tokens = config.reduction not in ("mean", "sum")
+    use = partial(_try, tokens=tokens)
+    # No checkpoint has a loss's state_dict.
+    made, forgets = make_tried("loss", config, given, PolicyLoss, use, saved=False)
+    loss: PolicyLoss = made
+    loss.forgets = forgets
     return loss
 
 
-def _try(config: CustomLossConfig, loss: PolicyLoss) -> None:
+def _try(loss: PolicyLoss, *, tokens: bool) -> None:
     """Call it on a few made-up positions: frames [8], or tokens [2, 4] with padding."""
-    scored = example(tokens=config.reduction not in ("mean", "sum"))
+    if not hasattr(loss, "config"):
+        raise Unfit("its __init__ does not call PolicyLoss's; add super().__init__(**given)")
+    scored = example(tokens=tokens)
     real = scored.without_padding()
-    with told("loss", config), torch.random.fork_rng(devices=[]):
-        rule = loss.beta_rule()
-        beta = scored.log_prob.new_tensor(rule.beta)
-        gain = loss.gain(real, real.advantage, beta)
-    text = f"loss.target={config.target}: gain"
+    gain = loss.gain(real, real.advantage, scored.log_prob.new_tensor(loss.beta_rule().beta))
     shape = tuple(scored.log_prob.shape)
     if not isinstance(gain, Tensor) or tuple(gain.shape) != shape:
         gave = f"shape {tuple(gain.shape)}" if isinstance(gain, Tensor) else type(gain).__name__
-        raise ConfigError(f"{text} returned {gave} for positions of shape {shape}; give one each")
+        raise Unfit(f"gain returned {gave} for positions of shape {shape}; give one each")
     if not torch.isfinite(gain).all():
-        raise ConfigError(f"{text} is not finite at finite log-probs; look for log 0 and 0 / 0")
+        raise Unfit("gain is not finite at finite log-probs; look for log 0 and 0 / 0")
     moving = [getattr(scored, name) for name in _MOVES]
     grads = torch.autograd.grad(gain.sum(), moving, allow_unused=True) if gain.requires_grad else ()
     if not any(grad is not None for grad in grads):
-        raise ConfigError(f"{text} has no gradient in the policy; look for detach() and no_grad()")
+        raise Unfit("gain has no gradient in the policy; look for detach() and no_grad()")
     if not all(torch.isfinite(grad).all() for grad in grads if grad is not None):
-        raise ConfigError(f"{text} has a gradient that is not finite; look for log 0 and 0 / 0")
+        raise Unfit("gain has a gradient that is not finite; look for log 0 and 0 / 0")

@@ -16,12 +16,14 @@ from omegaconf.errors import OmegaConfBaseException
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import JobConfig
 from klrl.config.checks import to_config
+from klrl.config.identity import settings_hash
 from klrl.config.overrides import key_of
 from klrl.config.own import own_parts
 from klrl.config.own.trust import check_known
 from klrl.config.stored import check_plain, typed
 from klrl.runs.find import check_not_running, find_run
 from klrl.runs.folder import RunFolder, run_id, settings_text
+from klrl.runs.one_run import check_one_run
 
 #: Settings that a resume may change; all others define the run. Micro-batches share out memory:
 #: whoever ran out of it goes on with more of them.
@@ -35,7 +37,21 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
     """The folder and the settings of a run to resume; ``overrides`` are of :data:`CHANGEABLE`."""
     run = find_run(path, "resume")
     check_not_running(run)
+    check_one_run(RunFolder(run), f"resume={run}")
+    if edited := edited_settings(run):
+        raise ConfigError(f"{run}: {edited}; bring it back, or start another run")
     return run, stored_config(run, overrides)
+
+
+def edited_settings(run: Path) -> str | None:
+    """A line where the stored settings are not those of the manifest's ``config_hash``.
+
+    A resume stores both anew, with what it changed.
+    """
+    begun = RunFolder(run).manifest.get("config_hash") if RunFolder(run).exists else None
+    if begun is None or begun == settings_hash(stored_config(run)):
+        return None
+    return "its .hydra/config.yaml is not what it was started with"
 
 
 def stored_config(

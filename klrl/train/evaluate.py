@@ -19,6 +19,7 @@ from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.other_task import config_on_task
+from klrl.runs.resume import edited_settings
 from klrl.runs.returns import told_evaluation
 from klrl.train.schedule import Size
 
@@ -146,7 +147,7 @@ def evaluate_run(
             raise ConfigError(f"{name}={value}: give a whole number >= {least}")
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
-    for line in changed_sources(config, ("env", "actor")):
+    for line in filter(None, [edited_settings(folder), *changed_sources(config, ("env", "actor"))]):
         warn(line)
     domain = domain_of(config)
     return domain.evaluate(

@@ -73,9 +73,18 @@ def foreign(finished: Path, tmp_path: Path, marker: Path, monkeypatch) -> Callab
         for group, changes in groups.items():
             settings[group] |= changes
         stored.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        _without_hash(run)
         return run
 
     return made
+
+
+def _without_hash(run: Path) -> None:
+    """As whoever forges a run would write its manifest: nothing says that settings were edited."""
+    file = run / "manifest.json"
+    manifest = json.loads(file.read_text("utf-8"))
+    manifest.pop("config_hash", None)
+    file.write_text(json.dumps(manifest), encoding="utf-8")
 
 
 def touches(marker: Path) -> dict[str, Any]:

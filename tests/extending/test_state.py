@@ -45,6 +45,39 @@ class Counting(FixedKLController):
         self.coef = 0.1 * self.seen
 
 
+SEEN = {"iterations": 0}
+
+
+class Global(FixedKLController):
+    def move(self, kl, n):
+        SEEN["iterations"] += 1
+        self.coef = 0.1 * SEEN["iterations"]
+
+
+class First(FixedKLController):
+    first = None
+    def move(self, kl, n):
+        if self.first is None:  # the same for both objects of the trial
+            First.first = kl + 0.01
+        self.coef *= 1 + self.first
+
+
+class Slots(FixedKLController):
+    __slots__ = ("seen",)
+    def __init__(self, coef):
+        super().__init__(coef)
+        self.seen = 0
+    def move(self, kl, n):
+        self.seen += 1
+        self.coef = 0.1 * self.seen
+
+
+class Half(Counting):
+    # What is loaded is not what was saved.
+    def state_dict(self): return {**super().state_dict(), "seen": self.seen}
+    def load_state_dict(self, state): self.coef = state["coef"]
+
+
 class Saved(Counting):
     def state_dict(self): return {**super().state_dict(), "seen": self.seen}
 
@@ -79,6 +112,10 @@ class Forgetful(Plain):
 
 
 class Remembers(Saves, Forgetful): pass
+
+
+class HalfRemembers(Remembers):
+    def load_state_dict(self, state): pass
 
 
 def closure(config, critic, reward_scale):
@@ -121,9 +158,10 @@ class Saving(Saves, Annealed): pass
 """
 CASES = [
     *(("controller", name, "exact") for name in ("Constant", "Saved")),
-    *(("controller", name, "anew") for name in ("Counting", "Bounded", "Noisy")),
+    *(("controller", name, "anew") for name in ("Counting", "Bounded", "Noisy", "Half")),
+    *(("controller", name, "anew") for name in ("Global", "First", "Slots")),
     *(("advantage", name, "exact") for name in ("Plain", "Remembers", "plain")),
-    *(("advantage", name, "anew") for name in ("Forgetful", "closure")),
+    *(("advantage", name, "anew") for name in ("Forgetful", "HalfRemembers", "closure")),
     ("loss.own_beta_rule", "Rule", "anew"),
     ("loss", "Steady", "exact"),
     *(("loss", name, "anew") for name in ("Annealed", "Saving")),

@@ -43,6 +43,27 @@ def test_what_a_resume_changed_holds_for_the_next_one() -> None:
     assert rows_of(Path("run"))[-1]["frames"] == 256
 
 
+@pytest.mark.parametrize("setting", ["lr: 0.0003", "seed: 0", "coef: 0.01"])
+def test_settings_edited_by_hand_are_not_resumed(setting: str, capsys) -> None:
+    """Below an intact ``# run ID``; an evaluation says so and goes on."""
+    exits(*QUICK, "hydra.run.dir=run", "seed=0", "optim.lr=0.0003", "kl.coef=0.01")
+    exits("resume=run", "frames=192", "checkpoint.every=1")
+    stored, rows = Path("run/.hydra/config.yaml"), rows_of(Path("run"))
+    text = stored.read_text("utf-8")
+    edited = text.replace(f"{setting}\n", f"{setting}7\n", 1)
+    assert edited != text
+    stored.write_text(edited, encoding="utf-8")
+    capsys.readouterr()
+    assert exits("resume=run", "frames=256") == 2
+    evaluate_main(["run", "--episodes", "1"])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("its .hydra/config.yaml is not what it was started with" in line for line in lines)
+    assert rows_of(Path("run")) == rows
+    stored.write_text(text, encoding="utf-8")
+    assert exits("resume=run", "frames=256") == 0
+
+
 def test_resume_restores_all_and_appends() -> None:
     exits(*QUICK, "frames=256", "hydra.run.dir=run", "kl.coef=0.3", "seed=5", "checkpoint.every=1")
     before, rows = Training(stored_config(Path("run"))), rows_of(Path("run"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from klrl.config.fields import OwnPart
 from klrl.config.jobs import JobConfig
 from klrl.config.own.args import typed_args
-from klrl.config.own.find import find_target, named
+from klrl.config.own.find import named
 from klrl.config.own.parts import own_parts
 from klrl.config.own.sources import named_sources, own_source
 from klrl.config.own.trust import name_code
@@ -25,4 +25,4 @@ def complete(config: JobConfig) -> None:
 
 def complete_part(setting: str, part: OwnPart) -> None:
     """Type the args of one part, in place; its source stays."""
-    part.args = typed_args(setting, part, find_target(setting, part))
+    part.args = typed_args(setting, part)

@@ -16,29 +16,32 @@ from klrl.base.imports import import_users
 from klrl.base.text import nearest
 from klrl.config.checks import NoValueError
 from klrl.config.fields import OwnPart
-from klrl.config.own.parts import GIVEN
 
 
-def make_own(setting: str, part: OwnPart, given: Mapping[str, Any]) -> Any:
-    """Call a part of a completed job with its args and with what klrl gives (:data:`GIVEN`)."""
+def make_own(
+    setting: str,
+    part: OwnPart,
+    given: Mapping[str, Any],
+    kind: type = object,
+    what: str = "",
+) -> Any:
+    """Call a part of a completed job with its args and with what klrl gives (:data:`GIVEN`).
+
+    What it makes must be of a ``kind``; ``what`` says how to make one.
+    """
     target = find_target(setting, part)
     takes, rest = arguments(named(setting, part), target)
     wanted = {name: value for name, value in given.items() if rest or name in takes}
     with told(setting, part):
-        return target(**wanted, **part.args)
+        made = target(**wanted, **part.args)
+        if not isinstance(made, kind):
+            what = what or f"derive it from {kind.__module__}.{kind.__qualname__}"
+            raise Unfit(f"made {type(made).__name__}; {what}")
+    return made
 
 
-def find_function(setting: str, part: OwnPart) -> Callable[..., Any]:
-    """A part that is itself a function of what klrl gives."""
-    found, given = find_target(setting, part), GIVEN[setting]
-    takes, rest = arguments(named(setting, part), found)
-    missing = [name for name in given if name not in takes and not rest]
-    if inspect.isclass(found) or missing:
-        raise ConfigError(
-            f"{named(setting, part)}: name a function of {', '.join(given)}, as in "
-            f"def name({', '.join(given)}, power=2.0)"
-        )
-    return found
+class Unfit(Exception):
+    """What a custom part made or returned is not what klrl needs; :func:`told` names the part."""
 
 
 @contextmanager
@@ -49,15 +52,10 @@ def told(setting: str, part: OwnPart) -> Iterator[None]:
         yield
     except ConfigError:
         raise
+    except Unfit as error:
+        raise ConfigError(f"{named(setting, part)}: {error}") from None
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{named(setting, part)}{args}: raised {with_line(error)}") from error
-
-
-def require(setting: str, part: OwnPart, made: Any, kind: type, what: str) -> Any:
-    """What a part made, if it is what the group needs."""
-    if not isinstance(made, kind):
-        raise ConfigError(f"{named(setting, part)}: made {type(made).__name__}; {what}")
-    return made
 
 
 def find_target(setting: str, part: OwnPart) -> Callable[..., Any]:
@@ -106,46 +104,19 @@ def named(setting: str, part: OwnPart) -> str:
 
 
 def arguments(text: str, target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The keywords that a part takes, and whether it takes the rest of klrl's as well.
-
-    ``**rest`` of a class goes to the class that it is derived from: its arguments count as well,
-    with :data:`ITS_DEFAULT` in place of theirs. That of a plain class is its own.
-    """
-    # A metaclass may hide a class's own arguments.
-    calls = _constructors(target) if inspect.isclass(target) else [target]
-    takes: dict[str, inspect.Parameter] = {}
-    for call in calls:
-        try:
-            parameters = list(inspect.signature(call).parameters.values())
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{text}: its arguments cannot be read ({error}); wrap it in a function"
-            ) from error
-        keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        own = parameters[1:] if inspect.isclass(target) else parameters
-        mine = {p.name: p for p in own if p.kind in keywords}
-        if call is not calls[0]:
-            defaults = [p for p in mine.values() if p.default is not p.empty]
-            mine |= {p.name: p.replace(default=ITS_DEFAULT) for p in defaults}
-        takes = {**mine, **takes}
-        if not any(p.kind is p.VAR_KEYWORD for p in own):
-            return takes, False
-    return takes, bool(calls)
-
-
-#: What a class above has by default is left to it, unless it is given.
-ITS_DEFAULT = object()
-
-
-#: Their classes take nothing that a user would give.
-_LIBRARIES = ("builtins", "torch", "typing", "abc")
-
-
-def _constructors(target: type) -> list[Callable[..., Any]]:
-    """``__init__`` of a class and of those that it is derived from, nearest first."""
-    return [
-        vars(each)["__init__"]
-        for each in target.__mro__
-        if "__init__" in vars(each)
-        and (each is target or each.__module__.partition(".")[0] not in _LIBRARIES)
-    ]
+    """The keywords that a part takes, and whether it takes any others."""
+    call = target
+    if inspect.isclass(target):  # a metaclass may hide a class's own arguments
+        call = target.__init__
+        if call is object.__init__:
+            return {}, False
+    try:
+        parameters = list(inspect.signature(call).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{text}: its arguments cannot be read ({error}); wrap it in a function"
+        ) from error
+    own = parameters[1:] if inspect.isclass(target) else parameters
+    keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes = {p.name: p for p in own if p.kind in keywords}
+    return takes, any(p.kind is p.VAR_KEYWORD for p in own)

@@ -27,24 +27,23 @@ def check_sources(config: JobConfig) -> None:
 
 def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES)) -> list[str]:
     """One line for each part whose source is not the one in the settings of the job."""
-    lines = []
+    pairs: dict[str, tuple[str, str]] = {}
     for setting, part in own_parts(config):
         if setting.partition(".")[0] not in groups:
             continue
         find_target(setting, part)
         now = own_source(named(setting, part), str(part.target))
-        told, version = (part.source, part.version), (now.digest, now.version)
-        if told != version:
-            lines.append(
-                f"{named(setting, part)}: has changed since this run began "
-                f"(it had {_shown(part.source, part.version)}, now "
-                f"{_shown(now.digest, now.version)})"
-            )
+        before = _shown(part.source, part.version)
+        pairs[named(setting, part)] = before, _shown(now.digest, now.version)
     sources = named_sources(config.env) if "env" in groups else {}
-    for value, before in config.env.sources.items():
-        if (at := sources.get(value, before)) != before:
-            lines.append(f"{value}: has changed since this run began (it had {before}, now {at})")
-    return lines
+    pairs |= {
+        value: (before, sources.get(value, before)) for value, before in config.env.sources.items()
+    }
+    return [
+        f"{what}: has changed since this run began (it had {before}, now {now})"
+        for what, (before, now) in pairs.items()
+        if before != now
+    ]
 
 
 def named_sources(env: Any) -> dict[str, str]:
