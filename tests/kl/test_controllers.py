@@ -34,11 +34,6 @@ def make(request) -> Callable[[], FixedKLController]:
     return request.param
 
 
-def test_fixed_stays() -> None:
-    controller = FixedKLController(0.3)
-    assert controller.update(100.0, n=7) == 0.3
-
-
 @pytest.mark.parametrize(
     ("horizon", "n", "share"),
     # Ten updates by default; the last update has more frames than the horizon.

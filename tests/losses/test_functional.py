@@ -242,7 +242,3 @@ def test_forward_is_torchrls_rule() -> None:
         assert rule.beta == pytest.approx(float(module.beta)), step
         with torch.no_grad():  # back towards the sampling policy: KL falls below the target
             batch.update(agent.actor.get_dist_params(batch.select("observation")))
-
-
-def test_clip_has_no_beta() -> None:
-    assert ClipLoss(CLIP).beta_rule().update(10.0) == 0.0

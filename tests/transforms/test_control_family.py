@@ -84,28 +84,6 @@ def test_all_of_them_charge_the_same(where: str) -> None:
     torch.testing.assert_close(charged, raw - COEF * exact, atol=1e-5, rtol=1e-4)
 
 
-def test_heads_add() -> None:
-    env, actor, reference, _ = case("two heads")
-    with torch.no_grad():
-        batch = env.rollout(8, actor)
-    after = ReferenceModelLogProbTransform(reference)(batch.clone())["next"]
-    dist = reference.get_dist(batch.copy())
-    by_hand = sum(
-        head.log_prob(batch["agent", key])
-        for key, head in zip(("move", "press"), dist.dists.values(), strict=True)
-    )
-    torch.testing.assert_close(after["ref_log_prob"], by_hand)
-
-
-def test_the_action_is_scored_never_resampled() -> None:
-    env, actor, reference, _ = case("pendulum")
-    batch = env.rollout(6, actor).detach()
-    before = batch.clone()
-    ReferenceModelLogProbTransform(reference)(batch)
-    for key in before.keys(True, True):
-        torch.testing.assert_close(batch[key], before[key], atol=0, rtol=0)
-
-
 def test_each_part_is_usable_alone() -> None:
     batch = TensorDict(
         {

@@ -155,14 +155,6 @@ def test_a_dense_reward_beside_ragged_log_probs_is_cut_on_its_padded_side(side: 
     torch.testing.assert_close(rows_of(out, "reward")[0], expected)
 
 
-def test_the_raw_reward_is_kept_and_a_second_charge_refused() -> None:
-    batch = dense(log_probs(3), log_probs(3, seed=1), torch.ones(1, 3, 1))
-    transform = KLComputation(raw_reward_key="reward_raw")
-    assert (transform(batch)["next", "reward_raw"] == 1).all()
-    with pytest.raises(RuntimeError, match="already"):
-        transform(batch)
-
-
 def test_no_reward_counts_as_zero_and_an_uncharged_one_stays() -> None:
     gen, ref = log_probs(3), log_probs(3, seed=1)
     out = KLComputation(coeff=COEF)(dense(gen, ref))

@@ -6,12 +6,9 @@ log pi - log pi_ref of its own actions, and the coefficient is moved through the
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 import torch
 from torch import nn
-from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import (
     Compose,
@@ -101,31 +98,6 @@ def test_every_place_charges_by_the_coefficient_that_the_user_holds(kind, place,
         check(around.rollout(5, actor, break_when_any_done=False), actor, reference, 1.5)
     if kind == "retrieve":
         assert kl.coeff == 1.5
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_clone_serves_an_environment_of_its_own(kind: str) -> None:
-    """Beside the original, pickled, and in a collector."""
-    env, actor, reference, _ = case("pendulum")
-    kl = held(kind, actor, reference)
-    first = TransformedEnv(env, Compose(kl))
-    second = TransformedEnv(case("pendulum")[0], Compose(kl.clone()))
-    second.append_transform(StepCounter())
-    again = pickle.loads(pickle.dumps(kl.clone()))
-    assert type(again) is type(kl)
-    with torch.no_grad():
-        for around in (first, second):
-            check(around.rollout(5, actor, break_when_any_done=False), actor, reference, COEF)
-    collector = Collector(
-        second,
-        actor,
-        frames_per_batch=8,
-        total_frames=8,
-        auto_register_policy_transforms=False,
-    )
-    for batch in collector:
-        check(batch, actor, reference, COEF)
-    collector.shutdown()
 
 
 @pytest.mark.parametrize("kind", KINDS)
