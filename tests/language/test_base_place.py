@@ -106,13 +106,6 @@ def test_all_weights_are_written_and_played_beside_another_base_model(job, base,
     assert said(capsys, "evaluate", "run", "--episodes", "8", "--json") == played
 
 
-def test_adapters_are_neither_written_nor_played_on_another_base_model(job, base, capsys) -> None:
-    trained(job, *ADAPTERS)
-    change(base)
-    for words in (("export", "run", "out"), ("evaluate", "run")):
-        assert refused(capsys, *words).endswith(f"actor.model=base {OTHER_WEIGHTS}")
-
-
 # ----------------------------------------------------------------------------------- other places
 
 

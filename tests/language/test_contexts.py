@@ -98,20 +98,3 @@ def test_a_model_is_tried_with_the_shortest_and_the_longest_prompt(tmp_path) -> 
         few = task.few(tokenizer(), None, 4, split)
         assert len(few.prompts) == 4
         assert {"12", "1" * 30} <= {prompt.content for prompt in few.prompts}
-
-
-@pytest.mark.integration
-def test_a_job_whose_prompts_are_too_long_for_longrope_is_refused_whatever_its_seed(
-    tmp_path, exits
-) -> None:
-    """Twenty short prompts and two long ones: four of them are tried, seldom a long one."""
-    longrope().save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    rows = [{"prompt": "12345"}] * 20 + [{"prompt": "1" * 30}] * 2
-    Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    Path("lengths.py").write_text(LENGTHS)
-    words = ("experiment=text", "env.data=data.jsonl", "env.reward=lengths:reward", "seed=1")
-    code, _, err = exits(*words, f"actor.model={tmp_path}")
-    assert code == 2
-    assert "tokens, and the model's context less the longest response leaves 10;" in err
-    assert not Path("run").exists()

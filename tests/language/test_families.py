@@ -15,7 +15,7 @@ from transformers import RwkvForCausalLM
 
 from klrl.language import model_files, scoring, wrapper_sampler
 from klrl.language.batch import make_batch, response_mask
-from klrl.language.causal_lm import OwnHead, backbone, head
+from klrl.language.causal_lm import backbone, head
 from klrl.language.decoders import SharedCache
 from klrl.language.mixed import compute_in_bfloat16
 from klrl.language.model import load_causal_lm
@@ -25,8 +25,8 @@ from klrl.language.vocabulary import response_log_probs
 from klrl.language.wrapper_sampler import WrapperSampler
 from klrl.runs.rows import read_rows
 from klrl.train.evaluate import evaluate_run
-from tests.language.families import tiny, truth
-from tests.language.toys import GROUP, prompts, rollout
+from tests.language.families import tiny
+from tests.language.toys import GROUP, of_tokens, prompts, rollout, truth
 from tests.transforms.llm_toys import tokenizer
 
 #: Their own words, about kernels that are not installed and arguments that they ignore.
@@ -77,7 +77,7 @@ def test_a_family_is_sampled_and_scored_as_plain_transformers_says(family: str) 
         scored = response_log_probs(
             layout.next_tokens(model, batch, 0.7), responses.tokens, responses.mask
         )
-    true = truth(model, batch, 0.7)
+    true = of_tokens(truth(model, batch, 0.7), batch)
     assert true[responses.mask].min() < -1  # no flat distribution
     torch.testing.assert_close(responses.log_probs.double(), true, atol=1e-4, rtol=0)
     torch.testing.assert_close(scored.double(), true, atol=1e-4, rtol=0)
@@ -130,13 +130,6 @@ def test_a_mixed_head_gives_the_models_own_logits(family: str) -> None:
     assert not torch.equal(own, exact)
 
 
-def test_a_plain_head_is_the_output_embedding() -> None:
-    for family in ("llama", "mamba"):
-        model = tiny(family)
-        assert head(model) is model.get_output_embeddings()
-    assert isinstance(head(tiny("cohere")), OwnHead)
-
-
 @pytest.mark.parametrize("family", ["granitemoehybrid", "gemma2", "cohere"])
 def test_the_gradient_is_plain_transformers_own(family: str) -> None:
     """Of the summed log-probs of one batch, weighted; autograd through the model's own logits."""
@@ -152,23 +145,10 @@ def test_the_gradient_is_plain_transformers_own(family: str) -> None:
 
     policy = layout.next_tokens(model, batch, 0.7)
     ours = gradient(response_log_probs(policy, batch["tokens", "response"], mask))
-    plain = gradient(_truth_with_gradient(model, batch))
+    plain = gradient(of_tokens(truth(model, batch, 0.7, grad=True), batch))
     assert ours.shape == plain.shape
     assert plain.abs().max() > 0.1
     torch.testing.assert_close(ours, plain, atol=1e-4 * float(plain.abs().max()), rtol=1e-3)
-
-
-def _truth_with_gradient(model, batch) -> torch.Tensor:
-    rows, mask = [], response_mask(batch)
-    width = batch["tokens", "prompt"].shape[1]
-    for tokens, real in zip(
-        batch["tokens", "full"], batch["masks", "all_attention_mask"], strict=True
-    ):
-        ids, prompt = tokens[real], int(real[:width].sum())
-        table = (model(input_ids=ids[None], use_cache=False).logits[0] / 0.7).log_softmax(-1)
-        chosen = table[prompt - 1 : -1].gather(-1, ids[prompt:, None]).squeeze(-1)
-        rows.append(torch.nn.functional.pad(chosen, (0, mask.shape[1] - len(chosen))))
-    return torch.stack(rows)
 
 
 # --------------------------------------------------------------------------------------- preflight
@@ -247,7 +227,7 @@ def test_rows_that_end_leave_every_cache(family: str) -> None:
     lengths = found.mask.sum(1)
     assert lengths.min() < lengths.max()
     batch = make_batch(ids, mask, found, GROUP)
-    off = (found.log_probs.double() - truth(model, batch, 0.7)).abs().max()
+    off = (found.log_probs.double() - of_tokens(truth(model, batch, 0.7), batch)).abs().max()
     assert off < 1e-4
 
 

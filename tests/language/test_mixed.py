@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from benchmarks.sort_digits_base import make_model, make_tokenizer
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.kl.reference import freeze
 from klrl.language.checks import SHOWN_FLOOR
-from klrl.language.rescore import rounding
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.language.conftest import QUICK_MODEL
@@ -122,17 +120,6 @@ def test_equal_policies_have_no_kl_and_the_floor_is_told(exits, sharp) -> None:
     assert "KL(policy||policy), sampled and scored" in out or floor < 100 * SHOWN_FLOOR
     exits("hydra.run.dir=full", sharp)
     assert "kl/ref/floor" not in rows_of(Path("full"))[0]
-
-
-def test_a_floor_is_the_mean_of_k3_and_the_gap_the_largest_difference() -> None:
-    """By hand: k3 of d is exp(-d) - 1 + d; a masked token counts in neither."""
-    scored = torch.tensor([[-1.0, -2.0, -3.0], [-1.5, -0.5, -9.0]])
-    apart = torch.tensor([[0.01, -0.02, 0.0], [0.005, 0.03, 5.0]])
-    mask = torch.tensor([[True, True, True], [True, True, False]])
-    told = rounding(scored + apart, scored, mask)
-    each = [math.exp(-d) - 1 + d for d in (0.01, -0.02, 0.0, 0.005, 0.03)]
-    assert told["kl/ref/floor"] == pytest.approx(sum(each) / 5, rel=1e-4)
-    assert told["policy/gap"] == pytest.approx(0.03, rel=1e-4)
 
 
 def test_what_is_kept_is_float32_and_goes_on_to_the_bit(job, exits) -> None:

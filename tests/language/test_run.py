@@ -6,18 +6,16 @@ The policy is a Llama of a few thousand parameters, untrained: what counts here 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import klrl
 from klrl.__main__ import main
 from klrl.base.errors import NonFiniteError
 from klrl.cli.evaluate import main as evaluate_main
-from klrl.language.batch import LOG_PROBS, on_response, response_mask
+from klrl.language.batch import LOG_PROBS
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import METRICS
 from klrl.train.learner import Coefficients
@@ -88,17 +86,6 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
         evaluate_main(["run", "env.shots=1"])
     assert "give KEY=VALUE of env.reward, env.shortest" in capsys.readouterr().err
-
-
-def test_load_policy_gives_the_trained_model_and_its_tokenizer(job) -> None:
-    experiment = Training(job())
-    experiment.train(RunFolder(Path("run")))
-    loaded = klrl.load_policy("run")
-    ids = loaded.tokenizer("531", return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        expected = experiment.parts.policy.model(ids).logits
-        assert torch.equal(loaded.model(ids).logits, expected)
-    assert not any(p.requires_grad for p in loaded.model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -295,21 +282,6 @@ def test_another_run_as_start_and_as_reference(job, exits) -> None:
     assert len(rows_of(Path("run"))) == 3
 
 
-def test_ctrl_c_writes_a_checkpoint_to_go_on_from(exits) -> None:
-    Path("stopping.py").write_text(
-        "import os, signal\ncalls = []\n"
-        "def score(prompts, responses, rows):\n"
-        "    calls.append(1)\n"
-        "    if len(calls) == 2: os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return [float(len(r)) for r in responses]\n"
-    )
-    code, _, err = exits("env.reward=stopping:score", "frames=64")
-    assert (code, "stopping after this iteration" in err) == (130, True)
-    assert manifest_of(Path("run"))["status"] == "interrupted"
-    assert exits("resume=run")[0] == 0
-    assert [row["samples"] for row in rows_of(Path("run"))] == [16, 32, 48, 64]
-
-
 #: body of a reward function that works once -> what the failed run says
 FAILING = {
     "raise ValueError('no verdict')": "raised ValueError: no verdict",
@@ -380,16 +352,6 @@ def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
     assert [row["samples"] for row in logged] == [16, 32]
     assert RunFolder(Path("run")).manifest["wandb_id"] == "taken"
     assert logged[0]["samples_shown"].columns[:4] == ["iteration", "samples", "prompt", "response"]
-
-
-def test_sampling_is_the_same_whatever_was_drawn_before(job) -> None:
-    first, second = Training(job()), Training(job())
-    torch.rand(7)
-    mine, theirs = (e.parts.rollout(0).collect() for e in (first, second))
-    assert torch.equal(mine["tokens", "full"], theirs["tokens", "full"])
-    assert torch.equal(on_response(mine, LOG_PROBS), on_response(theirs, LOG_PROBS))
-    assert bool(response_mask(mine).any(1).all())
-    assert os.environ["WANDB_MODE"] == "offline"
 
 
 def test_a_loss_that_is_not_finite_is_named_and_reaches_no_weight(job) -> None:

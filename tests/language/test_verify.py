@@ -199,13 +199,6 @@ def test_without_a_reference_only_the_policy_is_verified(job) -> None:
     assert [each.name for each in found.measures] == ["policy"]
 
 
-@pytest.mark.slow
-def test_lower_precision_has_bounds_of_its_own(job) -> None:
-    found = verify_run(trained(job, "actor.dtype=bfloat16", "actor.lora.r=2"))
-    assert found.bounds[0] > 1e-4
-    assert found.ok
-
-
 def test_a_mixed_run_is_computed_in_float32(job) -> None:
     """What rounds as the run did would not see a rounding that is wrong."""
     run = trained(job, "actor.dtype=bfloat16")
