@@ -20,7 +20,6 @@ from klrl.base.errors import ConfigError, Interrupted
 from klrl.config import Config
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import TIMES
-from klrl.train.callbacks import check_hooks
 from tests.conftest import QUICK
 from tests.runs.commands import exits
 
@@ -144,11 +143,6 @@ def with_hook(name: str, arguments: str) -> klrl.Callback:
     """A callback with one more method."""
     method = eval(f"lambda self, {arguments}: None")
     return type("Mine", (klrl.Callback,), {name: method})()
-
-
-def test_a_callback_may_have_methods_of_its_own() -> None:
-    check_hooks(with_hook("evaluate", "policy"))
-    check_hooks(with_hook("plot", "training"))
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,6 @@ def test_a_resumed_run_takes_what_may_change_with_any_sign(run: RunFolder, word:
     assert stored_config(run.path, [word]).frames == 600
 
 
-@pytest.mark.parametrize("word", ["kl.coef=1", "+kl.coef=1", "~frames"])
-def test_a_resumed_run_keeps_all_else(run: RunFolder, word: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        stored_config(run.path, [word])
-    assert str(refused.value).startswith(f"{word}: a resumed run keeps it; only frames, device")
-
-
 def test_a_manifest_nested_without_end_is_a_broken_one() -> None:
     from klrl.runs.folder import BrokenRun, read_manifest
 

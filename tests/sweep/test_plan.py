@@ -107,22 +107,6 @@ def test_finished_jobs_are_not_planned(capsys, monkeypatch) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["-m", "launcher=joblib", "collector=ray", "seed=0,1"], "collector=ray would start more"),
-        (["-m", "env.id=Nope-v0", "env=gym"], "Nope"),
-        (["launcher=joblib"], "only a sweep reads it; add -m"),
-    ],
-)
-def test_what_cannot_work_is_refused(capsys, words, expected) -> None:
-    with pytest.raises(SystemExit) as stop:
-        plan_main(words)
-    assert stop.value.code == 2
-    assert expected in capsys.readouterr().err
-    assert not Path("outputs").exists()
-
-
 def test_more_memory_than_there_is_is_refused() -> None:
     with pytest.raises(ConfigError, match="run fewer at a time"):
         plan.check_memory(10**15, 4, JoblibConfig(name="joblib", n_jobs=4))

@@ -125,22 +125,6 @@ def test_choices_and_minimising(runs) -> None:
     assert all(0.05 <= t.params["kl.coef"] <= 0.2 for t in study().trials)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("search=optuna", "seed=0,1"), "nothing to search"),
-        (("search=optuna", "kl.coef=tag(log,interval(0,1))"), "0 < low < high"),
-        (("search=optuna", "kl.coef=interval(-1,1)"), "kl.coef=-1.0: out of range"),
-        (("search.trials=3", "kl.coef=0,1"), "search=optuna does"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused_before_anything_runs(runs, capsys, words, expected):
-    assert exits(*words) == 2
-    assert expected in capsys.readouterr().err
-    assert not runs
-    assert not Path("outputs/a").exists()
-
-
 def test_another_space_in_the_same_folder_is_refused(runs, capsys) -> None:
     assert exits(*SEARCH, "search.trials=1") == 0
     assert exits(*SEARCH, "search.trials=1", "frames=256") == 2

@@ -16,7 +16,6 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from klrl.__main__ import main
-from klrl.base.errors import ConfigError
 from klrl.config.compose import parse_args
 from klrl.config.overrides import expand, job_name, quote_paths
 from klrl.runs.folder import RunFolder
@@ -152,12 +151,6 @@ def test_an_identity_is_found_under_another_name(capfd) -> None:
     assert "4 jobs, 2 finished before, 2 to start" in capfd.readouterr().out
     expected = ["seed=0", "seed=0,kl=retrieve", "seed=1", "seed=1,kl=retrieve"]
     assert sorted(jobs_of()) == expected
-
-
-def test_the_logger_is_no_part_of_the_identity(capfd) -> None:
-    assert sweep("seed=0") == 0
-    assert sweep("seed=0", "logger=wandb", "logger.mode=offline") == 0
-    assert "1 job, 1 finished before" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("change", "was"), [("kl.coef=0.7", "0.1"), ("frames=192", "128")])
@@ -375,15 +368,3 @@ def test_a_stopped_sweep_keeps_what_it_has_and_goes_on_later(capfd, launcher, si
     for run in stopped.values():
         frames = run.manifest["frames"]
         assert frames == read_rows(run.metrics)[-1]["frames"], "the checkpoint was written"
-
-
-def test_nothing_is_left_of_a_sweep_that_is_refused_while_built(capsys, monkeypatch) -> None:
-    import klrl.train.loop
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise ConfigError("late: refused")
-
-    monkeypatch.setattr(klrl.train.loop, "start", refuse)
-    assert sweep("seed=0,1") == 2
-    assert "late: refused" in capsys.readouterr().err
-    assert not Path("outputs/a").exists()
