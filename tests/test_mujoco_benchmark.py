@@ -162,8 +162,6 @@ def test_evaluation_starts_where_klrl_closes(monkeypatch):
     assert sb3.evaluate(model, "inverted_pendulum") == steps
 
 
-# ----------------------------------------------------------------------------- cells and page
-
 CELL = Cell("hopper", "klpen_held", 3, ("kl=none", "loss=klpen_held"))
 
 

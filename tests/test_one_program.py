@@ -42,7 +42,6 @@ from tests.one_step_runs import RUNS, iterate, language_run, shared
 
 BOUND = 1e-12
 
-# ------------------------------------------------------------------------------ the settings
 
 COMPOSER = Composer()
 #: Each pass is one minibatch, and Adam's eps so large that its step moves nothing.

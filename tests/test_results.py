@@ -38,9 +38,6 @@ def jobs_of(sweep: Sweep) -> list[tuple[str, list[str]]]:
     return [(job_name(job, swept), job) for job in expand(words.job)]
 
 
-# ----------------------------------------------------------------------------------- best-of-n
-
-
 @pytest.mark.parametrize("n", range(1, 7))
 def test_best_of_n_is_the_mean_over_every_choice_of_n(n) -> None:
     proxy = np.array([0.5, 0.9, 0.1, 0.9, 0.5, 0.9])
@@ -88,9 +85,6 @@ def test_the_kl_of_best_of_n_without_ties_is_the_known_bound(n) -> None:
     assert found == pytest.approx(log(n) - (n - 1) / n, abs=1e-3)
 
 
-# ------------------------------------------------------------------------------------- optimum
-
-
 @pytest.mark.parametrize("c", [0.05, 0.3, 2.0])
 def test_the_optimum_is_the_base_tilted_by_the_score(c) -> None:
     """Responses of probability .5, .3 and .2; their mean over two equal prompts is theirs."""
@@ -125,9 +119,6 @@ def test_the_line_of_the_optimum_ends_where_samples_are_few() -> None:
     assert 1 < len(rows) < len(beside.TEMPERATURES)
     following = beside.TEMPERATURES[len(rows)]
     assert tilted(scores, scores, following).effective < beside.LEAST
-
-
-# -------------------------------------------------------------------------------------- tables
 
 
 def test_a_cell_has_the_mean_its_interval_the_iqm_and_the_worst_seed() -> None:
@@ -190,9 +181,6 @@ def test_the_csv_has_every_seed(tmp_path: Path) -> None:
     assert (float(line["mean"]), float(line["iqm"]), float(line["worst"])) == (3.0, 3.0, 6.0)
 
 
-# -------------------------------------------------------------------------------------- sweeps
-
-
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_klrl_accepts_the_words_of_every_sweep(sweep) -> None:
     from klrl.config.checks import to_config
@@ -216,9 +204,6 @@ def test_jobs_that_are_timed_take_turns() -> None:
     words = ("seed=0,1",)
     assert "launcher.n_jobs=2" in Sweep("x", words).command(2)
     assert not any("launcher" in word for word in Sweep("x", words, alone=True).command(2))
-
-
-# ------------------------------------------------------------------------------ from toy runs
 
 
 def toy_rows(language: bool) -> list[dict]:
@@ -387,9 +372,6 @@ def test_the_closing_evaluation_is_the_recorded_one_if_it_has_100_episodes(
     assert played == [100] * asked
 
 
-# ------------------------------------------------------------------------------ KLs of the pages
-
-
 def test_how_near_a_controller_holds_by_hand(tmp_path) -> None:
     """KL / target of the last half is .8 or 1.2 in eight iterations, 1.3 and .7 in two."""
     ratios = [9.0] * 10 + [0.8, 1.2] * 4 + [1.3, 0.7]
@@ -413,9 +395,6 @@ def test_the_losses_are_compared_at_the_presets_init_std(sweep) -> None:
     given = dict(word.split("=", 1) for word in sweep.words)
     preset = compose(f"env={given['env']}", "loss=clip", "kl=none").actor.init_std
     assert float(given["actor.init_std"]) == preset
-
-
-# ---------------------------------------------------------------------------------- forgetting
 
 
 def test_the_heavier_hopper_is_twice_as_heavy_in_its_torso_alone() -> None:

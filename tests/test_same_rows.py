@@ -41,9 +41,6 @@ def said(recorded, found, tolerance=0.0) -> list[str]:
     return [str(difference) for difference in differences("main", recorded, found, tolerance)]
 
 
-# -------------------------------------------------------------------------------------- comparing
-
-
 def test_equal_rows_differ_in_nothing() -> None:
     assert said(ROWS, changed(1)) == []
     nan = [{"iteration": 1, "loss/critic": float("nan")}]
@@ -101,9 +98,6 @@ def test_the_first_differences_of_each_job_are_told_and_the_rest_counted(capsys)
     assert capsys.readouterr().out == "6 rows of 3 jobs: equal\n"
 
 
-# -------------------------------------------------------------------------------------- recording
-
-
 def test_a_record_is_read_back(tmp_path: Path) -> None:
     jobs = [Job("a", "env=pendulum"), Job("b", "env=cartpole")]
     write_record(tmp_path, jobs, {"a": ROWS, "b": ROWS[:1]})
@@ -118,9 +112,6 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
 def test_a_folder_without_klrl_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no klrl/ in it"):
         run_jobs(JOBS, tmp_path, tmp_path, 2)
-
-
-# --------------------------------------------------------------------------------------- the jobs
 
 
 def is_fresh(job: Job) -> bool:

@@ -113,9 +113,6 @@ def test_a_home_that_is_none_stays_as_it_stands(monkeypatch) -> None:
     assert expanded("a/~") == Path("a/~")
 
 
-# ------------------------------------------------------------------------------------- links
-
-
 @pytest.mark.parametrize("open_", [to_append, to_update])
 def test_no_link_is_written_through(tmp_path: Path, open_) -> None:
     link, precious = tmp_path / "log.txt", tmp_path / "precious"

@@ -95,9 +95,6 @@ def test_every_domain_has_every_group(group: str) -> None:
     assert choices_for(group, LANGUAGE)
 
 
-# ---------------------------------------------------------------------------- unwired choices
-
-
 def test_a_factory_of_another_domain_is_no_default() -> None:
     config = SamplerConfig(name="sampler")
     with pytest.raises(ConfigError, match=r"collector=sampler: control has no such choice.*vector"):
@@ -113,9 +110,6 @@ def test_settings_that_name_no_choice_are_refused() -> None:
         typed_choice("actor", {"actor": {"name": "mlp", "other": 1}})
     with pytest.raises(ConfigError, match="env: its stored settings name no choice"):
         typed({"kl": {"name": "none"}})
-
-
-# ---------------------------------------------------------------------------------- identity
 
 
 def test_the_identity_is_over_settings_that_count() -> None:
@@ -143,9 +137,6 @@ def test_a_setting_that_is_added_orphans_no_sweep() -> None:
     assert canonical(config) == before
     config.optim.warmup = 3
     assert canonical(config)["optim"] == {**before["optim"], "warmup": 3}
-
-
-# --------------------------------------------------------------------------- typed settings
 
 
 def test_settings_that_were_changed_in_python_are_checked() -> None:

@@ -37,8 +37,6 @@ PACKAGE = Path(klrl.__file__).parent
 PAIRS = list(itertools.product(PLACEMENTS, ESTIMATORS))
 DOUBLE = torch.float64
 
-# ------------------------------------------------------------------------ the functions alone
-
 
 def test_shaped_reward_and_its_shapes() -> None:
     reward, kl = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.5], [-4.0]])
@@ -64,8 +62,6 @@ def test_what_is_to_come_by_hand(placement: str, sums: list[list[float]]) -> Non
     with pytest.raises(ValueError, match="placement=later: choose one of reward, loss, split"):
         charge.to_go(kl, placement="later")
 
-
-# -------------------------------------------------------------------------- one step of control
 
 COEF, SCORE, ACTION = 0.3, 1.7, 2
 LOGITS = torch.tensor([0.2, -0.7, 1.1, 0.4], dtype=DOUBLE)
@@ -161,8 +157,6 @@ def test_a_controller_moves_what_the_transform_charges(estimator: str) -> None:
         assert kl.coef == controller.coef == pytest.approx(coef, rel=1e-12)
         controller.load_state_dict({"coef": 0.125})
 
-
-# ------------------------------------------------------------------------ the table of placements
 
 STATES, STEPS = 3, 3
 

@@ -63,9 +63,6 @@ def gradient(function, at: Tensor) -> Tensor:
     return torch.autograd.grad(function(at), at)[0]
 
 
-# ---------------------------------------------------------------------------- sums over actions
-
-
 @pytest.mark.parametrize("name", DIVERGENCES)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 5.0])
 def test_a_categoricals_are_the_sums_over_its_actions(name: str, scale: float) -> None:
@@ -142,9 +139,6 @@ def test_an_unknown_one_is_named() -> None:
     ):
         with pytest.raises(ValueError, match="divergence=chi2: choose one of reverse, forward, js"):
             call()
-
-
-# ----------------------------------------------------------------------------------- Gaussians
 
 
 def gaussians(width: int, *batch: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -258,9 +252,6 @@ def test_only_a_gaussian_js_draws() -> None:
     assert noise.shape == (8, 2)
 
 
-# ------------------------------------------------------------------------ measured, controlled
-
-
 def test_what_is_charged_is_measured_and_controlled_in_its_unit() -> None:
     kl = {"kl/ref/exact": torch.tensor(9.0), "kl/ref/exact_seq": torch.tensor(90.0)}
     assert (in_unit(kl, "token"), in_unit(kl, "sequence")) == (9.0, 90.0)
@@ -275,9 +266,6 @@ def test_what_is_charged_is_measured_and_controlled_in_its_unit() -> None:
     assert float(frames["div/ref/charged_error"]) == pytest.approx(0.025)  # sqrt(.03^2 + .04^2) / 2
     with pytest.raises(NonFiniteError, match=r"div/ref/charged is inf; raise kl\.coef"):
         mean_charged(torch.tensor([[math.inf]]))
-
-
-# ------------------------------------------------------------------------------------ refusals
 
 
 def test_only_exact_ones_in_the_loss_or_split_are_taken() -> None:

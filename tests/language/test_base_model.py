@@ -45,9 +45,6 @@ def test_the_model_that_klrl_has_is_the_recipes() -> None:
     assert reward == pytest.approx(0.3, abs=0.06)  # three standard errors
 
 
-# ------------------------------------------------------------------------------------- learning
-
-
 @pytest.mark.parametrize("shots", [0, 2])
 def test_the_loss_is_the_mean_over_all_answers_and_their_eos(shots: int) -> None:
     tokenizer, recipe = make_tokenizer(), replace(QUICK, batch=3, shots=shots)

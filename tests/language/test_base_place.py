@@ -62,9 +62,6 @@ def refused(capsys, *words: str) -> str:
     return err
 
 
-# --------------------------------------------------------------------------------- changed files
-
-
 @pytest.mark.parametrize("words", [(), ADAPTERS], ids=["full", "adapters"])
 def test_verify_calls_no_record_false_whose_base_model_changed(job, base, capsys, words) -> None:
     trained(job, *words)
@@ -104,9 +101,6 @@ def test_all_weights_are_written_and_played_beside_another_base_model(job, base,
     assert written.keys() == policy.keys()
     assert all(torch.equal(written[name], policy[name]) for name in policy)
     assert said(capsys, "evaluate", "run", "--episodes", "8", "--json") == played
-
-
-# ----------------------------------------------------------------------------------- other places
 
 
 @pytest.mark.parametrize(

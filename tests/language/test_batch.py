@@ -112,9 +112,6 @@ def test_wrong_shapes_and_types_are_named() -> None:
         check_batch(batch)
 
 
-# ------------------------------------------------------------------------------------- preflight
-
-
 def sampled_batch(temperature=1.0, model=None, special=SPECIAL):
     model, (ids, mask) = model or network(), prompts()
     sampler = CacheSampler(model, special)

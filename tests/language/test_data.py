@@ -26,9 +26,6 @@ def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-# -------------------------------------------------------------------------------------- formats
-
-
 def test_a_prompt_may_be_a_conversation() -> None:
     Path("data.jsonl").write_text(json.dumps({"prompt": TURNS, "chosen": []}))
     (prompt,) = read_prompts("data.jsonl")
@@ -123,9 +120,6 @@ def test_parquet_and_saved_data_sets_are_read_by_datasets() -> None:
     Path("bad.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ConfigError, match="env.data=bad.parquet: cannot be read"):
         read_prompts("bad.parquet")
-
-
-# --------------------------------------------------------------------------------------- splits
 
 
 @pytest.mark.parametrize(
@@ -260,9 +254,6 @@ def test_evaluation_gets_the_share_and_training_never_does(capsys, model: str) -
     assert not trained & asked
 
 
-# --------------------------------------------------------------------------- template arguments
-
-
 THINKS = toys.TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}no{% endif %}"
 
 
@@ -335,9 +326,6 @@ def test_the_preflight_renders_answers_as_the_template_does(
     assert (code, len(err.splitlines())) == (2, 1), err
     assert told in err
     assert not Path("run").exists()
-
-
-# ------------------------------------------------------------------------------ unread columns
 
 
 @pytest.mark.integration

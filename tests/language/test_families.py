@@ -89,8 +89,6 @@ def test_a_family_that_is_not_causal_is_refused() -> None:
         CacheSampler(model, SPECIAL).self_check(ids, mask, GROUP)
 
 
-# ------------------------------------------------------------------------------------------- heads
-
 HEADS = ("cohere", "granite", "gemma2", "falcon_h1", "bert", "nanochat", "gptj")
 
 
@@ -149,9 +147,6 @@ def test_the_gradient_is_plain_transformers_own(family: str) -> None:
     assert ours.shape == plain.shape
     assert plain.abs().max() > 0.1
     torch.testing.assert_close(ours, plain, atol=1e-4 * float(plain.abs().max()), rtol=1e-3)
-
-
-# --------------------------------------------------------------------------------------- preflight
 
 
 def test_a_state_that_padding_pollutes_is_seen() -> None:
@@ -229,9 +224,6 @@ def test_rows_that_end_leave_every_cache(family: str) -> None:
     batch = make_batch(ids, mask, found, GROUP)
     off = (found.log_probs.double() - of_tokens(truth(model, batch, 0.7), batch)).abs().max()
     assert off < 1e-4
-
-
-# -------------------------------------------------------------------------------------------- runs
 
 
 @pytest.mark.integration

@@ -69,9 +69,6 @@ def test_kl_and_shaped_reward_are_those_by_hand(family, estimator, shared, place
         assert not to_go[row, n:].any()
 
 
-# ---------------------------------------------------------------------------- terms and units
-
-
 def test_exact_without_an_exact_kl_is_refused() -> None:
     zero, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
     with pytest.raises(ValueError, match="the exact KL is missing"):

@@ -41,9 +41,6 @@ def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-# ---------------------------------------------------------------------------- asked for by name
-
-
 def test_a_function_gets_what_its_parameters_name() -> None:
     got = {}
 
@@ -101,8 +98,6 @@ def test_an_unknown_parameter_is_refused_when_the_function_is_found() -> None:
         find_reward("asks_reward:score")
 
 
-# -------------------------------------------------------------------------------------- several
-
 FUNCTIONS = (
     "def length(prompts, responses, rows, lengths):\n"
     "    return [float(n) for n in lengths]\n"
@@ -143,9 +138,6 @@ def test_rewards_of_one_name_are_told_apart() -> None:
     both = WeightedRewards(["a_reward:score", "b_reward:score"], [2.0, 3.0], None)
     assert list(both.parts(PROMPTS, TEXTS, DRAWN)) == ["a_reward.score", "b_reward.score"]
     assert both(PROMPTS, TEXTS, DRAWN).tolist() == [5.0] * 3
-
-
-# ------------------------------------------------------------------------------- reward models
 
 
 def classifier(kind: str, pad: int | None = None, labels: int = 1) -> Path:

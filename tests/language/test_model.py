@@ -40,9 +40,6 @@ def logits(model) -> torch.Tensor:
         return model(input_ids=IDS).logits
 
 
-# ------------------------------------------------------------------------------------- it loads
-
-
 @pytest.mark.parametrize("family", toys.FAMILIES)
 def test_a_loaded_model_computes_what_transformers_does(family: str) -> None:
     folder = save(family)
@@ -150,9 +147,6 @@ def test_the_hub_is_asked_for_weights_and_settings_alone(monkeypatch: pytest.Mon
     assert not any(kind in allowed for kind in (".py", ".bin", ".pt", ".pkl", ".h5"))
 
 
-# ------------------------------------------------------------------------------------ tokenizers
-
-
 def without_pad(folder: Path) -> None:
     edit(folder, "tokenizer_config.json", pad_token=None)
 
@@ -186,9 +180,6 @@ def test_plain_prompts_need_no_chat_template() -> None:
     folder = save()
     (folder / "chat_template.jinja").unlink()
     assert load_causal_lm(folder, chat=False).tokenizer.chat_template is None
-
-
-# ------------------------------------------------------------------------------- it does not load
 
 
 Spoil = Callable[[Path], None]
@@ -328,9 +319,6 @@ def test_a_hub_that_cannot_be_reached_is_told_in_one_line(
         with pytest.raises(ConfigError, match=f"actor.model={model}: .*the hub does not") as caught:
             find_model(model)
         assert "\n" not in str(caught.value)
-
-
-# --------------------------------------------------------------------------------------- context
 
 
 def test_the_longest_response_is_taken_off_the_context() -> None:

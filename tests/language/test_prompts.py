@@ -34,9 +34,6 @@ def write(*lines: object) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------------- reading
-
-
 def test_plain_prompts_conversations_and_their_other_fields_are_read() -> None:
     path = write({"prompt": "hello", "answer": 3}, "", {"messages": TURNS})
     first, second = read_jsonl(path)
@@ -102,9 +99,6 @@ def test_no_file_and_no_prompt_are_refused() -> None:
         read_jsonl("none.jsonl")
     with pytest.raises(ConfigError, match="env.data=data.jsonl: holds no prompt"):
         read_jsonl(write("", "  "))
-
-
-# ------------------------------------------------------------------------------------ rendering
 
 
 def test_a_conversation_is_rendered_as_transformers_does_and_ends_ready_for_an_answer() -> None:
@@ -180,8 +174,6 @@ def test_padding_is_by_position_where_pad_is_eos() -> None:
         assert row[mask].tolist() == encode(prompt, tokenizer)
         assert tokenizer.eos_token_id in row[mask]
 
-
-# -------------------------------------------------------------------------------------- drawing
 
 DATA = [Prompt(str(index)) for index in range(7)]
 

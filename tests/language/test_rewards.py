@@ -38,9 +38,6 @@ def failure(function, timeout: float | None = 5.0) -> str:
     return str(caught.value)
 
 
-# -------------------------------------------------------------------------------------- finding
-
-
 def module(name: str, text: str) -> str:
     Path(f"{name}.py").write_text(text)
     return name
@@ -98,9 +95,6 @@ def test_a_name_that_leads_nowhere_is_refused(name: str, told: str) -> None:
     with pytest.raises(ConfigError, match=f"env.reward={name}: .*{told}") as caught:
         find_reward(name)
     assert "\n" not in str(caught.value)
-
-
-# -------------------------------------------------------------------------------------- calling
 
 
 def test_the_function_gets_prompts_responses_and_rows() -> None:
@@ -164,9 +158,6 @@ def test_what_it_asks_for_is_a_copy_too() -> None:
 def test_truth_values_are_scores() -> None:
     scores = reward(lambda p, texts, r: [t == "x" for t in texts])(PROMPTS, TEXTS)
     assert scores.tolist() == [0, 0, 1, 0, 0]
-
-
-# ------------------------------------------------------------------------------------- failures
 
 
 def raises_on_x(prompts, responses, rows):
@@ -277,9 +268,6 @@ def test_something_else_than_a_list_is_told(value, kind: str) -> None:
     assert told.endswith(f"returned {kind}, not a list of 5 numbers")
 
 
-# ---------------------------------------------------------------------------------- time limits
-
-
 def test_the_sample_that_hangs_is_named_in_about_two_limits() -> None:
     def score(prompts, responses, rows):
         if "x" in responses:
@@ -352,9 +340,6 @@ def test_ctrl_c_gets_through_a_function_that_hangs() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - start < 5
-
-
-# ----------------------------------------------------------------------------------------- texts
 
 
 @pytest.mark.parametrize("pad_is_eos", [False, True])

@@ -33,9 +33,6 @@ def samples_of(run: Path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k != "run"} for line in lines]
 
 
-# -------------------------------------------------------------------------------------- one run
-
-
 def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
     code, out, err = exits("eval.every=2", "eval.episodes=6")
     assert (code, err) == (0, "")
@@ -164,9 +161,6 @@ def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
 
 
-# ------------------------------------------------------------------------------------- breadth
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -233,9 +227,6 @@ def test_without_adapters_or_with_a_copy_the_numbers_are_the_same(job) -> None:
     Training(job(*lora, "reference=initial")).train(RunFolder(Path("copy")))
     for off, copy in zip(*(timeless(rows_of(Path(p))) for p in ("off", "copy")), strict=True):
         assert off == pytest.approx(copy, abs=1e-6)
-
-
-# ------------------------------------------------------------------------------------ going on
 
 
 @pytest.mark.parametrize(

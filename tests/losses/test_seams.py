@@ -27,9 +27,6 @@ from tests.transforms.toys import COUNT, actor
 both = pytest.mark.parametrize("kind", [KLPENPPOLoss, ClipPPOLoss])
 
 
-# Keywords
-
-
 def keywords(batch: TensorDict) -> dict[str, torch.Tensor]:
     """A batch as TorchRL's dispatch wants it: ("next", "done") is next_done."""
     return {
@@ -66,9 +63,6 @@ def test_keywords_without_a_critic(kind) -> None:
     known = Problem()
     loss = kind(known.actor)
     assert "loss_critic" not in loss.out_keys
-
-
-# The KL to a reference
 
 
 @both
@@ -170,9 +164,6 @@ def test_dimensions_of_a_plain_normal_add(kind) -> None:
         torch.testing.assert_close(loss.kl_old_new(batch), expected)
 
 
-# KL(old||new) and beta
-
-
 def test_kl_old_new_is_from_the_old_policy_to_the_new() -> None:
     """By the closed form of two Gaussians, with a mask; the other direction differs by a half."""
     known = Problem()
@@ -199,9 +190,6 @@ def test_a_kl_that_is_no_number_leaves_beta(kl: float) -> None:
         with pytest.warns(UserWarning, match=r"KL\(old\|\|new\)=.*beta stays at 0.5"):
             assert loss.update_beta(value) == 0.5
     assert float(loss.beta) == 0.5
-
-
-# Heads without keys
 
 
 def bare(*parts: nn.Module) -> ProbabilisticTensorDictSequential:
@@ -238,9 +226,6 @@ def test_a_head_without_log_prob_serves(kind) -> None:
     plain = ProbabilisticTensorDictSequential(known.actor[0], head)
     outs = [kind(policy, known.critic)(known.batch.copy()) for policy in (known.actor, plain)]
     torch.testing.assert_close(outs[1]["loss_objective"], outs[0]["loss_objective"])
-
-
-# Actions that the stored parameters cannot have made
 
 
 def made_up(composite: bool, width: float) -> TensorDict:

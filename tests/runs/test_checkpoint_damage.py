@@ -181,9 +181,6 @@ def test_an_entry_that_the_run_drops_while_it_is_read_is_no_fault(monkeypatch, c
     assert not capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------- pickles
-
-
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize(
     "name", ["agent.pt", "a.pickle", "sub/x.pkl", "agent", "agent.safetensors"]

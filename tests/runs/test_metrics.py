@@ -41,8 +41,6 @@ from klrl.train.evaluate import Evaluation
 from klrl.train.row import Rewards, make_row
 from tests.report.toys import Page, rows_of, write_run
 
-# --------------------------------------------------------------------------------- declarations
-
 #: What an update gives, and its loss of what it charges.
 LEARNED = dict.fromkeys(
     (
@@ -161,9 +159,6 @@ def test_only_the_domains_know_what_counts_their_frames() -> None:
     assert found == []
 
 
-# -------------------------------------------------------------------------------------- numbers
-
-
 @pytest.mark.parametrize(
     "value, digits, told",
     [
@@ -267,9 +262,6 @@ def test_a_run_closes_with_a_penalty_that_is_a_large_share_of_the_reward(
     write_run(tmp_path / "a", rows=rows)
     said = summary(RunFolder(tmp_path / "a"), settings(*words), 128)
     assert (line in said) if line else ("of the reward" not in said)
-
-
-# -------------------------------------------------------------------------------------- readers
 
 
 @pytest.fixture

@@ -284,9 +284,6 @@ def test_a_read_only_folder_is_refused_in_a_line(monkeypatch) -> None:
         pass
 
 
-# ---------------------------------------------------------------------------------- whole runs
-
-
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_of_two_resumes_at_once_one_trains_and_the_other_is_refused() -> None:

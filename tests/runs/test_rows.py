@@ -138,9 +138,6 @@ def test_report_diff_and_ls_skip_a_bad_line_and_say_so(bad, tmp_path, capsys) ->
     assert entry.note == "metrics.jsonl: lines that are no rows near its end: 1"
 
 
-# ----------------------------------------------------------------------------------- full disks
-
-
 def test_a_row_is_written_whole_or_not_at_all(monkeypatch) -> None:
     file = RowFile(PATH, "frames")
     file.log({"frames": 1})

@@ -53,9 +53,6 @@ def side_failures(folder: Path) -> list[str]:
     return [f"{each['part']}: {each['error']}" for each in failures]
 
 
-# ------------------------------------------------------------------------------- the streams
-
-
 @pytest.mark.integration
 def test_a_run_trains_on_when_the_reader_of_stdout_leaves() -> None:
     done = shell(f"klrl {' '.join(QUICK)} hydra.run.dir=run | head -1")
@@ -142,9 +139,6 @@ def test_a_ticker_that_cannot_print_ends_no_thread() -> None:
     assert noted == ["progress", "OSError: [Errno 28] No space left on device"]
 
 
-# -------------------------------------------------------------------------------- pictures
-
-
 @pytest.mark.integration
 def test_a_run_whose_picture_cannot_be_drawn_has_finished(monkeypatch, capsys) -> None:
     from matplotlib.figure import Figure
@@ -160,8 +154,6 @@ def test_a_run_whose_picture_cannot_be_drawn_has_finished(monkeypatch, capsys) -
     assert capsys.readouterr().err == f"klrl: {line}; training goes on\n"
     assert not list(only_run().glob("*curves*")), "half a picture stayed"
 
-
-# ----------------------------------------------------------------------------------- wandb
 
 KILLS = """
 import os, signal, subprocess, sys, klrl
@@ -211,9 +203,6 @@ def test_where_wandbs_server_does_not_answer_the_run_is_logged_offline() -> None
     assert line.endswith("logs offline; wandb sync uploads it later")
     assert "Traceback" not in done.stderr
     assert len(wandb_records(Path("run"))["history"]) == 2
-
-
-# ------------------------------------------------------------------------------- the guard
 
 
 def test_a_part_that_failed_is_not_called_again_and_a_stop_is_no_failure(capsys) -> None:

@@ -80,8 +80,6 @@ def test_wandb_is_offline_without_a_key(monkeypatch, tmp_path) -> None:
     assert wandb_mode("online") == "online"
 
 
-# ----------------------------------------------------------------------------- wandb's own sweeps
-
 #: Settings as a wandb sweep has them: a list, a bool and numbers are its own.
 SWEPT = {
     **{key: value for key, _, value in (word.partition("=") for word in QUICK[:-1])},

@@ -160,9 +160,6 @@ def bits_are_equal(a: Path | str, b: Path | str) -> None:
     assert said.stdout.startswith("equal to the bit")
 
 
-# ------------------------------------------------------------------------------- launcher=ray
-
-
 def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
     machines: Machines, start
 ) -> None:
@@ -328,8 +325,6 @@ def test_ctrl_c_stops_jobs_on_this_machine_and_on_others_with_checkpoints(
         assert run.manifest["status"] == "interrupted"
         assert run.checkpointed == frames_of(run.path)[-1] > 0
 
-
-# ------------------------------------------------------------------------------ collector=ray
 
 #: klrl, with a worker killed before a rollout is asked for: python doomed.py WORKER ROLLOUT WORDS
 DOOMED = """

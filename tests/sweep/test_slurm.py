@@ -80,9 +80,6 @@ def starts() -> list[Path]:
     return list(Path("outputs/a/.submitit").glob("*/*_starts.json"))
 
 
-# ------------------------------------------------------------------------- what SLURM does to jobs
-
-
 def test_a_preempted_job_goes_on_where_it_was_and_the_sweep_waits_for_it() -> None:
     process = child(*words("seed=0", "frames=48000", *RARE, cpus=4))
     wait_for(trains("job"))
@@ -160,9 +157,6 @@ def test_a_job_that_a_person_cancels_ends_no_other_and_goes_on_when_asked_for() 
     assert frames_of(FOLDER / "seed=1") == list(range(64, 19201, 64))
 
 
-# ------------------------------------------------------------------------------------ sending jobs
-
-
 def test_more_jobs_than_an_array_takes_go_in_several() -> None:
     size = int(re.search(r"MaxArraySize\s*=\s*(\d+)", slurm("scontrol", "show", "config"))[1])
     assert size == 4
@@ -190,9 +184,6 @@ def test_what_sbatch_refuses_is_told_in_a_line(word: str, why: str, capfd) -> No
     assert "\n" not in said
     assert not Path("outputs/a").exists()
     assert not queue()
-
-
-# ------------------------------------------------------------------------ stopping, starting again
 
 
 def test_ctrl_c_stops_running_jobs_in_good_order_and_takes_the_others_out() -> None:

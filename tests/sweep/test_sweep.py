@@ -32,9 +32,6 @@ from tests.sweep.commands import changed, jobs_of, sweep, timeless, told, wait_f
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-# ------------------------------------------------------------------------------- words and names
-
-
 def test_the_command_of_sweep_json_is_the_one_that_was_given(tmp_path) -> None:
     flags = ["--config-dir", str(tmp_path), "--config-name", "mine"]
     given = parse_args(["-m", *flags, "seed=0,1", "kl.coef=0.1"])
@@ -89,9 +86,6 @@ def test_paths_of_job_folders_need_no_quotes() -> None:
     assert quote_paths(untouched) == untouched
 
 
-# ------------------------------------------------------------------------------------- memory
-
-
 def test_a_finished_jobs_networks_are_gone_when_the_next_one_begins(monkeypatch) -> None:
     """Jobs of one process: models of a gigabyte each would not fit beside each other."""
     networks: list[weakref.ref] = []
@@ -106,9 +100,6 @@ def test_a_finished_jobs_networks_are_gone_when_the_next_one_begins(monkeypatch)
     monkeypatch.setattr(Training, "__init__", watched)
     assert sweep("seed=0,1,2") == 0
     assert left == [0, 0, 0]
-
-
-# -------------------------------------------------------------------------------- starting again
 
 
 def test_a_killed_sweep_started_again_runs_exactly_the_unfinished_jobs(capfd) -> None:
@@ -308,9 +299,6 @@ def test_two_processes_never_run_one_sweep(capsys) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert sweep("seed=0,1") == 2
     assert "another process runs it" in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------------------ failing, stopping
 
 
 def test_a_failed_job_is_told_at_once_in_the_table_and_in_its_manifest(capfd) -> None:

@@ -28,8 +28,6 @@ from tests.transforms.llm_toys import (
 from tests.transforms.test_llm_reward import batch
 from tests.transforms.test_llm_truth import padded, token_rows
 
-# RetrieveLogProb
-
 
 def test_the_default_key_is_the_models() -> None:
     gen, _ = pair()
@@ -138,12 +136,6 @@ def test_a_wrapper_around_an_engine_scores_by_its_own_forward() -> None:
     torch.testing.assert_close(found, torch.where(real, -positions.float(), 0.0))
 
 
-# KLComputation
-
-
-# RetrieveKL
-
-
 def test_the_documented_arguments_stand_in_the_signature() -> None:
     parameters = inspect.signature(RetrieveKL).parameters
     positional = [name for name, each in parameters.items() if each.kind != each.KEYWORD_ONLY]
@@ -211,9 +203,6 @@ def test_factories() -> None:
         RetrieveKL(gen, ref)(conversation())["next", "kl_penalty"],
     )
     assert isinstance(RetrieveKL(gen, ref, service_backend="direct"), RetrieveKL)
-
-
-# KLRewardTransform
 
 
 def test_reward_transforms_keys_and_models() -> None:
