@@ -110,7 +110,6 @@ def test_python_and_the_command_line_give_the_same_rows(run: klrl.Run) -> None:
 
 
 def test_a_stored_config_is_run_again(run: klrl.Run) -> None:
-    """As ``.hydra/config.yaml`` has it: plain mappings, without a schema."""
     stored = run.folder / ".hydra" / "config.yaml"
     again = klrl.run(yaml.safe_load(stored.read_text("utf-8")), folder="again")
     assert again.config == run.config

@@ -158,7 +158,6 @@ SETTINGS = pytest.mark.parametrize("settings", SHARED)
 @EITHER
 @SETTINGS
 def test_control_and_language_give_the_same_numbers(loss, kl, advantage, settings) -> None:
-    """Loss, gradient, reward, advantage, measures, row: the closed form's, and each other's."""
     having = domains(loss=loss, kl=kl.split()[0].partition("=")[2], advantage=advantage)
     jobs = {domain: job(domain, loss, kl, advantage, settings) for domain in having}
     numbers = {domain: iterate(RUNS[domain](config)) for domain, config in jobs.items()}

@@ -167,7 +167,6 @@ def test_bash_completes() -> None:
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
 @pytest.mark.integration
 def test_zsh_completes() -> None:
-    """The function of the script, with zsh's own ``compadd`` told to print."""
     script = (
         "autoload -Uz compinit; compinit -u -D\n"
         'eval "$(klrl completion zsh)"\n'

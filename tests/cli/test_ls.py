@@ -223,7 +223,6 @@ def test_an_empty_folder(tmp_path, capsys) -> None:
 
 
 def test_a_file_of_many_blocks_is_read_from_its_end(tmp_path) -> None:
-    """Lines longer than a block, and a return that lies far back."""
     path = tmp_path / "metrics.jsonl"
     rows = [{"frames": i, "x" * 50_000: 1.0} for i in range(9)]
     rows[0]["reward/episode"] = 3.0

@@ -124,7 +124,6 @@ def test_the_identity_is_over_settings_that_count() -> None:
 
 
 def test_a_setting_that_is_added_orphans_no_sweep() -> None:
-    """As long as it does what was done before."""
 
     @dataclasses.dataclass
     class Later(OptimConfig):

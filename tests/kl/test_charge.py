@@ -143,7 +143,6 @@ def test_measures_by_hand() -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "exact"])
 def test_a_controller_moves_what_the_transform_charges(estimator: str) -> None:
-    """By an update and by a checkpoint, and after the tensor moved as to another device."""
     kl = make_reference_kl(settings("reward", estimator), actor(LOGITS), actor(REF_LOGITS))
     assert kl is not None
     controller = DualKLController(kl, target=0.2, lr=0.5)

@@ -175,7 +175,6 @@ def test_state_goes_on_where_it_stopped_and_nan_is_left_aside(make) -> None:
     ids=["the KL stops rising", "twenty updates", "near the target"],
 )
 def test_held_goes_on_exactly_from_any_update(kls: list[float], released: int, stop: int) -> None:
-    """From a state that went through JSON, as a checkpoint's does."""
     whole, first, second = (HeldKLController(1.0, 0.1) for _ in range(3))
     expected = [whole.update(kl) for kl in kls]
     assert [coef == 1 for coef in expected].index(False) == released

@@ -76,7 +76,6 @@ def test_a_categoricals_are_the_sums_over_its_actions(name: str, scale: float) -
 
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_forbidden_actions_add_nothing(name: str) -> None:
-    """Both forbid the last action: as without it, the gradient too."""
     logits, ref = random(4, 5), random(4, 5)
     wide = [torch.cat([x, torch.full((4, 1), -torch.inf, dtype=DOUBLE)], 1) for x in (logits, ref)]
 

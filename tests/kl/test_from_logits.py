@@ -99,7 +99,6 @@ def test_what_both_forbid_adds_nothing(name) -> None:
 
 @pytest.mark.parametrize("forbidding", ["pi", "q", "rows of either"])
 def test_what_one_alone_forbids_is_autograds(forbidding) -> None:
-    """Also where a KL is infinite: in no other row, and with the same gradient there."""
     z, a = tables(2)
     if forbidding != "q":
         z[0, 2] = -torch.inf

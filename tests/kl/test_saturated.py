@@ -122,7 +122,6 @@ def test_the_mean_log_prob_is_that_of_a_quadrature() -> None:
 
 
 def test_pre_tanh_is_read_where_it_is() -> None:
-    """Every sample's k1, by torch's Gaussians."""
     actor, reference = policy(15.0, 1.0), policy(0.0, 1.0)
     batch = with_pre_tanh(sampled(actor).exclude(*PARAMS))
     u = batch["pre_tanh"]

@@ -91,7 +91,6 @@ def test_the_models_own_weights_are_a_checkpoints_where_one_holds_them(job, base
 
 
 def test_all_weights_are_written_and_played_beside_another_base_model(job, base, capsys) -> None:
-    """The checkpoint holds all of the policy."""
     trained(job)
     policy = trained_policy("run").model.state_dict()
     played = said(capsys, "evaluate", "run", "--episodes", "8", "--json")

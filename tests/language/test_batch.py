@@ -130,7 +130,6 @@ def test_another_temperature_is_found(scored_at, ok) -> None:
 
 
 def test_dropout_while_sampling_is_found() -> None:
-    """Log-probs of a network with dropout on one side are not those of the other."""
     found, _ = sampled_batch()
     off = found.log_probs + 1e-3 * torch.randn(found.log_probs.shape)
     check = preflight.sampled_against_recomputed(found.log_probs, off, found.mask, torch.float32)
@@ -204,7 +203,6 @@ def test_a_template_that_marks_otherwise_is_found() -> None:
 
 
 def test_ids_without_a_token_are_told_with_their_share(job, model, tmp_path) -> None:
-    """A head of zeros gives each of its rows the same probability."""
     assert "have no token" not in " ".join(LanguageParts(job()).preflight)
     network = AutoModelForCausalLM.from_pretrained(model)
     tokens = network.get_input_embeddings().num_embeddings

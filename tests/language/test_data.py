@@ -70,7 +70,6 @@ def test_a_json_list_is_read_by_datasets() -> None:
 
 
 def test_what_describes_a_data_set_is_none_of_its_data() -> None:
-    """Files that the datasets library and the hub put beside data; a card is no data either."""
     files("folder", "part-a.jsonl", "part-b.jsonl")
     for name in ("dataset_infos.json", "b/dataset_info.json", "b/state.json", "README.md"):
         Path("folder", name).parent.mkdir(exist_ok=True)
@@ -180,7 +179,6 @@ def files(folder: str, *names: str) -> None:
     ids=str,
 )  # fmt: skip
 def test_splits_are_found_where_files_are_called_by_them(names, split, found) -> None:
-    """Names as Hugging Face's data sets and their users write them."""
     files("folder", *names)
     contents = [p.content for p in read_prompts("folder", split=split)]
     assert contents == [names[index] for index in found]
@@ -202,7 +200,6 @@ def test_splits_are_found_where_files_are_called_by_them(names, split, found) ->
     ids=str,
 )  # fmt: skip
 def test_splits_that_are_not_one_are_refused(names, told) -> None:
-    """Two of a publisher's splits, or two of its data sets, were one."""
     files("folder", *names)
     with pytest.raises(ConfigError) as caught:
         read_prompts("folder")

@@ -98,7 +98,6 @@ def trained(run: str) -> list[dict[str, float]]:
 
 
 def test_the_best_is_not_told_from_the_prompts_that_chose_it(exits, tmp_path, monkeypatch) -> None:
-    """Of 7 prompts, 4 chose it; those of another file are all new to it."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "the_length.py").write_text(
         "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"

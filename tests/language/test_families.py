@@ -94,7 +94,6 @@ HEADS = ("cohere", "granite", "gemma2", "falcon_h1", "bert", "nanochat", "gptj")
 
 @pytest.mark.parametrize("family", [*HEADS, "opt-projected", "llama4_text"])
 def test_a_head_gives_the_models_own_logits(family: str) -> None:
-    """Also a copy of it, once the model has moved on: the policy that a rollout came from."""
     model, ids = tiny(family), torch.randint(3, 200, (2, 7))
     with torch.no_grad():
         own = model(input_ids=ids, use_cache=False).logits
@@ -113,7 +112,6 @@ def test_a_head_gives_the_models_own_logits(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["cohere", "gemma2", "bert"])
 def test_a_mixed_head_gives_the_models_own_logits(family: str) -> None:
-    """Float32 weights, bfloat16 arithmetic; also the rollout's copy, which is kept in bfloat16."""
     model, ids = tiny(family), torch.randint(3, 200, (2, 7))
     exact = model(input_ids=ids, use_cache=False).logits.detach()
     compute_in_bfloat16(model)
@@ -130,7 +128,6 @@ def test_a_mixed_head_gives_the_models_own_logits(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["granitemoehybrid", "gemma2", "cohere"])
 def test_the_gradient_is_plain_transformers_own(family: str) -> None:
-    """Of the summed log-probs of one batch, weighted; autograd through the model's own logits."""
     model, batch = tiny(family), rollout(pads=3, tail=1)
     mask = response_mask(batch)
     weights = torch.linspace(-1, 1, mask.numel()).reshape(mask.shape) * mask
@@ -228,7 +225,6 @@ def test_rows_that_end_leave_every_cache(family: str) -> None:
 
 @pytest.mark.integration
 def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
-    """From a folder, through training and both kinds of evaluation."""
     model = tiny("rwkv")
     model.save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
@@ -259,7 +255,6 @@ def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
 def test_a_training_mode_that_is_another_function_is_refused(
     family, line, tmp_path, exits, monkeypatch
 ) -> None:
-    """Gradient checkpointing needs that mode."""
     monkeypatch.setattr(model_files, "silence_dropout", lambda config: None)
     model = tiny(family)
     model.config.router_jitter_noise = 0.5

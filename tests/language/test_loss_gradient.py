@@ -109,7 +109,6 @@ def test_a_verdict_is_what_enumeration_finds(placement, estimator, gain) -> None
 
 
 def test_klpens_sampled_kl_is_that_of_old_and_new() -> None:
-    """Value and gradient of KL(old||new), in every context of pi_old; never negative."""
     theta, old = table(0).requires_grad_(), table(2)
     weight = chosen(old).sum(1).exp()[:, None]
     kl = estimate_kl(chosen(old), chosen(theta), "k3", ALL)

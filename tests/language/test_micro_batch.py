@@ -57,7 +57,6 @@ def moved(config) -> tuple[Training, TensorDict]:
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 def test_responses_that_were_cut_off_are_left_out(job, reduction: str) -> None:
-    """As a minibatch without their tokens; whatever advantage they have."""
     words = (*COMMON, f"loss.reduction={reduction}", "loss.normalize_advantage=false")
     training, frames = moved(job(*words, "loss.mask_truncated=true"))
     cut = frames["next", "truncated"].squeeze(-1)

@@ -95,7 +95,6 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_reference_with_adapters_computes_as_the_policy_does(exits, sharp) -> None:
-    """Equal policies: adapters that stay 0, and the base model itself."""
     still = ("optim.lr=1e-20", "optim.lr_floor=0")
     assert exits(sharp, "actor.lora.r=2", *still, "hydra.run.dir=adapters")[0] == 0
     near = ("reference=checkpoint", "reference.path=adapters")
@@ -140,7 +139,6 @@ def test_what_is_loaded_is_what_was_saved(job) -> None:
 
 @pytest.mark.slow
 def test_a_mixed_run_as_reference_start_and_for_evaluation(job, exits, capsys) -> None:
-    """Its KL is 0 from itself, whichever precision the next run has; evaluations agree."""
     assert exits(BFLOAT16, "eval.every=2", "eval.episodes=6")[0] == 0
     evaluate_main(["run", "--episodes", "6", "--json"])
     assert json.loads(capsys.readouterr().out)["eval/episodes"] == 6

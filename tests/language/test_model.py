@@ -119,7 +119,6 @@ def test_the_authors_sampling_defaults_are_dropped() -> None:
 def test_a_model_is_loaded_by_hub_id_and_nothing_that_runs_is_fetched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Through the hub client's own cache, offline."""
     commit = "a" * 40
     repository = tmp_path / "hub" / "models--me--tiny"
     snapshot = repository / "snapshots" / commit

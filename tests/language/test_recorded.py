@@ -41,7 +41,6 @@ def exit_code(*words: str) -> int:
 
 @pytest.mark.parametrize("name", ["log_probs", "ref_log_probs", "kl", "weights", "iteration"])
 def test_a_field_that_is_missing_is_a_problem(run: Path, capsys, name: str) -> None:
-    """In a line that could be computed again, and in one whose weights are gone."""
     samples = samples_of(run)
     for place in (1, 5):
         del samples[place][name]
@@ -92,7 +91,6 @@ def test_weights_are_the_samples_before_the_iteration(run: Path) -> None:
 
 
 def test_the_record_of_a_resumed_run_is_true(run: Path) -> None:
-    """The last draw is dropped; old checkpoints and the rows that tell how far it was may go."""
     folder, config = resumed_config("run", ["frames=80"])
     start(config, RunFolder(folder), resume=True)
     found = verify_run(run)

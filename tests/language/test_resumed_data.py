@@ -45,7 +45,6 @@ def resume(capsys: pytest.CaptureFixture) -> tuple[int, str]:
 
 @pytest.mark.integration
 def test_a_run_is_not_resumed_with_other_rows(capsys, model: str) -> None:
-    """One more row orders all prompts anew."""
     with pytest.raises(SystemExit) as stop:
         main(text_job(model, list(map(json.dumps, ROWS))))
     assert not stop.value.code, capsys.readouterr().err
@@ -113,7 +112,6 @@ def test_the_same_rows_written_otherwise_are_the_same() -> None:
 
 
 def test_a_run_that_noted_no_rows_goes_on() -> None:
-    """Of an older klrl, or a task whose prompts are generated."""
     write("data.jsonl", ROWS)
     older = stream()
     older.load_state_dict({"served": 3})

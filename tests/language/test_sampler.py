@@ -157,7 +157,6 @@ def test_dropout_is_off_while_sampling(kind) -> None:
 
 @families
 def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
-    """Each way is broken in turn: by wrong numbers, by an error, by rows that leave wrongly."""
     model, (ids, mask) = network(family), prompts()
     sampler = CacheSampler(model, SpecialTokens((EOS,), PAD))
 
@@ -201,7 +200,6 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
 
 
 def test_the_wrapper_leaves_the_models_generation_config_alone() -> None:
-    """Its settings would change the distribution; afterwards they are there again."""
     model, (ids, mask) = network(), prompts()
     plain = make("wrapper", model)(ids, mask, GROUP, Decoding(6), seeded())
     model.generation_config.repetition_penalty = 50.0

@@ -73,7 +73,6 @@ def test_exact_kl_is_the_plain_sum_over_the_vocabulary(layout, family) -> None:
 
 @pytest.mark.parametrize("few", [False, True], ids=["one_chunk", "chunks"])
 def test_divergences_are_the_plain_sums_over_the_vocabulary(few, monkeypatch) -> None:
-    """In float64, against numpy; the gradient against central differences."""
     if few:
         monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", 4 * 300)
     model, other, batch = network().double(), network(seed=1).double(), rollout(pads=2, tail=1)

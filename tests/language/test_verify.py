@@ -112,7 +112,6 @@ def test_changed_ids_are_found(job) -> None:
 
 
 def test_damaged_samples_and_entries_are_told_a_line_each(job) -> None:
-    """Whatever stands in a line, and in a checkpoint's manifest."""
     run = trained(job, "frames=16", "collector.samples_count=8")
     file = run / "samples.jsonl"
     samples = [json.loads(line) for line in file.read_text().splitlines()]
@@ -171,7 +170,6 @@ def test_the_bounds_in_16_bits(job, floor: float | None, mean: float) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_of_other_weights_is_found(job) -> None:
-    """Adapters of another run in the entry's place, whole by its checksums."""
     words = ("actor.lora.r=2", "reference=adapter_off", "optim.lr=0.1")
     run, other = trained(job, *words), trained(job, *words, "seed=1", run="other")
     place = Path("checkpoints/last/frames-000000000064")
@@ -252,7 +250,6 @@ def test_another_runs_policy_as_reference(job) -> None:
 
 
 def test_the_json_of_a_nan_can_be_read() -> None:
-    """JSON knows no infinity."""
     measure = Measure("policy", (1e-4, 1e-5))
     measure.add([math.nan, 0.5], torch.tensor([0.5, 0.5]), "line 1")
     said = as_json(Verdict((1e-4, 1e-5), [measure], {}))

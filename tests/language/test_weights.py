@@ -54,7 +54,6 @@ def status() -> str:
 
 @pytest.mark.parametrize("words", [["actor.lora.r=2", "reference=adapter_off"], []])
 def test_a_run_goes_on_beside_its_own_base_model_alone(capsys, words: list[str]) -> None:
-    """With LoRA the adapters need it, without the initial reference is made from it."""
     start(*words)
     before = Path("run/metrics.jsonl").read_bytes()
     kept = FILE.read_bytes()

@@ -232,7 +232,6 @@ def test_beta_never_leaves_its_bounds() -> None:
 
 
 def test_forward_is_torchrls_rule() -> None:
-    """Four forwards of TorchRL's module and of ours, beta compared after each."""
     agent, batch = data("Pendulum-v1", "normal")
     module = KLPENPPOLoss(agent.actor, agent.critic, beta=1.5, functional=False)
     rule = ForwardBeta(KLPEN)

@@ -69,7 +69,6 @@ def test_keywords_without_a_critic(kind) -> None:
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
 def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str) -> None:
-    """Two heads with a log-prob key each, by torch's own distributions, in float64."""
     torch.set_default_dtype(torch.float64)
     try:
         policy = heads.two_headed_actor()
@@ -218,7 +217,6 @@ def test_a_head_without_keys_is_refused_in_words(kind, name: str) -> None:
 
 @both
 def test_a_head_without_log_prob_serves(kind) -> None:
-    """The data hold the log-prob; who wrote it does not matter."""
     head = ProbabilisticTensorDictModule(
         ["loc", "scale"], ["action"], distribution_class=IndependentNormal
     )
@@ -259,7 +257,6 @@ def squashed(composite: bool) -> nn.Module:
 @pytest.mark.parametrize("composite", [False, True])
 @pytest.mark.parametrize("width", [0.1, 1.0])
 def test_actions_that_were_not_sampled_have_torchrls_loss(kind, composite, width) -> None:
-    """Values and gradients, with a warning; a third of the coordinates lie on a bound."""
     torch.manual_seed(0)
     policy, batch = squashed(composite), made_up(composite, width)
     critic = ValueOperator(nn.Linear(3, 1), in_keys=["observation"])

@@ -145,7 +145,6 @@ def test_a_refused_entry_gives_way_to_the_next_and_never_counts_as_kept(step) ->
 
 @pytest.mark.parametrize("step", [100, 128])
 def test_a_killed_runs_newer_best_gives_way_to_that_of_the_resumed_run(step) -> None:
-    """It was killed after a ``best`` newer than ``last``, and resumed with more frames, say."""
     save(64)
     save(128, "best")
     parts = small(64)

@@ -92,7 +92,6 @@ def test_settings_nested_without_end_do_not_end_the_process(run: RunFolder, text
 
 @pytest.mark.timeout(20)
 def test_settings_with_aliases_in_aliases_are_not_expanded(run: RunFolder) -> None:
-    """Nine to the eleventh copies of a letter."""
     lines = [
         "a0: &a0 [x]",
         *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)),

@@ -100,7 +100,6 @@ def test_a_limit_on_the_size_of_files_that_the_rows_reach() -> None:
 
 
 def test_settings_are_never_half_written(settings, monkeypatch) -> None:
-    """A resume on a full disk keeps the run readable."""
     run = RunFolder(RUN, ["frames=128"])
     run.open(settings())
     stored = {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}

@@ -148,7 +148,6 @@ def test_every_metric_has_a_title_a_unit_digits_and_a_panel_that_exists(domain) 
 
 
 def test_only_the_domains_know_what_counts_their_frames() -> None:
-    """No switch on the axis elsewhere."""
     switch = re.compile(r"""axis *[!=]= *["']|["']samples["'] (if|in)\b""")
     root = Path(klrl.__file__).parent
     found = [

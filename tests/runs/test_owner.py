@@ -156,7 +156,6 @@ def test_an_owner_file_that_names_nobody_owns_nothing(content: str, capsys) -> N
 
 
 def test_who_slept_while_another_took_over_writes_nothing_more(monkeypatch) -> None:
-    """As a suspended machine does that wakes again."""
     with owning(RUN) as claim:
         claim.check()
         name_owner(host="elsewhere", pid=4)

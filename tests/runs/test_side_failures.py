@@ -108,7 +108,6 @@ def test_what_cannot_be_printed_is_one_line(words: str) -> None:
 
 
 def test_progress_that_cannot_be_printed_is_told_once_and_noted(settings, monkeypatch, capsys):
-    """From Python, where stdout is the caller's."""
 
     class Closed:
         def isatty(self) -> bool:
@@ -178,7 +177,6 @@ main(sys.argv[1:])
 
 @pytest.mark.services
 def test_a_run_outlives_wandbs_process(tmp_path) -> None:
-    """Whether it dies before a row or before the end; the next run has a new one."""
     done = python("-c", KILLS, *WANDB)
     assert done.returncode == 0, done.stderr
     (line,) = side_failures(Path("run"))

@@ -210,7 +210,6 @@ def test_a_signal_after_the_save_waits_for_the_next_one(monkeypatch, settings) -
 
 @pytest.mark.parametrize("folder", [".", "deleted"])
 def test_a_second_sigterm_stops_a_sweep_at_once_whatever_came_between(folder: str) -> None:
-    """SIGXCPU comes every second."""
     from klrl.sweep.stop import passed_on
 
     with passed_on(Path(folder), list) as received:

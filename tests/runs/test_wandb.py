@@ -89,7 +89,6 @@ SWEPT = {
 
 @pytest.mark.parametrize("command", [None, ["${env}", "${program}", "${args}"]])
 def test_an_agents_default_arguments_train_and_its_id_is_stored(command, monkeypatch) -> None:
-    """The agent of the installed wandb starts the run; only its server is missing."""
     from wandb.wandb_agent import Agent
 
     bin_ = str(Path(sys.executable).parent)

@@ -102,7 +102,6 @@ def study(*logs: dict) -> None:
 
 
 def test_a_search_takes_no_words_but_its_own(precious: Path, capsys) -> None:
-    """A journal from elsewhere named code."""
     Path("evil.py").write_text("open('ran', 'w')")
     words = ["kl.coef=0.1", "controller=custom", "controller.target=evil:Controller"]
     study({"op_code": 8, "worker_id": "w", "trial_id": 0, "user_attr": {"words": words}})

@@ -213,7 +213,6 @@ def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
 
 
 def test_a_job_whose_process_is_killed_or_told_to_stop_goes_on(machines: Machines, start) -> None:
-    """Three times, with a new checkpoint between."""
     machines.add()
     words = (*EAGER, "frames=1e6", "checkpoint.every=20")
     address = f"launcher.address={machines.address}"

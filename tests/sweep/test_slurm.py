@@ -236,7 +236,6 @@ def test_a_sweep_started_again_adopts_what_is_in_the_queue() -> None:
 
 
 def test_copies_that_nobody_can_adopt_are_cancelled() -> None:
-    """Of a process that was killed between sbatch and sweep.json; or the launcher is another."""
     process = child(*words("seed=0,1", "frames=64", "launcher.slurm={hold: true}"))
     wait_for(lambda: len(queue()) == 2 and all(job["queue"] for job in jobs().values()))
     process.kill()

@@ -146,7 +146,6 @@ def test_an_identity_is_found_under_another_name(capfd) -> None:
 
 @pytest.mark.parametrize(("change", "was"), [("kl.coef=0.7", "0.1"), ("frames=192", "128")])
 def test_other_settings_under_the_same_name_are_another_job(capfd, change: str, was: str) -> None:
-    """Its folder is its own, whichever of both is asked for, and the other is left as it was."""
     assert sweep("seed=0,1") == 0
     before = {name: changed(run) for name, run in jobs_of().items()}
     capfd.readouterr()
@@ -201,7 +200,6 @@ def test_sweep_json_keeps_every_job_and_every_command() -> None:
 
 
 def test_a_folder_that_another_job_took_meanwhile_is_left_alone(settings) -> None:
-    """A job may wait for hours in a queue."""
     job = make_jobs(Path("outputs/a"), [("job", ["seed=2"], settings("seed=2"))])[0]
     run = RunFolder(job.folder)
     run.open(settings("seed=1"))

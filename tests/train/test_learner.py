@@ -75,7 +75,6 @@ def test_gae_bootstraps_truncation_and_not_termination(gamma: float, lmbda: floa
 
 
 def test_gae_is_torchrls() -> None:
-    """On a rollout of CartPole, whose episodes end often, against its own value estimator."""
     from torchrl.objectives.value import GAE
 
     env = make_env(EnvConfig("CartPole-v1", {}, 4, True, 1.0, name="gym"), seed=0)

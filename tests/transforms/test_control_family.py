@@ -67,7 +67,6 @@ def test_specs_hold_and_a_collector_delivers(way: str, where: str) -> None:
 
 @pytest.mark.parametrize("where", CASES)
 def test_all_of_them_charge_the_same(where: str) -> None:
-    """k1 three ways, and exact against torch's closed forms, on one rollout."""
     env, actor, reference, reward = case(where)
     with torch.no_grad():
         batch = env.rollout(12, actor, break_when_any_done=False)
@@ -107,7 +106,6 @@ def plain_env() -> TransformedEnv:
 
 @pytest.mark.parametrize("kind", [SerialEnv, pytest.param(ParallelEnv, marks=pytest.mark.services)])
 def test_around_batched_workers(kind) -> None:
-    """Around them; inside them: test_workers."""
     _, actor, reference, _ = case("pendulum")
     transform = KLConstrainedTransform(reference, COEF, raw_reward_key="reward_raw")
     env = TransformedEnv(kind(2, plain_env), transform)

@@ -53,7 +53,6 @@ def rows_of(batch, *key) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_a_reward_per_token_is_charged_per_token(estimator: str) -> None:
-    """The documented example: dense log-probs, no masks."""
     gen, ref = log_probs(10, 10), log_probs(10, 10, seed=1)
     reward = torch.randn(2, 10, 1)
     out = KLComputation(coeff=COEF, estimator=estimator)(dense(gen, ref, reward.clone()))

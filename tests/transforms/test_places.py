@@ -123,7 +123,6 @@ def test_in_a_replay_buffer(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_see_the_environment_before_them(kind: str) -> None:
-    """What stands before, in every Compose around, and nothing that stands behind."""
     env, actor, reference, _ = case("pendulum")
     kl = held(kind, actor, reference)
     after = StepCounter(step_count_key="later")

@@ -130,7 +130,6 @@ def test_random_frames_in_a_batch(way: str, on_unsampled: str) -> None:
 
 
 def test_a_log_prob_of_zero_is_one_where_the_policy_says_so() -> None:
-    """A certain choice has log pi = 0 and is charged."""
     _, actor, reference, _ = case("cartpole")
     batch = actor(TensorDict({"observation": torch.zeros(2, 4)}, [2])).detach()
     key = actor.dist_params_keys[0]

@@ -115,7 +115,6 @@ def documented_actor() -> tuple[GymEnv, ProbabilisticActor]:
 
 
 def test_the_documented_pendulum_example_runs() -> None:
-    """The example of KLRewardTransform's documentation, import apart."""
     base, actor = documented_actor()
     transform = KLRewardTransform(actor, out_keys="reward_kl")
     env = TransformedEnv(base, transform)
@@ -226,7 +225,6 @@ def test_the_action_key(problem) -> None:
 
 
 def test_clones_are_differentiable_where_asked_and_follow_casts(problem) -> None:
-    """Documented of requires_grad=True alone; klrl's follows in both cases."""
     _, reference, batch, kl = problem
     for asked in (True, False):
         transform = KLRewardTransform(reference, requires_grad=asked).to(torch.float64)
