@@ -87,11 +87,6 @@ def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> Non
     assert ("kl/ref/exact" in rows[-1]) is ("kl=none" not in words)
 
 
-def test_which_kl_fits_a_screen() -> None:
-    assert len(WHICH) <= 60
-    assert max(map(len, WHICH)) <= 130
-
-
 def files_named() -> dict[Path, set[str]]:
     """room -> the files that the table "Where things live" names in its row."""
     table = ARCHITECTURE.read_text("utf-8").partition("## Where things live")[2]

@@ -37,22 +37,6 @@ def test_a_missing_optional_package_is_named(capsys, monkeypatch) -> None:
     assert "logger=wandb: the package wandb is not installed; pip install wandb" in refused(capsys)
 
 
-@pytest.mark.parametrize("word", ["--help", "help"])
-def test_help_lists_groups_and_choices(capsys, word: str) -> None:
-    assert exits(word) == 0
-    told = capsys.readouterr().out
-    for word in (
-        "pendulum",
-        "half_cheetah",
-        "tanh_normal",
-        "retrieve",
-        "legacy",
-        "klpen",
-        "KEY=VALUE",
-    ):
-        assert word in told
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from klrl.__main__ import main
 from klrl.language.load import trained_policy
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
+from tests.runs.commands import said
 
 pytestmark = pytest.mark.integration
 
@@ -43,15 +43,6 @@ def change(folder: Path) -> None:
     file = folder / "model.safetensors"
     weights = {name: 1.01 * weight for name, weight in load_file(file).items()}
     save_file(weights, file, metadata={"format": "pt"})
-
-
-def said(capsys, *words: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 def refused(capsys, *words: str) -> str:

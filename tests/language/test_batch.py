@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from klrl.domains import LANGUAGE
 from klrl.language import checks as preflight
 from klrl.language.batch import (
     ASSISTANT,
@@ -18,16 +17,14 @@ from klrl.language.batch import (
     make_batch,
     on_full,
     on_response,
-    response_mask,
     set_scores,
     take_prompts,
 )
 from klrl.language.parts import LanguageParts
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.scoring import Layout
-from klrl.language.vocabulary import exact_token_kl, response_log_probs
-from klrl.train.preflight import kl_at_start
-from tests.language.toys import EOS, GROUP, PAD, network, prompts, rollout
+from klrl.language.vocabulary import response_log_probs
+from tests.language.toys import EOS, GROUP, PAD, network, prompts
 from tests.transforms.llm_toys import TEMPLATE, chats, tokenizer
 
 SPECIAL = SpecialTokens((EOS,), PAD)
@@ -138,19 +135,6 @@ def test_dropout_while_sampling_is_found() -> None:
     check = preflight.sampled_against_recomputed(found.log_probs, nan, found.mask, torch.float32)
     assert not check.ok
     assert str(check) == "sampled - recomputed log-probs, nats: nan (at most 0.0001) FAILED"
-
-
-def test_kl_at_the_start() -> None:
-    model, copy, other, batch = network(), network(), network(seed=1), rollout()
-    mask, layout = response_mask(batch), Layout(GROUP, True, "")
-    policy = layout.next_tokens(model, batch, 0.7)
-    same = exact_token_kl(policy, layout.next_tokens(copy, batch, 0.7), mask)
-    assert kl_at_start(same, LANGUAGE, torch.float32, "", mask).ok
-    far = exact_token_kl(policy, layout.next_tokens(other, batch, 0.7), mask)
-    assert not kl_at_start(far, LANGUAGE, torch.float32, "", mask).ok
-    assert not kl_at_start(-far, LANGUAGE, torch.float32, "", mask).ok
-    warm = exact_token_kl(policy, layout.next_tokens(copy, batch, 1.0), mask)
-    assert not kl_at_start(warm, LANGUAGE, torch.bfloat16, "", mask).ok
 
 
 def test_lost_endings_are_counted() -> None:

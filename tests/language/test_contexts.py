@@ -15,10 +15,10 @@ from klrl.language.model import load_causal_lm
 from klrl.language.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.tasks import make_task
 from klrl.language.wrapper_sampler import WrapperSampler
+from tests.language.conftest import LENGTHS
 from tests.language.toys import EOS, PAD, network, prompts
 from tests.transforms.llm_toys import tokenizer
 
-LENGTHS = "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
 SPECIAL = SpecialTokens((EOS,), PAD)
 
 

@@ -21,11 +21,6 @@ TURNS = [{"role": "user", "content": "sort 3 1"}]
 ROWS = [{"prompt": f"p{i}", "answer": str(i)} for i in range(10)]
 
 
-@pytest.fixture(autouse=True)
-def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
 def test_a_prompt_may_be_a_conversation() -> None:
     Path("data.jsonl").write_text(json.dumps({"prompt": TURNS, "chosen": []}))
     (prompt,) = read_prompts("data.jsonl")

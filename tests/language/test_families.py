@@ -25,6 +25,7 @@ from klrl.language.vocabulary import response_log_probs
 from klrl.language.wrapper_sampler import WrapperSampler
 from klrl.runs.rows import read_rows
 from klrl.train.evaluate import evaluate_run
+from tests.language.conftest import LENGTHS
 from tests.language.families import tiny
 from tests.language.toys import GROUP, of_tokens, prompts, rollout, truth
 from tests.transforms.llm_toys import tokenizer
@@ -229,9 +230,7 @@ def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
     model.save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
     Path("data.jsonl").write_text("\n".join(f'{{"prompt": "{"hello " * n}"}}' for n in (1, 4, 2)))
-    Path("lengths.py").write_text(
-        "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
-    )
+    Path("lengths.py").write_text(LENGTHS)
     words = ("experiment=text", "env.data=data.jsonl", "env.reward=lengths:reward")
     folder = f"actor.model={tmp_path / 'model'}"
     code, out, err = exits(*words, folder, "eval.every=1", "eval.final=2")
@@ -262,9 +261,7 @@ def test_a_training_mode_that_is_another_function_is_refused(
     tokenizer().save_pretrained(tmp_path / "model")
     Path("data.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "hello there"}')
     words = ("experiment=text", "env.data=data.jsonl", "env.reward=lengths:reward")
-    Path("lengths.py").write_text(
-        "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
-    )
+    Path("lengths.py").write_text(LENGTHS)
     folder = f"actor.model={tmp_path / 'model'}"
     code, _, err = exits(*words, folder, "actor.gradient_checkpointing=true")
     assert code == 2

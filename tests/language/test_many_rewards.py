@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,11 +33,6 @@ DRAWN = Drawn(
     prompt_ids=[[5], [6, 6], [7]],
     response_ids=[[1, 2], [3], [4, 4, 2]],
 )
-
-
-@pytest.fixture(autouse=True)
-def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def test_a_function_gets_what_its_parameters_name() -> None:
@@ -188,18 +182,6 @@ def test_a_classifiers_scores_are_those_of_plain_transformers(kind, pad) -> None
     found = Reward("model:classifier", 60.0)(ASKED, ANSWERS)
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
     assert found.std() > 0.01  # else any answer would do
-
-
-@pytest.mark.integration
-def test_a_run_learns_from_a_classifier(exits, capsys) -> None:
-    classifier("llama")
-    capsys.readouterr()
-    code, _, err = exits("env.reward=[proxy,model:classifier]")
-    assert (code, err) == (0, "")
-    for row in rows_of(Path("run")):
-        total = row["reward/part/proxy"] + row["reward/part/classifier"]
-        assert row["reward/episode"] == pytest.approx(total, abs=1e-6)
-        assert abs(row["reward/part/classifier"]) > 1e-3
 
 
 def test_a_classifier_in_bfloat16_scores_in_float32() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.sort_digits_base import make_model, make_tokenizer
-from klrl.cli.evaluate import main as evaluate_main
 from klrl.kl.reference import freeze
 from klrl.language.checks import SHOWN_FLOOR
 from klrl.runs.folder import RunFolder
@@ -135,22 +133,6 @@ def test_what_is_kept_is_float32_and_goes_on_to_the_bit(job, exits) -> None:
 
 def test_what_is_loaded_is_what_was_saved(job) -> None:
     assert_loaded_as_saved(job(BFLOAT16, "advantage=gae", "reference=ema"))
-
-
-@pytest.mark.slow
-def test_a_mixed_run_as_reference_start_and_for_evaluation(job, exits, capsys) -> None:
-    assert exits(BFLOAT16, "eval.every=2", "eval.episodes=6")[0] == 0
-    evaluate_main(["run", "--episodes", "6", "--json"])
-    assert json.loads(capsys.readouterr().out)["eval/episodes"] == 6
-    near = ("actor.init=run", "reference=checkpoint", "reference.path=run")
-    for name, dtype, off in (("mixed", BFLOAT16, 0.0), ("full", "actor.dtype=float32", 1e-5)):
-        training = Training(job(*near, dtype))
-        training.train(RunFolder(Path(name)))
-        rows = rows_of(Path(name))
-        assert abs(rows[0]["kl/ref/exact"]) <= off < rows[1]["kl/ref/exact"]
-    Path("run").rename("gone")
-    assert exits("resume=mixed", "frames=48")[0] == 0
-    assert len(rows_of(Path("mixed"))) == 3
 
 
 def test_adapters_and_critic_learn_in_float32_beside_bfloat16_weights(job) -> None:

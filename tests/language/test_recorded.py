@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from klrl.__main__ import main
 from klrl.language.verify import verify_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import resumed_config
 from klrl.train.loop import Training, start
+from tests.runs.commands import exits, samples_of
 
 pytestmark = pytest.mark.integration
 
@@ -25,18 +25,8 @@ def run(job) -> Path:
     return Path("run")
 
 
-def samples_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-
-
 def write(run: Path, samples: list[dict[str, Any]]) -> None:
     (run / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in samples))
-
-
-def exit_code(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    return int(stop.value.code or 0)
 
 
 @pytest.mark.parametrize("name", ["log_probs", "ref_log_probs", "kl", "weights", "iteration"])
@@ -48,7 +38,7 @@ def test_a_field_that_is_missing_is_a_problem(run: Path, capsys, name: str) -> N
     found = verify_run(run)
     assert found.problems == [f"samples.jsonl line {n}: has no {name}" for n in (2, 6)]
     capsys.readouterr()
-    assert exit_code("verify", "run") == 1
+    assert exits("verify", "run") == 1
     assert f"samples.jsonl line 2: has no {name}" in capsys.readouterr().out
 
 

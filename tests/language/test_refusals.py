@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
-
-from klrl.__main__ import main
 
 pytestmark = pytest.mark.integration
 
@@ -36,26 +32,3 @@ def text_job(model: str, rows: list[str], reward: str = "mine:score") -> list[st
         *("env.data=data.jsonl", f"env.reward={reward}", "hydra.run.dir=run"),
         f"actor.model={model}",
     ]
-
-
-@pytest.mark.parametrize("lacking", ["chat_template", "pad_token"])
-def test_a_tokenizer_without_template_or_pad(capsys, model: str, lacking: str) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    setattr(tokenizer, lacking, None)
-    network = AutoModelForCausalLM.from_pretrained(model)
-    network.save_pretrained("other")
-    tokenizer.save_pretrained("other")
-    chat = json.dumps({"messages": [{"role": "user", "content": "43"}]})
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(text_job("other", [chat]))
-    said = capsys.readouterr()
-    if lacking == "pad_token":
-        assert stop.value.code in (0, None)
-        assert "padding with EOS, told apart by position" in said.out
-        assert "pad == eos: masks go by position" in said.out
-    else:
-        assert (stop.value.code, len(said.err.splitlines())) == (2, 1)
-        assert "no chat template" in said.err

@@ -43,11 +43,6 @@ def module(name: str, text: str) -> str:
     return name
 
 
-@pytest.fixture(autouse=True)
-def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
 def test_a_function_is_found_in_the_current_folder() -> None:
     module("found_reward", "def score(prompts, responses, rows):\n    return [2.0] * len(rows)\n")
     scores = Reward("found_reward:score", 5.0)(PROMPTS, TEXTS)
@@ -116,6 +111,7 @@ def test_the_function_gets_prompts_responses_and_rows() -> None:
         np.arange(5),
         torch.arange(5.0, requires_grad=True),
         torch.arange(5)[:, None],
+        [False, True, 2, 3, 4],
     ],
 )
 def test_lists_arrays_and_tensors_are_scores(returned) -> None:
@@ -153,11 +149,6 @@ def test_what_it_asks_for_is_a_copy_too() -> None:
     drawn = Drawn([False], [[1]], [[2, 3]])
     reward(score)(PROMPTS[:1], ["x"], drawn)
     assert drawn.response_ids == [[2, 3]]
-
-
-def test_truth_values_are_scores() -> None:
-    scores = reward(lambda p, texts, r: [t == "x" for t in texts])(PROMPTS, TEXTS)
-    assert scores.tolist() == [0, 0, 1, 0, 0]
 
 
 def raises_on_x(prompts, responses, rows):

@@ -179,24 +179,6 @@ def test_a_checkpoint_of_other_weights_is_found(job) -> None:
     assert (measured["policy"].ok, measured["reference"].ok) == (False, True)
 
 
-@pytest.mark.slow
-def test_a_damaged_entry_is_left_out_and_told(job) -> None:
-    run = trained(job)
-    file = run / "checkpoints/last/frames-000000000064/agent.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])
-    found = verify_run(run)
-    assert found.ok
-    assert found.not_computed["policy"] == 12
-    assert any("frames-000000000064" in line for line in found.notes)
-
-
-@pytest.mark.slow
-def test_without_a_reference_only_the_policy_is_verified(job) -> None:
-    found = verify_run(trained(job, "kl=none"))
-    assert found.ok
-    assert [each.name for each in found.measures] == ["policy"]
-
-
 def test_a_mixed_run_is_computed_in_float32(job) -> None:
     """What rounds as the run did would not see a rounding that is wrong."""
     run = trained(job, "actor.dtype=bfloat16")
@@ -235,18 +217,6 @@ def test_a_mixed_run_whose_kl_is_wrong_is_found(job, capsys) -> None:
         main(["verify", "run"])
     allowed = f"; of the KL {measured['KL'].bounds[1]:.2g} in the mean"
     assert allowed in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_another_runs_policy_as_reference(job) -> None:
-    trained(job, run="first")
-    found = verify_run(
-        trained(job, "actor.init=first", "reference=checkpoint", "reference.path=first")
-    )
-    measured = {each.name: each.samples for each in found.measures}
-    assert found.ok
-    # The model's own weights drew nothing here, and the entry of 0 samples is gone.
-    assert measured == {"policy": 8, "reference": 20, "KL": 8}
 
 
 def test_the_json_of_a_nan_can_be_read() -> None:

@@ -84,17 +84,6 @@ def test_a_reference_starts_as_its_rule_says() -> None:
     assert policy[1].weight.requires_grad, "the policy is to be trained"
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(("mode", "apply"), [("legacy", "step"), ("retrieve", "rollout")])
-def test_a_reference_stays_frozen_through_a_run(mode: str, apply: str, settings) -> None:
-    words = ("reference=ema", f"kl={mode}", f"kl.apply={apply}", "frames=192", "kl.coef=0.5")
-    training = Training(settings(*words))
-    training.train(RunFolder(Path("run")))
-    module = training.parts.reference.module
-    assert not any(part.training for part in module.modules())
-    assert not any(p.requires_grad or p.grad is not None for p in module.parameters())
-
-
 @pytest.mark.parametrize(("mode", "apply"), [("legacy", "step"), ("retrieve", "rollout")])
 @pytest.mark.integration
 def test_a_periodic_reference_is_the_policy_again_after_each_reset(mode: str, apply: str) -> None:

@@ -10,21 +10,14 @@ import optuna
 import pytest
 
 import klrl.train.loop
-from klrl.__main__ import main
 from klrl.base.errors import Interrupted, NonFiniteError
 from klrl.runs.folder import run_id
 from klrl.sweep.search import space_of
-from tests.conftest import QUICK
+from tests.sweep.commands import sweep as exits
 
 pytestmark = pytest.mark.integration
 
 SEARCH = ("search=optuna", "kl.coef=tag(log, interval(0.001, 10))", "seed=0,1,2")
-
-
-def exits(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["-m", "sweep=a", *QUICK, *words])
-    return int(stop.value.code or 0)
 
 
 def score(config) -> float:

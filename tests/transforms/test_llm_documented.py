@@ -6,14 +6,13 @@ argument is shown to be read. Misuse is refused in test_messages.
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from klrl.kl import RayRetrieveKL, RetrieveKL, RetrieveLogProb
+from klrl.kl import RetrieveKL, RetrieveLogProb
 from klrl.transforms.llm import KLRewardTransform
 from tests.transforms.llm_toys import (
     TEMPLATE,
@@ -134,34 +133,6 @@ def test_a_wrapper_around_an_engine_scores_by_its_own_forward() -> None:
     found = RetrieveLogProb(Engine(), assistant_only=False)(data)["next", "log_probs", "full"]
     positions = torch.arange(real.shape[1]).expand_as(real)
     torch.testing.assert_close(found, torch.where(real, -positions.float(), 0.0))
-
-
-def test_the_documented_arguments_stand_in_the_signature() -> None:
-    parameters = inspect.signature(RetrieveKL).parameters
-    positional = [name for name, each in parameters.items() if each.kind != each.KEYWORD_ONLY]
-    assert positional == ["gen_model", "ref_model"]
-    defaults = {name: each.default for name, each in parameters.items()}
-    assert (
-        defaults.items()
-        >= {
-            "gen_model": "from_collector",
-            "assistant_only": True,
-            "history_key": "history",
-            "tokenizer_kwargs": None,
-            "detach": True,
-            "device": None,
-            "tokenizer": None,
-            "padding_side": "left",
-            "gen_log_probs_full_key": ("log_probs", "full"),
-            "ref_log_probs_full_key": ("ref_log_probs", "full"),
-            "kl_key": "kl_penalty",
-            "add_to_reward": True,
-            "use_ray_service": False,
-        }.items()
-    )
-    assert not {"per_token", "model", "log_probs_full_key", "kwargs"} & parameters.keys()
-    in_an_actor = inspect.signature(RayRetrieveKL).parameters
-    assert in_an_actor.keys() == parameters.keys() | {"num_cpus", "num_gpus", "actor_name"}
 
 
 def test_retrieve_kls_keys_and_coefficient() -> None:
