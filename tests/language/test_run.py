@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from klrl.__main__ import main
 from klrl.base.errors import NonFiniteError
@@ -78,61 +77,6 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
         evaluate_main(["run", "env.shots=1"])
     assert "give KEY=VALUE of env.reward, env.shortest" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["collector.temperature=0.7"],
-        ["kl.placement=split", "kl.estimator=exact"],
-        ["kl.estimator=k3", "kl.allow_biased=true"],
-    ],
-    ids=["temperature", "split", "k3"],
-)
-def test_a_row_by_hand_with_plain_transformers(job, model: str, words: list[str]) -> None:
-    """One sequence at a time, no padding, no cache; after an update, so that no KL is 0."""
-    config = job(*words, "kl.coef=0.5")
-    experiment = Training(config)
-    rollout = experiment.parts.rollout(0)
-    first = rollout.collect()
-    experiment.parts.charge_kl(first)
-    experiment.parts.estimate_advantage(first)
-    experiment.learn(first)
-    batch = rollout.collect()
-    measured = experiment.parts.charge_kl(batch)
-    experiment.parts.estimate_advantage(batch)
-    temperature = config.collector.temperature
-    mine = lm_toys.truth(experiment.parts.policy.model, batch, temperature)
-    initial = AutoModelForCausalLM.from_pretrained(model)
-    theirs = lm_toys.truth(initial, batch, temperature)
-    by_hand: dict[str, list[torch.Tensor]] = {name: [] for name in ("exact", "k1", "k2", "k3")}
-    for (_, response), log_p, log_q in zip(lm_toys.rows(batch), mine, theirs, strict=True):
-        r = (log_p - log_q).gather(1, response[:, None]).squeeze(1)
-        by_hand["exact"].append((log_p.exp() * (log_p - log_q)).sum(1))
-        by_hand["k1"].append(r)
-        by_hand["k2"].append(r**2 / 2)
-        by_hand["k3"].append((-r).exp() - 1 + r)
-    for name, rows in by_hand.items():
-        assert float(measured[f"kl/ref/{name}"]) == pytest.approx(
-            float(torch.cat(rows).mean()), abs=1e-5
-        )
-        per_sequence = torch.stack([row.sum() for row in rows]).mean()
-        assert float(measured[f"kl/ref/{name}_seq"]) == pytest.approx(float(per_sequence), abs=1e-5)
-    estimator = getattr(config.kl, "estimator", "k1")
-    scores = batch["next", "reward_raw"].flatten()
-    groups = scores.reshape(-1, 4)
-    normal = (groups - groups.mean(1, keepdim=True)) / groups.std(1, keepdim=True).clamp_min(1e-9)
-    for i, kl in enumerate(by_hand[estimator]):
-        reward = -0.5 * kl
-        reward[-1] += scores[i]
-        shaped = batch["next", "reward"][i, : len(kl), 0]
-        torch.testing.assert_close(shaped.double(), reward, atol=1e-5, rtol=0)
-        to_go = kl.flip(0).cumsum(0).flip(0)
-        if config.kl.placement == "split":
-            to_go = to_go - kl
-        expected = normal.flatten()[i].double() - 0.5 * to_go
-        found = batch["advantage"][i, : len(kl), 0].double()
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
@@ -315,17 +259,15 @@ def test_a_preflight_that_fails_is_fatal_before_anything_is_written(exits, monke
     assert not Path("run").exists()
 
 
-def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
+def test_wandb_gets_rows_and_a_table(job, monkeypatch) -> None:
     import wandb
 
     logged: list[dict] = []
-    axes: dict[str, str | None] = {}
 
     class Run:
         id = "taken"
 
-        def define_metric(self, name: str, step_metric: str | None = None, **_: bool) -> None:
-            axes[name] = step_metric
+        def define_metric(self, *_: object, **__: object) -> None: ...
 
         def log(self, row: dict) -> None:
             logged.append(row)
@@ -335,8 +277,6 @@ def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
 
     monkeypatch.setattr(wandb, "init", lambda **kwargs: Run())
     Training(job("logger=wandb")).train(RunFolder(Path("run")))
-    assert (axes["samples"], axes["*"], axes["reward/gold"]) == (None, "samples", "samples")
-    assert "frames" not in axes
     assert [row["samples"] for row in logged] == [16, 32]
     assert RunFolder(Path("run")).manifest["wandb_id"] == "taken"
     assert logged[0]["samples_shown"].columns[:4] == ["iteration", "samples", "prompt", "response"]

@@ -16,7 +16,6 @@ import klrl
 from klrl.base.digits import number
 from klrl.cli.diff import main as diff
 from klrl.cli.report import main as report
-from klrl.config.compose import job_config
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.record import rewards_of as control_rewards
 from klrl.control.reward_norm import RewardNormalizer
@@ -365,33 +364,6 @@ def test_the_score_of_the_live_line_is_the_mean_of_ten_rollouts() -> None:
         progress.show({"samples": i, "reward/episode": float(i)})
     assert progress.line().startswith("11/100 samples")
     assert "| sampled score 6.5 |" in progress.line()  # of 2 to 11
-
-
-def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(settings, tmp_path) -> None:
-    write_run(tmp_path / "a", rows=rows_of(reward=-1040.18))
-    words = {"samples": 64, "reward/episode": 0.31249, "time/iteration": 1.0}
-    write_run(tmp_path / "b", rows=[words])
-    words = job_config(["experiment=sort_digits"])
-    configs = {"a": settings(), "b": words, "c": settings()}
-    jobs = {n: Job(n, tmp_path / n, (), c, "sweep", tmp_path, "") for n, c in configs.items()}
-    lines = [
-        [
-            line.split()
-            for line in Ledger(tmp_path, [], [jobs[n] for n in names]).table().split("\n")
-        ]
-        for names in ("a", "b", "ab", "c")
-    ]
-    heads = [" ".join(each[0]) for each in lines]
-    assert heads == [
-        "job state frames time return KL ref",
-        "job state samples time score KL ref",
-        "job state frames/samples time return/score KL ref",
-        "job state frames time return KL ref",
-    ]
-    assert lines[2][1:] == [
-        ["a", "waiting", "2,000", "0:10", "-1040.2", "1"],
-        ["b", "waiting", "64", "0:01", "0.3125"],
-    ]
 
 
 def test_samples_are_a_file_where_there_are_any(settings, tmp_path) -> None:
