@@ -4,8 +4,6 @@ A run is built by :class:`klrl.train.loop.Training` and takes the steps of its `
 environment, the networks, the prompts and the sampler are replaced, and float32 by float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """klrl from Python: words or settings in, a run out; in a thread and in a notebook too."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

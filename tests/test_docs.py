@@ -1,7 +1,5 @@
 """What the pages claim of the tree and of the command line."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -5,8 +5,6 @@ What is looked up by name (``"module:name"`` in the registry, the lazy faces) is
 there is imported until it is asked for.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import runpy

@@ -9,8 +9,6 @@ The parameters are all that the registry and the table of placements hold. What 
 here, by name, until its closed form is written in ``tests/one_step.py``.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

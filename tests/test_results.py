@@ -1,7 +1,5 @@
 """The results that ship (``benchmarks/shipped``): their sweeps, arithmetic, tables and pictures."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

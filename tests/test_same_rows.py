@@ -1,7 +1,5 @@
 """``benchmarks/same_rows.py``: what it tells of two sets of rows."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One run that holds what klrl never writes: a line of its own, and the others are shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """``klrl evaluate|report|...``: found by name, with the same exit codes and one-line errors."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """``klrl completion``: what a word can go on with, asked here and through real shells."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

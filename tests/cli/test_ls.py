@@ -1,7 +1,5 @@
 """``klrl ls``: how runs and sweeps stand, of folders made by hand."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a user sees who gets something wrong: one line, exit 2, nothing written."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

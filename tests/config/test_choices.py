@@ -1,7 +1,5 @@
 """The registry cannot lie: a choice is declared, wired and described, or it is none."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -1,7 +1,5 @@
 """A rule about settings that nobody asks refuses nothing: none is forgotten, none is misspelt."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from inspect import getmembers, isfunction
 from pkgutil import iter_modules

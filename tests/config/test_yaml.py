@@ -1,7 +1,5 @@
 """The YAML files against the schemas: a choice that is added is checked the day it is added."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from dataclasses import asdict

@@ -3,8 +3,6 @@
 Through a whole run, in control and language: tests/test_one_program.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """``reward - coef * KL`` is written in one module: read from the sources, whatever the spelling."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Coefficients: one number, `coef` everywhere, checked, never the caller's tensor."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

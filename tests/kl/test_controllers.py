@@ -1,7 +1,5 @@
 """Controllers of kl.coef against their formulas, written out with numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

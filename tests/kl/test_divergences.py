@@ -1,7 +1,5 @@
 """Forward KL and Jensen-Shannon: against sums and integrals in numpy's float64, and refusals."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from itertools import product

@@ -1,7 +1,5 @@
 """Log-probs and KLs from logits: against numpy, central differences, and plain autograd."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Masks of whole numbers count as bools; a mask of another shape is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

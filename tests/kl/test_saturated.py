@@ -1,7 +1,5 @@
 """Actions of a TanhNormal that rounding put on a bound: no wrong log-prob, or not in silence."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """A small base model, and quick jobs on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny random models of twenty families."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Group advantages and token-level GAE against plain Python."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

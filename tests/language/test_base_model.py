@@ -1,7 +1,5 @@
 """The base model of ``env=sort_digits``: the files that klrl has, and the recipe that made them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Verify, export and evaluate where the base model's files have changed, or lie elsewhere now."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

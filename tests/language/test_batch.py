@@ -1,7 +1,5 @@
 """The layout of the language batch, and the preflight's checks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,7 +1,5 @@
 """How long a sequence may be: a model's context, and families that turn positions by length."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Data sets: JSON lines, and what datasets reads; splits; template arguments; unread columns."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

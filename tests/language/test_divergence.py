@@ -1,7 +1,5 @@
 """Language runs that charge another divergence of the tokens' distributions than the reverse KL."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which prompts an evaluation asks, and that training does not notice."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations
 from pathlib import Path

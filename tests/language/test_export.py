@@ -1,7 +1,5 @@
 """``klrl export``: plain transformers and peft read the folder, and give the policy's log-probs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 docs/families.md has what these and ninety others gave on a date.
 """
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LoRA: the update by hand, and a reference that is the same model without its adapters."""
 
-from __future__ import annotations
-
 import copy
 
 import peft

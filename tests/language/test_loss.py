@@ -1,7 +1,5 @@
 """KL and reward per token, and placements: by hand with plain transformers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

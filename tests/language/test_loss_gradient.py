@@ -1,7 +1,5 @@
 """The gradients of the policy losses per token, by enumeration of every response."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

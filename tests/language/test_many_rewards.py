@@ -1,7 +1,5 @@
 """Several rewards with weights; what a reward function may ask for; a classifier as reward."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``learner.micro_batch``: the gradient of a minibatch, added up over its parts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Float32 weights with bfloat16 arithmetic: what learns, what is scored, what is kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Loading models and tokenizers: against plain transformers, and one line for each thing wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

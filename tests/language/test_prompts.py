@@ -1,7 +1,5 @@
 """Prompts: JSON lines, rendering against plain transformers, padding, epochs, groups."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

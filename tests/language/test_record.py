@@ -1,7 +1,5 @@
 """``samples.jsonl``: token ids and log-probs, as plain transformers computes them from the ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a line of ``samples.jsonl`` must hold: no field that is missing or wrong hides another."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

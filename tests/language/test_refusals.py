@@ -1,7 +1,5 @@
 """What a language job refuses beside ``messages/language.yaml``: data sets, tokenizers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

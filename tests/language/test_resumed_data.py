@@ -1,7 +1,5 @@
 """A run goes on with the rows that it began with, and with no others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

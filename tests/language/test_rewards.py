@@ -1,7 +1,5 @@
 """Reward functions: how they are found, called and reported by sample; time limits and Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

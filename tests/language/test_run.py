@@ -3,8 +3,6 @@
 The policy is a Llama of a few thousand parameters, untrained: what counts here are the numbers.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

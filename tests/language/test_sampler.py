@@ -1,7 +1,5 @@
 """Both samplers against plain transformers: tokens, masks, log-probs, truncation, determinism."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

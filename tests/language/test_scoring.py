@@ -1,7 +1,5 @@
 """Log-probs and exact KLs of responses against plain transformers, one sequence at a time."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

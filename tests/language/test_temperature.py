@@ -3,8 +3,6 @@
 At T = 1, or where one temperature is read back from what is tested, a forgotten one is not seen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from copy import deepcopy

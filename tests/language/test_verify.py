@@ -1,7 +1,5 @@
 """``klrl verify``: true records pass in every kind of run, and one changed number is found."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

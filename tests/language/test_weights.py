@@ -1,7 +1,5 @@
 """A checkpoint that leans on a base model is refused beside another one."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

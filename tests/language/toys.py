@@ -3,8 +3,6 @@
 The truth goes through plain transformers: one sequence at a time, no padding, no cache, no mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

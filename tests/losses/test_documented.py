@@ -4,8 +4,6 @@ TorchRL's values and gradients, the trainer: test_modules. Here every argument i
 by numbers.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

@@ -1,7 +1,5 @@
 """The loss terms against TorchRL's loss modules, in float64, values and gradients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The line search on a function whose KL is known, and the proportional rule."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The LossModules against TorchRL's, in float64, and in TorchRL's trainer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torchrl.objectives

@@ -3,8 +3,6 @@
 Of whole episodes: tests/kl/test_charge.py; of runs: tests/test_one_program.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

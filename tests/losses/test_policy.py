@@ -1,7 +1,5 @@
 """The policy loss of both domains: by hand, with a mask and without one, and with padding."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The LossModules where TorchRL's own interfaces meet them: keywords, heads, beta, compile."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 

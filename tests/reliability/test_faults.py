@@ -1,7 +1,5 @@
 """``make faults``, small: some file operations of each kind, a bit of some files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``make fuzz``, small: some inputs of each kind; and that wrong answers are told."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """``make kills``, small: one job, killed twice at least."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.reliability.kills import main

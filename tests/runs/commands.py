@@ -1,7 +1,5 @@
 """klrl as a user starts it, and what its run folders hold."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Nothing damaged, hostile or half is loaded: it is refused by name, and the entry before taken."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A run folder is read back by every command; what is broken in it is told in a line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

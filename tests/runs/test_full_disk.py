@@ -1,7 +1,5 @@
 """A disk without room: one line, ``failed``, and the last good checkpoint, which is resumed."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

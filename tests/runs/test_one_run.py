@@ -1,7 +1,5 @@
 """A run folder holds one run: what is another's is refused by name, by whoever goes on with it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """One process writes a run folder: who owns it, and when it is taken over."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import json

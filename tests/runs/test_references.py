@@ -1,7 +1,5 @@
 """References that move, policies that start from trained ones, coefficients that move: in runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A run that goes on: with what it had, from where it was, in its own folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

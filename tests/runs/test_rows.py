@@ -1,7 +1,5 @@
 """``metrics.jsonl`` keeps every row: it is cut at a checkpoint, never rewritten; bad lines stay."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Whole runs: what they record, how they end, how they go on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What serves a run and fails: wandb, pictures, progress, stdout. Training goes on to its end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How a run stops before its end: signals, NaN, failures, and what it leaves."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """``logger=wandb``: a run per job, in a group per sweep, without a key offline."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

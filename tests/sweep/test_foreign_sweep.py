@@ -1,7 +1,5 @@
 """A sweep's folder from elsewhere: nothing in it is written through, and no pickle is loaded."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """``python -m klrl.plan``: its arithmetic by hand, its words as a user gives them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SLURM's answers and what follows from them; the whole of it: ``test_slurm.py``."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

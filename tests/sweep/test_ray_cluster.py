@@ -4,8 +4,6 @@ The machines are ``ray.cluster_utils.Cluster``'s: raylets of one machine, on loo
 user's command beside them. ``make test-ray`` runs this file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """``search=optuna``: what is asked, what is told, what a second start does."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

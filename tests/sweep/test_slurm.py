@@ -1,7 +1,5 @@
 """``launcher=submitit`` on a real SLURM, which ``make test-slurm`` (``.ci/slurm``) starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

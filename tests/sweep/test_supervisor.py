@@ -1,7 +1,5 @@
 """What all launchers share: a job that was stopped goes on while its checkpoints advance."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sweeps: their folders, what a second start does, how they fail and stop."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Distillation: a student learns another run's policy from the divergence alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Advantages and the update against loops written out here."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from dataclasses import replace

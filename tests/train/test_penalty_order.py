@@ -3,8 +3,6 @@
 The other order gives rewards of the same sign and size, and learns: only the number tells.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

@@ -1,7 +1,5 @@
 """Checks before the first iteration: a line with a number each, fatal where one fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

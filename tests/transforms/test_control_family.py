@@ -1,7 +1,5 @@
 """Every control transform alone, composed and batched. Copied, pickled, cast: test_frozen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

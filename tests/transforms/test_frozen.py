@@ -1,7 +1,5 @@
 """References inside transforms and losses: frozen, moved along, saved, and nobody's parameters."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

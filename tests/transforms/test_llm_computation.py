@@ -1,7 +1,5 @@
 """KLComputation on tokens: formats, masks, scores and refusals, against arithmetic."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict, lazy_stack

@@ -4,8 +4,6 @@ Numbers are checked in test_llm_truth, _computation, _reward, _env and test_serv
 argument is shown to be read. Misuse is refused in test_messages.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

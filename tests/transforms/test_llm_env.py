@@ -1,7 +1,5 @@
 """The language transforms inside TorchRL's ChatEnv and LLMCollector, and with control actors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict, lazy_stack, set_list_to_stack

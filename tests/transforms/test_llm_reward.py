@@ -1,7 +1,5 @@
 """The LLM-side KLRewardTransform on batches, against plain transformers."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The LLM-side KLRewardTransform's output specs, where the out key is not the reward too."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torchrl.data import Categorical, Composite, Unbounded

@@ -1,7 +1,5 @@
 """Log-probs, masks, KLs and rewards of tokens against plain transformers, one by one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

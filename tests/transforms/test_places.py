@@ -4,8 +4,6 @@ Each place is built around one transform that the user holds; the KL of a rollou
 log pi - log pi_ref of its own actions, and the coefficient is moved through the held object.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

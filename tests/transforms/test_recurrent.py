@@ -1,7 +1,5 @@
 """A recurrent reference would be asked with the policy's hidden state: it is refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """log pi as the policy wrote it: under an older key, filled in, behind noise, or not at all."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """The Ray-backed transforms on this machine, against the same transforms in this process."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One rule for shapes: KLs per agent, or per team, against plain float64 sums."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

@@ -1,7 +1,5 @@
 """``kl=legacy`` and ``kl=retrieve`` against arithmetic on torch distributions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

@@ -4,8 +4,6 @@ Whatever fails, the workers are closed: Python waits for them at its end, so a f
 as a suite that hangs.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 
