@@ -1,7 +1,5 @@
 """Environments, policies and what they moved away from, for tests of control and of transforms."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torchrl.envs import EnvBase

@@ -1,7 +1,5 @@
 """Shared fixtures. Warnings are errors (pyproject.toml); exceptions stand here with a reason."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

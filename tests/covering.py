@@ -1,7 +1,5 @@
 """Every pair of settings in few jobs: a covering set of env x actor x KL x loss x collector."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import combinations, product
 from typing import Any

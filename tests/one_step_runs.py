@@ -4,8 +4,6 @@ A run is built by :class:`klrl.train.loop.Training` and takes the steps of its `
 environment, the networks, the prompts and the sampler are replaced, and float32 by float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,23 +68,14 @@ POSITIONS = {
 
 @dataclass
 class OneStep:
-    """A run before its first iteration.
-
-    Attributes:
-        training: the run.
-        batch: its rollout.
-        heads: linear over one-hot contexts: to the logits; with a critic also to the values.
-        ref_log_prob: log pi_ref of every row [B], of a rollout that is annotated.
-        gradient: of a parameter, as its optimiser got it.
-        spoil: overwrites the rollout's padding.
-    """
+    """A run before its first iteration."""
 
     training: Training
     batch: TensorDict
-    heads: list[nn.Linear]
-    ref_log_prob: Callable[[TensorDict], Tensor]
-    gradient: Callable[[nn.Parameter], Tensor]
-    spoil: Callable[[TensorDict], None] = lambda batch: None
+    heads: list[nn.Linear]  # over one-hot contexts: to the logits; with a critic to the values too
+    ref_log_prob: Callable[[TensorDict], Tensor]  # [B], of a rollout that is annotated
+    gradient: Callable[[nn.Parameter], Tensor]  # as its optimiser got it
+    spoil: Callable[[TensorDict], None] = lambda batch: None  # overwrites padding
 
 
 @torch.no_grad()

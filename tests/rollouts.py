@@ -1,7 +1,5 @@
 """A rollout of a policy that has left its reference."""
 
-from __future__ import annotations
-
 from tensordict import TensorDictBase
 
 from klrl.train.loop import Training

@@ -1,7 +1,5 @@
 """klrl from Python: words or settings in, a run out; in a thread and in a notebook too."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -20,7 +18,6 @@ from klrl.base.errors import ConfigError, Interrupted
 from klrl.config import Config
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import TIMES
-from klrl.train.callbacks import check_hooks
 from tests.conftest import QUICK
 from tests.runs.commands import exits
 
@@ -111,7 +108,6 @@ def test_python_and_the_command_line_give_the_same_rows(run: klrl.Run) -> None:
 
 
 def test_a_stored_config_is_run_again(run: klrl.Run) -> None:
-    """As ``.hydra/config.yaml`` has it: plain mappings, without a schema."""
     stored = run.folder / ".hydra" / "config.yaml"
     again = klrl.run(yaml.safe_load(stored.read_text("utf-8")), folder="again")
     assert again.config == run.config
@@ -144,11 +140,6 @@ def with_hook(name: str, arguments: str) -> klrl.Callback:
     """A callback with one more method."""
     method = eval(f"lambda self, {arguments}: None")
     return type("Mine", (klrl.Callback,), {name: method})()
-
-
-def test_a_callback_may_have_methods_of_its_own() -> None:
-    check_hooks(with_hook("evaluate", "policy"))
-    check_hooks(with_hook("plot", "training"))
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,6 @@ def test_cpu_time_counts_a_child_alive_and_ended():
 
 
 def test_ranges_enumerates_every_response_once():
-    """sum pi = 1; two others of 1 token (p .25) or 2: E[3 / (n + L)] by hand."""
     responses, mask = ranges.all_responses()
     logits = torch.randn(ranges.CONTEXTS, ranges.V, dtype=torch.float64)
     p = ranges.chosen(logits, responses, mask).sum(1).exp()
@@ -92,7 +91,6 @@ def test_only_split_has_the_gradient_of_another_divergence():
 
 
 def test_moments_of_sequences_are_those_of_all_sequences():
-    """The recursion against a sum over 3^4 sequences."""
     log_p = torch.randn(3, 3, dtype=torch.float64).log_softmax(-1)
     adds = torch.randn(3, 3, dtype=torch.float64)
     weights, sums = [], []

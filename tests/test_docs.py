@@ -1,7 +1,5 @@
 """What the pages claim of the tree and of the command line."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
@@ -37,7 +35,6 @@ def commands() -> list[str]:
 @pytest.mark.integration
 @pytest.mark.parametrize("command", commands())
 def test_every_command_of_the_pages_composes(command: str) -> None:
-    """Its settings are checked; the runs, models and data that it names need not be here."""
     args = parse_args([word for word in shlex.split(command)[3:] if word not in PRINTS])
     words = split_overrides(args.overrides) if args.multirun else None
     if words is None:
@@ -79,7 +76,6 @@ RUNS = [line.strip().partition("  #")[0] for line in WHICH if "python -m klrl" i
     ],
 )
 def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> None:
-    """Each for two iterations, on networks of eight units."""
     words = shlex.split(line.replace(RUN, str(trained / RUN)))[3:]
     language = any(word.startswith("experiment=") for word in words)
     small = (*LANGUAGE_QUICK, f"actor.model={trained / 'model'}") if language else QUICK
@@ -87,11 +83,6 @@ def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> Non
     rows = rows_of(Path("run"))
     assert len(rows) == 2
     assert ("kl/ref/exact" in rows[-1]) is ("kl=none" not in words)
-
-
-def test_which_kl_fits_a_screen() -> None:
-    assert len(WHICH) <= 60
-    assert max(map(len, WHICH)) <= 130
 
 
 #: The heading of each room in the map, from the top down: what a maintainer asks.
@@ -178,7 +169,6 @@ def test_one_iteration_walks_through_functions_that_are_there() -> None:
 
 
 def test_the_loop_of_the_page_is_the_loops() -> None:
-    """Each call of its block of code is one of ``Training.train``, in that order."""
     page = (ROOT / "docs" / "one_iteration.md").read_text("utf-8")
     block = [line[4:] for line in page.partition("## 1.")[0].splitlines() if line[:4] == " " * 4]
     loop = ast.parse((ROOT / "klrl/train/loop.py").read_text("utf-8"))

@@ -5,8 +5,6 @@ What is looked up by name (``"module:name"`` in the registry, the lazy faces) is
 there is imported until it is asked for.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import runpy
@@ -215,7 +213,6 @@ def test_a_command_runs_as_a_module_imported_or_not(name: str, monkeypatch, caps
 
 @pytest.mark.integration
 def test_a_single_run_imports_no_sweep_no_other_domain_and_no_report() -> None:
-    """A job of control, checked and trained, in a process of its own."""
     code = (
         "import sys; from klrl.__main__ import main\n"
         "try: main()\n"

@@ -6,8 +6,6 @@ Beforehand are there: ``files: {path: text}``, ``run: true`` a finished run in `
 2, one line, nothing written.
 """
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

@@ -9,8 +9,6 @@ The parameters are all that the registry and the table of placements hold. What 
 here, by name, until its closed form is written in ``tests/one_step.py``.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator
@@ -42,7 +40,6 @@ from tests.one_step_runs import RUNS, iterate, language_run, shared
 
 BOUND = 1e-12
 
-# ------------------------------------------------------------------------------ the settings
 
 COMPOSER = Composer()
 #: Each pass is one minibatch, and Adam's eps so large that its step moves nothing.
@@ -159,7 +156,6 @@ SETTINGS = pytest.mark.parametrize("settings", SHARED)
 @EITHER
 @SETTINGS
 def test_control_and_language_give_the_same_numbers(loss, kl, advantage, settings) -> None:
-    """Loss, gradient, reward, advantage, measures, row: the closed form's, and each other's."""
     having = domains(loss=loss, kl=kl.split()[0].partition("=")[2], advantage=advantage)
     jobs = {domain: job(domain, loss, kl, advantage, settings) for domain in having}
     numbers = {domain: iterate(RUNS[domain](config)) for domain, config in jobs.items()}

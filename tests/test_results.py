@@ -1,10 +1,9 @@
 """The results that ship (``benchmarks/shipped``): their sweeps, arithmetic, tables and pictures."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json
+import re
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -36,9 +35,6 @@ def jobs_of(sweep: Sweep) -> list[tuple[str, list[str]]]:
     assert (module, name, words.name) == ("-m", "klrl", sweep.name)
     swept = swept_keys(words.job)
     return [(job_name(job, swept), job) for job in expand(words.job)]
-
-
-# ----------------------------------------------------------------------------------- best-of-n
 
 
 @pytest.mark.parametrize("n", range(1, 7))
@@ -88,9 +84,6 @@ def test_the_kl_of_best_of_n_without_ties_is_the_known_bound(n) -> None:
     assert found == pytest.approx(log(n) - (n - 1) / n, abs=1e-3)
 
 
-# ------------------------------------------------------------------------------------- optimum
-
-
 @pytest.mark.parametrize("c", [0.05, 0.3, 2.0])
 def test_the_optimum_is_the_base_tilted_by_the_score(c) -> None:
     """Responses of probability .5, .3 and .2; their mean over two equal prompts is theirs."""
@@ -127,46 +120,38 @@ def test_the_line_of_the_optimum_ends_where_samples_are_few() -> None:
     assert tilted(scores, scores, following).effective < beside.LEAST
 
 
-# -------------------------------------------------------------------------------------- tables
+#: Of a mean of .5 and s = .2 * sqrt(2.5): 2.7764 standard errors for five seeds.
+REACH = 2.776445 * 0.2 * np.sqrt(2.5) / np.sqrt(5)
+STUDENTS = rf"0\.5000 \[{0.5 - REACH:.4f}, {0.5 + REACH:.4f}\], IQM 0\.5000"
 
 
-def test_a_cell_has_the_mean_its_interval_the_iqm_and_the_worst_seed() -> None:
-    row = Row({"rule": "held"}, {"share": np.array([0.0, 0.4, 0.5, 0.6, 2.0])})
-    measure = Measure("share", "in band", "share")
-    text = cell(row, measure)
-    assert text.startswith("0.70 [")
-    assert text.endswith("], IQM 0.50, worst 0.00")  # the mean of the middle three of five
-    assert cell(row, Measure("share", "in band", "share", worst="")).endswith("], IQM 0.50")
+@pytest.mark.parametrize(
+    ("values", "how", "text"),
+    [
+        # The mean of the middle three of five is the IQM.
+        ([0.0, 0.4, 0.5, 0.6, 2.0], {}, r"0\.70 \[.*\], IQM 0\.50, worst 0\.00"),
+        ([0.0, 0.4, 0.5, 0.6, 2.0], {"worst": ""}, r"0\.70 \[.*\], IQM 0\.50"),
+        ([0.1, 0.3, 0.5, 0.7, 0.9], {"form": ",.4f", "worst": ""}, STUDENTS),
+        # An interval ends where the measure does; below five seeds there is none.
+        ([0, 1, 1, 1, 1], {"worst": "", "bounds": (0.0, 1.0)}, r"0\.80 \[0\.\d\d, 1\.00\], .*"),
+        ([1.0, 2.0, 6.0], {}, r"1\.00 to 6\.00, mean 3\.00"),
+        ([1.0, 1.001, 1.002], {}, r"1\.00"),
+        ([-0.001], {}, r"0\.00"),
+    ],
+)
+def test_a_cell_has_the_mean_its_interval_the_iqm_and_the_worst_seed(values, how, text) -> None:
+    measure = Measure("x", "in band", "share", **how)
+    assert re.fullmatch(text, cell(Row({}, {"x": np.array(values, dtype=float)}), measure))
+
+
+def test_a_table_has_a_head_and_no_cell_where_nothing_was_measured() -> None:
+    row = Row({"rule": "held"}, {"x": np.array([0.0, 0.4])})
     assert cell(row, Measure("other", "", "")) == ""
-    assert markdown([row], [measure]).splitlines()[0] == "| rule | in band, share |"
-    bars = Measure("share", "KL(policy||base)", "nats")
-    assert markdown([row], [bars]).splitlines()[0] == r"| rule | KL(policy\|\|base), nats |"
-    one = Row({}, {"share": np.array([-0.001])})
-    assert cell(one, measure) == "0.00"
-
-
-def test_the_interval_of_a_cell_is_students() -> None:
-    """2.7764 standard errors for five seeds: mean .5, s = .2 * sqrt(2.5)."""
-    row = Row({}, {"x": np.array([0.1, 0.3, 0.5, 0.7, 0.9])})
-    reach = 2.776445 * 0.2 * np.sqrt(2.5) / np.sqrt(5)
-    expected = f"0.5000 [{0.5 - reach:.4f}, {0.5 + reach:.4f}], IQM 0.5000"
-    assert cell(row, Measure("x", "", "", ",.4f", "")) == expected
-
-
-def test_an_interval_ends_where_the_measure_does() -> None:
-    share = Measure("x", "", "", worst="", bounds=(0.0, 1.0))
-    text = cell(Row({}, {"x": np.array([0.0, 1.0, 1.0, 1.0, 1.0])}), share)
-    low, high = (float(end) for end in text.partition("[")[2].partition("]")[0].split(","))
-    assert (low >= 0, high) == (True, 1.0)
-
-
-def test_below_five_seeds_a_cell_has_the_range_and_no_interval(tmp_path: Path) -> None:
-    row, measure = Row({}, {"x": np.array([1.0, 2.0, 6.0])}), Measure("x", "", "")
-    assert cell(row, measure) == "1.00 to 6.00, mean 3.00"
-    assert cell(Row({}, {"x": np.array([1.0, 1.001, 1.002])}), measure) == "1.00"
-    write_csv([row], [measure], tmp_path / "t.csv")
-    (line,) = csv.DictReader((tmp_path / "t.csv").read_text().splitlines())
-    assert (line["low"], line["high"]) == ("", "")
+    for title, unit, head in (
+        ("in band", "share", "| rule | in band, share |"),
+        ("KL(policy||base)", "nats", r"| rule | KL(policy\|\|base), nats |"),
+    ):
+        assert markdown([row], [Measure("x", title, unit)]).splitlines()[0] == head
 
 
 def test_a_setting_that_lacks_a_seed_is_no_result(tmp_path: Path) -> None:
@@ -188,9 +173,7 @@ def test_the_csv_has_every_seed(tmp_path: Path) -> None:
     (line,) = csv.DictReader((tmp_path / "t.csv").read_text().splitlines())
     assert (line["a"], line["b"], line["measure"], line["seeds"]) == ("1", "", "x", "1 2 6")
     assert (float(line["mean"]), float(line["iqm"]), float(line["worst"])) == (3.0, 3.0, 6.0)
-
-
-# -------------------------------------------------------------------------------------- sweeps
+    assert (line["low"], line["high"]) == ("", "")
 
 
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
@@ -216,9 +199,6 @@ def test_jobs_that_are_timed_take_turns() -> None:
     words = ("seed=0,1",)
     assert "launcher.n_jobs=2" in Sweep("x", words).command(2)
     assert not any("launcher" in word for word in Sweep("x", words, alone=True).command(2))
-
-
-# ------------------------------------------------------------------------------ from toy runs
 
 
 def toy_rows(language: bool) -> list[dict]:
@@ -387,9 +367,6 @@ def test_the_closing_evaluation_is_the_recorded_one_if_it_has_100_episodes(
     assert played == [100] * asked
 
 
-# ------------------------------------------------------------------------------ KLs of the pages
-
-
 def test_how_near_a_controller_holds_by_hand(tmp_path) -> None:
     """KL / target of the last half is .8 or 1.2 in eight iterations, 1.3 and .7 in two."""
     ratios = [9.0] * 10 + [0.8, 1.2] * 4 + [1.3, 0.7]
@@ -413,9 +390,6 @@ def test_the_losses_are_compared_at_the_presets_init_std(sweep) -> None:
     given = dict(word.split("=", 1) for word in sweep.words)
     preset = compose(f"env={given['env']}", "loss=clip", "kl=none").actor.init_std
     assert float(given["actor.init_std"]) == preset
-
-
-# ---------------------------------------------------------------------------------- forgetting
 
 
 def test_the_heavier_hopper_is_twice_as_heavy_in_its_torso_alone() -> None:

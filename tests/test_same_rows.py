@@ -1,7 +1,5 @@
 """``benchmarks/same_rows.py``: what it tells of two sets of rows."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path
@@ -41,38 +39,33 @@ def said(recorded, found, tolerance=0.0) -> list[str]:
     return [str(difference) for difference in differences("main", recorded, found, tolerance)]
 
 
-# -------------------------------------------------------------------------------------- comparing
+NAN = float("nan")
 
 
-def test_equal_rows_differ_in_nothing() -> None:
-    assert said(ROWS, changed(1)) == []
-    nan = [{"iteration": 1, "loss/critic": float("nan")}]
-    assert said(nan, [dict(nan[0])]) == []
-
-
-def test_a_difference_is_located() -> None:
-    assert said(ROWS, changed(2, loss_critic=3.0000000000000004)) == [
-        "main, iteration 2, loss/critic: 3.0 recorded, 3.0000000000000004 now"
-    ]
-    nan = float("nan")
-    assert said(ROWS, changed(1, loss_critic=nan)) == [
-        "main, iteration 1, loss/critic: 2.0 recorded, nan now"
-    ]
-
-
-def test_a_metric_of_one_side_alone_is_a_difference() -> None:
-    assert said(ROWS, changed(1, loss_critic=None)) == [
-        "main, iteration 1, loss/critic: 2.0 recorded, nothing now"
-    ]
-    assert said(ROWS, changed(2, loss_new=0.0)) == [
-        "main, iteration 2, loss/new: nothing recorded, 0.0 now"
-    ]
-
-
-def test_a_missing_row_is_told() -> None:
-    assert said(ROWS, ROWS[:1]) == ["main, iteration 2: no such row now"]
-    assert said(ROWS[:1], ROWS) == ["main, iteration 2: a row too many"]
-    assert said([], []) == []
+@pytest.mark.parametrize(
+    ("recorded", "found", "told"),
+    [
+        (ROWS, ROWS, None),
+        ([{"iteration": 1, "loss/critic": NAN}], [{"iteration": 1, "loss/critic": NAN}], None),
+        ([], [], None),
+        (
+            ROWS,
+            changed(2, loss_critic=3.0000000000000004),
+            ", iteration 2, loss/critic: 3.0 recorded, 3.0000000000000004 now",
+        ),
+        (ROWS, changed(1, loss_critic=NAN), ", iteration 1, loss/critic: 2.0 recorded, nan now"),
+        (
+            ROWS,
+            changed(1, loss_critic=None),
+            ", iteration 1, loss/critic: 2.0 recorded, nothing now",
+        ),
+        (ROWS, changed(2, loss_new=0.0), ", iteration 2, loss/new: nothing recorded, 0.0 now"),
+        (ROWS, ROWS[:1], ", iteration 2: no such row now"),
+        (ROWS[:1], ROWS, ", iteration 2: a row too many"),
+    ],
+)
+def test_a_difference_is_located(recorded, found, told) -> None:
+    assert said(recorded, found) == ([] if told is None else [f"main{told}"])
 
 
 @pytest.mark.parametrize(("tolerance", "count"), [(0.0, 1), (0.4e-6, 1), (0.6e-6, 0)])
@@ -101,9 +94,6 @@ def test_the_first_differences_of_each_job_are_told_and_the_rest_counted(capsys)
     assert capsys.readouterr().out == "6 rows of 3 jobs: equal\n"
 
 
-# -------------------------------------------------------------------------------------- recording
-
-
 def test_a_record_is_read_back(tmp_path: Path) -> None:
     jobs = [Job("a", "env=pendulum"), Job("b", "env=cartpole")]
     write_record(tmp_path, jobs, {"a": ROWS, "b": ROWS[:1]})
@@ -118,9 +108,6 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
 def test_a_folder_without_klrl_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no klrl/ in it"):
         run_jobs(JOBS, tmp_path, tmp_path, 2)
-
-
-# --------------------------------------------------------------------------------------- the jobs
 
 
 def is_fresh(job: Job) -> bool:

@@ -1,7 +1,5 @@
 """Faults that others made, seeded into a copy of the package: the tests must fail, and end."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

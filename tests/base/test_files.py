@@ -1,7 +1,5 @@
 """Files that appear whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -111,9 +109,6 @@ def test_a_home_that_is_none_stays_as_it_stands(monkeypatch) -> None:
     assert expanded("~nosuchuser/x") == Path("~nosuchuser/x")
     assert expanded(Path("./~")) == Path("/home/me")
     assert expanded("a/~") == Path("a/~")
-
-
-# ------------------------------------------------------------------------------------- links
 
 
 @pytest.mark.parametrize("open_", [to_append, to_update])

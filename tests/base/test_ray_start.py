@@ -1,7 +1,5 @@
 """What a Ray cluster has room for, as its list of machines tells; how long klrl waits for it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """One line that moves on a terminal and in a notebook; a line now and then in a log."""
 
-from __future__ import annotations
-
 import io
 import time
 

@@ -1,7 +1,5 @@
 """Which lines of klrl/ write files: those of ``klrl/base/files.py``, and no others."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

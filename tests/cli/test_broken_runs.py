@@ -1,7 +1,5 @@
 """One run that holds what klrl never writes: a line of its own, and the others are shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -52,7 +50,6 @@ BAD: dict[str, tuple[dict, dict, dict, bool, bool]] = {
 
 @pytest.mark.usefixtures("without_pictures")
 def test_bad_runs_end_no_list_and_no_report(tmp_path: Path, shown: Shown) -> None:
-    """Each is a setting of its own, next to a good one; a name may be no UTF-8."""
     runs = tmp_path / "runs"
     write_run(runs / "good")
     for i, (case, (settings, manifest, row, *_)) in enumerate(BAD.items(), 1):

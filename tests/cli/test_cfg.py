@@ -1,7 +1,5 @@
 """``--cfg job``: Hydra's own values, each with the comment of its line in conf/."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

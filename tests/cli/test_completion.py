@@ -1,7 +1,5 @@
 """``klrl completion``: what a word can go on with, asked here and through real shells."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -167,7 +165,6 @@ def test_bash_completes() -> None:
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
 @pytest.mark.integration
 def test_zsh_completes() -> None:
-    """The function of the script, with zsh's own ``compadd`` told to print."""
     script = (
         "autoload -Uz compinit; compinit -u -D\n"
         'eval "$(klrl completion zsh)"\n'

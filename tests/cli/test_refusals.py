@@ -1,7 +1,5 @@
 """What a user sees who gets something wrong: one line, exit 2, nothing written."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys
@@ -37,22 +35,6 @@ def test_a_missing_optional_package_is_named(capsys, monkeypatch) -> None:
     assert "logger=wandb: the package wandb is not installed; pip install wandb" in refused(capsys)
 
 
-@pytest.mark.parametrize("word", ["--help", "help"])
-def test_help_lists_groups_and_choices(capsys, word: str) -> None:
-    assert exits(word) == 0
-    told = capsys.readouterr().out
-    for word in (
-        "pendulum",
-        "half_cheetah",
-        "tanh_normal",
-        "retrieve",
-        "legacy",
-        "klpen",
-        "KEY=VALUE",
-    ):
-        assert word in told
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -62,7 +44,6 @@ def test_help_lists_groups_and_choices(capsys, word: str) -> None:
 )
 @pytest.mark.integration
 def test_answers_come_without_torch(words: list[str]) -> None:
-    """torch takes seconds to import; its absence is what makes these answers quick."""
     code = (
         "import sys\nfrom klrl.__main__ import main\n"
         f"try: main({words!r})\nexcept SystemExit: pass\n"
@@ -104,7 +85,6 @@ def test_a_refused_job_deletes_nothing_that_was_there_and_leaves_nothing(capsys,
 
 @pytest.mark.integration
 def test_the_run_folder_is_read_as_hydra_reads_it(capsys) -> None:
-    """Quotes around it, a sign in it that quotes it, the job's settings and the time in it."""
     exits(*QUICK, "frames=128", "hydra.run.dir='lr=1,seed=0'")
     exits("resume=lr=1,seed=0", "frames=256")
     assert read_rows(Path("lr=1,seed=0/metrics.jsonl"))[-1]["frames"] == 256

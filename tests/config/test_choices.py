@@ -1,7 +1,5 @@
 """The registry cannot lie: a choice is declared, wired and described, or it is none."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re
@@ -95,9 +93,6 @@ def test_every_domain_has_every_group(group: str) -> None:
     assert choices_for(group, LANGUAGE)
 
 
-# ---------------------------------------------------------------------------- unwired choices
-
-
 def test_a_factory_of_another_domain_is_no_default() -> None:
     config = SamplerConfig(name="sampler")
     with pytest.raises(ConfigError, match=r"collector=sampler: control has no such choice.*vector"):
@@ -115,9 +110,6 @@ def test_settings_that_name_no_choice_are_refused() -> None:
         typed({"kl": {"name": "none"}})
 
 
-# ---------------------------------------------------------------------------------- identity
-
-
 def test_the_identity_is_over_settings_that_count() -> None:
     plain = job_config(["logger=none"])
     assert settings_hash(plain) == settings_hash(job_config(["logger=wandb", "logger.project=a"]))
@@ -130,7 +122,6 @@ def test_the_identity_is_over_settings_that_count() -> None:
 
 
 def test_a_setting_that_is_added_orphans_no_sweep() -> None:
-    """As long as it does what was done before."""
 
     @dataclasses.dataclass
     class Later(OptimConfig):
@@ -143,9 +134,6 @@ def test_a_setting_that_is_added_orphans_no_sweep() -> None:
     assert canonical(config) == before
     config.optim.warmup = 3
     assert canonical(config)["optim"] == {**before["optim"], "warmup": 3}
-
-
-# --------------------------------------------------------------------------- typed settings
 
 
 def test_settings_that_were_changed_in_python_are_checked() -> None:

@@ -1,7 +1,5 @@
 """Code behind ``env.id`` and ``env.reward``, and installed code: its digest is a job's identity."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A rule about settings that nobody asks refuses nothing: none is forgotten, none is misspelt."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from inspect import getmembers, isfunction
 from pkgutil import iter_modules
@@ -10,7 +8,6 @@ import pytest
 
 from klrl.config import GROUPS, JOBS, rules
 from klrl.config.catalogue import settings
-from klrl.config.compose import job_config
 from klrl.config.rules.unread import UNREAD
 
 #: These ask the command line too, and ``compose`` asks them.
@@ -32,17 +29,3 @@ def test_every_check_of_a_file_is_made(file) -> None:
 def test_a_setting_that_is_never_read_is_a_setting(key) -> None:
     nested = [name for name in settings() if name.startswith(f"{key}.")]
     assert key in settings() or key in GROUPS or nested
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["eval.every=0", "eval.final=0", "eval.evaluations=0"],
-        ["eval.evaluations=0", "eval.final=0"],
-        ["loss.separate_losses=false", "kl.own_estimator=null", "loss.own_beta_rule=null"],
-        ["loss.entropy_bonus=false", "loss.entropy_coeff=0"],
-    ],
-)
-def test_what_happens_anyway_may_be_asked_for(words: list[str]) -> None:
-    """What does not: tests/messages/config.yaml."""
-    job_config(words)

@@ -1,7 +1,5 @@
 """The YAML files against the schemas: a choice that is added is checked the day it is added."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from dataclasses import asdict
@@ -120,16 +118,6 @@ def test_whole_floats_are_frames() -> None:
 def test_the_last_rollout_is_whole() -> None:
     config = to_config(compose(["frames=1025"]))
     assert (config.frames_per_iteration, config.iterations) == (1024, 2)
-
-
-def test_a_users_own_choice_has_the_schema_of_its_default(tmp_path: Path) -> None:
-    own = tmp_path / "mine" / "env"
-    own.mkdir(parents=True)
-    head = "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\n"
-    text = head + "env: {id: Acrobot-v1, num_envs: 3}\n"
-    (own / "mine.yaml").write_text(text, encoding="utf-8")
-    config = to_config(compose(["env=mine", "collector.steps=32"], str(tmp_path / "mine")))
-    assert (config.env.id, config.env.num_envs, config.env.reward_scale) == ("Acrobot-v1", 3, 1.0)
 
 
 @pytest.mark.parametrize(

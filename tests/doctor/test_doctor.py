@@ -1,7 +1,5 @@
 """The doctor's numbers are right, a broken estimator is found, and TorchRL's faults are there."""
 
-from __future__ import annotations
-
 import json
 import math
 

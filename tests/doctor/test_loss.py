@@ -1,7 +1,5 @@
 """``klrl doctor --loss``: wrong losses are found and named, right ones pass."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The enumerated problems: against recursions over states, and finite differences of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """A user's loss that raises is told with its line; what is refused: tests/messages/doctor.yaml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Controllers of kl.coef against their formulas, written out with numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -32,11 +30,6 @@ NAN, INF = math.nan, math.inf
 def make(request) -> Callable[[], FixedKLController]:
     """Of every kind, starting at 1; with a target of 0.1 where it has one."""
     return request.param
-
-
-def test_fixed_stays() -> None:
-    controller = FixedKLController(0.3)
-    assert controller.update(100.0, n=7) == 0.3
 
 
 @pytest.mark.parametrize(
@@ -180,7 +173,6 @@ def test_state_goes_on_where_it_stopped_and_nan_is_left_aside(make) -> None:
     ids=["the KL stops rising", "twenty updates", "near the target"],
 )
 def test_held_goes_on_exactly_from_any_update(kls: list[float], released: int, stop: int) -> None:
-    """From a state that went through JSON, as a checkpoint's does."""
     whole, first, second = (HeldKLController(1.0, 0.1) for _ in range(3))
     expected = [whole.update(kl) for kl in kls]
     assert [coef == 1 for coef in expected].index(False) == released

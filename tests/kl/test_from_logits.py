@@ -1,7 +1,5 @@
 """Log-probs and KLs from logits: against numpy, central differences, and plain autograd."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -99,7 +97,6 @@ def test_what_both_forbid_adds_nothing(name) -> None:
 
 @pytest.mark.parametrize("forbidding", ["pi", "q", "rows of either"])
 def test_what_one_alone_forbids_is_autograds(forbidding) -> None:
-    """Also where a KL is infinite: in no other row, and with the same gradient there."""
     z, a = tables(2)
     if forbidding != "q":
         z[0, 2] = -torch.inf

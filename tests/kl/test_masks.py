@@ -1,7 +1,5 @@
 """Masks of whole numbers count as bools; a mask of another shape is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -51,11 +49,3 @@ def test_a_mask_of_another_shape_is_refused_with_both_shapes(name: str, shape: t
     function, _ = MASKED[name]
     with pytest.raises(ValueError, match=r"mask \(.*\(2, 3\): shapes must match"):
         function(torch.ones(shape, dtype=torch.bool))
-
-
-def test_a_broadcast_mask_is_no_mean() -> None:
-    """1 and 4 with the mask [2, 1] of a row each: 5 / 2, and not 5 / 1."""
-    value = torch.tensor([[1.0, 4.0]])
-    assert float(masked_mean(value, torch.tensor([[True, True]]))) == 2.5
-    with pytest.raises(ValueError, match="mask"):
-        masked_mean(value, torch.tensor([[True]]))

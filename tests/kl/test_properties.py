@@ -1,7 +1,5 @@
 """What must hold of every KL, over random distributions (hypothesis)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

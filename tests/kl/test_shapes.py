@@ -1,7 +1,5 @@
 """The rule for shapes by hand; tests/transforms/test_shapes.py has it in environments."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

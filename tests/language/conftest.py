@@ -1,7 +1,5 @@
 """A small base model, and quick jobs on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -18,6 +16,8 @@ QUICK_MODEL = Recipe(
 )
 
 
+#: A module of rewards: the length of a response.
+LENGTHS = "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
 QUICK = (
     "experiment=sort_digits",
     "env.reward=proxy",  # which an untrained model earns sometimes

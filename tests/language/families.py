@@ -1,12 +1,9 @@
-"""Tiny random models of twenty families, and the truth about them by plain transformers."""
-
-from __future__ import annotations
+"""Tiny random models of twenty families."""
 
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 #: Sizes by the names that families give them; each config takes those that it has.
@@ -83,18 +80,3 @@ def tiny(family: str, seed: int = 0) -> Any:
         for weight in {id(layer.weight): layer.weight for layer in layers}.values():  # tied: once
             weight.mul_(8.0)
     return model
-
-
-@torch.no_grad()
-def truth(model: nn.Module, batch: TensorDictBase, temperature: float) -> Tensor:
-    """The log-probs [B, R] of the response tokens by plain transformers, float64, 0 at padding."""
-    width = batch["tokens", "prompt"].shape[1]
-    real = batch["masks", "all_attention_mask"]
-    log_probs = torch.zeros(real[:, width:].shape, dtype=torch.float64)
-    for row, (tokens, here) in enumerate(zip(batch["tokens", "full"], real, strict=True)):
-        ids, prompt = tokens[here], int(here[:width].sum())
-        logits = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        table = (logits / temperature).log_softmax(-1)[prompt - 1 : -1]
-        chosen = table.gather(-1, ids[prompt:, None]).squeeze(-1)
-        log_probs[row, : len(chosen)] = chosen.double()
-    return log_probs

@@ -1,7 +1,5 @@
 """``benchmarks/shipped/answers.py``: numbers of answers, against plain transformers."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import asdict
 

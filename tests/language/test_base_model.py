@@ -1,7 +1,5 @@
 """The base model of ``env=sort_digits``: the files that klrl has, and the recipe that made them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,9 +41,6 @@ def test_the_model_that_klrl_has_is_the_recipes() -> None:
     torch.manual_seed(0)
     reward = sampled_accuracy(lm.model, lm.tokenizer, problems, 9)
     assert reward == pytest.approx(0.3, abs=0.06)  # three standard errors
-
-
-# ------------------------------------------------------------------------------------- learning
 
 
 @pytest.mark.parametrize("shots", [0, 2])

@@ -1,7 +1,5 @@
 """Verify, export and evaluate where the base model's files have changed, or lie elsewhere now."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -12,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from klrl.__main__ import main
 from klrl.language.run.load import trained_policy
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
+from tests.runs.commands import said
 
 pytestmark = pytest.mark.integration
 
@@ -45,24 +43,12 @@ def change(folder: Path) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-def said(capsys, *words: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
-
-
 def refused(capsys, *words: str) -> str:
     """The one line of a command that is refused."""
     code, out, err = said(capsys, *words)
     assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
     assert not Path("out").exists()
     return err
-
-
-# --------------------------------------------------------------------------------- changed files
 
 
 @pytest.mark.parametrize("words", [(), ADAPTERS], ids=["full", "adapters"])
@@ -94,7 +80,6 @@ def test_the_models_own_weights_are_a_checkpoints_where_one_holds_them(job, base
 
 
 def test_all_weights_are_written_and_played_beside_another_base_model(job, base, capsys) -> None:
-    """The checkpoint holds all of the policy."""
     trained(job)
     policy = trained_policy("run").model.state_dict()
     played = said(capsys, "evaluate", "run", "--episodes", "8", "--json")
@@ -104,16 +89,6 @@ def test_all_weights_are_written_and_played_beside_another_base_model(job, base,
     assert written.keys() == policy.keys()
     assert all(torch.equal(written[name], policy[name]) for name in policy)
     assert said(capsys, "evaluate", "run", "--episodes", "8", "--json") == played
-
-
-def test_adapters_are_neither_written_nor_played_on_another_base_model(job, base, capsys) -> None:
-    trained(job, *ADAPTERS)
-    change(base)
-    for words in (("export", "run", "out"), ("evaluate", "run")):
-        assert refused(capsys, *words).endswith(f"actor.model=base {OTHER_WEIGHTS}")
-
-
-# ----------------------------------------------------------------------------------- other places
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,9 @@
 """The layout of the language batch, and the preflight's checks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from klrl.domains import LANGUAGE
 from klrl.language.data.batch import (
     ASSISTANT,
     ATTENTION,
@@ -17,17 +14,15 @@ from klrl.language.data.batch import (
     make_batch,
     on_full,
     on_response,
-    response_mask,
     set_scores,
     take_prompts,
 )
-from klrl.language.model.vocabulary import exact_token_kl, response_log_probs
+from klrl.language.model.vocabulary import response_log_probs
 from klrl.language.run import checks as preflight
 from klrl.language.run.parts import LanguageParts
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout
-from klrl.train.preflight import kl_at_start
-from tests.language.toys import EOS, GROUP, PAD, network, prompts, rollout
+from tests.language.toys import EOS, GROUP, PAD, network, prompts
 from tests.transforms.llm_toys import TEMPLATE, chats, tokenizer
 
 SPECIAL = SpecialTokens((EOS,), PAD)
@@ -112,9 +107,6 @@ def test_wrong_shapes_and_types_are_named() -> None:
         check_batch(batch)
 
 
-# ------------------------------------------------------------------------------------- preflight
-
-
 def sampled_batch(temperature=1.0, model=None, special=SPECIAL):
     model, (ids, mask) = model or network(), prompts()
     sampler = CacheSampler(model, special)
@@ -133,7 +125,6 @@ def test_another_temperature_is_found(scored_at, ok) -> None:
 
 
 def test_dropout_while_sampling_is_found() -> None:
-    """Log-probs of a network with dropout on one side are not those of the other."""
     found, _ = sampled_batch()
     off = found.log_probs + 1e-3 * torch.randn(found.log_probs.shape)
     check = preflight.sampled_against_recomputed(found.log_probs, off, found.mask, torch.float32)
@@ -142,19 +133,6 @@ def test_dropout_while_sampling_is_found() -> None:
     check = preflight.sampled_against_recomputed(found.log_probs, nan, found.mask, torch.float32)
     assert not check.ok
     assert str(check) == "sampled - recomputed log-probs, nats: nan (at most 0.0001) FAILED"
-
-
-def test_kl_at_the_start() -> None:
-    model, copy, other, batch = network(), network(), network(seed=1), rollout()
-    mask, layout = response_mask(batch), ScoringLayout(GROUP, True, "")
-    policy = layout.next_tokens(model, batch, 0.7)
-    same = exact_token_kl(policy, layout.next_tokens(copy, batch, 0.7), mask)
-    assert kl_at_start(same, LANGUAGE, torch.float32, "", mask).ok
-    far = exact_token_kl(policy, layout.next_tokens(other, batch, 0.7), mask)
-    assert not kl_at_start(far, LANGUAGE, torch.float32, "", mask).ok
-    assert not kl_at_start(-far, LANGUAGE, torch.float32, "", mask).ok
-    warm = exact_token_kl(policy, layout.next_tokens(copy, batch, 1.0), mask)
-    assert not kl_at_start(warm, LANGUAGE, torch.bfloat16, "", mask).ok
 
 
 def test_lost_endings_are_counted() -> None:
@@ -207,7 +185,6 @@ def test_a_template_that_marks_otherwise_is_found() -> None:
 
 
 def test_ids_without_a_token_are_told_with_their_share(job, model, tmp_path) -> None:
-    """A head of zeros gives each of its rows the same probability."""
     assert "have no token" not in " ".join(LanguageParts(job()).preflight)
     network = AutoModelForCausalLM.from_pretrained(model)
     tokens = network.get_input_embeddings().num_embeddings

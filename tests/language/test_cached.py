@@ -1,7 +1,5 @@
 """Converted models are cached: built once, whole or not at all."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How long a sequence may be: a model's context, and families that turn positions by length."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -15,10 +13,10 @@ from klrl.language.data.tasks import make_task
 from klrl.language.model.pretrained import load_causal_lm
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.run.wrapper_sampler import WrapperSampler
+from tests.language.conftest import LENGTHS
 from tests.language.toys import EOS, PAD, network, prompts
 from tests.transforms.llm_toys import tokenizer
 
-LENGTHS = "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
 SPECIAL = SpecialTokens((EOS,), PAD)
 
 
@@ -98,20 +96,3 @@ def test_a_model_is_tried_with_the_shortest_and_the_longest_prompt(tmp_path) -> 
         few = task.few(tokenizer(), None, 4, split)
         assert len(few.prompts) == 4
         assert {"12", "1" * 30} <= {prompt.content for prompt in few.prompts}
-
-
-@pytest.mark.integration
-def test_a_job_whose_prompts_are_too_long_for_longrope_is_refused_whatever_its_seed(
-    tmp_path, exits
-) -> None:
-    """Twenty short prompts and two long ones: four of them are tried, seldom a long one."""
-    longrope().save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    rows = [{"prompt": "12345"}] * 20 + [{"prompt": "1" * 30}] * 2
-    Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    Path("lengths.py").write_text(LENGTHS)
-    words = ("experiment=text", "env.data=data.jsonl", "env.reward=lengths:reward", "seed=1")
-    code, _, err = exits(*words, f"actor.model={tmp_path}")
-    assert code == 2
-    assert "tokens, and the model's context less the longest response leaves 10;" in err
-    assert not Path("run").exists()

@@ -1,7 +1,5 @@
 """Data sets: JSON lines, and what datasets reads; splits; template arguments; unread columns."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -19,14 +17,6 @@ from tests.transforms import llm_toys as toys
 
 TURNS = [{"role": "user", "content": "sort 3 1"}]
 ROWS = [{"prompt": f"p{i}", "answer": str(i)} for i in range(10)]
-
-
-@pytest.fixture(autouse=True)
-def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
-# -------------------------------------------------------------------------------------- formats
 
 
 def test_a_prompt_may_be_a_conversation() -> None:
@@ -73,7 +63,6 @@ def test_a_json_list_is_read_by_datasets() -> None:
 
 
 def test_what_describes_a_data_set_is_none_of_its_data() -> None:
-    """Files that the datasets library and the hub put beside data; a card is no data either."""
     files("folder", "part-a.jsonl", "part-b.jsonl")
     for name in ("dataset_infos.json", "b/dataset_info.json", "b/state.json", "README.md"):
         Path("folder", name).parent.mkdir(exist_ok=True)
@@ -123,9 +112,6 @@ def test_parquet_and_saved_data_sets_are_read_by_datasets() -> None:
     Path("bad.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ConfigError, match="env.data=bad.parquet: cannot be read"):
         read_prompts("bad.parquet")
-
-
-# --------------------------------------------------------------------------------------- splits
 
 
 @pytest.mark.parametrize(
@@ -186,7 +172,6 @@ def files(folder: str, *names: str) -> None:
     ids=str,
 )  # fmt: skip
 def test_splits_are_found_where_files_are_called_by_them(names, split, found) -> None:
-    """Names as Hugging Face's data sets and their users write them."""
     files("folder", *names)
     contents = [p.content for p in read_prompts("folder", split=split)]
     assert contents == [names[index] for index in found]
@@ -208,7 +193,6 @@ def test_splits_are_found_where_files_are_called_by_them(names, split, found) ->
     ids=str,
 )  # fmt: skip
 def test_splits_that_are_not_one_are_refused(names, told) -> None:
-    """Two of a publisher's splits, or two of its data sets, were one."""
     files("folder", *names)
     with pytest.raises(ConfigError) as caught:
         read_prompts("folder")
@@ -258,9 +242,6 @@ def test_evaluation_gets_the_share_and_training_never_does(capsys, model: str) -
     assert trained
     assert asked
     assert not trained & asked
-
-
-# --------------------------------------------------------------------------- template arguments
 
 
 THINKS = toys.TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}no{% endif %}"
@@ -335,9 +316,6 @@ def test_the_preflight_renders_answers_as_the_template_does(
     assert (code, len(err.splitlines())) == (2, 1), err
     assert told in err
     assert not Path("run").exists()
-
-
-# ------------------------------------------------------------------------------ unread columns
 
 
 @pytest.mark.integration

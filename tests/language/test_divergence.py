@@ -1,7 +1,5 @@
 """Language runs that charge another divergence of the tokens' distributions than the reverse KL."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,6 @@ def test_a_language_run_records_what_it_charges(exits, divergence, placement) ->
 
 
 def test_a_language_student_learns_the_teachers_distributions(exits) -> None:
-    """From the base model that both start as; no score enters, whatever the preset rewards."""
     assert exits("optim.lr=0.03", "optim.lr_floor=0.03", "frames=64")[0] == 0
     Path("run").rename("teacher")
     words = ("experiment=distill_text", "reference.path=teacher", "frames=320")

@@ -1,7 +1,5 @@
 """Models that end a response with any of several tokens, against plain transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

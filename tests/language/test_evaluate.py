@@ -1,7 +1,5 @@
 """Which prompts an evaluation asks, and that training does not notice."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations
 from pathlib import Path
@@ -14,6 +12,7 @@ from klrl.runs.rows import read_rows
 from klrl.train.evaluate import CLOSING, IN_RUN, Starts, evaluate_run
 from klrl.train.loop import Training
 from klrl.train.schedule import Size
+from tests.language.conftest import LENGTHS
 
 pytestmark = pytest.mark.integration
 TOLD = Starts("evaluate"), Starts("evaluate", 1)
@@ -98,11 +97,8 @@ def trained(run: str) -> list[dict[str, float]]:
 
 
 def test_the_best_is_not_told_from_the_prompts_that_chose_it(exits, tmp_path, monkeypatch) -> None:
-    """Of 7 prompts, 4 chose it; those of another file are all new to it."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "the_length.py").write_text(
-        "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
-    )
+    (tmp_path / "the_length.py").write_text(LENGTHS)
     for name, count in (("data.jsonl", 7), ("other.jsonl", 5)):
         lines = [json.dumps({"prompt": f"{i}"}) for i in range(count)]
         Path(name).write_text("\n".join(lines))

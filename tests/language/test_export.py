@@ -1,7 +1,5 @@
 """``klrl export``: plain transformers and peft read the folder, and give the policy's log-probs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -152,14 +150,3 @@ def test_what_cannot_be_exported_is_refused_in_one_line(job, capsys) -> None:
         assert said.startswith(line), said
         assert len(said.splitlines()) == 1
         assert not Path("new").exists()
-
-
-@pytest.mark.slow
-def test_a_save_that_fails_leaves_nothing(job, monkeypatch) -> None:
-    Training(job()).train(RunFolder(Path("run")))
-    full = OSError(28, "No space left on device")
-    monkeypatch.setattr("shutil.copyfile", lambda *_: (_ for _ in ()).throw(full))
-    with pytest.raises(OSError, match="No space"):
-        export_run("run", Path("out"))
-    assert not Path("out").exists()
-    assert not list(Path().glob(".out*"))

@@ -3,8 +3,6 @@
 docs/families.md has what these and ninety others gave on a date.
 """
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from pathlib import Path
@@ -15,7 +13,7 @@ from transformers import RwkvForCausalLM
 
 from klrl.language.data.batch import make_batch, response_mask
 from klrl.language.model import files as model_files
-from klrl.language.model.causal_lm import OwnHead, backbone, head
+from klrl.language.model.causal_lm import backbone, head
 from klrl.language.model.decoders import SharedCache
 from klrl.language.model.mixed import compute_in_bfloat16
 from klrl.language.model.pretrained import load_causal_lm
@@ -26,8 +24,9 @@ from klrl.language.run.scoring import self_check
 from klrl.language.run.wrapper_sampler import WrapperSampler
 from klrl.runs.rows import read_rows
 from klrl.train.evaluate import evaluate_run
-from tests.language.families import tiny, truth
-from tests.language.toys import GROUP, prompts, rollout
+from tests.language.conftest import LENGTHS
+from tests.language.families import tiny
+from tests.language.toys import GROUP, of_tokens, prompts, rollout, truth
 from tests.transforms.llm_toys import tokenizer
 
 #: Their own words, about kernels that are not installed and arguments that they ignore.
@@ -78,7 +77,7 @@ def test_a_family_is_sampled_and_scored_as_plain_transformers_says(family: str) 
         scored = response_log_probs(
             layout.next_tokens(model, batch, 0.7), responses.tokens, responses.mask
         )
-    true = truth(model, batch, 0.7)
+    true = of_tokens(truth(model, batch, 0.7), batch)
     assert true[responses.mask].min() < -1  # no flat distribution
     torch.testing.assert_close(responses.log_probs.double(), true, atol=1e-4, rtol=0)
     torch.testing.assert_close(scored.double(), true, atol=1e-4, rtol=0)
@@ -90,14 +89,11 @@ def test_a_family_that_is_not_causal_is_refused() -> None:
         CacheSampler(model, SPECIAL).self_check(ids, mask, GROUP)
 
 
-# ------------------------------------------------------------------------------------------- heads
-
 HEADS = ("cohere", "granite", "gemma2", "falcon_h1", "bert", "nanochat", "gptj")
 
 
 @pytest.mark.parametrize("family", [*HEADS, "opt-projected", "llama4_text"])
 def test_a_head_gives_the_models_own_logits(family: str) -> None:
-    """Also a copy of it, once the model has moved on: the policy that a rollout came from."""
     model, ids = tiny(family), torch.randint(3, 200, (2, 7))
     with torch.no_grad():
         own = model(input_ids=ids, use_cache=False).logits
@@ -116,7 +112,6 @@ def test_a_head_gives_the_models_own_logits(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["cohere", "gemma2", "bert"])
 def test_a_mixed_head_gives_the_models_own_logits(family: str) -> None:
-    """Float32 weights, bfloat16 arithmetic; also the rollout's copy, which is kept in bfloat16."""
     model, ids = tiny(family), torch.randint(3, 200, (2, 7))
     exact = model(input_ids=ids, use_cache=False).logits.detach()
     compute_in_bfloat16(model)
@@ -131,16 +126,8 @@ def test_a_mixed_head_gives_the_models_own_logits(family: str) -> None:
     assert not torch.equal(own, exact)
 
 
-def test_a_plain_head_is_the_output_embedding() -> None:
-    for family in ("llama", "mamba"):
-        model = tiny(family)
-        assert head(model) is model.get_output_embeddings()
-    assert isinstance(head(tiny("cohere")), OwnHead)
-
-
 @pytest.mark.parametrize("family", ["granitemoehybrid", "gemma2", "cohere"])
 def test_the_gradient_is_plain_transformers_own(family: str) -> None:
-    """Of the summed log-probs of one batch, weighted; autograd through the model's own logits."""
     model, batch = tiny(family), rollout(pads=3, tail=1)
     mask = response_mask(batch)
     weights = torch.linspace(-1, 1, mask.numel()).reshape(mask.shape) * mask
@@ -153,26 +140,10 @@ def test_the_gradient_is_plain_transformers_own(family: str) -> None:
 
     policy = layout.next_tokens(model, batch, 0.7)
     ours = gradient(response_log_probs(policy, batch["tokens", "response"], mask))
-    plain = gradient(_truth_with_gradient(model, batch))
+    plain = gradient(of_tokens(truth(model, batch, 0.7, grad=True), batch))
     assert ours.shape == plain.shape
     assert plain.abs().max() > 0.1
     torch.testing.assert_close(ours, plain, atol=1e-4 * float(plain.abs().max()), rtol=1e-3)
-
-
-def _truth_with_gradient(model, batch) -> torch.Tensor:
-    rows, mask = [], response_mask(batch)
-    width = batch["tokens", "prompt"].shape[1]
-    for tokens, real in zip(
-        batch["tokens", "full"], batch["masks", "all_attention_mask"], strict=True
-    ):
-        ids, prompt = tokens[real], int(real[:width].sum())
-        table = (model(input_ids=ids[None], use_cache=False).logits[0] / 0.7).log_softmax(-1)
-        chosen = table[prompt - 1 : -1].gather(-1, ids[prompt:, None]).squeeze(-1)
-        rows.append(torch.nn.functional.pad(chosen, (0, mask.shape[1] - len(chosen))))
-    return torch.stack(rows)
-
-
-# --------------------------------------------------------------------------------------- preflight
 
 
 def test_a_state_that_padding_pollutes_is_seen() -> None:
@@ -248,23 +219,17 @@ def test_rows_that_end_leave_every_cache(family: str) -> None:
     lengths = found.mask.sum(1)
     assert lengths.min() < lengths.max()
     batch = make_batch(ids, mask, found, GROUP)
-    off = (found.log_probs.double() - truth(model, batch, 0.7)).abs().max()
+    off = (found.log_probs.double() - of_tokens(truth(model, batch, 0.7), batch)).abs().max()
     assert off < 1e-4
-
-
-# -------------------------------------------------------------------------------------------- runs
 
 
 @pytest.mark.integration
 def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
-    """From a folder, through training and both kinds of evaluation."""
     model = tiny("rwkv")
     model.save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
     Path("data.jsonl").write_text("\n".join(f'{{"prompt": "{"hello " * n}"}}' for n in (1, 4, 2)))
-    Path("lengths.py").write_text(
-        "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
-    )
+    Path("lengths.py").write_text(LENGTHS)
     words = ("experiment=text", "env.data=data.jsonl", "env.reward=lengths:reward")
     folder = f"actor.model={tmp_path / 'model'}"
     code, out, err = exits(*words, folder, "eval.every=1", "eval.final=2")
@@ -288,7 +253,6 @@ def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
 def test_a_training_mode_that_is_another_function_is_refused(
     family, line, tmp_path, exits, monkeypatch
 ) -> None:
-    """Gradient checkpointing needs that mode."""
     monkeypatch.setattr(model_files, "silence_dropout", lambda config: None)
     model = tiny(family)
     model.config.router_jitter_noise = 0.5
@@ -296,9 +260,7 @@ def test_a_training_mode_that_is_another_function_is_refused(
     tokenizer().save_pretrained(tmp_path / "model")
     Path("data.jsonl").write_text('{"prompt": "hello"}\n{"prompt": "hello there"}')
     words = ("experiment=text", "env.data=data.jsonl", "env.reward=lengths:reward")
-    Path("lengths.py").write_text(
-        "def reward(prompts, responses, rows):\n    return [float(len(r)) for r in responses]\n"
-    )
+    Path("lengths.py").write_text(LENGTHS)
     folder = f"actor.model={tmp_path / 'model'}"
     code, _, err = exits(*words, folder, "actor.gradient_checkpointing=true")
     assert code == 2

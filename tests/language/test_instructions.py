@@ -1,7 +1,5 @@
 """Generated instructions and the functions that verify answers to them."""
 
-from __future__ import annotations
-
 import pytest
 
 from klrl.language.data.instructions import (

@@ -1,14 +1,12 @@
 """The gradients of the policy losses per token, by enumeration of every response."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 
-from klrl.config.placement import check_placement
+from klrl.config.placement import ESTIMATORS, PLACEMENTS, VERDICTS, Gradient
 from klrl.kl.charge import sampled_kl
 from klrl.kl.charge import to_go as to_go_sum
 from klrl.kl.estimators import estimate_kl
@@ -18,7 +16,8 @@ from klrl.objectives.functional import sequence
 from tests.losses.test_functional import CLIP, KLPEN
 
 COEF = 0.3
-ESTIMATORS = ("k1", "k2", "k3", "exact")
+
+
 # A policy over V tokens and responses of length T, as a table: one row of logits per context.
 V, T = 3, 3
 PATHS = torch.tensor(list(itertools.product(range(V), repeat=T)))  # all 27 responses
@@ -72,7 +71,9 @@ def expected_loss(theta, old, ref, estimator, placement, gain="surrogate"):
     """The mean over responses of pi_old of the loss that the parts make up."""
     lp, old_lp, ref_lp = chosen(theta), chosen(old), chosen(ref)
     kl = sampled_kl(estimator, old_lp, ref_lp, exact_kl(old, ref), ALL)
-    advantage = RETURNS[:, None] - COEF * to_go_sum(kl, ALL, placement)
+    # A reward to go has the step's own KL in it: of a split, as control charges it.
+    charged = "reward" if VERDICTS[placement][estimator] is Gradient.TWICE else placement
+    advantage = RETURNS[:, None] - COEF * to_go_sum(kl, ALL, charged)
     measured = per_token(lp, old_lp, advantage, gain, estimator, ref_lp, exact_kl(theta, ref))
     loss = -measured["loss/objective"]
     if placement != "reward":
@@ -80,32 +81,32 @@ def expected_loss(theta, old, ref, estimator, placement, gain="surrogate"):
     return (old_lp.sum(1).exp() * loss.sum(1)).sum()
 
 
+PAIRS = list(itertools.product(PLACEMENTS, ESTIMATORS))
+#: Whether the gradient is that of the objective, and that of each step's own KL alone.
+RIGHT = {
+    Gradient.EXACT: [True, False],
+    Gradient.OWN_STEP: [False, True],
+    Gradient.WRONG: [False, False],
+    Gradient.TWICE: [False, False],
+}
+
+
 @pytest.mark.parametrize("gain", ["surrogate", "clip"])
-@pytest.mark.parametrize(("estimator", "placement"), [("k1", "reward"), ("exact", "split")])
-def test_the_gradient_is_the_objectives(estimator, placement, gain) -> None:
-    """On-policy: k1 in the reward and the exact KL split are exact (docs/kl.md)."""
+@pytest.mark.parametrize(("placement", "estimator"), PAIRS)
+def test_a_verdict_is_what_enumeration_finds(placement, estimator, gain) -> None:
+    """On-policy, of every pair in the table of placements (docs/kl.md)."""
     theta, ref = table(0).requires_grad_(), table(1)
-    (truth_,) = torch.autograd.grad(-objective(theta, ref), theta)
+    weight = chosen(theta).sum(1).exp()
+    own_steps = COEF * (weight.detach()[:, None] * exact_kl(theta, ref)).sum()
     loss = expected_loss(theta, theta.detach(), ref, estimator, placement, gain)
-    (found,) = torch.autograd.grad(loss, theta)
-    torch.testing.assert_close(found, truth_, atol=1e-12, rtol=1e-10)
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_the_losss_gradient_is_that_of_the_own_steps(estimator) -> None:
-    """Off-policy: contexts of pi_old, KL(pi_theta || pi_ref) in each."""
-    theta, old, ref = table(0).requires_grad_(), table(2), table(1)
-    weight = chosen(old).sum(1).exp()
-    (truth_,) = torch.autograd.grad((weight[:, None] * exact_kl(theta, ref)).sum(), theta)
-    exact = exact_kl(theta, ref)
-    lp, old_lp, ref_lp = chosen(theta), chosen(old), chosen(ref)
-    measured = per_token(lp, old_lp, lp, "surrogate", estimator, ref_lp, exact)
-    (found,) = torch.autograd.grad((weight[:, None] * measured["loss/kl_ref"]).sum(), theta)
-    torch.testing.assert_close(found, truth_, atol=1e-12, rtol=1e-10)
+    aims = (loss, -objective(theta, ref), own_steps - (weight * RETURNS).sum())
+    found, *truths = (torch.autograd.grad(x, theta, retain_graph=True)[0] for x in aims)
+    errors = [float((found - truth).norm() / truth.norm()) for truth in truths]
+    assert all(error < 1e-12 or error > 0.02 for error in errors), errors
+    assert [error < 1e-12 for error in errors] == RIGHT[VERDICTS[placement][estimator]]
 
 
 def test_klpens_sampled_kl_is_that_of_old_and_new() -> None:
-    """Value and gradient of KL(old||new), in every context of pi_old; never negative."""
     theta, old = table(0).requires_grad_(), table(2)
     weight = chosen(old).sum(1).exp()[:, None]
     kl = estimate_kl(chosen(old), chosen(theta), "k3", ALL)
@@ -133,32 +134,3 @@ def test_group_advantages_gradient_is_the_objectives_on_average() -> None:
         total = total - weight[i] * weight[j] * sequence(gain, ALL[pair])
     (found,) = torch.autograd.grad(total, theta)
     torch.testing.assert_close(found, truth_, atol=1e-12, rtol=1e-10)
-
-
-def on_policy_error(estimator, placement):
-    """Largest error of the gradient; ``loss`` is held to the own-step part that it claims."""
-    theta, ref = table(0).requires_grad_(), table(1)
-    weight = chosen(theta).sum(1).exp()
-    own_steps = COEF * (weight.detach()[:, None] * exact_kl(theta, ref)).sum()
-    charged = own_steps - (weight * RETURNS).sum()
-    aim = charged if placement == "loss" else -objective(theta, ref)
-    loss = expected_loss(theta, theta.detach(), ref, estimator, placement)
-    found, truth_ = (torch.autograd.grad(x, theta)[0] for x in (loss, aim))
-    return (found - truth_).abs().max().item()
-
-
-@pytest.mark.parametrize(
-    ("placement", "estimator"),
-    [("reward", "k1"), ("split", "exact"), *(("loss", name) for name in ESTIMATORS)],
-)
-def test_the_pairs_that_pass_have_the_gradient_they_claim(placement, estimator) -> None:
-    check_placement(placement, estimator)
-    assert on_policy_error(estimator, placement) < 1e-12
-
-
-@pytest.mark.parametrize("estimator", ["k2", "k3", "exact"])
-def test_a_biased_pair_is_wrong_and_passes_on_request_only(estimator) -> None:
-    with pytest.raises(ValueError, match="gradient is wrong"):
-        check_placement("reward", estimator)
-    check_placement("reward", estimator, allow_biased=True)
-    assert on_policy_error(estimator, "reward") > 0.05

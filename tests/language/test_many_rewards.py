@@ -1,9 +1,6 @@
 """Several rewards with weights; what a reward function may ask for; a classifier as reward."""
 
-from __future__ import annotations
-
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,14 +31,6 @@ DRAWN = Drawn(
     prompt_ids=[[5], [6, 6], [7]],
     response_ids=[[1, 2], [3], [4, 4, 2]],
 )
-
-
-@pytest.fixture(autouse=True)
-def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
-# ---------------------------------------------------------------------------- asked for by name
 
 
 def test_a_function_gets_what_its_parameters_name() -> None:
@@ -101,8 +90,6 @@ def test_an_unknown_parameter_is_refused_when_the_function_is_found() -> None:
         find_reward("asks_reward:score")
 
 
-# -------------------------------------------------------------------------------------- several
-
 FUNCTIONS = (
     "def length(prompts, responses, rows, lengths):\n"
     "    return [float(n) for n in lengths]\n"
@@ -143,9 +130,6 @@ def test_rewards_of_one_name_are_told_apart() -> None:
     both = WeightedRewards(["a_reward:score", "b_reward:score"], [2.0, 3.0], None)
     assert list(both.parts(PROMPTS, TEXTS, DRAWN)) == ["a_reward.score", "b_reward.score"]
     assert both(PROMPTS, TEXTS, DRAWN).tolist() == [5.0] * 3
-
-
-# ------------------------------------------------------------------------------- reward models
 
 
 def classifier(kind: str, pad: int | None = None, labels: int = 1) -> Path:
@@ -196,18 +180,6 @@ def test_a_classifiers_scores_are_those_of_plain_transformers(kind, pad) -> None
     found = Reward("model:classifier", 60.0)(ASKED, ANSWERS)
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
     assert found.std() > 0.01  # else any answer would do
-
-
-@pytest.mark.integration
-def test_a_run_learns_from_a_classifier(exits, capsys) -> None:
-    classifier("llama")
-    capsys.readouterr()
-    code, _, err = exits("env.reward=[proxy,model:classifier]")
-    assert (code, err) == (0, "")
-    for row in rows_of(Path("run")):
-        total = row["reward/part/proxy"] + row["reward/part/classifier"]
-        assert row["reward/episode"] == pytest.approx(total, abs=1e-6)
-        assert abs(row["reward/part/classifier"]) > 1e-3
 
 
 def test_a_classifier_in_bfloat16_scores_in_float32() -> None:

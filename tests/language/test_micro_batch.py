@@ -1,14 +1,11 @@
 """``learner.micro_batch``: the gradient of a minibatch, added up over its parts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from klrl.language.run.rollout import REF_STATES
 from klrl.runs.resume import stored_config
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
@@ -56,31 +53,8 @@ def moved(config) -> tuple[Training, TensorDict]:
     return training, frames
 
 
-def test_both_kls_of_a_minibatch_are_plain_sums_over_the_vocabulary(job) -> None:
-    """KL(policy||reference) and KL(old||new), scored together: the direction and who is who."""
-    words = ("loss=klpen", "loss.kl_old=exact", "kl.placement=loss", "kl.estimator=exact")
-    training, batch = moved(job(*COMMON, *words, "reference=ema", "reference.decay=0.5"))
-    steps = training.parts.learner.steps
-    scored = steps.score(batch)
-    new = steps.layout.next_tokens(steps.policy.model, batch, steps._temperature)
-    reference = steps.reference.next_tokens(batch[REF_STATES], steps._temperature)
-    log_new, log_ref, log_old = (
-        (each.head(each.states) / each.temperature).log_softmax(-1).detach()
-        for each in (new, reference, steps._old(batch))
-    )
-    mask = batch["masks", "all_assistant_mask"][:, -log_new.shape[1] :]
-    of_ref = (log_new.exp() * (log_new - log_ref)).sum(-1)[mask]
-    of_old = (log_old.exp() * (log_old - log_new)).sum(-1)[mask]
-    other_way = (log_new.exp() * (log_new - log_old)).sum(-1)[mask]
-    torch.testing.assert_close(scored.exact_ref[mask].detach(), of_ref)
-    torch.testing.assert_close(scored.kl_old[mask].detach(), of_old)
-    assert float(of_ref.mean()) > 1e-3
-    assert not torch.allclose(of_old, other_way, rtol=0.01)
-
-
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 def test_responses_that_were_cut_off_are_left_out(job, reduction: str) -> None:
-    """As a minibatch without their tokens; whatever advantage they have."""
     words = (*COMMON, f"loss.reduction={reduction}", "loss.normalize_advantage=false")
     training, frames = moved(job(*words, "loss.mask_truncated=true"))
     cut = frames["next", "truncated"].squeeze(-1)
@@ -153,28 +127,6 @@ def test_the_gradient_is_the_minibatchs(job, words: list[str]) -> None:
         parts, told = gradients(training, frames, size)
         torch.testing.assert_close(parts, whole, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(told, measured, rtol=1e-6, atol=1e-7)
-
-
-def test_a_run_in_parts_is_the_run(job) -> None:
-    """Two epochs of two minibatches: the same weights but for rounding."""
-    ends, common = [], ("actor.dtype=float64", "learner.epochs=2", "optim.eps=1e-3")
-    for words in ((), ("learner.micro_batch=1",)):
-        training = Training(job(*common, *words))
-        batch = training.parts.rollout(0).collect()
-        training.parts.charge_kl(batch)
-        training.parts.estimate_advantage(batch)
-        torch.manual_seed(1)
-        learned = training.learn(batch)
-        ends.append(
-            (
-                learned["learner/grad_norm"],
-                learned["kl/old/exact"],
-                training.parts.policy.parameters,
-            )
-        )
-    assert ends[0][1] > 1e-6
-    for one, other in zip(*ends, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.integration

@@ -1,7 +1,5 @@
 """Loading models and tokenizers: against plain transformers, and one line for each thing wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -13,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from klrl.base.context import context_of
 from klrl.base.errors import ConfigError
 from klrl.language.model.files import find_model
 from klrl.language.model.pretrained import load_causal_lm, prompt_limit
@@ -39,9 +36,6 @@ def edit(folder: Path, file: str, **values: object) -> None:
 def logits(model) -> torch.Tensor:
     with torch.no_grad():
         return model(input_ids=IDS).logits
-
-
-# ------------------------------------------------------------------------------------- it loads
 
 
 @pytest.mark.parametrize("family", toys.FAMILIES)
@@ -123,7 +117,6 @@ def test_the_authors_sampling_defaults_are_dropped() -> None:
 def test_a_model_is_loaded_by_hub_id_and_nothing_that_runs_is_fetched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Through the hub client's own cache, offline."""
     commit = "a" * 40
     repository = tmp_path / "hub" / "models--me--tiny"
     snapshot = repository / "snapshots" / commit
@@ -149,9 +142,6 @@ def test_the_hub_is_asked_for_weights_and_settings_alone(monkeypatch: pytest.Mon
     allowed = " ".join(asked["allow_patterns"])  # type: ignore[arg-type]
     assert "*.safetensors" in allowed
     assert not any(kind in allowed for kind in (".py", ".bin", ".pt", ".pkl", ".h5"))
-
-
-# ------------------------------------------------------------------------------------ tokenizers
 
 
 def without_pad(folder: Path) -> None:
@@ -189,31 +179,23 @@ def test_plain_prompts_need_no_chat_template() -> None:
     assert load_causal_lm(folder, chat=False).tokenizer.chat_template is None
 
 
-# ------------------------------------------------------------------------------- it does not load
+Spoil = Callable[[Path], None]
 
 
-def no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
+def removes(*files: str) -> Spoil:
+    return lambda folder: [(folder / file).unlink() for file in files]
+
+
+def writes(file: str, text: str) -> Spoil:
+    return lambda folder: (folder / file).write_text(text)
+
+
+def sets(file: str = "config.json", **values: object) -> Spoil:
+    return lambda folder: edit(folder, file, **values)
 
 
 def adapters_only(folder: Path) -> None:
-    no_config(folder)
-    (folder / "adapter_config.json").write_text("{}")
-
-
-def broken_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
-
-
-def writes(file: str, text: str) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
-        (folder / file).write_text(text)
-
-    return spoil
-
-
-def sets(**values: object) -> Callable[[Path], None]:
-    return lambda folder: edit(folder, "config.json", **values)
+    (folder / "config.json").rename(folder / "adapter_config.json")
 
 
 def pickled(folder: Path) -> None:
@@ -224,10 +206,6 @@ def pickled(folder: Path) -> None:
 def pickled_beside_a_decoy(folder: Path) -> None:
     pickled(folder)
     save_file({"other": torch.zeros(1)}, folder / "other.safetensors")
-
-
-def no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
 
 
 def cut_weights(folder: Path) -> None:
@@ -241,47 +219,10 @@ def missing_weights(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def other_shapes(folder: Path) -> None:
-    edit(folder, "config.json", intermediate_size=48)
-
-
 def remote_code(folder: Path) -> None:
-    edit(
-        folder,
-        "config.json",
-        model_type="mine",
-        auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"},
-    )
+    code = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
+    edit(folder, "config.json", model_type="mine", auto_map=code)
     (folder / "mine.py").write_text("raise SystemExit('this ran')")
-
-
-def unknown_type(folder: Path) -> None:
-    edit(folder, "config.json", model_type="mine")
-
-
-def no_causal_model(folder: Path) -> None:
-    edit(folder, "config.json", model_type="vit")
-
-
-def tokenizer_code(folder: Path) -> None:
-    edit(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["mine.Tokenizer", None]})
-
-
-def broken_tokenizer_config(folder: Path) -> None:
-    (folder / "tokenizer_config.json").write_text("{")
-
-
-def no_tokenizer(folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
-
-
-def no_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").unlink()
-
-
-def no_eos(folder: Path) -> None:
-    edit(folder, "tokenizer_config.json", eos_token=None)
 
 
 def many_tokens(folder: Path) -> None:
@@ -290,26 +231,30 @@ def many_tokens(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+MINE = {"auto_map": {"AutoTokenizer": ["mine.Tokenizer", None]}}
+TOKENIZER = "tokenizer_config.json"
+
+
 @pytest.mark.parametrize(
     "spoil, told",
     [
-        (no_config, "no config.json in it"),
+        (removes("config.json"), "no config.json in it"),
         (adapters_only, "holds LoRA adapters alone; merge them"),
-        (broken_config, "config.json is not JSON"),
+        (writes("config.json", "{"), "config.json is not JSON"),
         (pickled, r"its weights are pickled .pytorch_model.bin."),
         (pickled_beside_a_decoy, "its weights cannot be read .*no file named model.safetensors"),
-        (no_weights, r"no \*.safetensors in it"),
+        (removes("model.safetensors"), r"no \*.safetensors in it"),
         (cut_weights, "its weights cannot be read"),
         (missing_weights, "1 weights are not in its files .model.layers.1.mlp.up_proj.weight"),
-        (other_shapes, "its weights cannot be read"),
+        (sets(intermediate_size=48), "its weights cannot be read"),
         (remote_code, "runs code of its own"),
-        (unknown_type, "this transformers knows no model_type 'mine'"),
-        (no_causal_model, "vit is no causal language model"),
-        (tokenizer_code, "its tokenizer runs code of its own"),
-        (broken_tokenizer_config, "tokenizer_config.json is not JSON"),
-        (no_tokenizer, "no tokenizer can be read from it"),
-        (no_template, "its tokenizer has no chat template"),
-        (no_eos, "its tokenizer has no EOS token"),
+        (sets(model_type="mine"), "this transformers knows no model_type 'mine'"),
+        (sets(model_type="vit"), "vit is no causal language model"),
+        (sets(TOKENIZER, **MINE), "its tokenizer runs code of its own"),
+        (writes(TOKENIZER, "{"), "tokenizer_config.json is not JSON"),
+        (removes("tokenizer.json", TOKENIZER), "no tokenizer can be read from it"),
+        (removes("chat_template.jinja"), "its tokenizer has no chat template"),
+        (sets(TOKENIZER, eos_token=None), "its tokenizer has no EOS token"),
         (many_tokens, r"its tokenizer has \d+ tokens, its embedding \d+ rows"),
         (writes("config.json", "null"), "config.json is null, not an object"),
         (writes("config.json", "[1]"), "config.json is a list, not an object"),
@@ -336,9 +281,7 @@ def many_tokens(folder: Path) -> None:
         ),
     ],
 )
-def test_a_folder_that_cannot_serve_is_refused_in_one_line(
-    spoil: Callable[[Path], None], told: str
-) -> None:
+def test_a_folder_that_cannot_serve_is_refused_in_one_line(spoil: Spoil, told: str) -> None:
     folder = save()
     spoil(folder)
     with pytest.raises(ConfigError, match=f"^actor.model=model: {told}") as caught:
@@ -373,14 +316,6 @@ def test_a_hub_that_cannot_be_reached_is_told_in_one_line(
         with pytest.raises(ConfigError, match=f"actor.model={model}: .*the hub does not") as caught:
             find_model(model)
         assert "\n" not in str(caught.value)
-
-
-# --------------------------------------------------------------------------------------- context
-
-
-@pytest.mark.parametrize("family", toys.FAMILIES)
-def test_the_context_is_the_models_positions(family: str) -> None:
-    assert context_of(toys.network(family).config) == 256
 
 
 def test_the_longest_response_is_taken_off_the_context() -> None:

@@ -1,7 +1,5 @@
 """The objectives that have names, against the formulas of their papers in plain Python."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -38,7 +38,6 @@ def test_the_first_step_is_lr_against_the_gradients_sign(name: str) -> None:
 
 @pytest.mark.parametrize("of", [lambda w: w.T, lambda w: w[:, :3]], ids=["transposed", "a slice"])
 def test_weights_in_any_order_of_memory_learn_alike(of) -> None:
-    """Torch's fused step takes memory as contiguous; also after moments were loaded."""
     weights, config = torch.arange(24.0).reshape(4, 6), CONFIGS["adam"]
     found = []
     for whole in (of(weights.clone()), of(weights.clone()).contiguous()):

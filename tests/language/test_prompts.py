@@ -1,7 +1,5 @@
 """Prompts: JSON lines, rendering against plain transformers, padding, epochs, groups."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -32,9 +30,6 @@ def write(*lines: object) -> Path:
     path = Path("data.jsonl")
     path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
     return path
-
-
-# ------------------------------------------------------------------------------------- reading
 
 
 def test_plain_prompts_conversations_and_their_other_fields_are_read() -> None:
@@ -102,9 +97,6 @@ def test_no_file_and_no_prompt_are_refused() -> None:
         read_jsonl("none.jsonl")
     with pytest.raises(ConfigError, match="env.data=data.jsonl: holds no prompt"):
         read_jsonl(write("", "  "))
-
-
-# ------------------------------------------------------------------------------------ rendering
 
 
 def test_a_conversation_is_rendered_as_transformers_does_and_ends_ready_for_an_answer() -> None:
@@ -180,8 +172,6 @@ def test_padding_is_by_position_where_pad_is_eos() -> None:
         assert row[mask].tolist() == encode(prompt, tokenizer)
         assert tokenizer.eos_token_id in row[mask]
 
-
-# -------------------------------------------------------------------------------------- drawing
 
 DATA = [Prompt(str(index)) for index in range(7)]
 

@@ -1,8 +1,5 @@
 """``samples.jsonl``: token ids and log-probs, as plain transformers computes them from the ids."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pytest
@@ -12,15 +9,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from klrl.runs.folder import RunFolder
 from klrl.train.callbacks import Callback
 from klrl.train.loop import Training
+from tests.runs.commands import samples_of
 
 pytestmark = pytest.mark.integration
 
 #: Half of a digit in the last place that is written, and float32.
 CLOSE = 1e-5
-
-
-def samples_of(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "samples.jsonl").read_text("utf-8").splitlines()]
 
 
 @torch.no_grad()

@@ -1,7 +1,5 @@
 """What a line of ``samples.jsonl`` must hold: no field that is missing or wrong hides another."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -9,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from klrl.__main__ import main
 from klrl.language.run.verify import verify_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import resumed_config
 from klrl.train.loop import Training, start
+from tests.runs.commands import exits, samples_of
 
 pytestmark = pytest.mark.integration
 
@@ -25,23 +23,12 @@ def run(job) -> Path:
     return Path("run")
 
 
-def samples_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-
-
 def write(run: Path, samples: list[dict[str, Any]]) -> None:
     (run / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in samples))
 
 
-def exit_code(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    return int(stop.value.code or 0)
-
-
 @pytest.mark.parametrize("name", ["log_probs", "ref_log_probs", "kl", "weights", "iteration"])
 def test_a_field_that_is_missing_is_a_problem(run: Path, capsys, name: str) -> None:
-    """In a line that could be computed again, and in one whose weights are gone."""
     samples = samples_of(run)
     for place in (1, 5):
         del samples[place][name]
@@ -49,7 +36,7 @@ def test_a_field_that_is_missing_is_a_problem(run: Path, capsys, name: str) -> N
     found = verify_run(run)
     assert found.problems == [f"samples.jsonl line {n}: has no {name}" for n in (2, 6)]
     capsys.readouterr()
-    assert exit_code("verify", "run") == 1
+    assert exits("verify", "run") == 1
     assert f"samples.jsonl line 2: has no {name}" in capsys.readouterr().out
 
 
@@ -92,7 +79,6 @@ def test_weights_are_the_samples_before_the_iteration(run: Path) -> None:
 
 
 def test_the_record_of_a_resumed_run_is_true(run: Path) -> None:
-    """The last draw is dropped; old checkpoints and the rows that tell how far it was may go."""
     folder, config = resumed_config("run", ["frames=80"])
     start(config, RunFolder(folder), resume=True)
     found = verify_run(run)

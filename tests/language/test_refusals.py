@@ -1,15 +1,8 @@
 """What a language job refuses beside ``messages/language.yaml``: data sets, tokenizers."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
-
-from klrl.__main__ import main
-from tests.runs.commands import rows_of
 
 pytestmark = pytest.mark.integration
 
@@ -37,59 +30,3 @@ def text_job(model: str, rows: list[str], reward: str = "mine:score") -> list[st
         *("env.data=data.jsonl", f"env.reward={reward}", "hydra.run.dir=run"),
         f"actor.model={model}",
     ]
-
-
-def refused_text(capsys, model: str, rows: list[str], **more: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as stop:
-        main(text_job(model, rows, **more))
-    return int(stop.value.code or 0), capsys.readouterr().err
-
-
-def test_prompts_from_a_file_plain_and_as_conversations(capsys, model: str) -> None:
-    turns = [{"role": "user", "content": "21"}, {"role": "assistant", "content": "12"}]
-    chat = json.dumps({"messages": [*turns, {"role": "user", "content": "43"}], "answer": "34"})
-    assert refused_text(capsys, model, ['{"prompt": "user12"}', chat]) == (0, "")
-    row = rows_of(Path("run"))[-1]
-    assert (row["reward/episode"], row["eval/return"]) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("rows", "line"),
-    [
-        ([""], "env.data=data.jsonl: holds no prompt"),
-        (['{"prompt": "1"}', "{"], "env.data=data.jsonl line 2: not JSON"),
-        (
-            ['{"prompt": "' + "1" * 70 + '"}'],
-            "data.jsonl line 1: 70 tokens, and the model's context",
-        ),
-    ],
-    ids=["empty", "broken", "long"],
-)
-def test_a_data_set_that_cannot_be_used_is_refused(capsys, model, rows, line) -> None:
-    code, err = refused_text(capsys, model, rows)
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert line in err
-    assert not Path("run").exists()
-
-
-@pytest.mark.parametrize("lacking", ["chat_template", "pad_token"])
-def test_a_tokenizer_without_template_or_pad(capsys, model: str, lacking: str) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    setattr(tokenizer, lacking, None)
-    network = AutoModelForCausalLM.from_pretrained(model)
-    network.save_pretrained("other")
-    tokenizer.save_pretrained("other")
-    chat = json.dumps({"messages": [{"role": "user", "content": "43"}]})
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(text_job("other", [chat]))
-    said = capsys.readouterr()
-    if lacking == "pad_token":
-        assert stop.value.code in (0, None)
-        assert "padding with EOS, told apart by position" in said.out
-        assert "pad == eos: masks go by position" in said.out
-    else:
-        assert (stop.value.code, len(said.err.splitlines())) == (2, 1)
-        assert "no chat template" in said.err

@@ -1,29 +1,21 @@
 """A run goes on with the rows that it began with, and with no others."""
 
-from __future__ import annotations
-
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.config import SortDigitsConfig, TextConfig
 from klrl.language.data.prompts import PromptStream
 from klrl.language.data.tasks import make_task, text
 from tests.language.test_refusals import text_job
-from tests.runs.commands import manifest_of
+from tests.runs.commands import exits, manifest_of, said
 from tests.transforms import llm_toys as toys
 
+RESUME = ("resume=run", "frames=48")
 ROWS = [{"prompt": f"user{i}", "answer": str(i)} for i in range(6)]
 REMEDY = "holds other rows than this run began with; bring them back, or start another run"
-
-
-@pytest.fixture(autouse=True)
-def _python_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def write(file: str, rows: list[dict]) -> None:
@@ -36,28 +28,18 @@ def stream(**settings: object) -> PromptStream:
     return text(config, seed=0).stream(toys.tokenizer(), None)
 
 
-def resume(capsys: pytest.CaptureFixture) -> tuple[int, str]:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(["resume=run", "frames=48"])
-    return int(stop.value.code or 0), capsys.readouterr().err
-
-
 @pytest.mark.integration
 def test_a_run_is_not_resumed_with_other_rows(capsys, model: str) -> None:
-    """One more row orders all prompts anew."""
-    with pytest.raises(SystemExit) as stop:
-        main(text_job(model, list(map(json.dumps, ROWS))))
-    assert not stop.value.code, capsys.readouterr().err
+    assert exits(*text_job(model, list(map(json.dumps, ROWS)))) == 0
     before, manifest = Path("run/metrics.jsonl").read_bytes(), manifest_of(Path("run"))
     write("data.jsonl", [*ROWS, {"prompt": "more", "answer": "7"}])
-    code, err = resume(capsys)
+    code, _, err = said(capsys, *RESUME)
     assert (code, len(err.splitlines())) == (2, 1), err
     assert f": env.data=data.jsonl: {REMEDY}" in err
     assert "network" not in err
     assert (Path("run/metrics.jsonl").read_bytes(), manifest_of(Path("run"))) == (before, manifest)
     write("data.jsonl", ROWS)
-    assert resume(capsys) == (0, "")
+    assert said(capsys, *RESUME)[::2] == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +95,6 @@ def test_the_same_rows_written_otherwise_are_the_same() -> None:
 
 
 def test_a_run_that_noted_no_rows_goes_on() -> None:
-    """Of an older klrl, or a task whose prompts are generated."""
     write("data.jsonl", ROWS)
     older = stream()
     older.load_state_dict({"served": 3})

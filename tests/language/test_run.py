@@ -3,39 +3,26 @@
 The policy is a Llama of a few thousand parameters, untrained: what counts here are the numbers.
 """
 
-from __future__ import annotations
-
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-import klrl
 from klrl.__main__ import main
 from klrl.base.errors import NonFiniteError
 from klrl.cli.evaluate import main as evaluate_main
-from klrl.language.data.batch import LOG_PROBS, on_response, response_mask
+from klrl.language.data.batch import LOG_PROBS
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import METRICS
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.language import toys as lm_toys
 from tests.language.conftest import QUICK
-from tests.runs.commands import manifest_of, rows_of, timeless
+from tests.runs.commands import manifest_of, rows_of, samples_of, timeless
 from tests.runs.test_resume_exact import assert_loaded_as_saved
 
 pytestmark = pytest.mark.integration
-
-
-def samples_of(run: Path) -> list[dict]:
-    lines = (run / "samples.jsonl").read_text("utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "run"} for line in lines]
-
-
-# -------------------------------------------------------------------------------------- one run
 
 
 def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
@@ -90,72 +77,6 @@ def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
     assert "give KEY=VALUE of env.reward, env.shortest" in capsys.readouterr().err
 
 
-def test_load_policy_gives_the_trained_model_and_its_tokenizer(job) -> None:
-    experiment = Training(job())
-    experiment.train(RunFolder(Path("run")))
-    loaded = klrl.load_policy("run")
-    ids = loaded.tokenizer("531", return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        expected = experiment.parts.policy.model(ids).logits
-        assert torch.equal(loaded.model(ids).logits, expected)
-    assert not any(p.requires_grad for p in loaded.model.parameters())
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["collector.temperature=0.7"],
-        ["kl.placement=split", "kl.estimator=exact"],
-        ["kl.estimator=k3", "kl.allow_biased=true"],
-    ],
-    ids=["temperature", "split", "k3"],
-)
-def test_a_row_by_hand_with_plain_transformers(job, model: str, words: list[str]) -> None:
-    """One sequence at a time, no padding, no cache; after an update, so that no KL is 0."""
-    config = job(*words, "kl.coef=0.5")
-    experiment = Training(config)
-    rollout = experiment.parts.rollout(0)
-    first = rollout.collect()
-    experiment.parts.charge_kl(first)
-    experiment.parts.estimate_advantage(first)
-    experiment.learn(first)
-    batch = rollout.collect()
-    measured = experiment.parts.charge_kl(batch)
-    experiment.parts.estimate_advantage(batch)
-    temperature = config.collector.temperature
-    mine = lm_toys.truth(experiment.parts.policy.model, batch, temperature)
-    initial = AutoModelForCausalLM.from_pretrained(model)
-    theirs = lm_toys.truth(initial, batch, temperature)
-    by_hand: dict[str, list[torch.Tensor]] = {name: [] for name in ("exact", "k1", "k2", "k3")}
-    for (_, response), log_p, log_q in zip(lm_toys.rows(batch), mine, theirs, strict=True):
-        r = (log_p - log_q).gather(1, response[:, None]).squeeze(1)
-        by_hand["exact"].append((log_p.exp() * (log_p - log_q)).sum(1))
-        by_hand["k1"].append(r)
-        by_hand["k2"].append(r**2 / 2)
-        by_hand["k3"].append((-r).exp() - 1 + r)
-    for name, rows in by_hand.items():
-        assert float(measured[f"kl/ref/{name}"]) == pytest.approx(
-            float(torch.cat(rows).mean()), abs=1e-5
-        )
-        per_sequence = torch.stack([row.sum() for row in rows]).mean()
-        assert float(measured[f"kl/ref/{name}_seq"]) == pytest.approx(float(per_sequence), abs=1e-5)
-    estimator = getattr(config.kl, "estimator", "k1")
-    scores = batch["next", "reward_raw"].flatten()
-    groups = scores.reshape(-1, 4)
-    normal = (groups - groups.mean(1, keepdim=True)) / groups.std(1, keepdim=True).clamp_min(1e-9)
-    for i, kl in enumerate(by_hand[estimator]):
-        reward = -0.5 * kl
-        reward[-1] += scores[i]
-        shaped = batch["next", "reward"][i, : len(kl), 0]
-        torch.testing.assert_close(shaped.double(), reward, atol=1e-5, rtol=0)
-        to_go = kl.flip(0).cumsum(0).flip(0)
-        if config.kl.placement == "split":
-            to_go = to_go - kl
-        expected = normal.flatten()[i].double() - 0.5 * to_go
-        found = batch["advantage"][i, : len(kl), 0].double()
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-
-
 def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
     """At the old policy every ratio is 1: d objective = -mean over tokens of A d log pi."""
     experiment = Training(job())
@@ -175,9 +96,6 @@ def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
     expected = torch.autograd.grad(-total / count, parameters)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
-
-
-# ------------------------------------------------------------------------------------- breadth
 
 
 @pytest.mark.parametrize(
@@ -248,9 +166,6 @@ def test_without_adapters_or_with_a_copy_the_numbers_are_the_same(job) -> None:
         assert off == pytest.approx(copy, abs=1e-6)
 
 
-# ------------------------------------------------------------------------------------ going on
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -267,7 +182,9 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(job, exits, words) -> N
     code, out, _ = exits("resume=run", "frames=64")
     assert (code, "resumed at 32 samples" in out) == (0, True)
     assert timeless(rows_of(Path("run"))) == timeless(rows_of(Path("whole")))
-    whole, resumed = (samples_of(Path(p)) for p in ("whole", "run"))
+    whole, resumed = (
+        [{**each, "run": ""} for each in samples_of(Path(p))] for p in ("whole", "run")
+    )
     assert resumed == whole
 
 
@@ -293,21 +210,6 @@ def test_another_run_as_start_and_as_reference(job, exits) -> None:
     Path("first").rename("gone")  # the run holds its reference itself
     assert exits("resume=run", "frames=48")[0] == 0
     assert len(rows_of(Path("run"))) == 3
-
-
-def test_ctrl_c_writes_a_checkpoint_to_go_on_from(exits) -> None:
-    Path("stopping.py").write_text(
-        "import os, signal\ncalls = []\n"
-        "def score(prompts, responses, rows):\n"
-        "    calls.append(1)\n"
-        "    if len(calls) == 2: os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return [float(len(r)) for r in responses]\n"
-    )
-    code, _, err = exits("env.reward=stopping:score", "frames=64")
-    assert (code, "stopping after this iteration" in err) == (130, True)
-    assert manifest_of(Path("run"))["status"] == "interrupted"
-    assert exits("resume=run")[0] == 0
-    assert [row["samples"] for row in rows_of(Path("run"))] == [16, 32, 48, 64]
 
 
 #: body of a reward function that works once -> what the failed run says
@@ -355,17 +257,15 @@ def test_a_preflight_that_fails_is_fatal_before_anything_is_written(exits, monke
     assert not Path("run").exists()
 
 
-def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
+def test_wandb_gets_rows_and_a_table(job, monkeypatch) -> None:
     import wandb
 
     logged: list[dict] = []
-    axes: dict[str, str | None] = {}
 
     class Run:
         id = "taken"
 
-        def define_metric(self, name: str, step_metric: str | None = None, **_: bool) -> None:
-            axes[name] = step_metric
+        def define_metric(self, *_: object, **__: object) -> None: ...
 
         def log(self, row: dict) -> None:
             logged.append(row)
@@ -375,21 +275,9 @@ def test_wandb_gets_rows_against_samples_and_a_table(job, monkeypatch) -> None:
 
     monkeypatch.setattr(wandb, "init", lambda **kwargs: Run())
     Training(job("logger=wandb")).train(RunFolder(Path("run")))
-    assert (axes["samples"], axes["*"], axes["reward/gold"]) == (None, "samples", "samples")
-    assert "frames" not in axes
     assert [row["samples"] for row in logged] == [16, 32]
     assert RunFolder(Path("run")).manifest["wandb_id"] == "taken"
     assert logged[0]["samples_shown"].columns[:4] == ["iteration", "samples", "prompt", "response"]
-
-
-def test_sampling_is_the_same_whatever_was_drawn_before(job) -> None:
-    first, second = Training(job()), Training(job())
-    torch.rand(7)
-    mine, theirs = (e.parts.rollout(0).collect() for e in (first, second))
-    assert torch.equal(mine["tokens", "full"], theirs["tokens", "full"])
-    assert torch.equal(on_response(mine, LOG_PROBS), on_response(theirs, LOG_PROBS))
-    assert bool(response_mask(mine).any(1).all())
-    assert os.environ["WANDB_MODE"] == "offline"
 
 
 def test_a_loss_that_is_not_finite_is_named_and_reaches_no_weight(job) -> None:

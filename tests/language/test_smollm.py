@@ -1,7 +1,5 @@
 """``actor.model=smollm2``: refused without its file; converted as transformers reads it."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

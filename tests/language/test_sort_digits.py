@@ -1,7 +1,5 @@
 """The task 'sort the digits': tokens, problems, splits and both scores, by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Targets in nats per token or per response: of a controller, of beta, of the epochs' end."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

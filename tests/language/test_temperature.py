@@ -3,8 +3,6 @@
 At T = 1, or where one temperature is read back from what is tested, a forgotten one is not seen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from copy import deepcopy
@@ -20,7 +18,7 @@ from klrl.language.run.kl import EXACT
 from klrl.language.run.rollout import STATES, rescore
 from klrl.language.run.scoring import ScoringLayout
 from klrl.train.loop import Training
-from tests.language.toys import GROUP, network, rollout, truth
+from tests.language.toys import GROUP, network, of_tokens, rollout, truth
 
 T = 0.6
 WORDS = (
@@ -64,11 +62,9 @@ def test_each_number_is_that_of_a_plain_forward(job: Callable, reference: str) -
     old, new, ref = (truth(model, batch, T) for model in (sampler, learner, base))
 
     mask = response_mask(batch)
-    tokens = batch["tokens", "response"]
 
     def chosen(tables: list[Tensor]) -> Tensor:
-        rows = zip(tables, tokens, strict=True)
-        return torch.cat([t.gather(-1, row[: len(t), None]).squeeze(-1) for t, row in rows])
+        return of_tokens(tables, batch)[mask]
 
     scored = steps.score(frames)
     found = {
@@ -92,17 +88,13 @@ def test_each_number_is_that_of_a_plain_forward(job: Callable, reference: str) -
 def test_a_rollout_is_scored_again_at_its_temperature() -> None:
     """Where rounding shows: states, log-probs, and how far the sampled ones were off."""
     model, batch = network(), rollout()
-    mask, tables = response_mask(batch), truth(model, batch, T)
-    tokens = batch["tokens", "response"]
-    plain = torch.zeros(mask.shape, dtype=torch.float64)
-    for row, table in enumerate(tables):
-        plain[row, : len(table)] = table.gather(-1, tokens[row, : len(table), None]).squeeze(-1)
+    mask, plain = response_mask(batch), of_tokens(truth(model, batch, T), batch)
     batch[LOG_PROBS] = on_full(batch, (plain + 0.25).float().masked_fill(~mask, 0.0))
     told = rescore(batch, model, ScoringLayout(GROUP, False, ""), 2, T)
     scored = on_response(batch, LOG_PROBS).double()
     torch.testing.assert_close(scored, plain, rtol=1e-4, atol=1e-5)
     kept = NextTokens(batch[STATES], head(model), T)
-    again = response_log_probs(kept, tokens, mask).detach().double()
+    again = response_log_probs(kept, batch["tokens", "response"], mask).detach().double()
     torch.testing.assert_close(again, plain, rtol=1e-4, atol=1e-5)
     k3 = math.exp(-0.25) - 1 + 0.25
     assert told == pytest.approx({"kl/ref/floor": k3, "policy/gap": 0.25}, rel=1e-3)

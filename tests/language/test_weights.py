@@ -1,9 +1,6 @@
 """A checkpoint that leans on a base model is refused beside another one."""
 
-from __future__ import annotations
-
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -12,26 +9,24 @@ from safetensors.torch import load_file, save_file
 
 import klrl
 from benchmarks.sort_digits_base import build
-from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.config import LoraConfig
 from klrl.language.model.pretrained import add_lora
 from klrl.language.run.load import base_digest
 from tests.language.conftest import QUICK, QUICK_MODEL
+from tests.runs.commands import exits, manifest_of, said
 from tests.transforms.llm_toys import network
 
 pytestmark = pytest.mark.integration
 
-FILE = Path("model/model.safetensors")
+FILE, RESUME = Path("model/model.safetensors"), ("resume=run", "frames=48")
 LINE = "actor.model=model does not hold the weights that the run started from; put those files back"
 
 
 def start(*words: str) -> None:
     Path("model").mkdir()
     build(QUICK_MODEL, Path("model").absolute())
-    with pytest.raises(SystemExit) as stop:
-        main([*QUICK, "actor.model=model", "hydra.run.dir=run", *words])
-    assert stop.value.code in (0, None)
+    assert exits(*QUICK, "actor.model=model", "hydra.run.dir=run", *words) == 0
 
 
 def nudge(by: float) -> None:
@@ -41,30 +36,21 @@ def nudge(by: float) -> None:
     save_file(tensors, FILE, metadata={"format": "pt"})
 
 
-def resume(capsys: pytest.CaptureFixture) -> tuple[int, str]:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(["resume=run", "frames=48"])
-    return int(stop.value.code or 0), capsys.readouterr().err
-
-
-def status() -> str:
-    return json.loads(Path("run/manifest.json").read_text())["status"]
-
-
 @pytest.mark.parametrize("words", [["actor.lora.r=2", "reference=adapter_off"], []])
 def test_a_run_goes_on_beside_its_own_base_model_alone(capsys, words: list[str]) -> None:
-    """With LoRA the adapters need it, without the initial reference is made from it."""
     start(*words)
     before = Path("run/metrics.jsonl").read_bytes()
     kept = FILE.read_bytes()
     nudge(by=0.5)
-    code, err = resume(capsys)
+    code, _, err = said(capsys, *RESUME)
     assert (code, len(err.splitlines())) == (2, 1)
     assert LINE in err
-    assert (Path("run/metrics.jsonl").read_bytes(), status()) == (before, "finished")
+    assert (Path("run/metrics.jsonl").read_bytes(), manifest_of(Path("run"))["status"]) == (
+        before,
+        "finished",
+    )
     FILE.write_bytes(kept)
-    assert resume(capsys) == (0, "")
+    assert said(capsys, *RESUME)[::2] == (0, "")
 
 
 def test_adapters_are_not_loaded_onto_another_model_either() -> None:
@@ -79,7 +65,7 @@ def test_adapters_are_not_loaded_onto_another_model_either() -> None:
 def test_a_checkpoint_that_holds_everything_needs_no_base(capsys, words: list[str]) -> None:
     start(*words)
     nudge(by=0.5)
-    assert resume(capsys) == (0, "")
+    assert said(capsys, *RESUME)[::2] == (0, "")
     klrl.load_policy("run")
 
 

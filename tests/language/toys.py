@@ -3,8 +3,6 @@
 The truth goes through plain transformers: one sequence at a time, no padding, no cache, no mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor
 from klrl.language.data.batch import Responses, make_batch
 from tests.transforms.llm_toys import FAMILIES, network
 
-__all__ = ["EOS", "FAMILIES", "GROUP", "PAD", "network", "prompts", "rollout", "rows", "truth"]
+__all__ = ["FAMILIES", "network"]
 
 EOS, PAD, GROUP = 2, 0, 3
 
@@ -70,12 +68,21 @@ def rows(batch: TensorDict) -> Iterator[tuple[Tensor, Tensor]]:
         )
 
 
-def truth(model, batch: TensorDict, temperature: float = 1.0) -> list[Tensor]:
+def truth(model, batch: TensorDict, temperature: float = 1.0, grad: bool = False) -> list[Tensor]:
     """Log softmax(logits / T) over the vocabulary for each response token: B tables [n_i, V]."""
     tables = []
     for prompt, response in rows(batch):
         ids = torch.cat([prompt, response])
-        with torch.no_grad():
-            logits = model(ids[None]).logits[0].double()
+        with torch.set_grad_enabled(grad):
+            logits = model(input_ids=ids[None], use_cache=False).logits[0].double()
         tables.append((logits / temperature).log_softmax(-1)[len(prompt) - 1 : -1])
     return tables
+
+
+def of_tokens(tables: list[Tensor], batch: TensorDict) -> Tensor:
+    """The entries [B, R] of the response tokens, 0 at padding."""
+    tokens = batch["tokens", "response"]
+    rows = zip(tables, tokens, strict=True)
+    chosen = [table.gather(-1, row[: len(table), None]).squeeze(-1) for table, row in rows]
+    width = tokens.shape[1]
+    return torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in chosen])

@@ -1,7 +1,5 @@
 """The loss terms against TorchRL's loss modules, in float64, values and gradients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -232,7 +230,6 @@ def test_beta_never_leaves_its_bounds() -> None:
 
 
 def test_forward_is_torchrls_rule() -> None:
-    """Four forwards of TorchRL's module and of ours, beta compared after each."""
     agent, batch = data("Pendulum-v1", "normal")
     module = KLPENPPOLoss(agent.actor, agent.critic, beta=1.5, functional=False)
     rule = ForwardBeta(KLPEN)
@@ -242,7 +239,3 @@ def test_forward_is_torchrls_rule() -> None:
         assert rule.beta == pytest.approx(float(module.beta)), step
         with torch.no_grad():  # back towards the sampling policy: KL falls below the target
             batch.update(agent.actor.get_dist_params(batch.select("observation")))
-
-
-def test_clip_has_no_beta() -> None:
-    assert ClipLoss(CLIP).beta_rule().update(10.0) == 0.0

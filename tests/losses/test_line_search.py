@@ -1,7 +1,5 @@
 """The line search on a function whose KL is known, and the proportional rule."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -22,7 +20,6 @@ from tests.runs.commands import exits, rows_of
 @pytest.mark.parametrize("power", [2.0, 1.2, 3.0])
 @pytest.mark.parametrize("kl", [0.5, 0.02, 0.0055])
 def test_the_search_ends_at_the_target(power: float, kl: float) -> None:
-    """KL = kl * alpha^power, from a step of (3, -4)."""
     before = [torch.tensor([1.0, 2.0])]
     parameter = torch.nn.Parameter(torch.tensor([4.0, -2.0]))
     seen = []

@@ -3,15 +3,11 @@
 Of whole episodes: tests/kl/test_charge.py; of runs: tests/test_one_program.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 
-from klrl.control.distributions import Categorical
-from klrl.control.score import score
 from klrl.losses.policy import ClipLoss, KLPENLoss
 from klrl.objectives.functional import reference_kl
 from tests.conftest import QUICK
@@ -46,41 +42,6 @@ def test_the_losss_estimators_have_the_gradient_of_the_kl(estimator: str, distan
     per_action = reference_kl(estimator, theta.log_softmax(0), old_log_p, ref.log_softmax(0))
     gradient = torch.autograd.grad((old_log_p.exp() * per_action).sum(), theta)[0]
     torch.testing.assert_close(gradient, exact_gradient(theta, ref), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
-def test_the_loss_adds_coef_times_the_kl_of_its_minibatch(estimator: str) -> None:
-    family, count = Categorical(), 200
-    theta, old, ref = softmax_policies(0.8)
-    action = torch.distributions.Categorical(logits=old).sample((count,))
-    batch = {
-        "action": action,
-        "action_log_prob": old.log_softmax(0)[action],
-        "logits": old.expand(count, -1),
-        "ref_logits": ref.expand(count, -1),
-        "ref_log_prob": ref.log_softmax(0)[action],
-        "advantage": torch.zeros(count, dtype=DOUBLE),
-        "value_target": torch.zeros(count, dtype=DOUBLE),
-        "state_value": torch.zeros(count, dtype=DOUBLE),
-    }
-    config = replace(KLPEN, normalize_advantage=False, entropy_bonus=False, critic_coeff=0.0)
-    params = {"logits": theta.expand(count, -1)}
-    zero, coef = torch.zeros((), dtype=DOUBLE), torch.tensor(0.4, dtype=DOUBLE)
-    loss = KLPENLoss(config, estimator)
-    scored = score(loss, family, params, torch.zeros(count, dtype=DOUBLE), batch)
-    terms = loss(scored, zero, coef)
-    log_p, log_q = theta.log_softmax(0)[action], batch["ref_log_prob"]
-    ratio = (log_p - batch["action_log_prob"]).exp()
-    r = log_p - log_q
-    by_hand = {
-        "k1": ratio * r,
-        "k2": ratio * r**2 / 2,
-        "k3": ratio * ((-r).exp() - 1 + r),
-        "exact": (theta.softmax(0) * (theta.log_softmax(0) - ref.log_softmax(0))).sum().expand(2),
-    }[estimator].mean()
-    torch.testing.assert_close(terms.total, 0.4 * by_hand)
-    means = dict(zip(loss.measures, loss.measure(terms.measured).tolist(), strict=True))
-    assert loss.weighted(means, 0.4)["loss/kl_ref"] == pytest.approx((0.4 * by_hand).item())
 
 
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])

@@ -1,7 +1,5 @@
 """The policy loss of both domains: by hand, with a mask and without one, and with padding."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest
@@ -173,13 +171,6 @@ def test_clip_and_klpen_by_hand() -> None:
     torch.testing.assert_close(clipped, torch.tensor([[1.2, -1.5, 0.5, -0.8]]))
     gain = loss_of("klpen").gain(scored, advantage, beta)
     torch.testing.assert_close(gain, torch.tensor([[1.3, -1.9, -0.1, -1.3]]))
-
-
-def test_without_a_critic_its_term_is_nothing() -> None:
-    scored = replace(numbers(4), value=None, value_target=None, old_value=None)
-    loss = loss_of("klpen", normalize_advantage=False)
-    found = loss(scored, BETA, COEF)
-    assert not found.measured["loss/critic"].any()
 
 
 def test_exact_without_an_exact_kl_is_refused() -> None:

@@ -1,7 +1,5 @@
 """The LossModules where TorchRL's own interfaces meet them: keywords, heads, beta, compile."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 
@@ -25,9 +23,6 @@ from tests.transforms import heads
 from tests.transforms.toys import COUNT, actor
 
 both = pytest.mark.parametrize("kind", [KLPENPPOLoss, ClipPPOLoss])
-
-
-# Keywords
 
 
 def keywords(batch: TensorDict) -> dict[str, torch.Tensor]:
@@ -68,14 +63,10 @@ def test_keywords_without_a_critic(kind) -> None:
     assert "loss_critic" not in loss.out_keys
 
 
-# The KL to a reference
-
-
 @both
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
 def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str) -> None:
-    """Two heads with a log-prob key each, by torch's own distributions, in float64."""
     torch.set_default_dtype(torch.float64)
     try:
         policy = heads.two_headed_actor()
@@ -170,9 +161,6 @@ def test_dimensions_of_a_plain_normal_add(kind) -> None:
         torch.testing.assert_close(loss.kl_old_new(batch), expected)
 
 
-# KL(old||new) and beta
-
-
 def test_kl_old_new_is_from_the_old_policy_to_the_new() -> None:
     """By the closed form of two Gaussians, with a mask; the other direction differs by a half."""
     known = Problem()
@@ -201,9 +189,6 @@ def test_a_kl_that_is_no_number_leaves_beta(kl: float) -> None:
     assert float(loss.beta) == 0.5
 
 
-# Heads without keys
-
-
 def bare(*parts: nn.Module) -> ProbabilisticTensorDictSequential:
     return ProbabilisticTensorDictSequential(actor()[0], *parts)
 
@@ -230,7 +215,6 @@ def test_a_head_without_keys_is_refused_in_words(kind, name: str) -> None:
 
 @both
 def test_a_head_without_log_prob_serves(kind) -> None:
-    """The data hold the log-prob; who wrote it does not matter."""
     head = ProbabilisticTensorDictModule(
         ["loc", "scale"], ["action"], distribution_class=IndependentNormal
     )
@@ -238,9 +222,6 @@ def test_a_head_without_log_prob_serves(kind) -> None:
     plain = ProbabilisticTensorDictSequential(known.actor[0], head)
     outs = [kind(policy, known.critic)(known.batch.copy()) for policy in (known.actor, plain)]
     torch.testing.assert_close(outs[1]["loss_objective"], outs[0]["loss_objective"])
-
-
-# Actions that the stored parameters cannot have made
 
 
 def made_up(composite: bool, width: float) -> TensorDict:
@@ -274,7 +255,6 @@ def squashed(composite: bool) -> nn.Module:
 @pytest.mark.parametrize("composite", [False, True])
 @pytest.mark.parametrize("width", [0.1, 1.0])
 def test_actions_that_were_not_sampled_have_torchrls_loss(kind, composite, width) -> None:
-    """Values and gradients, with a warning; a third of the coordinates lie on a bound."""
     torch.manual_seed(0)
     policy, batch = squashed(composite), made_up(composite, width)
     critic = ValueOperator(nn.Linear(3, 1), in_keys=["observation"])

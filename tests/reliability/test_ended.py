@@ -1,7 +1,5 @@
 """What counts as a wrong end of a command, and that a hang is ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,15 +1,12 @@
 """``make faults``, small: some file operations of each kind, a bit of some files."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks.reliability import bits, places
-from benchmarks.reliability.bits import COMMANDS, flip, flip_bits, rows_touched
-from benchmarks.reliability.folder import OTHER, PARTS, part_of
+from benchmarks.reliability.bits import COMMANDS, flip_bits
+from benchmarks.reliability.folder import PARTS
 from benchmarks.reliability.places import Bench
 from benchmarks.reliability.report import Report
 from benchmarks.reliability.small_run import import_all
@@ -77,23 +74,6 @@ def test_a_bit_of_a_file_is_answered_by_every_command(bench, file) -> None:
     assert {f"{name} 0" for name in COMMANDS} <= {*line.ended}
 
 
-def test_parts_are_known_by_their_paths() -> None:
-    parts = {
-        "checkpoints/.staging-0/state.json": "save",
-        "metrics.jsonl": "metrics",
-        "manifest.tmp": "manifest",
-        ".hydra/config.yaml": "settings",
-        "checkpoints/last/frames-000000000064/manifest.json": "save",
-        "owner.json": OTHER,
-    }
-    assert {path: part_of(Path(path)) for path in parts} == parts
-
-
-def test_the_end_of_a_line_parts_two_rows() -> None:
-    content = b'{"a": 1}\n{"a": 2}\n'
-    assert [rows_touched(content, 8 * byte + 1) for byte in (0, 7, 8, 9)] == [1, 1, 2, 1]
-
-
 def test_a_bit_of_the_end_of_a_line_costs_its_two_rows_at_most(bench, monkeypatch) -> None:
     def flip_the_first_end(path: Path, seed: int) -> int:
         content = path.read_bytes()
@@ -105,12 +85,3 @@ def test_a_bit_of_the_end_of_a_line_costs_its_two_rows_at_most(bench, monkeypatc
     report = Report()
     flip_bits(bench, [0], report, "metrics.jsonl")
     assert report.violations == []
-
-
-def test_a_bit_is_flipped(tmp_path) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps(list(range(20))))
-    before = path.read_bytes()
-    place = flip(path, 0)
-    changed = bytes(a ^ b for a, b in zip(before, path.read_bytes(), strict=True))
-    assert int.from_bytes(changed, "little") == 1 << place

@@ -1,7 +1,5 @@
 """``make fuzz``, small: some inputs of each kind; and that wrong answers are told."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import subprocess
@@ -29,7 +27,6 @@ def stock(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_inputs_of_every_kind_are_answered() -> None:
-    """In a process of its own: one that has computed in threads cannot be forked safely."""
     command = [sys.executable, "-m", "benchmarks.reliability.fuzz"]
     ran = subprocess.run(
         [*command, f"--start={START}", f"--count={COUNT}"], cwd=ROOT, capture_output=True, text=True
@@ -52,7 +49,6 @@ def test_a_fifth_of_the_inputs_is_valid_and_a_number_makes_one_input(stock) -> N
 
 @pytest.mark.integration
 def test_a_fault_of_klrls_is_told(stock, tmp_path, monkeypatch) -> None:
-    """A traceback, a folder that is left, and a job that is accepted against its label."""
     import klrl.cli.run
 
     given = words.conflicting(random.Random(0))

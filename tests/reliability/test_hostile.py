@@ -1,7 +1,5 @@
 """``benchmarks/reliability/hostile.py``, small: the most telling commands of each folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

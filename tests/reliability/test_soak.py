@@ -1,7 +1,5 @@
 """``make soak``, small: eight runs in one process; and that what grows is told."""
 
-from __future__ import annotations
-
 import random
 
 import numpy

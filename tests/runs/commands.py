@@ -1,7 +1,5 @@
 """klrl as a user starts it, and what its run folders hold."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -28,6 +26,10 @@ def timeless(rows: list[dict]) -> list[dict]:
     return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
 
 
+def samples_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]
+
+
 def manifest_of(folder: Path) -> dict:
     return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
 
@@ -47,6 +49,13 @@ def exits(*words: str) -> int:
     with pytest.raises(SystemExit) as stop:
         main(last_choices(words))
     return int(stop.value.code or 0)
+
+
+def said(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    capsys.readouterr()
+    code = exits(*words)
+    return code, *capsys.readouterr()
 
 
 #: Processes of the test that is running; a test that fails leaves none behind (conftest.py).

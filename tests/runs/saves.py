@@ -1,7 +1,5 @@
 """Checkpoints of a small run: to save, load and damage them."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

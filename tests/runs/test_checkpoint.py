@@ -1,7 +1,5 @@
 """Checkpoints: what is saved is loaded bit for bit; the last two are kept, and the best."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Nothing damaged, hostile or half is loaded: it is refused by name, and the entry before taken."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -145,7 +143,6 @@ def test_a_refused_entry_gives_way_to_the_next_and_never_counts_as_kept(step) ->
 
 @pytest.mark.parametrize("step", [100, 128])
 def test_a_killed_runs_newer_best_gives_way_to_that_of_the_resumed_run(step) -> None:
-    """It was killed after a ``best`` newer than ``last``, and resumed with more frames, say."""
     save(64)
     save(128, "best")
     parts = small(64)
@@ -179,9 +176,6 @@ def test_an_entry_that_the_run_drops_while_it_is_read_is_no_fault(monkeypatch, c
     monkeypatch.setattr(CheckpointEntry, "check", check_while_training)
     assert loaded_agent() == 192
     assert not capsys.readouterr().err
-
-
-# ------------------------------------------------------------------------------------- pickles
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -1,7 +1,5 @@
 """A save that is killed, or whose disk fails, at any file operation leaves a whole entry."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

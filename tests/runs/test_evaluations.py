@@ -1,7 +1,5 @@
 """The evaluations of a run: their rows, the best policy, resuming, and what they leave alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run folder is read back by every command; what is broken in it is told in a line."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -56,13 +54,6 @@ def test_a_resumed_run_takes_what_may_change_with_any_sign(run: RunFolder, word:
     assert stored_config(run.path, [word]).frames == 600
 
 
-@pytest.mark.parametrize("word", ["kl.coef=1", "+kl.coef=1", "~frames"])
-def test_a_resumed_run_keeps_all_else(run: RunFolder, word: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        stored_config(run.path, [word])
-    assert str(refused.value).startswith(f"{word}: a resumed run keeps it; only frames, device")
-
-
 def test_a_manifest_nested_without_end_is_a_broken_one() -> None:
     from klrl.runs.folder import BrokenRun, read_manifest
 
@@ -99,7 +90,6 @@ def test_settings_nested_without_end_do_not_end_the_process(run: RunFolder, text
 
 @pytest.mark.timeout(20)
 def test_settings_with_aliases_in_aliases_are_not_expanded(run: RunFolder) -> None:
-    """Nine to the eleventh copies of a letter."""
     lines = [
         "a0: &a0 [x]",
         *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)),

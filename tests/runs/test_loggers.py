@@ -1,7 +1,5 @@
 """``logger=tensorboard`` and ``logger=csv``, alone and beside others: the rows, read by others."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

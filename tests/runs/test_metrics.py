@@ -16,7 +16,6 @@ import klrl
 from klrl.base.digits import number
 from klrl.cli.diff import main as diff
 from klrl.cli.report import main as report
-from klrl.config.compose import job_config
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.record import rewards_of as control_rewards
 from klrl.control.reward_norm import RewardNormalizer
@@ -39,8 +38,6 @@ from klrl.sweep.ledger import Ledger
 from klrl.train.evaluate import Evaluation
 from klrl.train.row import Rewards, make_row
 from tests.report.toys import Page, rows_of, write_run
-
-# --------------------------------------------------------------------------------- declarations
 
 #: What an update gives, and its loss of what it charges.
 LEARNED = dict.fromkeys(
@@ -149,7 +146,6 @@ def test_every_metric_has_a_title_a_unit_digits_and_a_panel_that_exists(domain) 
 
 
 def test_only_the_domains_know_what_counts_their_frames() -> None:
-    """No switch on the axis elsewhere."""
     switch = re.compile(r"""axis *[!=]= *["']|["']samples["'] (if|in)\b""")
     root = Path(klrl.__file__).parent
     found = [
@@ -158,9 +154,6 @@ def test_only_the_domains_know_what_counts_their_frames() -> None:
         if path.name != "domains.py" and switch.search(path.read_text(encoding="utf-8"))
     ]
     assert found == []
-
-
-# -------------------------------------------------------------------------------------- numbers
 
 
 @pytest.mark.parametrize(
@@ -268,9 +261,6 @@ def test_a_run_closes_with_a_penalty_that_is_a_large_share_of_the_reward(
     assert (line in said) if line else ("of the reward" not in said)
 
 
-# -------------------------------------------------------------------------------------- readers
-
-
 @pytest.fixture
 def curvature(monkeypatch: pytest.MonkeyPatch) -> Metric:
     """A metric that is declared for the time of a test, and nowhere else."""
@@ -373,33 +363,6 @@ def test_the_score_of_the_live_line_is_the_mean_of_ten_rollouts() -> None:
         progress.show({"samples": i, "reward/episode": float(i)})
     assert progress.line().startswith("11/100 samples")
     assert "| sampled score 6.5 |" in progress.line()  # of 2 to 11
-
-
-def test_the_table_of_a_sweep_is_headed_in_the_words_of_its_jobs(settings, tmp_path) -> None:
-    write_run(tmp_path / "a", rows=rows_of(reward=-1040.18))
-    words = {"samples": 64, "reward/episode": 0.31249, "time/iteration": 1.0}
-    write_run(tmp_path / "b", rows=[words])
-    words = job_config(["experiment=sort_digits"])
-    configs = {"a": settings(), "b": words, "c": settings()}
-    jobs = {n: Job(n, tmp_path / n, (), c, "sweep", tmp_path, "") for n, c in configs.items()}
-    lines = [
-        [
-            line.split()
-            for line in Ledger(tmp_path, [], [jobs[n] for n in names]).table().split("\n")
-        ]
-        for names in ("a", "b", "ab", "c")
-    ]
-    heads = [" ".join(each[0]) for each in lines]
-    assert heads == [
-        "job state frames time return KL ref",
-        "job state samples time score KL ref",
-        "job state frames/samples time return/score KL ref",
-        "job state frames time return KL ref",
-    ]
-    assert lines[2][1:] == [
-        ["a", "waiting", "2,000", "0:10", "-1040.2", "1"],
-        ["b", "waiting", "64", "0:01", "0.3125"],
-    ]
 
 
 def test_samples_are_a_file_where_there_are_any(settings, tmp_path) -> None:

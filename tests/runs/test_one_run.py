@@ -1,7 +1,5 @@
 """A run folder holds one run: what is another's is refused by name, by whoever goes on with it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -43,9 +41,6 @@ def written(folder: Path, run: str, rows: list[dict]) -> Path:
     content = "".join(json.dumps({"run": run, **row}) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(content)
     return folder
-
-
-# ------------------------------------------------------------------------------------- the rows
 
 
 def test_the_digest_is_that_of_the_file_after_each_row_and_after_a_resume(tmp_path) -> None:
@@ -133,9 +128,6 @@ def test_a_copy_of_a_run_is_no_other_seed(tmp_path) -> None:
     assert found.skipped == [told]
 
 
-# ------------------------------------------------------------------------------ the checkpoints
-
-
 def test_a_renamed_entry_is_refused_and_the_one_before_taken(capsys) -> None:
     save(64)
     save(128)
@@ -156,9 +148,6 @@ def test_an_entry_of_another_run_is_refused_by_whoever_loads_it() -> None:
     with pytest.raises(ConfigError, match=r"frames-0+64: is of run b2b2b2b2, and manifest.json"):
         load_component(Path("run"), "last", "agent", Held(), CPU)
     assert steps() == [64]
-
-
-# ---------------------------------------------------------------------------------- whole runs
 
 
 @pytest.mark.integration

@@ -1,7 +1,5 @@
 """``python -m klrl.evaluate RUN KEY=VALUE``: a policy on another task."""
 
-from __future__ import annotations
-
 import json
 
 import gymnasium

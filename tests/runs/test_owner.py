@@ -1,7 +1,5 @@
 """One process writes a run folder: who owns it, and when it is taken over."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import json
@@ -156,7 +154,6 @@ def test_an_owner_file_that_names_nobody_owns_nothing(content: str, capsys) -> N
 
 
 def test_who_slept_while_another_took_over_writes_nothing_more(monkeypatch) -> None:
-    """As a suspended machine does that wakes again."""
     with owning(RUN) as claim:
         claim.check()
         name_owner(host="elsewhere", pid=4)
@@ -282,9 +279,6 @@ def test_a_read_only_folder_is_refused_in_a_line(monkeypatch) -> None:
         owning(RUN),
     ):
         pass
-
-
-# ---------------------------------------------------------------------------------- whole runs
 
 
 @pytest.mark.integration

@@ -1,7 +1,5 @@
 """The progress line of a slow run: seconds per iteration and the phase, never 0/s."""
 
-from __future__ import annotations
-
 import io
 import time
 

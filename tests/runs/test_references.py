@@ -1,7 +1,5 @@
 """References that move, policies that start from trained ones, coefficients that move: in runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -84,17 +82,6 @@ def test_a_reference_starts_as_its_rule_says() -> None:
     assert policy[1].weight.requires_grad, "the policy is to be trained"
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(("mode", "apply"), [("legacy", "step"), ("retrieve", "rollout")])
-def test_a_reference_stays_frozen_through_a_run(mode: str, apply: str, settings) -> None:
-    words = ("reference=ema", f"kl={mode}", f"kl.apply={apply}", "frames=192", "kl.coef=0.5")
-    training = Training(settings(*words))
-    training.train(RunFolder(Path("run")))
-    module = training.parts.reference.module
-    assert not any(part.training for part in module.modules())
-    assert not any(p.requires_grad or p.grad is not None for p in module.parameters())
-
-
 @pytest.mark.parametrize(("mode", "apply"), [("legacy", "step"), ("retrieve", "rollout")])
 @pytest.mark.integration
 def test_a_periodic_reference_is_the_policy_again_after_each_reset(mode: str, apply: str) -> None:
@@ -142,8 +129,7 @@ def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, contr
     after = rows_of(Path("run"))
     assert timeless(after[:3]) == timeless(rows)
     assert after[3]["kl/ref/coef"] == stopped.parts.kl.coef
-    scale = {"ema": (1e-9, 1.0), "periodic": (1e-9, 1.0)}[reference]
-    assert scale[0] < after[3]["kl/ref/exact"] < scale[1]
+    assert 1e-9 < after[3]["kl/ref/exact"] < 1.0
 
 
 @pytest.mark.integration

@@ -1,7 +1,5 @@
 """A run that goes on: with what it had, from where it was, in its own folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -64,22 +62,6 @@ def test_settings_edited_by_hand_are_not_resumed(setting: str, capsys) -> None:
     assert exits("resume=run", "frames=256") == 0
 
 
-def test_resume_restores_all_and_appends() -> None:
-    exits(*QUICK, "frames=256", "hydra.run.dir=run", "kl.coef=0.3", "seed=5", "checkpoint.every=1")
-    before, rows = Training(stored_config(Path("run"))), rows_of(Path("run"))
-    assert exits("resume=run", "frames=512") == 0
-    after = rows_of(Path("run"))
-    assert after[:4] == rows
-    assert [row["frames"] for row in after] == list(range(64, 513, 64))
-    assert after[4]["kl/old/beta"] in (rows[3]["kl/old/beta"] * f for f in (0.5, 1, 2))
-    assert after[4]["kl/ref/exact"] > 1e-6, "the reference is that of the start, not of the resume"
-    manifest = manifest_of(Path("run"))
-    assert manifest["status"] == "finished"
-    assert manifest["frames"] == 512
-    assert len(manifest["resumed"]) == 1
-    assert before.counters.frames == 0
-
-
 @pytest.mark.parametrize("mode", ["legacy", "retrieve"])
 def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: str) -> None:
     import shutil
@@ -90,7 +72,6 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     rows = rows_of(Path("run"))
     assert rows[0]["kl/ref/exact"] > 1e-5, "another policy is at a distance from the start"
     policy = klrl.load_policy("ref")
-    from klrl.train.loop import Training
 
     reference = Training(stored_config(Path("run"))).parts.reference.module
     assert all(
@@ -112,27 +93,6 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     assert describe_policy(stored_config(Path("run")))["normalize"] is True
     for name, value in policy.state_dict().items():
         assert torch.equal(resumed.parts.reference.module.state_dict()[name], value), name
-
-
-def test_damaged_weights_cost_one_checkpoint_and_no_row(capsys) -> None:
-    """Cut; other damages: test_checkpoint_damage."""
-    exits(*QUICK, "frames=192", "hydra.run.dir=run", "checkpoint.every=1")
-    before = rows_of(Path("run"))
-    newest = max(Path("run/checkpoints/last").iterdir())
-    files = [path for path in newest.rglob("*") if "agent" in str(path) and path.is_file()]
-    weights = max(files, key=lambda path: (path.suffix != ".json", path.stat().st_size))
-    weights.write_bytes(weights.read_bytes()[:-1])
-    capsys.readouterr()
-    evaluate_main(["run", "--episodes", "1"])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert weights.name in line
-    assert "000128 is taken" in line
-    assert exits("resume=run", "frames=256") == 0
-    said = capsys.readouterr()
-    assert said.err.splitlines() == [line]
-    assert "resumed at 128 frames" in said.out
-    assert rows_of(Path("run"))[:2] == before[:2]
-    assert [row["frames"] for row in rows_of(Path("run"))] == [64, 128, 192, 256]
 
 
 def test_with_no_whole_checkpoint_a_run_is_neither_resumed_nor_evaluated(capsys) -> None:

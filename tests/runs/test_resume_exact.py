@@ -1,7 +1,5 @@
 """Saved in mid-run, loaded in a new process: the next iteration on the same rollout is the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

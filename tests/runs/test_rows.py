@@ -1,7 +1,5 @@
 """``metrics.jsonl`` keeps every row: it is cut at a checkpoint, never rewritten; bad lines stay."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -136,9 +134,6 @@ def test_report_diff_and_ls_skip_a_bad_line_and_say_so(bad, tmp_path, capsys) ->
     (entry,) = entries(tmp_path)
     assert entry.done == json.loads(whole[-1])["frames"]
     assert entry.note == "metrics.jsonl: lines that are no rows near its end: 1"
-
-
-# ----------------------------------------------------------------------------------- full disks
 
 
 def test_a_row_is_written_whole_or_not_at_all(monkeypatch) -> None:

@@ -1,10 +1,7 @@
 """Whole runs: what they record, how they end, how they go on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +11,9 @@ import torch
 import klrl
 from klrl.base.errors import ConfigError
 from klrl.cli.evaluate import main as evaluate_main
-from klrl.domains import CONTROL
 from klrl.runs.folder import _git_commit
 from klrl.runs.metrics import METRICS
 from klrl.runs.resume import stored_config
-from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of, only_run, rows_of, timeless
 
@@ -72,49 +67,6 @@ def test_the_learning_rate_is_annealed_over_the_run() -> None:
     exits(*QUICK, "frames=256", "optim.lr=0.004", "hydra.run.dir=run")
     rates = [row["learner/lr"] for row in rows_of(Path("run"))]
     assert rates == pytest.approx([0.004, 0.003, 0.002, 0.001])
-
-
-def test_best_is_the_checkpoint_of_the_best_evaluation(settings, monkeypatch) -> None:
-    import klrl.control.parts
-    from klrl.runs.folder import RunFolder
-    from klrl.train.evaluate import Evaluation
-
-    returns = iter([-5.0, -3.0, -4.0])
-    monkeypatch.setattr(
-        klrl.control.parts,
-        "evaluate_policy",
-        lambda *a, **k: Evaluation([next(returns)], CONTROL, "deterministic"),
-    )
-    words = ("frames=192", "eval.every=1", "eval.final=0")
-    Training(settings(*words)).train(RunFolder(Path("run")))
-    told = {}
-    for which in ("best", "last"):
-        entries = sorted(Path("run/checkpoints", which).iterdir())
-        told[which] = [json.loads((e / "manifest.json").read_text()) for e in entries]
-    about = [each["metadata"] for each in (told["best"][0], *told["last"])]
-    assert {each.pop("run") for each in about} == {
-        json.loads(Path("run/manifest.json").read_text())["id"]
-    }
-    marks = [each.pop("rows") for each in about]
-    lengths = [{name: mark["bytes"] for name, mark in each.items()} for each in marks]
-    ends = accumulate(map(len, Path("run/metrics.jsonl").read_bytes().splitlines(keepends=True)))
-    by_row = [{"metrics.jsonl": end, "samples.jsonl": 0} for end in (0, *ends)]
-    assert lengths == [
-        by_row[each["metadata"]["iteration"]] for each in (told["best"][0], *told["last"])
-    ]
-    assert [told["best"][0][key] for key in ("frames", "metadata")] == [
-        128,
-        {"iteration": 2, "best_return": -3.0},
-    ]
-    assert len(told["best"]) == 1
-    assert [entry["frames"] for entry in told["last"]] == [0, 192]
-
-
-def test_two_runs_never_share_a_folder(capsys) -> None:
-    exits("-m", *QUICK, "hydra.sweep.dir=sweep")
-    capsys.readouterr()
-    assert exits("-m", *QUICK, "hydra.sweep.dir=sweep", "seed=7") == 2
-    assert "holds a run already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])

@@ -1,7 +1,5 @@
 """What serves a run and fails: wandb, pictures, progress, stdout. Training goes on to its end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -51,9 +49,6 @@ def side_failures(folder: Path) -> list[str]:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     assert all(manifest["started"] <= each["when"] <= now for each in failures)
     return [f"{each['part']}: {each['error']}" for each in failures]
-
-
-# ------------------------------------------------------------------------------- the streams
 
 
 @pytest.mark.integration
@@ -111,7 +106,6 @@ def test_what_cannot_be_printed_is_one_line(words: str) -> None:
 
 
 def test_progress_that_cannot_be_printed_is_told_once_and_noted(settings, monkeypatch, capsys):
-    """From Python, where stdout is the caller's."""
 
     class Closed:
         def isatty(self) -> bool:
@@ -142,9 +136,6 @@ def test_a_ticker_that_cannot_print_ends_no_thread() -> None:
     assert noted == ["progress", "OSError: [Errno 28] No space left on device"]
 
 
-# -------------------------------------------------------------------------------- pictures
-
-
 @pytest.mark.integration
 def test_a_run_whose_picture_cannot_be_drawn_has_finished(monkeypatch, capsys) -> None:
     from matplotlib.figure import Figure
@@ -160,8 +151,6 @@ def test_a_run_whose_picture_cannot_be_drawn_has_finished(monkeypatch, capsys) -
     assert capsys.readouterr().err == f"klrl: {line}; training goes on\n"
     assert not list(only_run().glob("*curves*")), "half a picture stayed"
 
-
-# ----------------------------------------------------------------------------------- wandb
 
 KILLS = """
 import os, signal, subprocess, sys, klrl
@@ -186,7 +175,6 @@ main(sys.argv[1:])
 
 @pytest.mark.services
 def test_a_run_outlives_wandbs_process(tmp_path) -> None:
-    """Whether it dies before a row or before the end; the next run has a new one."""
     done = python("-c", KILLS, *WANDB)
     assert done.returncode == 0, done.stderr
     (line,) = side_failures(Path("run"))
@@ -211,9 +199,6 @@ def test_where_wandbs_server_does_not_answer_the_run_is_logged_offline() -> None
     assert line.endswith("logs offline; wandb sync uploads it later")
     assert "Traceback" not in done.stderr
     assert len(wandb_records(Path("run"))["history"]) == 2
-
-
-# ------------------------------------------------------------------------------- the guard
 
 
 def test_a_part_that_failed_is_not_called_again_and_a_stop_is_no_failure(capsys) -> None:

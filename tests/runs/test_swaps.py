@@ -1,7 +1,5 @@
 """Every file of a run that is swapped for one of a run of equal settings is refused, or told."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """``logger=wandb``: a run per job, in a group per sweep, without a key offline."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -80,8 +78,6 @@ def test_wandb_is_offline_without_a_key(monkeypatch, tmp_path) -> None:
     assert wandb_mode("online") == "online"
 
 
-# ----------------------------------------------------------------------------- wandb's own sweeps
-
 #: Settings as a wandb sweep has them: a list, a bool and numbers are its own.
 SWEPT = {
     **{key: value for key, _, value in (word.partition("=") for word in QUICK[:-1])},
@@ -91,7 +87,6 @@ SWEPT = {
 
 @pytest.mark.parametrize("command", [None, ["${env}", "${program}", "${args}"]])
 def test_an_agents_default_arguments_train_and_its_id_is_stored(command, monkeypatch) -> None:
-    """The agent of the installed wandb starts the run; only its server is missing."""
     from wandb.wandb_agent import Agent
 
     bin_ = str(Path(sys.executable).parent)

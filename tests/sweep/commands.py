@@ -1,7 +1,5 @@
 """Sweeps as a user starts them, and what their folders hold."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

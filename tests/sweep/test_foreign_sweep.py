@@ -1,7 +1,5 @@
 """A sweep's folder from elsewhere: nothing in it is written through, and no pickle is loaded."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -13,8 +11,6 @@ import pytest
 
 from klrl.sweep import queue, slurm
 from klrl.sweep.jobs import make_jobs
-from tests.runs.commands import exits, timeless
-from tests.runs.commands import rows_of as rows
 from tests.sweep.commands import FOLDER, SLURM, jobs_of, sweep, told
 
 SEARCH = ("search=optuna", "kl.coef=interval(0.05,0.2)", "search.trials=1", "search.at_once=1")
@@ -104,7 +100,6 @@ def study(*logs: dict) -> None:
 
 
 def test_a_search_takes_no_words_but_its_own(precious: Path, capsys) -> None:
-    """A journal from elsewhere named code."""
     Path("evil.py").write_text("open('ran', 'w')")
     words = ["kl.coef=0.1", "controller=custom", "controller.target=evil:Controller"]
     study({"op_code": 8, "worker_id": "w", "trial_id": 0, "user_attr": {"words": words}})
@@ -130,21 +125,6 @@ def test_a_lock_beside_a_study_is_nobodys(precious: Path) -> None:
     began = time.monotonic()
     assert sweep("frames=64", *SEARCH) == 0
     assert time.monotonic() - began < 20
-
-
-def test_a_run_that_was_copied_by_hard_links_is_not_written_into() -> None:
-    """``cp -al outputs/a outputs/b``, and the copy goes on."""
-    assert sweep("frames=64") == 0
-    copy = Path("outputs/b")
-    before = {p: p.read_bytes() for p in (FOLDER / "job").rglob("*") if p.is_file()}
-    for path in before:
-        to = copy / path.relative_to(FOLDER / "job")
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.hardlink_to(path)
-    assert exits(f"resume={copy}", "frames=128") == 0
-    assert {p: p.read_bytes() for p in (FOLDER / "job").rglob("*") if p.is_file()} == before
-    assert [row["frames"] for row in rows(copy)] == [64, 128]
-    assert timeless(rows(copy))[:1] == timeless(rows(FOLDER / "job"))
 
 
 class Planted:

@@ -1,7 +1,5 @@
 """Jobs elsewhere: in processes of joblib, submitit and Ray."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

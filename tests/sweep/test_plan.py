@@ -1,7 +1,5 @@
 """``python -m klrl.plan``: its arithmetic by hand, its words as a user gives them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -105,22 +103,6 @@ def test_finished_jobs_are_not_planned(capsys, monkeypatch) -> None:
     assert "3 jobs, 2 finished before, 1 to run" in told(
         capsys, "-m", "sweep=a", *QUICK, "seed=0,1,2"
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["-m", "launcher=joblib", "collector=ray", "seed=0,1"], "collector=ray would start more"),
-        (["-m", "env.id=Nope-v0", "env=gym"], "Nope"),
-        (["launcher=joblib"], "only a sweep reads it; add -m"),
-    ],
-)
-def test_what_cannot_work_is_refused(capsys, words, expected) -> None:
-    with pytest.raises(SystemExit) as stop:
-        plan_main(words)
-    assert stop.value.code == 2
-    assert expected in capsys.readouterr().err
-    assert not Path("outputs").exists()
 
 
 def test_more_memory_than_there_is_is_refused() -> None:

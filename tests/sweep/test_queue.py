@@ -1,7 +1,5 @@
 """SLURM's answers and what follows from them; the whole of it: ``test_slurm.py``."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable
@@ -38,9 +36,6 @@ def command(tmp_path, monkeypatch) -> Callable[..., Path]:
         return calls
 
     return put
-
-
-# ----------------------------------------------------------------------------- what SLURM tells
 
 
 #: As SLURM 22.05 tells of a job whose process asks, at the moment that it was told to stop.
@@ -107,9 +102,6 @@ def test_slurm_where_there_is_none_is_refused(capsys, monkeypatch) -> None:
     assert not Path("outputs").exists()
 
 
-# ------------------------------------------------------------------------------- a second start
-
-
 @pytest.fixture
 def two(settings, monkeypatch) -> tuple[list[Job], SweepFile]:
     """The jobs seed=0 and seed=1; seed=1, seed=2 and an unknown one were sent to the queue."""
@@ -167,9 +159,6 @@ def test_a_queue_that_does_not_answer_may_hold_copies(two, monkeypatch) -> None:
     assert queue.settle(FOLDER, jobs, done, LOCAL) == (jobs, [])
 
 
-# ----------------------------------------------------------------- jobs without an outcome
-
-
 @pytest.mark.parametrize(
     ("state", "starts", "status", "refused"),
     [
@@ -211,9 +200,6 @@ def test_what_becomes_of_a_job_that_slurm_ended(
     assert outcome.status == ("interrupted" if status == "again" else status)
     assert outcome.error
     assert (outcome.error == refused) == (refused is not None)
-
-
-# ------------------------------------------------------------------------------- the job's side
 
 
 def test_in_a_job_of_slurm_only_ctrl_c_stops_at_once(monkeypatch) -> None:

@@ -4,8 +4,6 @@ The machines are ``ray.cluster_utils.Cluster``'s: raylets of one machine, on loo
 user's command beside them. ``make test-ray`` runs this file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json
@@ -160,9 +158,6 @@ def bits_are_equal(a: Path | str, b: Path | str) -> None:
     assert said.stdout.startswith("equal to the bit")
 
 
-# ------------------------------------------------------------------------------- launcher=ray
-
-
 def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
     machines: Machines, start
 ) -> None:
@@ -216,7 +211,6 @@ def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
 
 
 def test_a_job_whose_process_is_killed_or_told_to_stop_goes_on(machines: Machines, start) -> None:
-    """Three times, with a new checkpoint between."""
     machines.add()
     words = (*EAGER, "frames=1e6", "checkpoint.every=20")
     address = f"launcher.address={machines.address}"
@@ -328,8 +322,6 @@ def test_ctrl_c_stops_jobs_on_this_machine_and_on_others_with_checkpoints(
         assert run.manifest["status"] == "interrupted"
         assert run.checkpointed == frames_of(run.path)[-1] > 0
 
-
-# ------------------------------------------------------------------------------ collector=ray
 
 #: klrl, with a worker killed before a rollout is asked for: python doomed.py WORKER ROLLOUT WORDS
 DOOMED = """

@@ -1,7 +1,5 @@
 """``search=optuna``: what is asked, what is told, what a second start does."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -10,21 +8,14 @@ import optuna
 import pytest
 
 import klrl.train.loop
-from klrl.__main__ import main
 from klrl.base.errors import Interrupted, NonFiniteError
 from klrl.runs.folder import run_id
 from klrl.sweep.search import space_of
-from tests.conftest import QUICK
+from tests.sweep.commands import sweep as exits
 
 pytestmark = pytest.mark.integration
 
 SEARCH = ("search=optuna", "kl.coef=tag(log, interval(0.001, 10))", "seed=0,1,2")
-
-
-def exits(*words: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main(["-m", "sweep=a", *QUICK, *words])
-    return int(stop.value.code or 0)
 
 
 def score(config) -> float:
@@ -123,22 +114,6 @@ def test_choices_and_minimising(runs) -> None:
     assert {t.params["kl"] for t in study().trials} <= {"legacy", "retrieve"}
     assert study().direction.name == "MINIMIZE"
     assert all(0.05 <= t.params["kl.coef"] <= 0.2 for t in study().trials)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("search=optuna", "seed=0,1"), "nothing to search"),
-        (("search=optuna", "kl.coef=tag(log,interval(0,1))"), "0 < low < high"),
-        (("search=optuna", "kl.coef=interval(-1,1)"), "kl.coef=-1.0: out of range"),
-        (("search.trials=3", "kl.coef=0,1"), "search=optuna does"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused_before_anything_runs(runs, capsys, words, expected):
-    assert exits(*words) == 2
-    assert expected in capsys.readouterr().err
-    assert not runs
-    assert not Path("outputs/a").exists()
 
 
 def test_another_space_in_the_same_folder_is_refused(runs, capsys) -> None:

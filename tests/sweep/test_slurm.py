@@ -1,7 +1,5 @@
 """``launcher=submitit`` on a real SLURM, which ``make test-slurm`` (``.ci/slurm``) starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -78,9 +76,6 @@ def ends(process: subprocess.Popen, code: int) -> str:
 
 def starts() -> list[Path]:
     return list(Path("outputs/a/.submitit").glob("*/*_starts.json"))
-
-
-# ------------------------------------------------------------------------- what SLURM does to jobs
 
 
 def test_a_preempted_job_goes_on_where_it_was_and_the_sweep_waits_for_it() -> None:
@@ -160,9 +155,6 @@ def test_a_job_that_a_person_cancels_ends_no_other_and_goes_on_when_asked_for() 
     assert frames_of(FOLDER / "seed=1") == list(range(64, 19201, 64))
 
 
-# ------------------------------------------------------------------------------------ sending jobs
-
-
 def test_more_jobs_than_an_array_takes_go_in_several() -> None:
     size = int(re.search(r"MaxArraySize\s*=\s*(\d+)", slurm("scontrol", "show", "config"))[1])
     assert size == 4
@@ -190,9 +182,6 @@ def test_what_sbatch_refuses_is_told_in_a_line(word: str, why: str, capfd) -> No
     assert "\n" not in said
     assert not Path("outputs/a").exists()
     assert not queue()
-
-
-# ------------------------------------------------------------------------ stopping, starting again
 
 
 def test_ctrl_c_stops_running_jobs_in_good_order_and_takes_the_others_out() -> None:
@@ -245,7 +234,6 @@ def test_a_sweep_started_again_adopts_what_is_in_the_queue() -> None:
 
 
 def test_copies_that_nobody_can_adopt_are_cancelled() -> None:
-    """Of a process that was killed between sbatch and sweep.json; or the launcher is another."""
     process = child(*words("seed=0,1", "frames=64", "launcher.slurm={hold: true}"))
     wait_for(lambda: len(queue()) == 2 and all(job["queue"] for job in jobs().values()))
     process.kill()

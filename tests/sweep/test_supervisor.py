@@ -1,7 +1,5 @@
 """What all launchers share: a job that was stopped goes on while its checkpoints advance."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -95,7 +93,6 @@ def test_nothing_is_started_again_while_a_sweep_stops(jobs) -> None:
 
 
 def test_a_lost_job_is_held_while_its_old_process_may_live(jobs) -> None:
-    """What was held was no start: three such are not three starts in vain."""
     script = [(64, "lost"), *[(64, "running elsewhere")] * 3, (64, "lost"), (128, "finished")]
     backend = Scripted(a=script)
     held = 0

@@ -1,7 +1,5 @@
 """Sweeps: their folders, what a second start does, how they fail and stop."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -16,7 +14,6 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from klrl.__main__ import main
-from klrl.base.errors import ConfigError
 from klrl.config.compose import parse_args
 from klrl.config.overrides import expand, job_name, quote_paths
 from klrl.runs.folder import RunFolder
@@ -31,9 +28,6 @@ from tests.runs.commands import child, live_elsewhere
 from tests.sweep.commands import changed, jobs_of, sweep, timeless, told, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-
-
-# ------------------------------------------------------------------------------- words and names
 
 
 def test_the_command_of_sweep_json_is_the_one_that_was_given(tmp_path) -> None:
@@ -90,9 +84,6 @@ def test_paths_of_job_folders_need_no_quotes() -> None:
     assert quote_paths(untouched) == untouched
 
 
-# ------------------------------------------------------------------------------------- memory
-
-
 def test_a_finished_jobs_networks_are_gone_when_the_next_one_begins(monkeypatch) -> None:
     """Jobs of one process: models of a gigabyte each would not fit beside each other."""
     networks: list[weakref.ref] = []
@@ -107,9 +98,6 @@ def test_a_finished_jobs_networks_are_gone_when_the_next_one_begins(monkeypatch)
     monkeypatch.setattr(Training, "__init__", watched)
     assert sweep("seed=0,1,2") == 0
     assert left == [0, 0, 0]
-
-
-# -------------------------------------------------------------------------------- starting again
 
 
 def test_a_killed_sweep_started_again_runs_exactly_the_unfinished_jobs(capfd) -> None:
@@ -154,15 +142,8 @@ def test_an_identity_is_found_under_another_name(capfd) -> None:
     assert sorted(jobs_of()) == expected
 
 
-def test_the_logger_is_no_part_of_the_identity(capfd) -> None:
-    assert sweep("seed=0") == 0
-    assert sweep("seed=0", "logger=wandb", "logger.mode=offline") == 0
-    assert "1 job, 1 finished before" in capfd.readouterr().out
-
-
 @pytest.mark.parametrize(("change", "was"), [("kl.coef=0.7", "0.1"), ("frames=192", "128")])
 def test_other_settings_under_the_same_name_are_another_job(capfd, change: str, was: str) -> None:
-    """Its folder is its own, whichever of both is asked for, and the other is left as it was."""
     assert sweep("seed=0,1") == 0
     before = {name: changed(run) for name, run in jobs_of().items()}
     capfd.readouterr()
@@ -217,7 +198,6 @@ def test_sweep_json_keeps_every_job_and_every_command() -> None:
 
 
 def test_a_folder_that_another_job_took_meanwhile_is_left_alone(settings) -> None:
-    """A job may wait for hours in a queue."""
     job = make_jobs(Path("outputs/a"), [("job", ["seed=2"], settings("seed=2"))])[0]
     run = RunFolder(job.folder)
     run.open(settings("seed=1"))
@@ -317,9 +297,6 @@ def test_two_processes_never_run_one_sweep(capsys) -> None:
     assert "another process runs it" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------ failing, stopping
-
-
 def test_a_failed_job_is_told_at_once_in_the_table_and_in_its_manifest(capfd) -> None:
     words = ("optim.lr=1e30,1e-3", "loss.normalize_advantage=false")
     assert sweep(*words) == 1
@@ -375,15 +352,3 @@ def test_a_stopped_sweep_keeps_what_it_has_and_goes_on_later(capfd, launcher, si
     for run in stopped.values():
         frames = run.manifest["frames"]
         assert frames == read_rows(run.metrics)[-1]["frames"], "the checkpoint was written"
-
-
-def test_nothing_is_left_of_a_sweep_that_is_refused_while_built(capsys, monkeypatch) -> None:
-    import klrl.train.loop
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise ConfigError("late: refused")
-
-    monkeypatch.setattr(klrl.train.loop, "start", refuse)
-    assert sweep("seed=0,1") == 2
-    assert "late: refused" in capsys.readouterr().err
-    assert not Path("outputs/a").exists()

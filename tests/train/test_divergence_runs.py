@@ -1,7 +1,5 @@
 """Runs that charge another divergence than the reverse KL: what they record, and what moves."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an evaluation adds up to, whoever plays."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``klrl evaluate RUN --video``: the frames are the environment's, the episode an evaluation's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Advantages and the update against loops written out here."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from dataclasses import replace
@@ -14,11 +12,10 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError, NonFiniteError
-from klrl.config import AdvantageConfig, EnvConfig
+from klrl.config import AdvantageConfig
 from klrl.control.advantage import gae
-from klrl.control.env import make_env
 from klrl.control.update import ControlSteps
-from klrl.losses.policy import ClipLoss, KLPENLoss, LossTerms, PolicyLoss, Scored, example
+from klrl.losses.policy import ClipLoss, KLPENLoss, LossTerms, PolicyLoss, Scored
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import METRICS, Metric
 from klrl.train.learner import Coefficients, Learner, Steps
@@ -72,24 +69,6 @@ def test_gae_bootstraps_truncation_and_not_termination(gamma: float, lmbda: floa
             assert float(batch["advantage"][i, step]) == pytest.approx(running, abs=1e-4)
             assert float(batch["value_target"][i, step]) == pytest.approx(running + value, abs=1e-4)
     torch.testing.assert_close(batch["next", "reward"], reward), "the record is never scaled"
-
-
-def test_gae_is_torchrls() -> None:
-    """On a rollout of CartPole, whose episodes end often, against its own value estimator."""
-    from torchrl.objectives.value import GAE
-
-    env = make_env(EnvConfig("CartPole-v1", {}, 4, True, 1.0, name="gym"), seed=0)
-    batch = env.rollout(120, break_when_any_done=False)
-    assert batch["next", "terminated"].sum() > 10
-    critic = TensorDictModule(
-        nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)),
-        ["observation"],
-        ["state_value"],
-    )
-    mine = gae(AdvantageConfig(0.97, 0.9), critic, 1.0)(batch.clone())
-    theirs = GAE(gamma=0.97, lmbda=0.9, value_network=critic)(batch.clone())
-    for key in ("advantage", "value_target", "state_value"):
-        torch.testing.assert_close(mine[key], theirs[key].detach(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture
@@ -152,25 +131,6 @@ def test_an_epoch_is_plain_torchs(made) -> None:
     dists = [torch.distributions.Normal(x["loc"], x["scale"]) for x in (batch, new)]
     by_hand = float(torch.distributions.kl_divergence(*dists).mean())
     assert learned["kl/old/exact"] == pytest.approx(by_hand, rel=1e-3), "float32 on both sides"
-
-
-def test_beta_moves_once_per_iteration_on_the_whole_rollout(made) -> None:
-    experiment, batch, _ = made
-    experiment.config.optim.lr = 1e-9
-    learned = experiment.parts.learner.update(batch, progress=0.0)
-    assert learned["kl/old/beta"] == 1.0, "the row tells the beta that the update had"
-    assert experiment.parts.learner.beta_rule.beta == 0.5, "four minibatches, one halving"
-
-
-def test_forward_rule_moves_in_every_minibatch(settings) -> None:
-    experiment = Training(settings("loss.beta_rule=forward", "optim.lr=1e-9"))
-    rollout = experiment.parts.rollout(0)
-    batch = rollout.collect()
-    experiment.parts.charge_kl(batch)
-    experiment.parts.estimate_advantage(batch)
-    experiment.parts.learner.update(batch, progress=0.0)
-    rollout.close()
-    assert experiment.parts.learner.beta_rule.beta == 0.5**4, "two epochs of two minibatches"
 
 
 class OneParameter(Steps[Tensor, Tensor]):
@@ -282,17 +242,6 @@ def test_a_metric_of_a_loss_is_one_entry_and_its_declaration(settings, monkeypat
         Learner(config, Observed(Observing(config.loss))).update(torch.zeros(6), 0.0)
 
 
-def test_what_is_only_observed_is_a_mean_whatever_the_reduction(settings) -> None:
-    config = replace(settings().loss, reduction="sequence")
-    loss, scored = Observing(config), example(tokens=True)
-    coefficients = torch.zeros(()), torch.zeros(())
-    found = loss.measure(loss(scored, *coefficients).measured, scored.mask)
-    by_name = dict(zip(loss.measures, found.tolist(), strict=True))
-    real = scored.log_prob[scored.mask]
-    assert by_name["learner/mine"] == pytest.approx(real.mean().item())
-    assert by_name["loss/entropy"] == pytest.approx(scored.entropy[scored.mask].sum().item() / 2)
-
-
 class Counted(OneParameter):
     """Counts the tensors as large as its parameter that live during a step."""
 
@@ -345,24 +294,6 @@ def test_what_is_not_finite_is_named(made, key: str, place: str) -> None:
     batch[key][0, 0] = float("nan")
     with pytest.raises(NonFiniteError, match=place):
         experiment.parts.learner.update(batch, progress=0.0)
-
-
-def test_the_normalizer_moves_after_the_update_only(settings) -> None:
-    """From the rollout to the end of its update the policy is one function."""
-    experiment = Training(settings())
-    rollout = experiment.parts.rollout(0)
-    for _ in range(2):
-        batch = rollout.collect()
-        loc, _scale = experiment.parts.agent.policy_net(batch["observation"])
-        torch.testing.assert_close(loc, batch["loc"], atol=1e-6, rtol=1e-5)
-        experiment.parts.charge_kl(batch)
-        experiment.parts.estimate_advantage(batch)
-        mean = experiment.parts.agent.normalizer.mean.clone()
-        experiment.parts.learner.update(batch, 0.0)
-        torch.testing.assert_close(experiment.parts.agent.normalizer.mean, mean)
-        experiment.parts.move_normalizer(batch)
-        assert not torch.equal(experiment.parts.agent.normalizer.mean, mean)
-    rollout.close()
 
 
 def test_the_loop_moves_the_normalizer_after_the_update(settings) -> None:

@@ -1,7 +1,5 @@
 """Checks before the first iteration: a line with a number each, fatal where one fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -41,6 +39,7 @@ def test_kl_at_the_start_is_a_mean_over_what_is_real() -> None:
     assert check.value == pytest.approx(0.5 / 3)
     assert not kl_at_start(kl, CONTROL, torch.float32, "").ok
     assert kl_at_start(kl[:1], CONTROL, torch.float32, "").value == pytest.approx(0.125)
+    assert not kl_at_start(-kl[:1], CONTROL, torch.bfloat16, "").ok
 
 
 @pytest.mark.parametrize("actor", ["normal", "tanh_normal"])

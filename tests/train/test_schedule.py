@@ -1,7 +1,5 @@
 """When a run is evaluated, and how much."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """A small environment of several agents, and policies for it, for tests of transforms."""
 
-from __future__ import annotations
-
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule

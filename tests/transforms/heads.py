@@ -1,7 +1,5 @@
 """A small environment with nested keys and two action heads, and policies of several heads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

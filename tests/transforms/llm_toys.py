@@ -1,7 +1,5 @@
 """Toys for the language tests: a tokenizer and models made here, nothing is downloaded."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

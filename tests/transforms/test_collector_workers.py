@@ -1,7 +1,5 @@
 """KL in the processes of TorchRL's collector: the main process's numbers, after weight updates."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Every control transform alone, composed and batched. Copied, pickled, cast: test_frozen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -67,7 +65,6 @@ def test_specs_hold_and_a_collector_delivers(way: str, where: str) -> None:
 
 @pytest.mark.parametrize("where", CASES)
 def test_all_of_them_charge_the_same(where: str) -> None:
-    """k1 three ways, and exact against torch's closed forms, on one rollout."""
     env, actor, reference, reward = case(where)
     with torch.no_grad():
         batch = env.rollout(12, actor, break_when_any_done=False)
@@ -82,28 +79,6 @@ def test_all_of_them_charge_the_same(where: str) -> None:
     torch.testing.assert_close(after["constrained, exact"]["kl"], exact, atol=1e-5, rtol=1e-4)
     charged = after["constrained, exact"].get(reward)
     torch.testing.assert_close(charged, raw - COEF * exact, atol=1e-5, rtol=1e-4)
-
-
-def test_heads_add() -> None:
-    env, actor, reference, _ = case("two heads")
-    with torch.no_grad():
-        batch = env.rollout(8, actor)
-    after = ReferenceModelLogProbTransform(reference)(batch.clone())["next"]
-    dist = reference.get_dist(batch.copy())
-    by_hand = sum(
-        head.log_prob(batch["agent", key])
-        for key, head in zip(("move", "press"), dist.dists.values(), strict=True)
-    )
-    torch.testing.assert_close(after["ref_log_prob"], by_hand)
-
-
-def test_the_action_is_scored_never_resampled() -> None:
-    env, actor, reference, _ = case("pendulum")
-    batch = env.rollout(6, actor).detach()
-    before = batch.clone()
-    ReferenceModelLogProbTransform(reference)(batch)
-    for key in before.keys(True, True):
-        torch.testing.assert_close(batch[key], before[key], atol=0, rtol=0)
 
 
 def test_each_part_is_usable_alone() -> None:
@@ -129,7 +104,6 @@ def plain_env() -> TransformedEnv:
 
 @pytest.mark.parametrize("kind", [SerialEnv, pytest.param(ParallelEnv, marks=pytest.mark.services)])
 def test_around_batched_workers(kind) -> None:
-    """Around them; inside them: test_workers."""
     _, actor, reference, _ = case("pendulum")
     transform = KLConstrainedTransform(reference, COEF, raw_reward_key="reward_raw")
     env = TransformedEnv(kind(2, plain_env), transform)

@@ -1,7 +1,5 @@
 """References inside transforms and losses: frozen, moved along, saved, and nobody's parameters."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -112,7 +110,6 @@ def test_the_reference_is_nobodys_parameter(name: str) -> None:
 
 @holders
 def test_the_reference_stands_in_the_state(name: str) -> None:
-    """Saved, loaded into one that was made with another reference, it gives its numbers."""
     batch = transition()
     holder, other = (HOLDERS[name][0](dropping(seed).eval()) for seed in (1, 2))
     for each in (holder, other):

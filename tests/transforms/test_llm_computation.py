@@ -1,7 +1,5 @@
 """KLComputation on tokens: formats, masks, scores and refusals, against arithmetic."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict, lazy_stack
@@ -53,7 +51,6 @@ def rows_of(batch, *key) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_a_reward_per_token_is_charged_per_token(estimator: str) -> None:
-    """The documented example: dense log-probs, no masks."""
     gen, ref = log_probs(10, 10), log_probs(10, 10, seed=1)
     reward = torch.randn(2, 10, 1)
     out = KLComputation(coeff=COEF, estimator=estimator)(dense(gen, ref, reward.clone()))
@@ -153,14 +150,6 @@ def test_a_dense_reward_beside_ragged_log_probs_is_cut_on_its_padded_side(side: 
     cut = reward[0, 2:] if side == "left" else reward[0, :2]
     expected = cut - COEF * (gen[0] - ref[0]).unsqueeze(-1)
     torch.testing.assert_close(rows_of(out, "reward")[0], expected)
-
-
-def test_the_raw_reward_is_kept_and_a_second_charge_refused() -> None:
-    batch = dense(log_probs(3), log_probs(3, seed=1), torch.ones(1, 3, 1))
-    transform = KLComputation(raw_reward_key="reward_raw")
-    assert (transform(batch)["next", "reward_raw"] == 1).all()
-    with pytest.raises(RuntimeError, match="already"):
-        transform(batch)
 
 
 def test_no_reward_counts_as_zero_and_an_uncharged_one_stays() -> None:

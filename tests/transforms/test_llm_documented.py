@@ -4,20 +4,14 @@ Numbers are checked in test_llm_truth, _computation, _reward, _env and test_serv
 argument is shown to be read. Misuse is refused in test_messages.
 """
 
-from __future__ import annotations
-
-import inspect
 import subprocess
 import sys
 
 import pytest
 import torch
-from tensordict import TensorDict
-from torchrl.data.llm import History
-from torchrl.modules.llm.policies import ChatHistory
 
 from klrl.envs.llm.transforms.kl.reward import KLRewardTransform
-from klrl.kl import KLComputation, RayRetrieveKL, RetrieveKL, RetrieveLogProb
+from klrl.kl import RetrieveKL, RetrieveLogProb
 from tests.transforms.llm_toys import (
     TEMPLATE,
     chats,
@@ -30,8 +24,6 @@ from tests.transforms.llm_toys import (
 )
 from tests.transforms.test_llm_reward import batch
 from tests.transforms.test_llm_truth import padded, token_rows
-
-# RetrieveLogProb
 
 
 def test_the_default_key_is_the_models() -> None:
@@ -121,15 +113,6 @@ def test_padding_side() -> None:
     assert not right[size:].any()
 
 
-def test_the_documented_retrieve_log_prob_example() -> None:
-    """Repaired: tokenizer and model are made here; the documentation fetches them from a hub."""
-    ref = wrapper(network())
-    transform = RetrieveLogProb(ref, assistant_only=True, tokenizer=tokenizer())
-    data = TensorDict(history=ChatHistory(full=History.from_chats(chats(1))), batch_size=(2,))
-    longest = max(len(rendered(chat)[0]) for chat in chats(1))
-    assert transform(data).get((ref.log_probs_key, "full")).shape == (2, longest)
-
-
 class Engine:
     """A wrapper around something that is no torch module, as vLLM's is."""
 
@@ -148,68 +131,6 @@ def test_a_wrapper_around_an_engine_scores_by_its_own_forward() -> None:
     found = RetrieveLogProb(Engine(), assistant_only=False)(data)["next", "log_probs", "full"]
     positions = torch.arange(real.shape[1]).expand_as(real)
     torch.testing.assert_close(found, torch.where(real, -positions.float(), 0.0))
-
-
-# KLComputation
-
-
-def test_the_documented_kl_computation_example() -> None:
-    """Repaired: its keywords are gen_log_probs_full_key and ref_log_probs_full_key."""
-    following = TensorDict(
-        {
-            ("gen_log_probs", "full"): torch.randn(2, 10),
-            ("ref_log_probs", "full"): torch.randn(2, 10),
-            "reward": torch.randn(2, 10, 1),
-        },
-        batch_size=(2,),
-    )
-    transform = KLComputation(
-        gen_log_probs_full_key=("gen_log_probs", "full"),
-        ref_log_probs_full_key=("ref_log_probs", "full"),
-        kl_key="kl",
-        add_to_reward=True,
-        coef=1.0,
-    )
-    result = transform(TensorDict(next=following, batch_size=(2,)))
-    assert result["next", "kl"].shape == (2, 10)
-
-
-# RetrieveKL
-
-
-def test_the_documented_retrieve_kl_example() -> None:
-    gen, ref = pair()
-    transform = RetrieveKL(gen_model=gen, ref_model=ref, assistant_only=True, tokenizer=tokenizer())
-    longest = max(len(rendered(chat)[0]) for chat in chats(1))
-    assert transform(conversation())["next"].get("kl_penalty").shape == (2, longest)
-
-
-def test_the_documented_arguments_stand_in_the_signature() -> None:
-    parameters = inspect.signature(RetrieveKL).parameters
-    positional = [name for name, each in parameters.items() if each.kind != each.KEYWORD_ONLY]
-    assert positional == ["gen_model", "ref_model"]
-    defaults = {name: each.default for name, each in parameters.items()}
-    assert (
-        defaults.items()
-        >= {
-            "gen_model": "from_collector",
-            "assistant_only": True,
-            "history_key": "history",
-            "tokenizer_kwargs": None,
-            "detach": True,
-            "device": None,
-            "tokenizer": None,
-            "padding_side": "left",
-            "gen_log_probs_full_key": ("log_probs", "full"),
-            "ref_log_probs_full_key": ("ref_log_probs", "full"),
-            "kl_key": "kl_penalty",
-            "add_to_reward": True,
-            "use_ray_service": False,
-        }.items()
-    )
-    assert not {"per_token", "model", "log_probs_full_key", "kwargs"} & parameters.keys()
-    in_an_actor = inspect.signature(RayRetrieveKL).parameters
-    assert in_an_actor.keys() == parameters.keys() | {"num_cpus", "num_gpus", "actor_name"}
 
 
 def test_retrieve_kls_keys_and_coefficient() -> None:
@@ -251,9 +172,6 @@ def test_factories() -> None:
         RetrieveKL(gen, ref)(conversation())["next", "kl_penalty"],
     )
     assert isinstance(RetrieveKL(gen, ref, service_backend="direct"), RetrieveKL)
-
-
-# KLRewardTransform
 
 
 def test_reward_transforms_keys_and_models() -> None:

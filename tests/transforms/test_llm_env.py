@@ -1,7 +1,5 @@
 """The language transforms inside TorchRL's ChatEnv and LLMCollector, and with control actors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict, lazy_stack, set_list_to_stack
@@ -189,7 +187,6 @@ def test_from_collector_says_what_is_missing() -> None:
 @pytest.mark.parametrize("pad_output", [True, False])
 @pytest.mark.parametrize("turns", [1, 3])
 def test_the_llm_reward_transform_in_a_chat(turns: int, pad_output: bool) -> None:
-    """Against the sampler's own log-probs; TorchRL's forgets the first token (see upstream)."""
     model, reference = network(), network(seed=1)
     ref = wrapper(reference, "tokens", pad_output=pad_output)
     env = TransformedEnv(

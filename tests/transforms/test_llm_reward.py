@@ -1,7 +1,5 @@
 """The LLM-side KLRewardTransform on batches, against plain transformers."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -9,7 +7,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 from klrl.envs.llm.transforms.kl.reward import KLRewardTransform
-from tests.transforms.llm_toys import alone, network, tokenizer, wrapper
+from tests.transforms.llm_toys import alone, network, wrapper
 from tests.transforms.test_llm_truth import by_hand, padded, token_rows
 
 COEF = 0.4
@@ -154,20 +152,3 @@ def test_the_temperature_is_that_of_the_reference_or_given() -> None:
         out = KLRewardTransform(ref, **kwargs)(batch(model))["next", "ref_log_prob"]
         scored = alone(reference, torch.cat(pair), temperature)[len(pair[0]) :]
         torch.testing.assert_close(out[0, real].squeeze(-1), scored, atol=2e-5, rtol=0)
-
-
-def test_the_tokenizer_tells_padding_apart_where_no_mask_does() -> None:
-    """One argument, then the reference's own; eos == pad keeps the EOS."""
-    model, reference = network(), network(seed=1)
-    toy = tokenizer(pad_is_eos=True)
-    data = padded(token_rows(), "both", toy.pad_token_id)
-    data["log_probs"] = {"full": batch(model)["log_probs", "full"]}
-    width = max(len(prompt) for prompt, _ in token_rows())
-    data["tokens", "prompt"] = data["tokens", "full"][:, :width]
-    del data["masks"]
-    transform = KLRewardTransform(wrapper(reference, "tokens"), tokenizer=toy)
-    assert transform.tokenizer is toy
-    assert KLRewardTransform(wrapper(reference, "tokens")).tokenizer is tokenizer()
-    kl = transform(data)["next", "kl_penalty"]
-    for index, r in enumerate(by_hand(token_rows(), model, reference, "k1")):
-        torch.testing.assert_close(kl[index].sum(), r.sum(), atol=1e-4, rtol=0)

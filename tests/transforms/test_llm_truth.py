@@ -1,7 +1,5 @@
 """Log-probs, masks, KLs and rewards of tokens against plain transformers, one by one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -82,7 +80,6 @@ def retrieve_kl(model, reference, **kwargs) -> RetrieveKL:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("pad", "extra"), [(0, 0), (2, 9)], ids=["pad", "pad==eos"])
 def test_log_probs_of_padded_tokens(family: str, side: str, pad: int, extra: int) -> None:
-    """One by one through plain transformers: whatever stands beside them, in whatever order."""
     model, rows = network(family), token_rows()
     batch = padded(rows, side, pad, extra)
     scored = RetrieveLogProb(wrapper(model, "tokens"), assistant_only=False)(batch)

@@ -3,8 +3,6 @@
 Then the workaround named in the test can go too.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict

@@ -1,7 +1,5 @@
 """What the transforms refuse, each in words that name it: tables of what is called with what."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

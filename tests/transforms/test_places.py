@@ -4,14 +4,9 @@ Each place is built around one transform that the user holds; the KL of a rollou
 log pi - log pi_ref of its own actions, and the coefficient is moved through the held object.
 """
 
-from __future__ import annotations
-
-import pickle
-
 import pytest
 import torch
 from torch import nn
-from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import (
     Compose,
@@ -104,31 +99,6 @@ def test_every_place_charges_by_the_coefficient_that_the_user_holds(kind, place,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_clone_serves_an_environment_of_its_own(kind: str) -> None:
-    """Beside the original, pickled, and in a collector."""
-    env, actor, reference, _ = case("pendulum")
-    kl = held(kind, actor, reference)
-    first = TransformedEnv(env, Compose(kl))
-    second = TransformedEnv(case("pendulum")[0], Compose(kl.clone()))
-    second.append_transform(StepCounter())
-    again = pickle.loads(pickle.dumps(kl.clone()))
-    assert type(again) is type(kl)
-    with torch.no_grad():
-        for around in (first, second):
-            check(around.rollout(5, actor, break_when_any_done=False), actor, reference, COEF)
-    collector = Collector(
-        second,
-        actor,
-        frames_per_batch=8,
-        total_frames=8,
-        auto_register_policy_transforms=False,
-    )
-    for batch in collector:
-        check(batch, actor, reference, COEF)
-    collector.shutdown()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_in_a_replay_buffer(kind: str) -> None:
     env, actor, reference, _ = case("pendulum")
     with torch.no_grad():
@@ -151,7 +121,6 @@ def test_in_a_replay_buffer(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_see_the_environment_before_them(kind: str) -> None:
-    """What stands before, in every Compose around, and nothing that stands behind."""
     env, actor, reference, _ = case("pendulum")
     kl = held(kind, actor, reference)
     after = StepCounter(step_count_key="later")

@@ -1,7 +1,5 @@
 """A recurrent reference would be asked with the policy's hidden state: it is refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -77,8 +75,3 @@ def test_a_recurrent_reference_is_refused(name: str, cell: str) -> None:
 def test_a_frozen_copy_of_one_is_no_way_round() -> None:
     with pytest.raises(ValueError, match="is recurrent"):
         ReferenceModelLogProbTransform(FrozenPolicy.copy_of(recurrent()))
-
-
-def test_a_recurrent_policy_is_trained_beside_another_reference() -> None:
-    loss = ClipPPOLoss(recurrent(), critic(), reference=actor(), ref_kl_coef=0.1)
-    assert loss.reference is not None

@@ -1,7 +1,5 @@
 """log pi as the policy wrote it: under an older key, filled in, behind noise, or not at all."""
 
-from __future__ import annotations
-
 import math
 import warnings
 
@@ -129,26 +127,7 @@ def test_random_frames_in_a_batch(way: str, on_unsampled: str) -> None:
         torch.testing.assert_close(rest.double(), expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("on_unsampled", ["nan", "skip", "zero", "raise"])
-def test_random_actions_in_an_environment(way: str, on_unsampled: str) -> None:
-    env, _, reference = gaussian()
-    around = TransformedEnv(env, transform(way, reference, on_unsampled=on_unsampled))
-    if on_unsampled == "raise":
-        with pytest.raises(RuntimeError, match=UNSAMPLED):
-            around.rollout(3)
-        return
-    with pytest.warns(UserWarning, match=UNSAMPLED):
-        after = around.rollout(3)["next"]
-    assert bool(after["kl"].isnan().all()) is (on_unsampled != "zero")
-    if on_unsampled == "nan":
-        assert after["reward"].isnan().all()
-    else:
-        torch.testing.assert_close(after["reward"], after["raw"], atol=0, rtol=0)
-
-
 def test_a_log_prob_of_zero_is_one_where_the_policy_says_so() -> None:
-    """A certain choice has log pi = 0 and is charged."""
     _, actor, reference, _ = case("cartpole")
     batch = actor(TensorDict({"observation": torch.zeros(2, 4)}, [2])).detach()
     key = actor.dist_params_keys[0]
@@ -237,16 +216,6 @@ def test_a_saturated_action_is_no_noise(loc: float) -> None:
         warnings.simplefilter("error")
         log_prob = sampled_log_prob(batch, ["action_log_prob"], torch.zeros(500, 1), actor)
     torch.testing.assert_close(log_prob, batch["action_log_prob"], atol=0, rtol=0)
-
-
-def test_retrieval_scores_the_action_with_its_noise() -> None:
-    env, actor, reference = gaussian()
-    noise = AdditiveGaussianModule(env.action_spec, sigma_init=0.5, sigma_end=0.5)
-    with torch.no_grad():
-        batch = env.rollout(6, TensorDictSequential(actor, noise))
-        expected = log_ratio(batch, reference)
-        after = RetrieveKL(actor, reference, kl_key="kl")(batch)["next"]
-    torch.testing.assert_close(after["kl"].double(), expected, atol=1e-4, rtol=1e-3)
 
 
 def test_a_collectors_policy_that_cannot_score_is_named() -> None:

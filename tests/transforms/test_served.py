@@ -1,7 +1,5 @@
 """The Ray-backed transforms on this machine, against the same transforms in this process."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -165,7 +163,6 @@ def test_the_actors_errors_keep_their_type(served) -> None:
 
 
 def test_what_an_environment_appends_to_it_runs_here() -> None:
-    """Before and behind the actor's parts, also in a clone; the coefficient is at hand."""
     env, actor, reference, _ = case("pendulum")
     kl = RayRetrieveKL(
         actor, reference, coeff=COEF, num_cpus=0.5, kl_key="kl", raw_reward_key="raw"

@@ -1,7 +1,5 @@
 """One rule for shapes: KLs per agent, or per team, against plain float64 sums."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -63,7 +61,6 @@ def true_kl(batch: TensorDict, reference: nn.Module, estimator: str, rewarded: s
 @pytest.mark.parametrize("rewarded", REWARDED)
 @pytest.mark.parametrize("way", WAYS)
 def test_agents_are_charged_each_or_as_a_team(way, rewarded, distribution, batched) -> None:
-    """On a batch, and in the environment: the same actions, the same numbers."""
     torch.manual_seed(0)
     actor, reference = apart(agents_actor(distribution))
     key = REWARDS[rewarded]
@@ -103,7 +100,6 @@ def joint() -> ProbabilisticActor:
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "parts, k2"])
 def test_a_joint_policy_is_refused_rewards_per_agent(way: str) -> None:
-    """Both shapes are named; per team it is one number."""
     actor = joint()
     data = TensorDict({"agents": {"observation": torch.randn(5, AGENTS, 4)}}, [5])
     batch = actor(data).detach()

@@ -1,7 +1,5 @@
 """``kl=legacy`` and ``kl=retrieve`` against arithmetic on torch distributions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensordict import TensorDict
@@ -16,7 +14,6 @@ from klrl.control.env import make_env
 from klrl.control.kl import annotate, make_reference_kl, measure
 from klrl.kl import (
     KLRewardTransform,
-    RetrieveLogProb,
     estimate_kl,
     freeze,
 )
@@ -116,7 +113,6 @@ def documented_actor() -> tuple[GymEnv, ProbabilisticActor]:
 
 
 def test_the_documented_pendulum_example_runs() -> None:
-    """The example of KLRewardTransform's documentation, import apart."""
     base, actor = documented_actor()
     transform = KLRewardTransform(actor, out_keys="reward_kl")
     env = TransformedEnv(base, transform)
@@ -140,15 +136,6 @@ def test_legacy_specs_for_every_out_key(out_key) -> None:
     env = TransformedEnv(base, KLRewardTransform(actor, in_keys=["reward"], out_keys=[out_key]))
     check_env_specs(env)  # raises where a spec and a rollout differ
     assert env.rollout(2, actor)["next"].get(out_key).shape == (2, 1)
-
-
-def test_retrieved_log_probs_carry_gradients_only_where_asked() -> None:
-    _, actor = documented_actor()
-    batch = actor(TensorDict({"observation": torch.randn(4, 3)}, [4])).detach()
-    batch["next"] = TensorDict({"reward": torch.zeros(4, 1)}, [4])
-    for detach in (True, False):
-        written = RetrieveLogProb(actor, detach=detach)(batch.clone())["next", "log_probs", "full"]
-        assert written.requires_grad is not detach
 
 
 # One case per documented argument of the control side's KLRewardTransform, shown to be read. Its
@@ -236,7 +223,6 @@ def test_the_action_key(problem) -> None:
 
 
 def test_clones_are_differentiable_where_asked_and_follow_casts(problem) -> None:
-    """Documented of requires_grad=True alone; klrl's follows in both cases."""
     _, reference, batch, kl = problem
     for asked in (True, False):
         transform = KLRewardTransform(reference, requires_grad=asked).to(torch.float64)

@@ -4,8 +4,6 @@ Whatever fails, the workers are closed: Python waits for them at its end, so a f
 as a suite that hangs.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 
@@ -135,7 +133,6 @@ def test_what_is_sent_is_in_the_specs(where: str) -> None:
 
 @pytest.mark.parametrize("name", ["legacy", "constrained, exact"])
 def test_no_action_is_charged_with_the_log_prob_of_another(name: str) -> None:
-    """Policy, random, policy: the middle one is NaN, in a worker as in one process."""
     actor, _ = policies("pendulum")
     with closing(Workers(partial(worker, "pendulum", name, True))) as several:
         for env in (several, worker("pendulum", name, True)):

@@ -1,7 +1,5 @@
 """A small policy, before and after it moved, and every way to charge its KL."""
 
-from __future__ import annotations
-
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torchrl.envs import Compose
