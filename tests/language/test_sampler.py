@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from klrl.language.data.batch import make_batch
-from klrl.language.model.pretrained import decoders as module
+from klrl.language.model import decoders as module
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.run.wrapper_sampler import WrapperSampler
 from tests.language.toys import EOS, FAMILIES, GROUP, PAD, network, of_tokens, prompts, truth
