@@ -27,7 +27,7 @@ from klrl.control.actor import Agent
 from klrl.control.distributions import Categorical, Params
 from klrl.control.networks import PolicyNet, ValueNet
 from klrl.control.step import BETA1, Columns
-from klrl.language.data.files import batch as layout
+from klrl.language.data import batch as layout
 from klrl.language.model.causal_lm import ValueHead
 from klrl.language.run.checks import Layouts
 from klrl.language.run.policy import Policy
