@@ -350,7 +350,6 @@ def test_cpu_seconds_are_spread_as_the_clocks() -> None:
     assert x_of(line, "frames") == pytest.approx([1.0, 2.0])
 
 
-@pytest.mark.integration
 def ant_told(cells: dict) -> str:
     def mean(setting: str, key: str) -> float:
         return float(np.mean([line[key] for line in cells[setting]["ant"]]))
@@ -360,6 +359,7 @@ def ant_told(cells: dict) -> str:
     return f"on Ant ({clip:,.0f} against {klpen:,.0f}, at {times:.1f} times the KL(old || new))"
 
 
+@pytest.mark.integration
 def test_readmes_numbers_are_those_of_the_committed_cells() -> None:
     cells = {setting: known(setting) for setting in (HELD, CLIP, KLPEN)}
     told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
