@@ -78,7 +78,7 @@ class VectorGymEnv(EnvBase):
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
         self.env_id = env_id
         self.num_copies = num_envs
-        self.seed_first_reset(seed)
+        self.seed_episodes(seed)
         self._setting = setting or f"env.id={env_id}"
         make = make or partial(make_gym, env_id, kwargs or {})
         copies = [make() for _ in range(num_envs)]
@@ -294,13 +294,13 @@ class VectorGymEnv(EnvBase):
             )
         return tensor
 
-    def seed_first_reset(self, seed: int) -> None:
+    def seed_episodes(self, seed: int) -> None:
         """Seed all episodes that are to come."""
         self._seed, self._begun = seed, [0] * self.num_copies
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
-            self.seed_first_reset(seed)
+            self.seed_episodes(seed)
 
     # ---------------------------------------------------------------------- running episodes
 
@@ -309,11 +309,8 @@ class VectorGymEnv(EnvBase):
         if self._episodes is None:
             if why := why_unrepeatable(self._make, self._step_timeout):
                 return why
-            self._episodes = self._new_episodes()
+            self._episodes = Episodes(self._answers)
         return ""
-
-    def _new_episodes(self) -> Episodes:
-        return Episodes(self._answers.view(np.uint8).reshape(self.num_copies, -1))
 
     def episodes(self) -> dict[str, Any] | None:
         """The running episodes; None where they are not kept, or one is too long."""
@@ -329,7 +326,7 @@ class VectorGymEnv(EnvBase):
             EnvError: a copy answers otherwise than it did.
         """
         self._seed, self._begun = state["seed"], list(state["numbers"])
-        self._episodes = self._new_episodes()
+        self._episodes = Episodes(self._answers)
         for copies, actions in replayed(state):
             if actions is None:
                 self.reset_native(copies)

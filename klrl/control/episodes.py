@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -34,10 +35,11 @@ class Episodes:
     """The running episodes of N copies that are stepped together.
 
     Args:
-        rows: uint8 [N, bytes], the memory that holds each copy's last observation, reward and ends.
+        answers: [N] of a structured type; the last observation, reward and ends of each copy.
     """
 
-    def __init__(self, rows: np.ndarray) -> None:
+    def __init__(self, answers: np.ndarray) -> None:
+        rows = answers.view(np.uint8).reshape(len(answers), -1)
         self.rows = [row.data for row in rows]
         #: Of all observations, rewards and ends of each copy's episode.
         self.digests = [0] * len(rows)
@@ -96,21 +98,14 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
         make: makes a copy.
         timeout: seconds that a step or a reset may take.
     """
-    made: list[gymnasium.Env] = []
-    call = partial(within, timeout)
+    call: Call = partial(within, timeout)
     try:
-        with generators_kept():
-            for _ in range(2):
-                made.append(call(make))
-            played, fresh = made
+        with generators_kept(), closing(call(make)) as played, closing(call(make)) as fresh:
             return _difference(played, fresh, call)
     except TookTooLong:
         return f"a step or a reset took longer than {timeout:g} s"
     except Exception as error:  # someone else's code: it may raise anything
         return f"another copy fails: {first_line(error)}"
-    finally:
-        for env in made:
-            env.close()
 
 
 def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:

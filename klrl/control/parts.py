@@ -140,7 +140,7 @@ class ControlParts(Parts):
         if elsewhere:
             self._copies.close()
         copies = None if elsewhere else self._copies
-        reseed = partial(self._copies.seed_first_reset, seed)
+        reseed = partial(self._copies.seed_episodes, seed)
         reseed()
         context = RolloutContext(self.config, copies, self.agent, self.device, seed, online, say)
         rollout = self._episodes.begin(iteration, lambda: make_rollout(context), reseed, say)

@@ -92,8 +92,7 @@ class RunningEpisodes:
         """Make the rollout from a state; why that failed, else nothing."""
         with generators_kept():  # TorchRL's collector draws when it is made
             rollout = self._rollout = make()
-            if not isinstance(rollout, KeptRollout):
-                return f"{type(rollout).__name__} takes no state"
+            assert isinstance(rollout, KeptRollout)
             try:
                 rollout.load_state_dict(loaded)
             except Exception as error:  # of the environment too, which may be another version's

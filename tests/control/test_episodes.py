@@ -133,6 +133,17 @@ class Lasting(Drifting):
         return np.array([self.position]), {}
 
 
+class Reseeding(Drifting):
+    """It seeds a generator that all copies draw from."""
+
+    def noise(self) -> float:
+        return float(np.random.normal())
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        np.random.seed(seed)
+        return super().reset(seed=seed)
+
+
 BEGINS = "a copy that has played begins otherwise than a new one with the same seed"
 DIFFERS = "two copies with the same seed and actions differ in step 1"
 
@@ -147,6 +158,7 @@ DIFFERS = "two copies with the same seed and actions differ in step 1"
         (lambda: NormalizeObservation(Drifting()), BEGINS),
         (Counting, DIFFERS),
         (Lasting, BEGINS),
+        (Reseeding, DIFFERS),
         (Unseeded, BEGINS),
         (Dice, BEGINS),
     ],

@@ -337,7 +337,7 @@ def test_gymnasiums_wrappers_are_applied_from_the_inside() -> None:
         wrappers.ReshapeObservation(wrappers.GrayscaleObservation(twin), (21, 84)), 3
     )
     shown, _ = by_hand.reset(seed=0)
-    np.testing.assert_array_equal(env.reset_native()[0].reshape(3, 21, 84), shown)
+    np.testing.assert_array_equal(env.reset_native(seeds=[0])[0].reshape(3, 21, 84), shown)
     for action in (0, 2, 1):
         seen = env.step_native(np.array([action]))[0]
         np.testing.assert_array_equal(seen[0].reshape(3, 21, 84), by_hand.step(action)[0])

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import klrl
+from klrl.control.resumption import RunningEpisodes
 from klrl.report.bits import compare_bits
 from klrl.runs.checkpoint import Checkpoints
 from klrl.train.callbacks import Callback
@@ -140,17 +141,20 @@ def test_an_episode_that_is_too_long_begins_anew_and_says_so(monkeypatch, capsys
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_checkpoint_of_before_holds_no_rollout_and_is_resumed_all_the_same(
-    monkeypatch, capsys
+@pytest.mark.parametrize("held", [None, {"copies": torch.zeros(3)}], ids=["none", "numerics 2"])
+def test_a_checkpoint_of_before_holds_no_actions_and_is_resumed_all_the_same(
+    held, monkeypatch, capsys
 ) -> None:
     with monkeypatch.context() as patch:
         save = Checkpoints.save
 
         def save_as_before(self: Checkpoints, *how: Any) -> None:
-            self._components.pop("rollout", None)
+            if held is None:
+                self._components.pop("rollout", None)
             save(self, *how)
 
         patch.setattr(Checkpoints, "save", save_as_before)
+        patch.setattr(RunningEpisodes, "state_dict", lambda self: held)
         with pytest.raises(KeyboardInterrupt):
             klrl.run(*WORDS, "env.normalize_reward=true", folder=PART, callbacks=[EndsAt(4)])
     assert exits(f"resume={PART}") == 0
