@@ -119,7 +119,6 @@ class TorchRLEnv(gymnasium.Env[Any, Any]):
                 *_misfits("reset", before, seen),
                 *_misfits("step", after, seen),
                 *_misfits("step", after, reward),
-                *_undeclared(self.base, after),
             )
             if misfits:
                 return misfits[0]
@@ -253,16 +252,6 @@ def _misfits(when: str, data: TensorDictBase, spec: Composite) -> Iterator[str]:
         elif value.numel() != leaf.shape.numel():
             shape, expected = list(value.shape), list(leaf.shape)
             yield f"{when} wrote {_listed([key])} of shape {shape}, and its spec says {expected}"
-
-
-def _undeclared(base: EnvBase, after: TensorDictBase) -> Iterator[str]:
-    """What a step wrote that no spec has."""
-    specs = (base.observation_spec, base.full_reward_spec, base.full_done_spec, base.state_spec)
-    known = {key for spec in specs for key in spec.keys(True, True)}
-    for key in after.keys(True, True):
-        if key not in known:
-            spec = "done" if key in ("done", "terminated", "truncated") else "observation"
-            yield f"step wrote {_listed([key])}, which no spec has; add it to {spec}_spec"
 
 
 def _entry(data: TensorDictBase, key: Key) -> Tensor:
