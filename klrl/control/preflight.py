@@ -6,7 +6,6 @@ import difflib
 import importlib
 import math
 import os
-import sys
 import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,8 +60,6 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
             "actor.own_critic=null: klrl's critic beside a network of your own is an MLP, which "
             "reads no images; add actor.own_critic.target=package.module:Name"
         )
-    if isinstance(env, CustomEnvConfig):
-        _check_specs(env, copy)
     _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
     copy.close()
     if isinstance(actor, CNNActorConfig):
@@ -155,7 +152,12 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
 
     from klrl.control.action_space import conversion
 
+    # Of a TorchRL environment of the user's own.
+    specs = getattr(copy.unwrapped, "require_specs", None)
+
     def step() -> tuple[Any, Any]:
+        if specs is not None:
+            specs()
         reset = copy.reset(seed=0)
         copy.action_space.seed(0)
         action = copy.action_space.sample()
@@ -168,11 +170,16 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
         return reset, copy.step(action)
 
     try:
-        reset, after = within(env.step_timeout, step)
+        calls = 1 if specs is None else 1 + copy.unwrapped.specs_calls
+        limit = None if env.step_timeout is None else calls * env.step_timeout
+        reset, after = within(limit, step)
         if isinstance(env, CustomEnvConfig):
             _check_answers(copy.observation_space, reset, after)
     except TookTooLong:
-        raise _too_long(env) from None
+        raise ConfigError(
+            f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; "
+            "fix the environment, or give more"
+        ) from None
     except Misfit as error:
         raise ConfigError(
             f"{env.named}: its first step: {error}; fix the environment, or the setting named"
@@ -205,36 +212,6 @@ def _raising_wrapper(env: EnvConfig, error: BaseException) -> tuple[str, OwnPart
             if f"{part.target}.".startswith(of):
                 return setting, part
     return None
-
-
-def _too_long(env: EnvConfig) -> ConfigError:
-    return ConfigError(
-        f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; fix "
-        "the environment, or give more"
-    )
-
-
-def _check_specs(env: CustomEnvConfig, copy: Any) -> None:
-    """Of a TorchRL environment of the user's own; what it answers must fit its specs."""
-    if "torchrl.envs" not in sys.modules:  # whoever made one imported it
-        return
-    from klrl.control.torchrl_env import TorchRLEnv
-
-    made = copy.unwrapped
-    if not isinstance(made, TorchRLEnv):
-        return
-
-    def find() -> str:
-        with told("env", env):
-            return made.fault()
-
-    limit = None if env.step_timeout is None else made.fault_calls * env.step_timeout
-    try:
-        fault = within(limit, find)
-    except TookTooLong:
-        raise _too_long(env) from None
-    if fault:
-        raise ConfigError(f"{env.named}: {fault}")
 
 
 def _check_answers(space: Any, reset: Any, step: Any) -> None:
