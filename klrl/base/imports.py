@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from klrl.base.errors import ConfigError, with_line
+from klrl.base.text import nearest
 
 
 def look_up(module: str, where: Mapping[str, str], name: str) -> Any:
@@ -104,3 +105,19 @@ def import_named(setting: str, source: str) -> ModuleType:
             f"{setting}: importing {source} fails ({with_line(error)}); fix it"
         ) from error
     return module
+
+
+def named_in(setting: str, module: ModuleType, source: str, name: str) -> Callable[..., Any]:
+    """The class or function ``name`` (or ``Class.name``) of a module that ``source`` names."""
+    found: Any = module
+    for each in name.split("."):
+        if not hasattr(found, each):
+            known = [key for key in vars(found) if not key.startswith("_")]
+            remedy = nearest(each, known) or "; fix the name"
+            raise ConfigError(f"{setting}: {source} has no {name}{remedy}")
+        found = getattr(found, each)
+    if not callable(found):
+        kind = type(found).__name__
+        raise ConfigError(f"{setting}: is of type {kind}; name a class or a function")
+    result: Callable[..., Any] = found
+    return result

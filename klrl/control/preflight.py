@@ -6,7 +6,6 @@ import difflib
 import importlib
 import math
 import os
-import sys
 import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,9 +59,6 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
             "actor.own_critic=null: klrl's critic beside a network of your own is an MLP, which "
             "reads no images; add actor.own_critic.target=package.module:Name"
         )
-    if isinstance(env, CustomEnvConfig):
-        _check_specs(env, copy)
-        _check_answers(env, copy if layout is None else Packed(copy, layout))
     _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
     copy.close()
     if isinstance(actor, CNNActorConfig):
@@ -150,40 +146,51 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
 
 
 def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
-    """An argument of the wrong type often fails at the first step only."""
+    """Reset and step: an argument of the wrong type often fails at the first step only."""
     from gymnasium.spaces import Discrete
 
     from klrl.control.action_space import conversion
-    from klrl.control.answers import Misfit
 
-    def step() -> None:
-        observation, _ = copy.reset(seed=0)
+    # Of a TorchRL environment of the user's own.
+    specs = getattr(copy.unwrapped, "require_specs", None)
+
+    def step() -> tuple[Any, Any]:
+        if specs is not None:
+            specs()
+        reset = copy.reset(seed=0)
         copy.action_space.seed(0)
         action = copy.action_space.sample()
         if layout is not None and layout.masked:
             # An environment may raise at an action that it excludes.
-            allowed = layout.first_allowed(observation)
+            allowed = layout.first_allowed(reset[0])
             rows = allowed[:, 0] if isinstance(copy.action_space, Discrete) else allowed
             convert = conversion(copy.action_space)
             (action,) = rows if convert is None else convert(rows)
-        copy.step(action)
+        return reset, copy.step(action)
 
     try:
-        within(env.step_timeout, step)
+        calls = 1 if specs is None else 1 + copy.unwrapped.specs_calls
+        limit = None if env.step_timeout is None else calls * env.step_timeout
+        reset, after = within(limit, step)
+        if isinstance(env, CustomEnvConfig):
+            _check_answers(copy.observation_space, reset, after)
     except TookTooLong:
-        raise _too_long(env) from None
+        raise ConfigError(
+            f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; "
+            "fix the environment, or give more"
+        ) from None
     except Misfit as error:
         raise ConfigError(
             f"{env.named}: its first step: {error}; fix the environment, or the setting named"
         ) from error
-    except Exception as error:  # someone else's code: it may raise anything
-        if (wrapper := _raising_wrapper(env, error)) is not None:
-            with told(*wrapper):
+    except (Exception, SystemExit) as error:  # someone else's code: it may raise anything
+        own = ("env", env) if isinstance(env, CustomEnvConfig) else None
+        if (part := _raising_wrapper(env, error) or own) is not None:
+            with told(*part):
                 raise
         fix = f"fix {env.arguments}{' or env.wrappers' * bool(env.wrappers)}"
-        given = env.args if isinstance(env, CustomEnvConfig) else env.kwargs
         raise ConfigError(
-            f"{env.named} with {env.arguments}={given}: its first step fails: "
+            f"{env.named} with {env.arguments}={env.kwargs}: its first step fails: "
             f"{first_line(error)}; {fix}"
         ) from error
 
@@ -206,78 +213,29 @@ def _raising_wrapper(env: EnvConfig, error: BaseException) -> tuple[str, OwnPart
     return None
 
 
-def _too_long(env: EnvConfig) -> ConfigError:
-    return ConfigError(
-        f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; fix "
-        "the environment, or give more"
-    )
-
-
-def _check_specs(env: CustomEnvConfig, copy: Any) -> None:
-    """Of a TorchRL environment of the user's own; what it answers must fit its specs."""
-    if "torchrl.envs" not in sys.modules:  # whoever made one imported it
-        return
-    from klrl.control.torchrl_env import TorchRLEnv
-
-    made = copy.unwrapped
-    if not isinstance(made, TorchRLEnv):
-        return
-
-    def find() -> str:
-        with told("env", env):
-            return made.fault()
-
-    limit = None if env.step_timeout is None else made.fault_calls * env.step_timeout
-    try:
-        fault = within(limit, find)
-    except TookTooLong:
-        raise _too_long(env) from None
-    if fault:
-        raise ConfigError(f"{env.named}: {fault}")
-
-
-def _check_answers(env: CustomEnvConfig, copy: Any) -> None:
-    """Reset and step an environment of the user's own: its answers must fit its spaces."""
+def _check_answers(space: Any, reset: Any, step: Any) -> None:
+    """What an environment of the user's own answers must fit its space."""
     import numpy as np
     from gymnasium import spaces
 
-    space, actions, text = copy.observation_space, copy.action_space, env.named
-    actions.seed(0)
-
-    def play() -> Any:
-        return copy.reset(seed=0), copy.step(actions.sample())
-
-    try:
-        reset, step = within(env.step_timeout, play)
-    except TookTooLong:
-        return  # the check of a step says so
-    except Misfit as error:
-        raise ConfigError(f"{text}: {error}; fix the environment") from error
-    except (Exception, SystemExit) as error:
-        with told(*(_raising_wrapper(env, error) or ("env", env))):
-            raise
     if not (isinstance(reset, tuple) and len(reset) == 2):
-        raise ConfigError(f"{text}: reset returned {type(reset).__name__}; give observation, info")
+        raise Misfit(f"reset returned {type(reset).__name__}; give observation, info")
     if not (isinstance(step, tuple) and len(step) == 5):
-        raise ConfigError(
-            f"{text}: step returned {type(step).__name__}; give observation, reward, terminated, "
+        raise Misfit(
+            f"step returned {type(step).__name__}; give observation, reward, terminated, "
             "truncated, info"
         )
-    try:
-        for observation in (reset[0], step[0]):
-            if isinstance(space, spaces.Box):
-                require_observation(observation, space.shape)
-                if not np.isfinite(np.asarray(observation)).all():
-                    raise Misfit("an observation is not finite")
-            elif not space.contains(observation):
-                raise Misfit(f"observation {observation!r:.60} is not in its space {space}")
-        reward = require_number(step[1])
-        require_flag("terminated", step[2])
-        require_flag("truncated", step[3])
-    except Misfit as error:
-        raise ConfigError(f"{text}: {error}; fix the environment") from error
-    if not math.isfinite(reward):
-        raise ConfigError(f"{text}: the first reward is {reward}; give finite numbers")
+    for observation in (reset[0], step[0]):
+        if isinstance(space, spaces.Box):
+            require_observation(observation, space.shape)
+            if not np.isfinite(np.asarray(observation)).all():
+                raise Misfit("an observation is not finite")
+        elif not space.contains(observation):
+            raise Misfit(f"observation {observation!r:.60} is not in its space {space}")
+    if not math.isfinite(reward := require_number(step[1])):
+        raise Misfit(f"the first reward is {reward}; give finite numbers")
+    require_flag("terminated", step[2])
+    require_flag("truncated", step[3])
 
 
 def _check_id(env_id: str) -> None:

@@ -44,7 +44,7 @@ Key = str | tuple[str, ...]
 class TorchRLEnv(gymnasium.Env[Any, Any]):
     """A copy of a TorchRL environment of batch size [], with one action and one reward."""
 
-    fault_calls = 10  # resets and steps of :meth:`fault`, at most
+    specs_calls = 10  # resets and steps of :meth:`require_specs`, at most
 
     def __init__(self, setting: str, base: EnvBase) -> None:
         _require_one(setting, base)
@@ -100,29 +100,27 @@ class TorchRLEnv(gymnasium.Env[Any, Any]):
         """Close it."""
         self.base.close(raise_if_closed=False)
 
-    def fault(self) -> str:
-        """What of a reset and a step does not fit its specs; empty where all does."""
+    def require_specs(self) -> None:
+        """A Misfit where a reset or a step does not fit the specs."""
         with self._drawing():
             before = self.base.rand_action(self.base.reset())
             # step() stumbles over what _step leaves out.
             after = self.base._step(before.copy())
             seen, reward = self.base.observation_spec, self.base.full_reward_spec
             if not isinstance(after, TensorDictBase):
-                return f"step returned {type(after).__name__}; return a TensorDict"
-            misfits = (
-                *_misfits("reset", before, seen),
-                *_misfits("step", after, seen),
-                *_misfits("step", after, reward),
-                *_undeclared(self.base, after),
-            )
-            if misfits:
-                return misfits[0]
+                raise Misfit(f"step returned {type(after).__name__}; return a TensorDict")
+            for when, data, spec in (
+                ("reset", before, seen),
+                ("step", after, seen),
+                ("step", after, reward),
+            ):
+                _require_entries(when, data, spec)
             try:
                 with _quiet():
                     check_env_specs(self.base)
             except AssertionError as error:
-                return f"torchrl's check_env_specs refuses it: {in_one_line(error)}"
-        return ""
+                why = in_one_line(error)
+                raise Misfit(f"torchrl's check_env_specs refuses it: {why}") from error
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
@@ -214,28 +212,20 @@ _DTYPES: dict[torch.dtype | None, Any] = {
 # ---------------------------------------------------------------------------------------- answers
 
 
-def _misfits(when: str, data: TensorDictBase, spec: Composite) -> Iterator[str]:
-    """The entries of a spec that are not in data, or of another type there."""
+def _require_entries(when: str, data: TensorDictBase, spec: Composite) -> None:
+    """The entries of a spec must be in data, of its type and size."""
     for key, leaf in spec.items(True, True):
         value = data.get(key, None)
         if value is None:
-            yield f"{when} wrote no {_listed([key])}, which its spec has; write it"
-        elif not isinstance(value, Tensor) or value.dtype != leaf.dtype:
+            raise Misfit(f"{when} wrote no {_listed([key])}, which its spec has; write it")
+        if not isinstance(value, Tensor) or value.dtype != leaf.dtype:
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            yield f"{when} wrote {_listed([key])} as {kind}, and its spec says {leaf.dtype}"
-        elif value.numel() != leaf.shape.numel():
+            raise Misfit(f"{when} wrote {_listed([key])} as {kind}, and its spec says {leaf.dtype}")
+        if value.numel() != leaf.shape.numel():
             shape, expected = list(value.shape), list(leaf.shape)
-            yield f"{when} wrote {_listed([key])} of shape {shape}, and its spec says {expected}"
-
-
-def _undeclared(base: EnvBase, after: TensorDictBase) -> Iterator[str]:
-    """What a step wrote that no spec has."""
-    specs = (base.observation_spec, base.full_reward_spec, base.full_done_spec, base.state_spec)
-    known = {key for spec in specs for key in spec.keys(True, True)}
-    for key in after.keys(True, True):
-        if key not in known:
-            spec = "done" if key in ("done", "terminated", "truncated") else "observation"
-            yield f"step wrote {_listed([key])}, which no spec has; add it to {spec}_spec"
+            raise Misfit(
+                f"{when} wrote {_listed([key])} of shape {shape}, and its spec says {expected}"
+            )
 
 
 def _entry(data: TensorDictBase, key: Key) -> Tensor:

@@ -12,25 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError, LossError, with_line
-from klrl.base.imports import import_named
+from klrl.base.imports import import_named, named_in
 from klrl.doctor.problems import DOUBLE, MakeNetwork
 
 
 def load(option: str, name: str) -> Any:
     """What ``package.module:name`` or ``path/file.py:name``, given by an option, names."""
     setting = f"{option} {name}"
-    source, _, attribute = name.rpartition(":")
-    if not source or not attribute:
+    source, _, wanted = name.rpartition(":")
+    if not source or not wanted:
         raise ConfigError(f"{setting}: write package.module:NAME or path/file.py:NAME")
-    module = import_named(setting, source)
-    if not hasattr(module, attribute):
-        raise ConfigError(f"{setting}: {source} has no {attribute}; fix the name")
-    value = getattr(module, attribute)
-    if not callable(value):
-        raise ConfigError(
-            f"{setting}: is of type {type(value).__name__}; name a function or a class"
-        )
-    return value
+    return named_in(setting, import_named(setting, source), source, wanted)
 
 
 def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:

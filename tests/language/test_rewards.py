@@ -76,8 +76,8 @@ def test_a_row_without_an_answer_is_told_by_its_sample() -> None:
         ("broken_reward.py:f", "importing broken_reward.py fails .ZeroDivisionError"),
         ("nowhere/mine.py:f", "no such file nowhere/mine.py; fix the path"),
         ("exiting_reward:f", "importing exiting_reward fails .SystemExit"),
-        ("short_reward:f", "short_reward has no function f"),
-        ("short_reward:number", "short_reward has no function number"),
+        ("short_reward:f", "short_reward has no f;"),
+        ("short_reward:number", "is of type int; name a class or a function"),
         ("short_reward:two", "cannot be called as two.prompts, responses, rows"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,6 @@ from klrl.config.fields import OwnPart
 from klrl.config.own.find import arguments, find_target, named
 from klrl.config.own.parts import GIVEN
 
-#: Of a part in a list: env.wrappers[0].
-_INDEX = re.compile(r"\[\d+\]$")
 #: What a YAML holds.
 _PLAIN = bool | int | float | str | list | dict | None
 
@@ -24,7 +21,7 @@ _PLAIN = bool | int | float | str | list | dict | None
 def typed_args(setting: str, part: OwnPart) -> dict[str, Any]:
     """The args of a part: those that were given, typed, and plain defaults of the others."""
     target = find_target(setting, part)
-    text, given = named(setting, part), GIVEN[_INDEX.sub("", setting)]
+    text, given = named(setting, part), GIVEN[setting.partition("[")[0]]
     takes, rest = arguments(text, target)
     own = {name: p for name, p in takes.items() if name not in given}
     free = rest and takes.keys() >= set(given)  # else the rest is for what klrl gives

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from klrl.base.errors import ConfigError, with_line
-from klrl.base.imports import import_users
-from klrl.base.text import nearest
+from klrl.base.imports import import_users, named_in
 from klrl.config.checks import NoValueError
 from klrl.config.fields import OwnPart
 
@@ -60,42 +59,20 @@ def told(setting: str, part: OwnPart) -> Iterator[None]:
 
 def find_target(setting: str, part: OwnPart) -> Callable[..., Any]:
     """The class or function that a part names."""
-    module_name, name = split(setting, part)
-    found: Any = import_users(named(setting, part), module_name, part.path)
-    for each in name.split("."):
-        if not hasattr(found, each):
-            known = [key for key in vars(found) if not key.startswith("_")]
-            raise ConfigError(
-                f"{named(setting, part)}: {module_name} has no {name}"
-                f"{nearest(each, known) or '; fix the name'}"
-            )
-        found = getattr(found, each)
-    if not callable(found):
-        raise ConfigError(
-            f"{named(setting, part)}: is of type {type(found).__name__}; name a class or a function"
-        )
-    if inspect.iscoroutinefunction(found):
-        raise ConfigError(f"{named(setting, part)}: is an async function; name a plain one")
-    return found
-
-
-def split(setting: str, part: OwnPart) -> tuple[str, str]:
-    """A target as (module, name).
-
-    Raises:
-        ConfigError: it is none.
-    """
     if part.target is None:
         raise NoValueError(
             f"{setting}.target: has no value; give one, as in {setting}.target=package.module:Name"
         )
-    module, _, name = part.target.rpartition(":")
+    text, (module, _, name) = named(setting, part), part.target.rpartition(":")
     parts = [*module.split("."), *name.split(".")]
     if not module or not all(each.isidentifier() for each in parts):
-        raise ConfigError(f"{named(setting, part)}: write package.module:Name")
+        raise ConfigError(f"{text}: write package.module:Name")
     if module == "__main__":
-        raise ConfigError(f"{named(setting, part)}: has no file; write it into a module")
-    return module, name
+        raise ConfigError(f"{text}: has no file; write it into a module")
+    found = named_in(text, import_users(text, module, part.path), module, name)
+    if inspect.iscoroutinefunction(found):
+        raise ConfigError(f"{text}: is an async function; name a plain one")
+    return found
 
 
 def named(setting: str, part: OwnPart) -> str:

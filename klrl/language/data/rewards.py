@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from klrl.base.errors import ConfigError, RewardError, in_one_line
-from klrl.base.imports import import_named
+from klrl.base.imports import import_named, named_in
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config.own.parts import is_reward_model
 from klrl.language.data import instructions, sort_digits
@@ -103,10 +103,7 @@ def find_reward(name: str) -> RewardFunction:
         from klrl.language.data.reward_model import RewardModel
 
         return RewardModel(attribute, setting)
-    module = import_named(setting, module_name)
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        raise ConfigError(f"{setting}: {module_name} has no function {attribute}; fix the name")
+    function = named_in(setting, import_named(setting, module_name), module_name, attribute)
     try:
         inspect.signature(function).bind([], [], [], **dict.fromkeys(asked_for(function)))
     except TypeError as error:
