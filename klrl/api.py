@@ -124,7 +124,7 @@ class Run(os.PathLike[str]):
             ``returns`` (one per episode that ended), ``row`` (``eval/return``, its standard error
             ``eval/return_se``, ``eval/episodes``), ``told``.
         """
-        from klrl.train.evaluate import evaluate_run
+        from klrl.train.evaluate_run import evaluate_run
 
         return evaluate_run(self.folder, overrides, episodes=episodes, **how)
 

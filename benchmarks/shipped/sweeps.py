@@ -122,7 +122,7 @@ class Plays:
         self, run: Run, words: Sequence[str] = (), *, episodes: int, sampled: bool = False
     ) -> dict[str, float]:
         """What ``python -m klrl.evaluate RUN WORDS --episodes N [--sampled]`` prints."""
-        from klrl.train.evaluate import evaluate_run
+        from klrl.train.evaluate_run import evaluate_run
 
         key = " ".join([str(run.path), *words, str(episodes), str(sampled), run.manifest["ended"]])
         if key not in self._known:

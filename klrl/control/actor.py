@@ -38,7 +38,6 @@ from klrl.control.distributions import (
     Normal,
     TanhNormalFamily,
 )
-from klrl.control.encoders import Encoders
 from klrl.control.networks import (
     Networks,
     ObservationNormalizer,
@@ -240,6 +239,8 @@ def _trunk(config: ActorConfig, size: int, layout: Layout | None) -> nn.Sequenti
     if isinstance(config, CNNActorConfig):
         check_images(layout, config.arch)
         cnn, scale = config.arch, config.scale
+    from klrl.control.encoders import Encoders
+
     encoders = Encoders(layout, config.hidden[0], config.activation, cnn, scale)
     return nn.Sequential(encoders, *mlp([encoders.out_features, *config.hidden], config.activation))
 

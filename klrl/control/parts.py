@@ -17,9 +17,7 @@ from klrl.control.actor import make_agent
 from klrl.control.advantage import OwnAdvantage
 from klrl.control.checks import preflight_checks
 from klrl.control.env import make_copies
-from klrl.control.evaluate import evaluate_policy
 from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
-from klrl.control.load import load_agent, load_reference
 from klrl.control.record import rewards_of
 from klrl.control.resumption import RunningEpisodes
 from klrl.control.reward_norm import RewardNormalizer
@@ -58,6 +56,8 @@ class ControlParts(Parts):
             separate=config.loss.separate_losses,
         )
         if config.actor.init is not None and before is None:
+            from klrl.control.load import load_agent
+
             load_agent(config.actor.init, self.agent)
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.agent.modules.to(self.device)
@@ -115,6 +115,8 @@ class ControlParts(Parts):
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Episodes in fresh environments."""
+        from klrl.control.evaluate import evaluate_policy
+
         return evaluate_policy(
             self.agent,
             self.config.env,
@@ -176,6 +178,8 @@ class ControlParts(Parts):
         def load_other() -> Loaded:
             config = self.config.reference
             assert isinstance(config, CheckpointReferenceConfig)
+            from klrl.control.load import load_reference
+
             return load_reference(config.path, config.which, self.agent, self._copies, described)
 
         return FrozenReference.start(self.reference_rule, self.agent.actor, load_other)

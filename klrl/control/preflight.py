@@ -26,7 +26,6 @@ from klrl.config.choices import choices_for
 from klrl.config.own import told
 from klrl.control.answers import Misfit, require_flag, require_number, require_observation
 from klrl.runs.find import other_runs
-from klrl.runs.resume import stored_config
 
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
@@ -331,6 +330,8 @@ def _network(actor: ActorConfig) -> str:
 
 def control_config(run: Path, setting: str = "run") -> Config:
     """The settings of a control run."""
+    from klrl.runs.resume import stored_config
+
     config = stored_config(run)
     if not isinstance(config, Config):
         raise ConfigError(f"{setting}={run}: is a language run; give a control run")

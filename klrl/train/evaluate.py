@@ -6,22 +6,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from pathlib import Path
 from typing import NamedTuple
 
-from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
-from klrl.base.text import warn
-from klrl.config.checks import check_device_name
-from klrl.config.own import changed_sources
-from klrl.domains import Domain, domain_of
-from klrl.runs.find import find_run
-from klrl.runs.machine import device_of
+from klrl.domains import Domain
 from klrl.runs.metrics import Row
-from klrl.runs.other_task import config_on_task
-from klrl.runs.resume import edited_settings
 from klrl.runs.returns import told_evaluation
-from klrl.train.schedule import Size
 
 
 @dataclass(frozen=True)
@@ -112,50 +102,3 @@ def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Start
             gold += few.gold
             cut += few.cut
     return Evaluation(returns, domain, how, gold, cut)
-
-
-def evaluate_run(
-    run: str | Path,
-    words: Sequence[str] = (),
-    *,
-    episodes: int | None = None,
-    sampled: bool = False,
-    which: str = "last",
-    seed: int = 0,
-    device: str = "cpu",
-) -> Evaluation:
-    """What ``klrl evaluate`` measures.
-
-    Args:
-        run: the run folder.
-        words: another task, as in ``env.kwargs.g=14``; see :mod:`klrl.runs.other_task`.
-        episodes: how many; None: :attr:`klrl.domains.Domain.plays`.
-        sampled: draw actions (tokens) as in training; else take the likeliest.
-        which: last or best checkpoint.
-        seed: of the start states and samples; a set of its own, apart from those of training.
-        device: where to put the policy.
-
-    Raises:
-        ConfigError: no such run or checkpoint, a task that the policy cannot play, or an argument
-            out of range.
-        NonFiniteError: a step returned NaN or infinity.
-        RewardError: the reward function failed.
-    """
-    check_device_name(device)
-    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ConfigError(f"{name}={value}: give a whole number >= {least}")
-    folder = find_run(str(run), "RUN")
-    config = config_on_task(folder, words)
-    for line in filter(None, [edited_settings(folder), *changed_sources(config, ("env", "actor"))]):
-        warn(line)
-    domain = domain_of(config)
-    return domain.evaluate(
-        folder,
-        config,
-        starts=Starts("evaluate", seed),
-        size=Size(episodes or domain.plays),
-        sampled=sampled,
-        which=which,
-        device=device_of(device),
-    )

@@ -117,7 +117,6 @@ def test_the_best_is_chosen_in_the_run_and_told_from_other_start_states() -> Non
 
 def test_the_closing_evaluation_chooses_nothing(monkeypatch) -> None:
     """Its start states say that the last policy is the best; those of the run, the first."""
-    import klrl.control.parts
     from klrl.domains import CONTROL
     from klrl.train.evaluate import Evaluation
 
@@ -127,7 +126,7 @@ def test_the_closing_evaluation_chooses_nothing(monkeypatch) -> None:
         value = next(returns) if starts == IN_RUN else 100.0
         return Evaluation([value] * 4, CONTROL, "deterministic")
 
-    monkeypatch.setattr(klrl.control.parts, "evaluate_policy", play)
+    monkeypatch.setattr("klrl.control.evaluate.evaluate_policy", play)
     assert exits(*WORDS, "hydra.run.dir=run") == 0
     (entry,) = Path("run/checkpoints/best").iterdir()
     manifest = json.loads((entry / "manifest.json").read_text())

@@ -12,7 +12,7 @@ import klrl
 from klrl.base.seeds import derived_seed
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.control.gym_make import make_gym
-from klrl.train.evaluate import evaluate_run
+from klrl.train.evaluate_run import evaluate_run
 from tests.conftest import QUICK
 
 pytestmark = pytest.mark.integration

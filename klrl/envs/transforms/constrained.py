@@ -20,7 +20,6 @@ from torch import Tensor
 from torchrl.data import Composite
 
 from klrl.envs.transforms.base import (
-    ChargedReward,
     NextTransform,
     OneTransform,
     as_rewarded,
@@ -30,6 +29,7 @@ from klrl.envs.transforms.base import (
     reward_like,
     reward_of,
 )
+from klrl.envs.transforms.charged import ChargedReward
 from klrl.envs.transforms.sampled import (
     check_on_unsampled,
     kl_of_sampled,

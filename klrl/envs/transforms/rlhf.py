@@ -15,7 +15,8 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torchrl.data import Composite
 
-from klrl.envs.transforms.base import ChargedReward, log_prob_like, reward_of
+from klrl.envs.transforms.base import log_prob_like, reward_of
+from klrl.envs.transforms.charged import ChargedReward
 from klrl.envs.transforms.sampled import kl_of_sampled, sampled_log_prob
 from klrl.kl.coefficient import ONE
 from klrl.kl.estimators import k1
