@@ -39,7 +39,9 @@ class KnownSetting:
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
     """The YAML of each choice of a group; of two with the same name Hydra reads klrl's."""
     folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
-    return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
+    files = {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
+    known = ALL_CHOICES.get(group, {})
+    return files | {name: files[choice.like] for name, choice in known.items() if choice.like}
 
 
 def choices(group: str, config_dir: str | None = None) -> list[str]:

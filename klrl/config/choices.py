@@ -1,8 +1,9 @@
 """The registry: group -> choice -> its schema, its factory in each domain, its free settings.
 
 It is exact: a name that is not here is refused, there is no fallback. A run stores a choice by its
-name (``GROUP.name``, set by its YAML), and is read back by it. To add a choice: a line here, a
-schema if it has settings of its own, a YAML of that name in ``conf/GROUP``, and the factory.
+name (``GROUP.name``, set by its YAML), and is read back by it. To add a choice: a line here
+and the factory; with settings or values of its own also a schema and a YAML in ``conf/GROUP``, else
+``like`` names the choice whose values it starts from.
 
 Factories are named, not imported, so nothing here imports torch. All factories of a group take the
 same arguments, written above the group.
@@ -41,6 +42,8 @@ class Choice:
     #: An optional package that it needs, and what to do where that is not installed.
     package: str = ""
     remedy: str = ""
+    #: A choice of the same schema whose values it starts from; then it needs no YAML of its own.
+    like: str = ""
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -255,6 +258,9 @@ def register_schemas() -> None:
     for group, choices in ALL_CHOICES.items():
         for name, choice in choices.items():
             store.store(group=f"schema/{group}", name=name, node=choice.schema)
+            if choice.like:
+                values = {"defaults": [choice.like, "_self_"], NAME: name}
+                store.store(group=group, name=name, node=values)
 
 
 def conf_dir() -> Path:

@@ -63,7 +63,10 @@ def help_text(config_dir: str | None = None) -> str:
             mark = "*" if name == default.get(group) else " "
             text = path.read_text(encoding="utf-8", errors="replace").splitlines()
             notes = (line[2:] for line in text if line.startswith("# ") and line[2:3] != "@")
-            lines.append(f"  {mark} {name:<{width}}  {next(notes, '')}")
+            said = (
+                next(notes, "") if path.stem == name else f"a choice that starts from {path.stem}"
+            )
+            lines.append(f"  {mark} {name:<{width}}  {said}")
     return "\n".join([*lines, "", "* the default", "", FLAGS])
 
 

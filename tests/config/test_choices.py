@@ -28,14 +28,15 @@ from klrl.config import (
     schemas,
     sweep,
 )
+from klrl.config.catalogue import choices
 from klrl.config.checks import check_config, to_config, typed_choice
-from klrl.config.choices import resolve
+from klrl.config.choices import Choice, register_schemas, resolve
 from klrl.config.compose import job_config
 from klrl.config.fields import ChoiceConfig, added, number
 from klrl.config.identity import canonical, settings_hash
 from klrl.config.stored import typed
 
-EVERY = [(group, name) for group, choices in ALL_CHOICES.items() for name in choices]
+EVERY = [(group, name) for group, known in ALL_CHOICES.items() for name in known]
 
 
 def schemas_of(*modules: object) -> set[type[ChoiceConfig]]:
@@ -61,7 +62,7 @@ def test_every_schema_belongs_to_a_choice() -> None:
     parts = [import_module(f"{schemas.__name__}.{m.name}") for m in iter_modules(schemas.__path__)]
     assert len(parts) > 4
     declared = schemas_of(*parts, sweep)
-    wired = {choice.schema for choices in ALL_CHOICES.values() for choice in choices.values()}
+    wired = {choice.schema for known in ALL_CHOICES.values() for choice in known.values()}
     bases = {base for schema in wired for base in schema.__mro__[1:]}
     assert declared - wired - bases == set(), "a schema without a choice, and so without a factory"
 
@@ -69,6 +70,9 @@ def test_every_schema_belongs_to_a_choice() -> None:
 @pytest.mark.parametrize(("group", "name"), EVERY)
 def test_every_choice_has_a_yaml_of_its_name(group: str, name: str) -> None:
     path = conf_dir() / group / f"{name}.yaml"
+    if ALL_CHOICES[group][name].like:
+        assert not path.exists()
+        return
     assert path.is_file(), f"{group}={name} has no {path.name}"
     stored = yaml.safe_load(path.read_text("utf-8"))
     assert stored["name"] == name
@@ -99,6 +103,19 @@ def test_a_factory_of_another_domain_is_no_default() -> None:
         factory("collector", config, CONTROL)
     with pytest.raises(ConfigError, match="loss.name=spo: is not registered"):
         factory("loss", LossConfig(name="spo"), CONTROL)
+
+
+def test_a_choice_like_another_needs_no_yaml(monkeypatch) -> None:
+    """A loss is its class and a line of the registry: two places."""
+    mine = Choice(KLPENConfig, CHOICES["loss"]["klpen"].factories, like="klpen_held")
+    monkeypatch.setitem(ALL_CHOICES["loss"], "mine", mine)
+    monkeypatch.setitem(CHOICES["loss"], "mine", mine)
+    register_schemas.__wrapped__()
+    config = job_config(["loss=mine", "loss.dtarg=0.02"])
+    held = job_config(["loss=klpen_held", "loss.dtarg=0.02"]).loss
+    assert config.loss == dataclasses.replace(held, name="mine")
+    assert isinstance(factory("loss", config.loss, CONTROL), type)
+    assert "mine" in choices("loss")
 
 
 def test_settings_that_name_no_choice_are_refused() -> None:
