@@ -1,4 +1,4 @@
-"""The charts as plain data, drawn both on the page and in the PNGs."""
+"""The charts as plain data, which ``pictures.py`` draws."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 SHOWN = 7
 #: A curve has no more points than this; rows between two points are averaged.
 POINTS = 60
+_MOST = 1e100
 #: Significant digits of a value that is read off a chart.
 DIGITS = 3
 
@@ -59,18 +60,29 @@ class Chart:
     x: str  # label of the x-axis, with its unit
     y: str  # label of the y-axis, with its unit
     digits: tuple[int, int]  # significant digits of x and of y, see number
-    log: bool  # whether y is logarithmic; values <= 0 are left out
+    lines: Sequence[Line]  # all settings of the task
     series: dict[int, list[Point]]  # index of the setting -> its points by x
+    log: bool = False  # whether y is logarithmic; points at or below 0 are left out
     front: list[int] | None = None  # settings that none beats, by x; None for learning curves
-    floor: float | None = None  # the lowest start of a logarithmic axis; None to show everything
     result: bool = True  # whether it is a result; the others explain it, and stand below a fold
+
+    @property
+    def missing(self) -> list[str]:
+        """The settings of which the axes can show no point."""
+        return [self.lines[i].setting.name for i, points in self.series.items() if not points]
+
+    @property
+    def floor(self) -> float | None:
+        """Where a log axis starts at the least, since KLs start at rounding."""
+        values = [point.y.value for points in self.series.values() for point in points]
+        return float(np.quantile(values, 0.1)) / 10 if values else None
 
 
 # ---------------------------------------------------------------------------------- learning curves
 
 
 def learning_curves(lines: Sequence[Line]) -> list[Chart]:
-    """A chart for each metric that declares a panel and has data, against the axis."""
+    """A chart for each metric that declares a panel and has data, results first."""
     runs = [run for line in lines for run in line.setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
@@ -79,20 +91,24 @@ def learning_curves(lines: Sequence[Line]) -> list[Chart]:
         if declared.panel is None:
             continue
         metric = metric_of(compared_by(runs, declared.name), domain)
-        log, series = PANELS[declared.panel].log, _series(lines, metric.name)
-        charts.append(
-            Chart(
-                _title(metric),
-                axis.title,
-                metric.unit,
-                _digits(axis, metric),
-                log,
-                series,
-                floor=_floor(series) if log else None,
-                result=declared.panel == "score",
-            )
-        )
-    return [chart for chart in charts if chart.series]
+        log, result = PANELS[declared.panel].log, declared.panel == "score"
+        series = _drawable(_series(lines, metric.name), log=log)
+        title, digits = _title(metric), _digits(axis, metric)
+        if series:
+            chart = Chart(title, axis.title, metric.unit, digits, lines, series, log, result=result)
+            charts.append(chart)
+    return sorted(charts, key=lambda chart: not chart.result)
+
+
+def _drawable(series: Mapping[int, Sequence[Point]], *, log: bool) -> dict[int, list[Point]]:
+    """The points that axes can show: finite, not so large that places overflow, > 0 on a log."""
+
+    def fits(point: Point) -> bool:
+        ends = [point.x, point.y.value, point.y.low, point.y.high]
+        numbers = np.array([*ends, *point.seeds, *point.places], float)
+        return not (np.abs(numbers) > _MOST).any() and not (log and point.y.value <= 0)
+
+    return {i: [point for point in points if fits(point)] for i, points in series.items()}
 
 
 def _title(metric: Metric) -> str:
@@ -107,12 +123,6 @@ def _digits(x: Metric, y: Metric) -> tuple[int, int]:
     assert x.digits is not None
     assert y.digits is not None
     return min(x.digits, DIGITS), min(y.digits, DIGITS)
-
-
-def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
-    """A tenth of the tenth percentile, the lowest start of a log axis: a KL starts at rounding."""
-    values = [point.y.value for points in series.values() for point in points if point.y.value > 0]
-    return float(np.quantile(values, 0.1)) / 10 if values else None
 
 
 def _series(lines: Sequence[Line], metric: str) -> dict[int, list[Point]]:
@@ -225,9 +235,9 @@ def _against_kl(
         f"sqrt(KL(policy||reference)), KL in {of_x.unit}",
         f"final {of_y.unit}",
         _digits(of_x, of_y),
-        False,
-        points,
-        front(lines, differences.get(key, ()), key),
+        lines,
+        _drawable(points, log=False),
+        front=front(lines, differences.get(key, ()), key),
     )
 
 
