@@ -17,11 +17,12 @@ from klrl.report import tables
 from klrl.report.aggregate import Aggregate, AggregateDifference, Scale
 from klrl.report.charts import Chart
 from klrl.report.differences import ALL_PAIRS, Difference
-from klrl.report.equal_kl import KNOBS, EqualKL
-from klrl.report.measures import Line, Measure
+from klrl.report.equal_kl import KNOBS, equal_kl
+from klrl.report.measures import Line, Measure, measures
+from klrl.report.outcomes import remarks, short_runs
 from klrl.report.pictures import Drawing, boxes
 from klrl.report.runs import Inventory
-from klrl.report.settings import Job, count, count_states
+from klrl.report.settings import Job, Setting, count, count_states
 from klrl.report.statistics import ENOUGH
 from klrl.runs.metrics import heading
 
@@ -32,19 +33,26 @@ class Task:
 
     name: str
     lines: list[Line]
-    measures: list[Measure]
     charts: list[tuple[Chart, Drawing]]  # against KL, then learning curves, results first
-    equal: EqualKL
     shown: list[int]  # indices of the settings that are drawn at first
     pictures: list[str]
     differences: list[Difference]
-    remarks: list[str]
-    short: dict[int, int]  # index of a setting -> how many of its runs ended early
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Of all its runs."""
+        return [line.setting for line in self.lines]
+
+    @property
+    def measures(self) -> list[Measure]:
+        """Those that any setting has."""
+        every = measures([run for setting in self.settings for run in setting.runs])
+        return [each for each in every if any(line.estimates[each.key] for line in self.lines)]
 
     @property
     def domain(self) -> Domain:
         """Control or language."""
-        return self.lines[0].setting.runs[0].domain
+        return self.settings[0].runs[0].domain
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,9 @@ def make_page(
         data=_embed({each.key: each.data for each in drawings}),
         tables=tables,
         boxes=boxes,
+        equal_kl=equal_kl,
+        remarks=remarks,
+        short_runs=short_runs,
         tasks=tasks,
         together=together,
         jobs=jobs,

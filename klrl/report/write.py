@@ -13,9 +13,8 @@ from klrl.base.text import escaped
 from klrl.report.aggregate import Scale, against_best, aggregates, check_scale
 from klrl.report.charts import against_kl, first_shown, learning_curves
 from klrl.report.differences import Difference, differences_of
-from klrl.report.equal_kl import equal_kl
-from klrl.report.measures import measures, summary_lines
-from klrl.report.outcomes import Counted, count_runs, remarks, short_runs
+from klrl.report.measures import summary_lines
+from klrl.report.outcomes import Counted, count_runs
 from klrl.report.page import Task, Together, make_page
 from klrl.report.pictures import draw_chart, draw_charts, draw_tasks
 from klrl.report.runs import Inventory
@@ -94,20 +93,8 @@ def _task(name: str, counted: Counted, stem: Path) -> Task:
     ):
         if drawn:
             pictures += draw_charts(drawn, shown, stem.with_name(f"{stem.name}_{what}"))
-    runs = [run for setting in members for run in setting.runs]
-    columns = [each for each in measures(runs) if any(line.estimates[each.key] for line in lines)]
-    return Task(
-        name=name,
-        lines=lines,
-        measures=columns,
-        charts=[(each, draw_chart(each, f"{stem.name}-{i}")) for i, each in enumerate(charts)],
-        equal=equal_kl(lines),
-        shown=shown,
-        pictures=pictures,
-        differences=differences["return"],
-        remarks=remarks(members),
-        short=short_runs(members),
-    )
+    drawings = [(each, draw_chart(each, f"{stem.name}-{i}")) for i, each in enumerate(charts)]
+    return Task(name, lines, drawings, shown, pictures, differences["return"])
 
 
 def _together(tasks: Sequence[Task], scale: Scale, stem: Path) -> Together:
