@@ -132,14 +132,8 @@ def test_pointing_at_a_setting_shows_its_values(tab):
         "range of 4 seeds; 3 of 4 finished",
     ]
     # The mark is around the point, and hides with the values.
-    middles = [
-        tab.ask(f"(b => [b.x + b.width / 2, b.y + b.height / 2])({each}.getBoundingClientRect())")
-        for each in (
-            f"document.querySelector(`#task-2 .against .{of}`)"
-            for of in ("mark", f"point[data-s='{i}']")
-        )
-    ]
-    assert middles[0] == pytest.approx(middles[1], abs=1)
+    mark, point = (tab.middle(f"#task-2 .against .{of}") for of in ("mark", f"point[data-s='{i}']"))
+    assert mark == pytest.approx(point, abs=1)
     tab.point(1, 1)
     assert tab.ask("getComputedStyle(tip).display") == "none"
 

@@ -13,7 +13,7 @@ import pytest
 from klrl.cli.report import main
 from klrl.report.charts import against_kl
 from klrl.report.measures import summary_lines
-from klrl.report.runs import command_line, find_runs, read_columns
+from klrl.report.runs import command_line, find_runs
 from klrl.report.settings import group_runs, name_settings, names_of
 from tests.report.toys import (
     MARKUP,
@@ -108,14 +108,6 @@ def test_commands_have_no_paths_of_the_machine():
     told = "python -m klrl -m kl.coef=0,1 'env.kwargs={a: 1}'"
     assert command_line(["/venv/bin/python", "-m", "klrl", *words]) == told
     assert command_line(["/venv/bin/python", "/venv/bin/klrl", *words]) == told
-
-
-def test_a_cut_off_last_line_is_left_out_and_absent_values_are_nan(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"frames": 1, "a": 2}\n{"frames": 2}\n{"frames": 3, "a"')
-    columns = read_columns(file)
-    np.testing.assert_array_equal(columns["frames"], [1, 2])
-    np.testing.assert_array_equal(columns["a"], [2, np.nan])
 
 
 def test_the_manifest_tells_the_domain_and_an_older_run_its_columns(tmp_path):
@@ -358,10 +350,9 @@ def test_a_sweep_without_any_run_has_a_page(tmp_path):
     assert "waiting" in page_of(tmp_path)[1].cells
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"jobs": [{"status": "waiting"}]}', '{"jobs": [1]}'])
-def test_a_broken_sweep_is_named_and_skipped(text, tmp_path, capsys):
+def test_a_broken_sweep_is_named_and_skipped(tmp_path, capsys):
     write_run(tmp_path / "a")
-    (tmp_path / "sweep.json").write_text(text)
+    (tmp_path / "sweep.json").write_text('{"jobs": [1]}')
     main([str(tmp_path)])
     told = capsys.readouterr()
     assert re.fullmatch(r"klrl report: skipped .*sweep.json: the list of jobs is .*\n", told.err)
@@ -396,11 +387,10 @@ def test_unfinished_runs_count_on_demand_alone(tmp_path, capsys):
 
 
 def test_a_folder_of_broken_runs_alone_is_refused(tmp_path, capsys):
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "manifest.json").write_text("{")
+    (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path / "broken")])
-    assert "no run there can" in capsys.readouterr().err
+        main([str(tmp_path)])
+    assert "no run there can be read" in capsys.readouterr().err
 
 
 def test_the_report_does_not_import_torch():
