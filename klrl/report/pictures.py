@@ -292,6 +292,8 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
             _draw_point(axes, chart, i, points[0], faint=i not in shown)
         elif points and i in shown:
             _draw_line(axes, chart, i, points)
+    for each in (*axes.lines, *axes.collections):
+        each.set_in_layout(False)  # which would look at every point
     log = chart.log and bool(axes.lines)
     axes.set(xlabel=chart.x, ylabel=f"{chart.y} (log)" if log else chart.y)
     axes.xaxis.set_major_formatter(_Short())
@@ -327,11 +329,12 @@ def _draw_point(axes: Any, chart: Chart, i: int, point: Point, *, faint: bool) -
     """A setting against KL: its seeds, and the intervals of its mean return and mean root of KL."""
     assert chart.front is not None
     look, alpha = look_of(i), 0.35 if faint else 1.0
-    for root, gain, bad in zip(point.places, point.seeds, _ends(chart, i), strict=True):
-        mark = {"marker": look.shape, "markersize": 3, "gid": f"s{i} dot"}
-        if bad is not None:
-            mark = {"marker": "x", "markersize": 5, "gid": f"s{i} failed"}
-        axes.plot(root, gain, color=look.colour, alpha=0.5 * alpha, linestyle="", **mark)
+    failed = np.array([bad is not None for bad in _ends(chart, i)])
+    at = np.array([point.places, point.seeds])
+    for of, shape, size, kind in ((~failed, look.shape, 3, "dot"), (failed, "x", 5, "failed")):
+        if of.any():
+            ink = {"color": look.colour, "alpha": 0.5 * alpha, "gid": f"s{i} {kind}"}
+            axes.plot(*at[:, of], shape, markersize=size, **ink)
     x, y = point.x, point.y.value
     bars = {"up": ([x, x], _interval(point.y)), "across": (_interval(point.across), [y, y])}
     for kind, (of_x, of_y) in bars.items():
@@ -355,21 +358,26 @@ def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None
     if chart.log:
         low = np.where(low <= 0, np.min([*middle, *low[low > 0]]), low)
     look, at = look_of(i), f"s{i}"
+    ink, thin = {"color": look.colour}, {"alpha": 0.3, "linewidth": 0.7, "gid": f"{at} seed"}
+    lines: list[list[float]] = []
+    crosses: list[tuple[float, float]] = []
+    dots: list[tuple[float, float]] = []
     for values, bad in zip(seeds, _ends(chart, i), strict=True):
         last = np.flatnonzero(np.isfinite(values))[-1:]
-        if chart.result:
+        if bad is not None and chart.result:
             # A run that failed lives until here; what it counts as from there on is broken.
-            end = len(x) - 1 if bad is None else min(int(np.searchsorted(x, bad)), len(x) - 1)
-            thin = {"color": look.colour, "alpha": 0.3, "linewidth": 0.7, "gid": f"{at} seed"}
-            axes.plot(x[: end + 1], values[: end + 1], marker=None if end else ".", **thin)
-            if end < len(x) - 1:
-                axes.plot(x[end:], values[end:], ":", **thin)
-            last = np.array([] if bad is None else [end], int)
-        if bad is not None:
-            cross = {"color": look.colour, "markersize": 5, "gid": f"{at} failed"}
-            axes.plot(x[last], values[last], "x", **cross)
-        elif len(last):
-            axes.plot(x[last], values[last], ".", color=look.colour, alpha=0.5, gid=f"{at} dot")
+            end = min(int(np.searchsorted(x, bad)), len(x) - 1)
+            axes.plot(x[end:], values[end:], ":", **ink, **thin)
+            values, last = np.where(np.arange(len(x)) <= end, values, np.nan), np.array([end])
+        lines.append([*values, np.nan])
+        (dots if bad is None else crosses).extend((x[k], values[k]) for k in last)
+    if chart.result:
+        every = np.tile([*x, np.nan], len(lines))
+        axes.plot(every, np.ravel(lines), marker="." if len(x) == 1 else None, **ink, **thin)
+    elif dots:
+        axes.plot(*zip(*dots, strict=True), ".", alpha=0.5, gid=f"{at} dot", **ink)
+    if crosses:
+        axes.plot(*zip(*crosses, strict=True), "x", markersize=5, gid=f"{at} failed", **ink)
     only = look.shape if len(x) == 1 else None
     axes.plot(x, middle, look.line, marker=only, color=look.colour, gid=f"{at} mean")
     if np.isfinite(low).any():

@@ -204,6 +204,8 @@ def test_a_curve_is_drawn_where_its_axes_say_and_the_script_reads_it_there(repor
     (path,) = re.findall(rf'class="mean" data-s="{of["i"]}"><path d="([^"]*)"', svg)
     x, y = np.array(re.findall(r"[-.\d]+", path), float).reshape(-1, 2).T
     np.testing.assert_allclose([point[:2] for point in of["points"]], np.c_[x, y], atol=0.06)
+    (seeds,) = re.findall(rf'class="seed" data-s="{of["i"]}"><path d="([^"]*)"', svg)
+    assert seeds.count("M") == 3
     # Names of the ticks, and the lines of the grid.
     below = re.findall(r'text-anchor="middle" x="([.\d]+)"[^>]*>(\d+)<', svg)
     beside = re.findall(r'text-anchor="end"[^>]*>(-?\d+)<', svg)
