@@ -313,6 +313,9 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
 
 def _log_axis(axes: Any, floor: float | None) -> None:
     """Make the y-axis logarithmic, with plain numbers: 0.02, not 2 x 10^-2."""
+    low, high = axes.dataLim.intervaly
+    if high <= low * (1 + 1e-9):
+        axes.set_ylim(low / 10, low * 10)  # one value, but for rounding
     axes.set_yscale("log", nonpositive="mask")
     low, high = axes.get_ylim()
     if floor and low < floor:
