@@ -28,7 +28,8 @@ from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 SHOWN = 7
 #: A curve has no more points than this; rows between two points are averaged.
 POINTS = 60
-_MOST = 1e100
+#: Larger numbers have no place on an axis: matplotlib's arithmetic overflows.
+MOST = 1e100
 #: Significant digits of a value that is read off a chart.
 DIGITS = 3
 
@@ -59,7 +60,7 @@ class Chart:
     title: str
     x: str  # label of the x-axis, with its unit
     y: str  # label of the y-axis, with its unit
-    digits: tuple[int, int]  # significant digits of x and of y, see number
+    digits: Sequence[int]  # significant digits of x and of y, see number
     lines: Sequence[Line]  # all settings of the task
     series: dict[int, list[Point]]  # index of the setting -> its points by x
     log: bool = False  # whether y is logarithmic; points at or below 0 are left out
@@ -92,23 +93,12 @@ def learning_curves(lines: Sequence[Line]) -> list[Chart]:
             continue
         metric = metric_of(compared_by(runs, declared.name), domain)
         log, result = PANELS[declared.panel].log, declared.panel == "score"
-        series = _drawable(_series(lines, metric.name), log=log)
+        series = _series(lines, metric.name, log=log)
         title, digits = _title(metric), _digits(axis, metric)
         if series:
             chart = Chart(title, axis.title, metric.unit, digits, lines, series, log, result=result)
             charts.append(chart)
     return sorted(charts, key=lambda chart: not chart.result)
-
-
-def _drawable(series: Mapping[int, Sequence[Point]], *, log: bool) -> dict[int, list[Point]]:
-    """The points that axes can show: finite, not so large that places overflow, > 0 on a log."""
-
-    def fits(point: Point) -> bool:
-        ends = [point.x, point.y.value, point.y.low, point.y.high]
-        numbers = np.array([*ends, *point.seeds, *point.places], float)
-        return not (np.abs(numbers) > _MOST).any() and not (log and point.y.value <= 0)
-
-    return {i: [point for point in points if fits(point)] for i, points in series.items()}
 
 
 def _title(metric: Metric) -> str:
@@ -118,16 +108,21 @@ def _title(metric: Metric) -> str:
     return heading(metric.title) + which
 
 
-def _digits(x: Metric, y: Metric) -> tuple[int, int]:
-    """At most three significant digits, and 0 for whole numbers."""
-    assert x.digits is not None
-    assert y.digits is not None
-    return min(x.digits, DIGITS), min(y.digits, DIGITS)
+def _digits(*of: Metric) -> list[int]:
+    """At most three significant digits of each, and 0 for whole numbers."""
+    return [DIGITS if each.digits is None else min(each.digits, DIGITS) for each in of]
 
 
-def _series(lines: Sequence[Line], metric: str) -> dict[int, list[Point]]:
+def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
+    """The points of each setting that recorded a metric; those that have no place are left out."""
     curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
-    return {i: points for i, points in curves.items() if points}
+    return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
+
+
+def _fits(point: Point, *, log: bool = False) -> bool:
+    ends = [point.x, point.y.value, point.y.low, point.y.high]
+    numbers = np.array([*ends, *point.seeds, *point.places], float)
+    return not (np.abs(numbers) > MOST).any() and (not log or point.y.value > 0)
 
 
 def _ends(line: Line, metric: str) -> list[float]:
@@ -229,14 +224,15 @@ def _against_kl(
         gain, root = line.estimates[key], estimate(roots)
         if gain and root:
             seeds, places = line.values[key].tolist(), roots.tolist()
-            points[i] = [Point(root.value, gain, seeds, root, places)]
+            point = Point(root.value, gain, seeds, root, places)
+            points[i] = [point] if _fits(point) else []
     return Chart(
         f"{what} against sqrt(KL(policy||reference))",
         f"sqrt(KL(policy||reference)), KL in {of_x.unit}",
         f"final {of_y.unit}",
         _digits(of_x, of_y),
         lines,
-        _drawable(points, log=False),
+        points,
         front=front(lines, differences.get(key, ()), key),
     )
 
