@@ -1,4 +1,4 @@
-"""The charts as plain data, drawn both on the page and in the PNGs."""
+"""The charts as plain data, which ``pictures.py`` draws."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 SHOWN = 7
 #: A curve has no more points than this; rows between two points are averaged.
 POINTS = 60
+#: Larger numbers have no place on an axis: matplotlib's arithmetic overflows.
+MOST = 1e100
 #: Significant digits of a value that is read off a chart.
 DIGITS = 3
 
@@ -58,19 +60,30 @@ class Chart:
     title: str
     x: str  # label of the x-axis, with its unit
     y: str  # label of the y-axis, with its unit
-    digits: tuple[int, int]  # significant digits of x and of y, see number
-    log: bool  # whether y is logarithmic; values <= 0 are left out
+    digits: Sequence[int]  # significant digits of x and of y, see number
+    lines: Sequence[Line]  # all settings of the task
     series: dict[int, list[Point]]  # index of the setting -> its points by x
+    log: bool = False  # whether y is logarithmic; points at or below 0 are left out
     front: list[int] | None = None  # settings that none beats, by x; None for learning curves
-    floor: float | None = None  # the lowest start of a logarithmic axis; None to show everything
     result: bool = True  # whether it is a result; the others explain it, and stand below a fold
+
+    @property
+    def missing(self) -> list[str]:
+        """The settings of which the axes can show no point."""
+        return [self.lines[i].setting.name for i, points in self.series.items() if not points]
+
+    @property
+    def floor(self) -> float | None:
+        """Where a log axis starts at the least, since KLs start at rounding."""
+        values = [point.y.value for points in self.series.values() for point in points]
+        return float(np.quantile(values, 0.1)) / 10 if values else None
 
 
 # ---------------------------------------------------------------------------------- learning curves
 
 
 def learning_curves(lines: Sequence[Line]) -> list[Chart]:
-    """A chart for each metric that declares a panel and has data, against the axis."""
+    """A chart for each metric that declares a panel and has data, results first."""
     runs = [run for line in lines for run in line.setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
@@ -79,20 +92,13 @@ def learning_curves(lines: Sequence[Line]) -> list[Chart]:
         if declared.panel is None:
             continue
         metric = metric_of(compared_by(runs, declared.name), domain)
-        log, series = PANELS[declared.panel].log, _series(lines, metric.name)
-        charts.append(
-            Chart(
-                _title(metric),
-                axis.title,
-                metric.unit,
-                _digits(axis, metric),
-                log,
-                series,
-                floor=_floor(series) if log else None,
-                result=declared.panel == "score",
-            )
-        )
-    return [chart for chart in charts if chart.series]
+        log, result = PANELS[declared.panel].log, declared.panel == "score"
+        series = _series(lines, metric.name, log=log)
+        title, digits = _title(metric), _digits(axis, metric)
+        if series:
+            chart = Chart(title, axis.title, metric.unit, digits, lines, series, log, result=result)
+            charts.append(chart)
+    return sorted(charts, key=lambda chart: not chart.result)
 
 
 def _title(metric: Metric) -> str:
@@ -102,22 +108,21 @@ def _title(metric: Metric) -> str:
     return heading(metric.title) + which
 
 
-def _digits(x: Metric, y: Metric) -> tuple[int, int]:
-    """At most three significant digits, and 0 for whole numbers."""
-    assert x.digits is not None
-    assert y.digits is not None
-    return min(x.digits, DIGITS), min(y.digits, DIGITS)
+def _digits(*of: Metric) -> list[int]:
+    """At most three significant digits of each, and 0 for whole numbers."""
+    return [DIGITS if each.digits is None else min(each.digits, DIGITS) for each in of]
 
 
-def _floor(series: Mapping[int, Sequence[Point]]) -> float | None:
-    """A tenth of the tenth percentile, the lowest start of a log axis: a KL starts at rounding."""
-    values = [point.y.value for points in series.values() for point in points if point.y.value > 0]
-    return float(np.quantile(values, 0.1)) / 10 if values else None
-
-
-def _series(lines: Sequence[Line], metric: str) -> dict[int, list[Point]]:
+def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
+    """The points of each setting that recorded a metric; those that have no place are left out."""
     curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
-    return {i: points for i, points in curves.items() if points}
+    return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
+
+
+def _fits(point: Point, *, log: bool = False) -> bool:
+    ends = [point.x, point.y.value, point.y.low, point.y.high]
+    numbers = np.array([*ends, *point.seeds, *point.places], float)
+    return not (np.abs(numbers) > MOST).any() and (not log or point.y.value > 0)
 
 
 def _ends(line: Line, metric: str) -> list[float]:
@@ -219,15 +224,16 @@ def _against_kl(
         gain, root = line.estimates[key], estimate(roots)
         if gain and root:
             seeds, places = line.values[key].tolist(), roots.tolist()
-            points[i] = [Point(root.value, gain, seeds, root, places)]
+            point = Point(root.value, gain, seeds, root, places)
+            points[i] = [point] if _fits(point) else []
     return Chart(
         f"{what} against sqrt(KL(policy||reference))",
         f"sqrt(KL(policy||reference)), KL in {of_x.unit}",
         f"final {of_y.unit}",
         _digits(of_x, of_y),
-        False,
+        lines,
         points,
-        front(lines, differences.get(key, ()), key),
+        front=front(lines, differences.get(key, ()), key),
     )
 
 

@@ -65,6 +65,13 @@ def returns_text(line: Line) -> str:
     return f"{have} a {runs[0].domain.score}"
 
 
+def label(line: Line) -> str:
+    """A setting's name, with how many seeds finished, or have a return, where not all have."""
+    seeds = seeds_text(line.setting)
+    told = ", ".join(t for t in (seeds if "of" in seeds else "", returns_text(line)) if t)
+    return f"{line.setting.name} ({told})" if told else line.setting.name
+
+
 def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
     """Index of a setting -> how many of its runs ended before the frames that the task's runs ask.
 

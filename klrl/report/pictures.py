@@ -1,280 +1,420 @@
-"""The charts of the page as pictures, PNG and SVG."""
+"""The charts, drawn by matplotlib: as SVG inside the page, and as PNG and SVG files next to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import io
+import math
+import re
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import AutoLocator, Formatter, LogLocator, NullFormatter, StrMethodFormatter
 
+from klrl.base.digits import number
 from klrl.base.files import replacing
 from klrl.report.aggregate import Aggregate
 from klrl.report.charts import Chart, Point
-from klrl.report.dots import axis_title, title, told_apart
-from klrl.report.statistics import Array, Estimate
+from klrl.report.measures import Line
+from klrl.report.outcomes import label, seeds_text
+from klrl.report.statistics import Estimate
 from klrl.runs.curves import COLOURS
 
-#: When the colours run out, line styles and markers tell settings apart, as on the page.
-_LINES = ("-", "--", ":", "-.")
-_SHAPES = ("o", "s", "^", "D")
+_SOFT, _GRID = "#737373", "#d8d8d8"
+#: What ``page.css`` calls the colours of a chart.
+_NAMES = {each.lower(): f"var(--c{i})" for i, each in enumerate(COLOURS[:-1])} | {
+    "#000000": "var(--ink)",
+    "#ffffff": "var(--card)",
+    _SOFT: "var(--soft)",
+    _GRID: "var(--line)",
+}
 _LOOK = {
     "font.size": 10,
     "axes.titlesize": 10.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **{f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")},
     "axes.grid": True,
-    "grid.alpha": 0.25,
+    "axes.grid.axis": "y",
+    "grid.color": _GRID,
+    "ytick.left": False,
     "lines.linewidth": 1.8,
     "legend.fontsize": 9.5,
+    "text.parse_math": False,
 }
 
 
-def draw_charts(
-    charts: Sequence[Chart],
-    names: Sequence[str],
-    failed: Sequence[Sequence[float | None]],
-    shown: Sequence[int],
-    stem: Path,
-) -> list[str]:
+class Look(NamedTuple):
+    """How a setting is drawn: when the colours run out, lines and markers tell settings apart."""
+
+    colour: str
+    line: str
+    shape: str
+    dashes: str  # the line and the shape as the page has them, next to the setting's box
+    glyph: str
+
+
+_KINDS = (
+    ("-", "o", "", "●"),
+    ("--", "s", "8 4", "■"),
+    (":", "^", "2 4", "▲"),
+    ("-.", "D", "10 3 2 3", "◆"),
+)
+
+
+def look_of(i: int) -> Look:
+    """The look of the i-th setting."""
+    return Look(COLOURS[i % len(COLOURS)], *_KINDS[i // len(COLOURS) % len(_KINDS)])
+
+
+def boxes(lines: Sequence[Line], shown: Sequence[int]) -> list[dict[str, Any]]:
+    """The check boxes of the settings; those that are drawn at first come first."""
+    looks = [
+        {"i": i, "name": label(line), "ink": _NAMES[look_of(i).colour.lower()], "look": look_of(i)}
+        for i, line in enumerate(lines)
+    ]
+    return sorted(looks, key=lambda each: each["i"] not in shown)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart of the page."""
+
+    key: str
+    title: str
+    told: str  # to a reader who does not see it
+    svg: Markup  # what is within the svg element
+    box: str  # its viewBox
+    data: dict[str, Any]  # for the script: where each point is, and what is told of it
+
+
+def draw_chart(chart: Chart, key: str) -> Drawing:
+    """A chart for the page, all settings in it: the script hides those that are not chosen.
+
+    Everything of setting i has the attribute ``data-s="i"``, and a class that says what it is.
+    """
+    with _figure((5.2, 3.2), key) as figure:
+        axes = figure.subplots()
+        _draw(axes, chart, range(len(chart.lines)))
+        svg = _inline(figure)
+    told = f"{chart.title}: {chart.y} against {chart.x}, {len(chart.series)} settings"
+    series = [
+        {"i": i, "name": label(chart.lines[i]), "points": _told(axes, chart, i, points)}
+        for i, points in chart.series.items()
+        if points
+    ]
+    y = chart.y if chart.front is not None else f"{chart.title}, {chart.y}"
+    data = {"x": f"{chart.x}: ", "y": f"{y}: ", "series": series}
+    return Drawing(key, chart.title, told, svg, _box(figure), data)
+
+
+def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> list[str]:
     """Draw charts side by side into a PNG and an SVG at ``stem``; returns their names.
 
     Args:
-        charts: those to draw.
-        names: the settings' names.
-        failed: of each setting, where each of its runs failed; None if it did not.
+        charts: those to draw, of one task.
         shown: indices of the settings to draw; return against KL draws all.
         stem: the pictures' path, without suffix.
     """
     columns = min(3, len(charts))
-    rows = -(-len(charts) // columns)
-    width = 4.6 * columns + 0.6
-    in_row = _legend_columns([names[i] for i in shown], width)
+    rows, width = -(-len(charts) // columns), 4.6 * columns + 0.6
+    names = {i: label(charts[0].lines[i]) for i in shown}
+    in_row = _legend_columns(names.values(), width)
     size = (width, 3.5 * rows + 0.22 * -(-len(shown) // in_row))
-    with _figure(size, stem) as figure:
+    with _figure(size, stem.name) as figure:
         places = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, chart in zip(places, charts, strict=False):
-            _draw(axes, chart, names, failed, shown)
+            _draw(axes, chart, shown)
+            axes.set_title(chart.title)
         for axes in places[len(charts) :]:
             axes.set_axis_off()
-        _add_legend(figure, places, in_row)
-    return _names(stem)
+        marks = [
+            Line2D([], [], label=name, color=look.colour, linestyle=look.line, marker=look.shape)
+            for look, name in ((look_of(i), name) for i, name in names.items())
+        ]
+        figure.legend(handles=marks, ncols=in_row, **_BELOW)
+        return _save(figure, stem)
 
 
 def draw_tasks(
     settings: Sequence[Aggregate], tasks: Sequence[str], score: str, stem: Path
-) -> list[str]:
-    """Draw the settings over all tasks into a PNG and an SVG at ``stem``; returns their names."""
-    apart = told_apart(tasks)
-    in_row = _legend_columns(["mean and 95 % interval", *tasks], 6.5) if apart else 2
-    legend_rows = -(-(1 + len(tasks) * apart) // in_row)
-    size = (6.5, 1.1 + 0.34 * len(settings) + 0.24 * legend_rows)
-    with _figure(size, stem) as figure:
+) -> tuple[Drawing, list[str]]:
+    """Draw the settings over all tasks, for the page, and into a PNG and an SVG at ``stem``."""
+    title, x = f"Normalised {score} over all tasks", f"normalised final {score}"
+    in_row = _legend_columns(["mean and 95 % interval", *tasks], 6.2)
+    size = (6.2, 1.0 + 0.55 * len(settings) + 0.24 * -(-(1 + len(tasks)) // in_row))
+    with _figure(size, stem.name) as figure:
         axes = figure.subplots()
-        mean = [each.mean for each in settings]
-        axes.errorbar(
-            [each.value for each in mean],
-            range(len(mean)),
-            xerr=np.transpose([[m.value - m.low, m.high - m.value] for m in mean]),
-            fmt="o",
-            markersize=7.5,
-            color=COLOURS[0],
-            label="mean and 95 % interval" if any(m.low == m.low for m in mean) else "mean",
-        )
-        for i, task in enumerate(tasks):
-            label, shape = (task, _SHAPES[i]) if apart else ("means of the tasks", "o")
-            x = [each.task_means[i] for each in settings]
-            # A little lower, so that no mean hides one.
-            y = np.arange(len(x)) + 0.22
-            axes.plot(x, y, shape, color="0.45", markersize=4.5, label=label)
-        axes.set(title=title(score), xlabel=axis_title(score), ylim=(len(mean) - 0.5, -0.5))
-        axes.set_yticks(range(len(mean)), [each.name for each in settings])
-        axes.grid(visible=False, axis="y")
-        _add_legend(figure, [axes], in_row)
-    return _names(stem)
+        axes.grid(visible=True, axis="x")
+        series = [
+            _draw_aggregate(axes, i, each, tasks, named=i == 0) for i, each in enumerate(settings)
+        ]
+        axes.set(xlabel=x, ylim=(len(settings) - 0.5, -0.6), yticks=[])
+        axes.xaxis.set_major_formatter(_Short())
+        figure.legend(ncols=in_row, **_BELOW)
+        svg = _inline(figure)
+        for each in series:
+            at = _pixels(axes, *zip(*(point[:2] for point in each["points"]), strict=True))
+            each["points"] = [[*a, *p[2:]] for a, p in zip(at, each["points"], strict=True)]
+        axes.set_title(title)
+        names = _save(figure, stem)
+    told = f"{title}: {len(settings)} settings, {len(tasks)} tasks"
+    return Drawing(
+        "tasks", title, told, svg, _box(figure), {"x": f"{x}: ", "y": "", "series": series}
+    ), names
+
+
+# ----------------------------------------------------------------------------------------- figures
+
+_BELOW = {"loc": "outside lower center", "frameon": False}
 
 
 @contextmanager
-def _figure(size: tuple[float, float], stem: Path) -> Iterator[Any]:
-    """A figure of this size in inches, which is saved when all is drawn."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    # Numbers of a figure's elements that do not change from one report to the next.
-    look = {**_LOOK, "svg.hashsalt": stem.name}
-    with matplotlib.rc_context(look):
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
-        yield figure
-        png, svg = (stem.with_name(name) for name in _names(stem))
-        with replacing(png) as partial:
-            figure.savefig(partial, dpi=130)
-        # All is in its place by now.
-        figure.set_layout_engine("none")
-        with replacing(svg) as partial:
-            figure.savefig(partial, metadata={"Date": None})
+def _figure(size: tuple[float, float], key: str) -> Iterator[Any]:
+    """A figure of this size in inches; ``key`` makes the ids of its elements, always the same."""
+    with matplotlib.rc_context({**_LOOK, "svg.hashsalt": key}):
+        yield Figure(figsize=size, dpi=72)
 
 
-def _names(stem: Path) -> list[str]:
-    return [f"{stem.name}.{kind}" for kind in ("png", "svg")]
+def _lay_out(figure: Any) -> None:
+    """Settle the places of all; saving would draw everything once more for that."""
+    figure.set_layout_engine("constrained")
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine("none")
 
 
-def _legend_columns(names: Sequence[str], width: float) -> int:
+def _save(figure: Any, stem: Path) -> list[str]:
+    """Save as PNG and SVG; returns the files' names."""
+    _lay_out(figure)
+    names = [f"{stem.name}.{kind}" for kind in ("png", "svg")]
+    for name in names:
+        with replacing(stem.with_name(name)) as partial:
+            figure.savefig(partial, dpi=130, metadata={"Date": None} if "svg" in name else None)
+    return names
+
+
+def _inline(figure: Any) -> Markup:
+    """A figure's SVG as the page can hold it: no style that its policy forbids, no id twice."""
+    _lay_out(figure)
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(file, format="svg", transparent=True)
+    text = file.getvalue()
+    text = text[text.index("<g ") : text.rindex("</svg>")]
+    text = re.sub(r' style="([^"]*)"', _attributes, text)
+    text = re.sub(r' id="s(\d+) (\w+)"', r' class="\2" data-s="\1"', text)
+    text = re.sub(r' id="[\w.]+_\d+"', "", text)
+    # A hundredth of a pixel is enough.
+    text = re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+|\n", r"\1", d[0]), text)
+    return Markup(re.sub(r">\s+<", "><", text))
+
+
+def _attributes(style: re.Match[str]) -> str:
+    """Declarations of style as attributes, with the page's colours; the font is the page's."""
+    pairs = (each.split(": ", 1) for each in style[1].split("; "))
+    kept = ((k, _NAMES.get(v, v)) for k, v in pairs if k not in ("font", "font-family"))
+    return "".join(f' {name}="{value}"' for name, value in kept)
+
+
+def _box(figure: Any) -> str:
+    return f"0 0 {figure.bbox.width:g} {figure.bbox.height:g}"
+
+
+def _pixels(axes: Any, x: Sequence[float], y: Sequence[float]) -> list[list[float]]:
+    """Where points of drawn axes are in the SVG, whose y grows downwards; at the edge if beyond."""
+    at = axes.transData.transform(np.column_stack([x, y]))
+    at = np.clip(at, axes.bbox.min, axes.bbox.max)
+    at[:, 1] = axes.figure.bbox.height - at[:, 1]
+    return at.round(1).tolist()
+
+
+def _legend_columns(names: Collection[str], width: float) -> int:
     """How many names stand side by side; a letter is about 0.08 inches wide, a mark four."""
     return max(1, min(len(names), int(width / 0.08 / (max(map(len, names)) + 6))))
 
 
-def _add_legend(figure: Any, places: Iterable[Any], in_row: int) -> None:
-    handles: dict[str, Any] = {}
-    for axes in places:
-        handles |= {
-            label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-    if handles:
-        below = {"loc": "outside lower center", "frameon": False, "ncols": in_row}
-        figure.legend(handles.values(), handles.keys(), **below)
+class _Short(Formatter):
+    """10k for 10,000 and 2M for two million, with as many digits as tell neighbours apart."""
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """A name for each tick."""
+        most, step = max(np.abs(values), default=0), min(np.diff(values), default=1)
+        if most >= 1e9 or most < 1e-3:
+            return [f"{value:g}" for value in values]
+        unit, letter = (1e6, "M") if most >= 1e6 else (1e3, "k") if most >= 1e4 else (1, "")
+        step /= unit
+        digits = next(d for d in range(20) if abs(round(step, d) - step) < 1e-3 * step)
+        # Plus zero: no -0.
+        return [f"{round(v / unit, digits) + 0:.{digits}f}{letter if v else ''}" for v in values]
 
 
-def _draw(
-    axes: Any,
-    chart: Chart,
-    names: Sequence[str],
-    failed: Sequence[Sequence[float | None]],
-    shown: Sequence[int],
-) -> None:
+# ------------------------------------------------------------------------------------------ charts
+
+
+def _ends(chart: Chart, i: int) -> list[float | None]:
+    """Where each run of a setting failed; None if it did not."""
+    return [run.end if run.failed else None for run in chart.lines[i].setting.runs]
+
+
+def _told(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list[Any]]:
+    """Of each point: where it is, and the words for x, and for y and the seeds behind it."""
+    finished, told = seeds_text(chart.lines[i].setting), []
+    at = _pixels(axes, [point.x for point in points], [point.y.value for point in points])
+    for place, point in zip(at, points, strict=True):
+        x = (
+            _span(point.across, chart.digits[0])
+            if point.across
+            else number(point.x, chart.digits[0])
+        )
+        n = f"{point.y.seeds} seeds"
+        what = f"range of {n}" if point.y.low is None else f"95 % interval over {n}"
+        what = "1 seed" if point.y.seeds == 1 else what
+        what += f"; {finished} finished" if "of" in finished else ""
+        told.append([*place, x, f"{_span(point.y, chart.digits[1])}\n{what}"])
+    return told
+
+
+def _span(of: Estimate, digits: int) -> str:
+    """A value with its interval, or with the range of its seeds where there are too few."""
+    ends = _interval(of) or [of.least, of.most]
+    value, low, high = (number(each, digits) for each in (of.value, *ends))
+    return value if of.seeds == 1 else f"{value} ({low} to {high})"
+
+
+def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
     for i, points in chart.series.items():
-        label = names[i] if i in shown else None
-        if chart.front is not None:
-            _draw_point(axes, i, points[0], failed[i], label, filled=i in chart.front)
-        elif i in shown:
-            _draw_line(axes, chart, i, points, failed[i], label)
-    if chart.front:
-        joined = [
-            (chart.series[i][0].x, chart.series[i][0].y.value)
-            for i in chart.front
-            if i in chart.series
-        ]
-        axes.plot(*zip(*joined, strict=True), color="0.5", linestyle=":", zorder=0)
+        if points and chart.front is not None:
+            _draw_point(axes, chart, i, points[0], faint=i not in shown)
+        elif points and i in shown:
+            _draw_line(axes, chart, i, points)
+    for each in (*axes.lines, *axes.collections):
+        each.set_in_layout(False)  # which would look at every point
     log = chart.log and bool(axes.lines)
-    axes.set(title=chart.title, xlabel=chart.x, ylabel=f"{chart.y} (log)" if log else chart.y)
+    axes.set(xlabel=chart.x, ylabel=f"{chart.y} (log)" if log else chart.y)
+    axes.xaxis.set_major_formatter(_Short())
+    axes.yaxis.set_major_formatter(_Short())
     if log:
         _log_axis(axes, chart.floor)
-    else:
-        axes.yaxis.set_major_formatter(_thousands())
     if chart.front is None:
         axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(_thousands())
-
-
-def _thousands() -> Any:
-    """10k for 10,000 and 2M for two million; small numbers as they are."""
-    from matplotlib.ticker import FuncFormatter
-
-    def name(value: float, _: object) -> str:
-        if abs(value) >= 1e6:
-            return f"{value / 1e6:g}M"
-        return f"{value / 1e3:g}k" if abs(value) >= 1e4 else f"{value:g}"
-
-    return FuncFormatter(name)
+        return
+    joined = [point for i in chart.front for point in chart.series.get(i, ())]
+    x, y = [point.x for point in joined], [point.y.value for point in joined]
+    axes.plot(x, y, color=_SOFT, linestyle=":", zorder=0)
+    # No root is below 0; a mark at 0 is in sight.
+    low, high = axes.get_xlim()
+    axes.set_xlim(left=max(low, -0.04 * high))
 
 
 def _log_axis(axes: Any, floor: float | None) -> None:
     """Make the y-axis logarithmic, with plain numbers: 0.02, not 2 x 10^-2."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axes.set_yscale("log")
+    low, high = axes.dataLim.intervaly
+    if high <= low * (1 + 1e-9):
+        axes.set_ylim(low / 10, low * 10)  # one value, but for rounding
+    axes.set_yscale("log", nonpositive="mask")
     low, high = axes.get_ylim()
     if floor and low < floor:
-        axes.set_ylim(bottom=floor)
-    subs = (1.0, 2.0, 5.0) if high < 300 * axes.get_ylim()[0] else (1.0,)
-    axes.yaxis.set_major_locator(LogLocator(subs=subs))
+        low, high = axes.set_ylim(bottom=floor)
+    locator = LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,))
+    ticks = locator.tick_values(low, high)
+    few = ((low <= ticks) & (ticks <= high)).sum() < 2
+    axes.yaxis.set_major_locator(AutoLocator() if few else locator)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_point(
-    axes: Any,
-    i: int,
-    point: Point,
-    failed: Sequence[float | None],
-    label: str | None,
-    *,
-    filled: bool,
-) -> None:
+def _draw_point(axes: Any, chart: Chart, i: int, point: Point, *, faint: bool) -> None:
     """A setting against KL: its seeds, and the intervals of its mean return and mean root of KL."""
-    colour = COLOURS[i % len(COLOURS)]
-    shape = _SHAPES[i // len(COLOURS) % len(_SHAPES)]
-    faint = 1.0 if label else 0.35
-    for x, y, bad in zip(point.places, point.seeds, failed, strict=True):
-        look = {"marker": shape, "markersize": 3}
-        if bad is not None:
-            look = {"marker": "x", "markersize": 5}
-        axes.plot(x, y, color=colour, alpha=0.5 * faint, linestyle="", **look)
-    style = {"color": colour, "markerfacecolor": colour if filled else "white", "label": label}
-    axes.errorbar(
-        [point.x],
-        [point.y.value],
-        yerr=_spread(point.y),
-        xerr=_spread(point.across) if point.across else None,
-        fmt=shape,
-        markersize=7,
-        alpha=faint,
-        **style,
-    )
+    assert chart.front is not None
+    look, alpha = look_of(i), 0.35 if faint else 1.0
+    failed = np.array([bad is not None for bad in _ends(chart, i)])
+    at = np.array([point.places, point.seeds])
+    for of, shape, size, kind in ((~failed, look.shape, 3, "dot"), (failed, "x", 5, "failed")):
+        if of.any():
+            ink = {"color": look.colour, "alpha": 0.5 * alpha, "gid": f"s{i} {kind}"}
+            axes.plot(*at[:, of], shape, markersize=size, **ink)
+    x, y = point.x, point.y.value
+    bars = {"up": ([x, x], _interval(point.y)), "across": (_interval(point.across), [y, y])}
+    for kind, (of_x, of_y) in bars.items():
+        if of_x and of_y:
+            axes.plot(of_x, of_y, color=look.colour, alpha=alpha, gid=f"s{i} {kind}")
+    face = look.colour if i in chart.front else "white"
+    mark = {"color": look.colour, "markerfacecolor": face, "markersize": 7, "alpha": alpha}
+    axes.plot(x, y, look.shape, gid=f"s{i} point", **mark)
 
 
-def _spread(estimate: Estimate) -> list[list[float]] | None:
-    """The interval's lengths below and above the value, in matplotlib's form [[below], [above]]."""
-    if estimate.low is None or estimate.high is None:
-        return None
-    return [[estimate.value - estimate.low], [estimate.high - estimate.value]]
+def _interval(of: Estimate | None) -> list[float]:
+    """Both ends; empty with too few seeds."""
+    return [] if of is None or of.low is None or of.high is None else [of.low, of.high]
 
 
-def _draw_line(
-    axes: Any,
-    chart: Chart,
-    i: int,
-    points: Sequence[Point],
-    failed: Sequence[float | None],
-    label: str | None,
-) -> None:
+def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None:
     """A setting's learning curve, its interval and its seeds; a log axis has no values <= 0."""
-    points = [point for point in points if not chart.log or point.y.value > 0]
-    if not points:
-        return
-    x = [point.x for point in points]
-    middle, low, high = (
-        np.array([getattr(point.y, end) for point in points], float)
-        for end in ("value", "low", "high")
-    )
+    x = np.array([point.x for point in points])
+    middle, low, high = np.array([[p.y.value, p.y.low, p.y.high] for p in points], float).T
     seeds = np.array([point.seeds for point in points], float).T
     if chart.log:
-        low = np.maximum(low, middle.min())
-        seeds = np.where(seeds > 0, seeds, np.nan)
-    colour = COLOURS[i % len(COLOURS)]
-    for values, bad in zip(seeds, failed, strict=True):
-        if chart.result:
-            _draw_seed(axes, x, values, bad, colour)
-        elif np.isfinite(values).any():
-            last = np.flatnonzero(np.isfinite(values))[-1]
-            mark = {"marker": "." if bad is None else "x", "markersize": 5, "alpha": 0.5}
-            axes.plot(x[last], values[last], color=colour, **mark)
-    line = _LINES[i // len(COLOURS) % len(_LINES)]
-    axes.plot(x, middle, line, marker="o" if len(x) == 1 else None, color=colour, label=label)
-    axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        low = np.where(low <= 0, np.min([*middle, *low[low > 0]]), low)
+    look, at = look_of(i), f"s{i}"
+    ink, thin = {"color": look.colour}, {"alpha": 0.3, "linewidth": 0.7, "gid": f"{at} seed"}
+    lines: list[list[float]] = []
+    crosses: list[tuple[float, float]] = []
+    dots: list[tuple[float, float]] = []
+    for values, bad in zip(seeds, _ends(chart, i), strict=True):
+        last = np.flatnonzero(np.isfinite(values))[-1:]
+        if bad is not None and chart.result:
+            # A run that failed lives until here; what it counts as from there on is broken.
+            end = min(int(np.searchsorted(x, bad)), len(x) - 1)
+            axes.plot(x[end:], values[end:], ":", **ink, **thin)
+            values, last = np.where(np.arange(len(x)) <= end, values, np.nan), np.array([end])
+        lines.append([*values, np.nan])
+        (dots if bad is None else crosses).extend((x[k], values[k]) for k in last)
+    if chart.result:
+        every = np.tile([*x, np.nan], len(lines))
+        axes.plot(every, np.ravel(lines), marker="." if len(x) == 1 else None, **ink, **thin)
+    elif dots:
+        axes.plot(*zip(*dots, strict=True), ".", alpha=0.5, gid=f"{at} dot", **ink)
+    if crosses:
+        axes.plot(*zip(*crosses, strict=True), "x", markersize=5, gid=f"{at} failed", **ink)
+    only = look.shape if len(x) == 1 else None
+    axes.plot(x, middle, look.line, marker=only, color=look.colour, gid=f"{at} mean")
+    if np.isfinite(low).any():
+        band = {"color": look.colour, "alpha": 0.15, "linewidth": 0, "gid": f"{at} band"}
+        axes.fill_between(x, low, high, **band)
 
 
-def _draw_seed(
-    axes: Any, x: Sequence[float], values: Array, bad: float | None, colour: str
-) -> None:
-    """A run's thin line; a cross where it failed, and broken from there on: what it counts as."""
-    look: dict[str, Any] = {"color": colour, "alpha": 0.3, "linewidth": 0.7}
-    if bad is None:
-        axes.plot(x, values, marker="." if len(x) == 1 else None, **look)
-        return
-    live = int(np.searchsorted(x, bad)) + 1
-    axes.plot(x[:live], values[:live], **look)
-    axes.plot(x[live - 1 :], values[live - 1 :], ":", **look)
-    axes.plot(x[live - 1 : live], values[live - 1 : live], "x", color=colour, markersize=5)
+def _draw_aggregate(
+    axes: Any, i: int, of: Aggregate, tasks: Sequence[str], *, named: bool
+) -> dict[str, Any]:
+    """A setting's name, mean with its interval, and the mean of each task; where, and in words."""
+    mean, spans = of.mean, math.isfinite(of.mean.low)
+    name = of.name if len(of.name) <= 66 else f"{of.name[:65]}…"
+    axes.text(0, i - 0.25, name, transform=axes.get_yaxis_transform())
+    told, ink = "mean and 95 % interval" if spans else "mean", COLOURS[0]
+    axes.plot(
+        mean.value,
+        i,
+        "o",
+        color=ink,
+        markersize=7.5,
+        label=told if named else None,
+        gid=f"s{i} point",
+    )
+    span = f" ({mean.low:.3f} to {mean.high:.3f})" if spans else ""
+    points = [[mean.value, i, f"{mean.value:.3f}{span}", "mean over tasks"]]
+    if spans:
+        axes.plot([mean.low, mean.high], [i, i], color=ink, gid=f"s{i} up")
+    # More tasks than shapes are not told apart. A little lower, so that no mean hides one.
+    apart, y = len(tasks) <= len(_KINDS), i + 0.2
+    for k, (task, value) in enumerate(zip(tasks, of.task_means, strict=True)):
+        told = task if apart else "means of the tasks"
+        shape = look_of(k * len(COLOURS)).shape if apart else "o"
+        label = told if named and (apart or k == 0) else None
+        axes.plot(value, y, shape, color=_SOFT, markersize=4.5, label=label, gid=f"s{i} dot")
+        points.append([value, y, f"{value:.3f}", task])
+    return {"i": i, "name": of.name, "points": points}

@@ -10,17 +10,15 @@ from pathlib import Path
 
 from klrl.base.files import make_folder, replace_file
 from klrl.base.text import escaped
-from klrl.report.aggregate import Scale, aggregates, check_scale
+from klrl.report.aggregate import Scale, against_best, aggregates, check_scale
 from klrl.report.charts import against_kl, first_shown, learning_curves
 from klrl.report.differences import Difference, differences_of
-from klrl.report.equal_kl import equal_kl
-from klrl.report.measures import measures, summary_lines
-from klrl.report.outcomes import Counted, count_runs, remarks, returns_text, seeds_text, short_runs
-from klrl.report.page import Task, make_page
-from klrl.report.pictures import draw_charts, draw_tasks
+from klrl.report.measures import summary_lines
+from klrl.report.outcomes import Counted, count_runs
+from klrl.report.page import Task, Together, make_page
+from klrl.report.pictures import draw_chart, draw_charts, draw_tasks
 from klrl.report.runs import Inventory
 from klrl.report.settings import Job, Setting, count, count_states, names_of, other_jobs
-from klrl.report.tables import aggregate_section
 
 
 def write_report(
@@ -48,14 +46,7 @@ def write_report(
     tasks = [_task(name, counted, folder / stem) for name, stem in stems.items()]
     runs = [run for setting in counted.settings for run in setting.runs]
     jobs = other_jobs(inventory, runs, counted.replaced, names_of(inventory.runs))
-    together = ""
-    if scale and tasks:
-        over_all = aggregates({t.name: t.lines for t in tasks}, scale)
-        score = " or ".join(dict.fromkeys(run.domain.score for run in runs))
-        path = folder / "all_tasks"
-        drawn = draw_tasks(over_all, list(stems), score, path) if over_all else []
-        scales = {name: scale[name] for name in stems}
-        together = aggregate_section(over_all, scales, score, drawn)
+    together = _together(tasks, scale, folder / "all_tasks") if scale and tasks else None
     page = folder / "report.html"
     replace_file(page, make_page(tasks, jobs, inventory, together))
     _write_summary(tasks, folder / "summary.csv")
@@ -87,44 +78,34 @@ def _stems(names: Iterable[str]) -> dict[str, str]:
 
 
 def _task(name: str, counted: Counted, stem: Path) -> Task:
-    """The section of one task; draws its pictures."""
+    """The section of one task; draws its charts."""
     members = [setting for setting in counted.settings if setting.task == name]
     lines = summary_lines(members, counted.failed)
     keys = [key for key in ("return", "gold") if key in lines[0].values]
     differences: dict[str, list[Difference]] = {key: differences_of(lines, key) for key in keys}
     curves, fronts = learning_curves(lines), against_kl(lines, differences)
-    shown = first_shown(lines)
-    titles = []  # with how many seeds finished, or have a return, if not all
-    for line in lines:
-        seeds, setting = seeds_text(line.setting), line.setting.name
-        told = ", ".join(t for t in (seeds if "of" in seeds else "", returns_text(line)) if t)
-        titles.append(f"{setting} ({told})" if told else setting)
+    charts, shown = [*fronts, *curves], first_shown(lines)
     pictures = []
-    for what, charts in (
+    for what, drawn in (
         ("curves", [chart for chart in curves if chart.result]),
         ("frontier", fronts),
         ("more", [chart for chart in curves if not chart.result]),
     ):
-        if charts:
-            failed = [[run.end if run.failed else None for run in s.runs] for s in members]
-            path = stem.with_name(f"{stem.name}_{what}")
-            pictures += draw_charts(charts, titles, failed, shown, path)
-    runs = [run for setting in members for run in setting.runs]
-    columns = [each for each in measures(runs) if any(line.estimates[each.key] for line in lines)]
-    return Task(
-        name,
-        lines,
-        columns,
-        curves,
-        fronts,
-        equal_kl(lines),
-        shown,
-        pictures,
-        differences["return"],
-        remarks(members),
-        short_runs(members),
-        titles,
-    )
+        if drawn:
+            pictures += draw_charts(drawn, shown, stem.with_name(f"{stem.name}_{what}"))
+    drawings = [(each, draw_chart(each, f"{stem.name}-{i}")) for i, each in enumerate(charts)]
+    return Task(name, lines, drawings, shown, pictures, differences["return"])
+
+
+def _together(tasks: Sequence[Task], scale: Scale, stem: Path) -> Together:
+    """The section of all tasks; draws its figure."""
+    settings = aggregates({task.name: task.lines for task in tasks}, scale)
+    best, others = against_best(settings)
+    score = " or ".join(dict.fromkeys(task.domain.score for task in tasks))
+    names = [task.name for task in tasks]
+    drawing, pictures = draw_tasks(settings, names, score, stem) if settings else (None, [])
+    scales = {name: scale[name] for name in names}
+    return Together(settings, best, others, scales, score, drawing, pictures)
 
 
 def _write_summary(tasks: Sequence[Task], path: Path) -> None:

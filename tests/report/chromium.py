@@ -36,12 +36,7 @@ PATIENCE = 60.0
 
 
 class Tab:
-    """One page of a running Chromium.
-
-    Attributes:
-        said: what the page wrote on its console, its errors among it.
-        requests: addresses that it asked for.
-    """
+    """A page of a Chromium; ``said`` is what it wrote on its console, errors among it."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self.said, self.requests = [], []
@@ -109,13 +104,8 @@ class Tab:
 
     def size(self, width: int, height: int = 900) -> None:
         """The window's inner size in pixels."""
-        self.do(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.do("Emulation.setDeviceMetricsOverride", **size)
 
     def scheme(self, name: str) -> None:
         """What the reader prefers: ``light`` or ``dark``."""
@@ -126,8 +116,9 @@ class Tab:
         """Move the mouse there."""
         self.do("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def click(self, x: float, y: float) -> None:
-        """Press and let go of the left button there."""
+    def click_on(self, selector: str) -> None:
+        """Click in the middle of the first element of a CSS selector."""
+        x, y = self.middle(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
@@ -136,22 +127,18 @@ class Tab:
         self.do("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
         self.do("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
-    def click_on(self, selector: str) -> None:
-        """The same in the middle of the first element of a CSS selector."""
-        self.click(*self.middle(selector))
-
     def middle(self, selector: str) -> tuple[float, float]:
         """Where in the window the middle of an element is, once it was scrolled to."""
-        element = f"document.querySelector({json.dumps(selector)})"
         # The page hears of the scrolling in the next frame.
-        self.ask(
-            f"new Promise(done => {{ {element}.scrollIntoView({{block: 'center'}}); "
-            "requestAnimationFrame(() => requestAnimationFrame(() => done(0))); })"
+        x, y = self.ask(
+            f"""new Promise(done => {{
+              const element = document.querySelector({json.dumps(selector)});
+              const middle = b => [b.x + b.width / 2, b.y + b.height / 2];
+              element.scrollIntoView({{block: 'center'}});
+              requestAnimationFrame(() => requestAnimationFrame(
+                () => done(middle(element.getBoundingClientRect())))); }})"""
         )
-        box = self.ask(
-            f"(b => [b.x + b.width / 2, b.y + b.height / 2])({element}.getBoundingClientRect())"
-        )
-        return box[0], box[1]
+        return x, y
 
     def key(self, name: str) -> None:
         """Press and let go of a key, as ``ArrowRight``."""

@@ -1,4 +1,4 @@
-"""All tasks together: the normalisation, its table and its figure."""
+"""All tasks together: the normalisation, its tables and its figure."""
 
 import re
 
@@ -6,33 +6,38 @@ import numpy as np
 import pytest
 
 from klrl.report.aggregate import against_best, aggregates
-from klrl.report.dots import dots
 from klrl.report.measures import summary_lines
 from klrl.report.outcomes import count_runs
+from klrl.report.pictures import draw_tasks
 from klrl.report.runs import find_runs
 from tests.report.test_outcomes import RETURNS, write
-from tests.report.toys import page_of, rows_of, write_run
+from tests.report.toys import page_of, rows_of, told, write_run
 
 pytestmark = pytest.mark.integration
 
+SCALE = {"Toy-v1": (10, 110), "Big-v1": (0, 10_000)}
+NORMALISE = ("--normalise", "Toy-v1=10:110", "Big-v1=0:10000")
+MEANS = {"kl.coef=0": 0.209, "kl.coef=0.1": 0.47, "kl.coef=1": 0.07}
 
-@pytest.fixture
-def two_tasks(tmp_path):
-    write(tmp_path / "a")
+
+@pytest.fixture(scope="module")
+def two_tasks(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tasks")
+    write(root / "a")
     second = {coef: tuple(100 * v for v in values) for coef, values in RETURNS.items()}
-    write(tmp_path / "b", {**second, 0.0: (0, 0, 0, 0, 0)}, env={"id": "Big-v1"})
-    return tmp_path
+    write(root / "b", {**second, 0.0: (0, 0, 0, 0, 0)}, env={"id": "Big-v1"})
+    return root
+
+
+def aggregates_of(*roots):
+    counted = count_runs(find_runs([*map(str, roots)]).runs).settings
+    tasks = {task: summary_lines([each for each in counted if each.task == task]) for task in SCALE}
+    return aggregates(tasks, SCALE)
 
 
 def test_an_aggregate_normalises_as_it_was_asked(two_tasks):
-    counted = count_runs(find_runs([str(two_tasks)]).runs).settings
-    tasks = {
-        task: summary_lines([each for each in counted if each.task == task])
-        for task in ("Toy-v1", "Big-v1")
-    }
-    made = aggregates(tasks, {"Toy-v1": (10, 110), "Big-v1": (0, 10_000)})
-    means = {each.name: each.mean.value for each in made}
-    assert means == pytest.approx({"kl.coef=0": 0.209, "kl.coef=0.1": 0.47, "kl.coef=1": 0.07})
+    made = aggregates_of(two_tasks)
+    assert {each.name: each.mean.value for each in made} == pytest.approx(MEANS)
     # IQM of 0 to .04 and .10 to .14: of ten, two are cut at either end.
     one = made[-1]
     assert one.iqm == pytest.approx(np.mean([0.02, 0.03, 0.04, 0.10, 0.11, 0.12]))
@@ -44,103 +49,67 @@ def test_an_aggregate_normalises_as_it_was_asked(two_tasks):
     assert others[0].more == pytest.approx((13 / 25 + 1) / 2)
 
 
-def lines_by_task(root):
-    counted = count_runs(find_runs([str(root)]).runs).settings
-    return {
-        task: summary_lines([each for each in counted if each.task == task])
-        for task in dict.fromkeys(setting.task for setting in counted)
-    }
-
-
-SCALE = {"Toy-v1": (10, 110), "Big-v1": (0, 10_000)}
-NORMALISE = ("--normalise", "Toy-v1=10:110", "Big-v1=0:10000")
-
-
-@pytest.mark.slow
-def test_where_tasks_have_unequal_seeds_the_page_says_what_weighs_how(two_tasks):
-    same = "Every task weighs the same."
-    assert same in page_of(two_tasks, *NORMALISE)[0]
-    write_run(
-        two_tasks / "b" / "more",
-        seed=5,
-        rows=rows_of(5200.5),
-        config={
-            "env": {"id": "Big-v1"},
-            "kl": {"coef": 0.1},
-        },
-    )
-    tasks = lines_by_task(two_tasks)
-    one = {each.name: each for each in aggregates(tasks, SCALE)}["kl.coef=0.1"]
+def test_where_tasks_have_unequal_seeds_the_iqm_has_no_interval(two_tasks, tmp_path):
+    config = {"env": {"id": "Big-v1"}, "kl": {"coef": 0.1}}
+    write_run(tmp_path / "more", seed=5, rows=rows_of(5200.5), config=config)
+    one = {each.name: each for each in aggregates_of(two_tasks, tmp_path)}["kl.coef=0.1"]
     # .40 to .44 and .50 to .54, with .52 again: of eleven runs two are cut at either end.
     assert one.iqm == pytest.approx(np.mean([0.42, 0.43, 0.44, 0.50, 0.51, 0.52, 0.52]))
     assert one.mean.value == pytest.approx((0.42 + 0.52) / 2)
     assert (one.iqm_low, one.iqm_high) == (None, None)
-    text, page = page_of(two_tasks, *NORMALISE)
-    assert same not in text
-    assert "a task of more seeds weighs more in the IQM, which has no interval then" in text
-    every = [k for k, cell in enumerate(page.cells) if cell == "kl.coef=0.1"]
-    assert "5 to 6" in {page.cells[k + 1] for k in every}
 
 
-def test_the_interval_of_the_iqm_says_its_level(two_tasks):
-    text, _ = page_of(two_tasks, *NORMALISE)
-    assert "IQM<small>95 % bootstrap interval</small>" in text
-    assert "Intervals assume no rare bad seeds." in text
+def test_the_page_has_all_tasks_where_a_normalisation_is_given(two_tasks):
+    text, page = page_of(two_tasks, *NORMALISE, "-o", str(two_tasks / "report"))
+    assert "#tasks" in page.links
+    assert all(
+        (two_tasks / "report" / f"all_tasks.{kind}").stat().st_size for kind in ("png", "svg")
+    )
+    assert "Toy-v1 10 = 0 and 110 = 1, Big-v1 0 = 0 and 10000 = 1." in text
+    at = page.cells.index("0.470|0.458 to 0.482")
+    assert page.cells[at - 2 : at] == ["kl.coef=0.1", "5"]
+    assert "Best: kl.coef=0.1" in text
+    chart = dict(page.charts)["Normalised return over all tasks"]
+    assert told(chart, "kl.coef=0.1") == [
+        ("0.470 (0.458 to 0.482)", "mean over tasks"),
+        ("0.420", "Toy-v1"),
+        ("0.520", "Big-v1"),
+    ]
+    assert "#tasks" not in page_of(two_tasks)[1].links
 
 
-def test_all_tasks_have_a_figure(two_tasks, pictures):
-    text, _ = page_of(two_tasks, *NORMALISE)
-    for kind in ("png", "svg"):
-        assert f'<a href="all_tasks.{kind}">' in text
-    assert (two_tasks / "report" / "all_tasks.png").read_bytes().startswith(b"\x89PNG")
-    drawn = (two_tasks / "report" / "all_tasks.svg").read_text()
-    assert all(each in drawn for each in ("kl.coef=0.1", "Toy-v1", "Big-v1", "normalised"))
-    (figure,) = re.findall(r'<figure class="dots">.*?</figure>', text, re.S)
-    # Per setting a mean with its interval and a mark for each task, which the key has too.
-    counts = [figure.count(f'class="{kind}"') for kind in ("point", "up", "dot")]
-    assert counts == [3, 3, 6 + 2]
-    assert "<title>kl.coef=0.1, Toy-v1: 0.420</title>" in figure
-    assert "<title>kl.coef=0.1: 0.470 (0.458 to 0.482)</title>" in figure
-
-
-def test_marks_stand_where_the_axis_says(two_tasks):
-    figure = dots(aggregates(lines_by_task(two_tasks), SCALE), [*SCALE])
-    ticks = re.findall(r'<text class="x" x="([-.\d]+)"[^>]*>([-.\d]+)</text>', figure)
+def test_marks_stand_where_the_axis_says(two_tasks, tmp_path):
+    made = aggregates_of(two_tasks)
+    drawing, _ = draw_tasks(made, [*SCALE], "return", tmp_path / "all_tasks")
+    ticks = re.findall(r'text-anchor="middle" x="([-.\d]+)"[^>]*>([-.\d]+)</text>', drawing.svg)
     places, names = np.array(ticks, float).T
     scale = np.polyfit(places, names, 1)
-    np.testing.assert_allclose(np.polyval(scale, places), names, atol=2e-3)
-    means = [float(x) for x in re.findall(r'<circle class="point" cx="([-.\d]+)"', figure)]
-    np.testing.assert_allclose(np.polyval(scale, means), [0.209, 0.47, 0.07], atol=2e-3)
-    first = [
-        float(x) for x in re.findall(r"Toy-v1: [-.\d]+</title><circle cx=\"([-.\d]+)\"", figure)
-    ]
-    np.testing.assert_allclose(np.polyval(scale, first), [0.418, 0.42, 0.02], atol=2e-3)
-    (low, high), *_ = re.findall(r'<line class="up" x1="([-.\d]+)" x2="([-.\d]+)"', figure)[1:]
-    ends = np.polyval(scale, [float(low), float(high)])
-    np.testing.assert_allclose(ends, [0.4585, 0.4815], atol=2e-3)
+    np.testing.assert_allclose(np.polyval(scale, places), names, atol=1e-4)
+
+    def drawn(kind):
+        use = rf'class="{kind}" data-s="\d+">.*?<use [^>]*x="([-.\d]+)"'
+        return np.polyval(scale, np.array(re.findall(use, drawing.svg), float))
+
+    np.testing.assert_allclose(drawn("point"), [*MEANS.values()], atol=1e-3)
+    both = [0.418, 0, 0.42, 0.52, 0.02, 0.12]
+    np.testing.assert_allclose(drawn("dot"), both, atol=1e-3)
+    # What the script marks is what is drawn.
+    pointed = [[point[0] for point in each["points"]] for each in drawing.data["series"]]
+    np.testing.assert_allclose(np.polyval(scale, pointed).ravel()[1::3], both[::2], atol=1e-3)
+    ends = re.findall(r'class="up"[^>]*><path d="M ([-.\d]+) [-.\d]+ L ([-.\d]+)', drawing.svg)
+    np.testing.assert_allclose(
+        np.polyval(scale, np.array(ends[1], float)), [0.4585, 0.4815], atol=1e-3
+    )
 
 
-@pytest.mark.slow
-def test_the_page_has_all_tasks_where_a_normalisation_is_given(two_tasks):
-    text, _ = page_of(two_tasks, "--normalise", "Toy-v1=0:100", "Big-v1=0:10000")
-    assert '<a href="#tasks">All tasks</a>' in text
-    assert "Best: kl.coef=0.1" in text
-    assert "All tasks" not in page_of(two_tasks)[0]
-
-
-@pytest.mark.slow
-def test_many_tasks_of_few_seeds_have_a_figure_without_intervals(pictures, tmp_path):
+def test_many_tasks_of_few_seeds_have_a_figure_without_intervals(tmp_path):
     tasks = [f"<b>{i}" for i in range(5)]
     for i, task in enumerate(tasks):
         write(tmp_path / f"{i}", {1.0: (i, i + 1)}, env={"id": task})
-    words = [f"{task}=0:10" for task in tasks]
-    text, _ = page_of(tmp_path, "--normalise", *words)
-    (figure,) = re.findall(r'<figure class="dots">.*?</figure>', text, re.S)
-    # The mean of .05, .15 ... .45; no shapes, and so no key but a line.
-    assert "<title>all runs: 0.250</title>" in figure
+    text, page = page_of(tmp_path, "--normalise", *(f"{task}=0:10" for task in tasks))
+    # The mean of .05, .15 ... .45; the tasks have one shape, and one line of the legend.
+    assert told(page.charts[-1][1], "all runs")[0] == ("0.250", "mean over tasks")
+    (figure,) = re.findall(r'class="dots">.*?</figure>', text, re.S)
     assert [figure.count(f'class="{kind}"') for kind in ("point", "up", "dot")] == [1, 0, 5]
-    assert "small: means of the tasks" in figure
-    assert "<b>" not in figure
-    drawn = (tmp_path / "report" / "all_tasks.svg").read_text()
-    assert "means of the tasks" in drawn
-    assert "95 % interval" not in drawn
+    assert figure.count("means of the tasks</text>") == 1
+    assert "b" not in page.tags

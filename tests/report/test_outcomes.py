@@ -40,6 +40,13 @@ def fail(root, coef, seed, reward, rows):
     (folder / "metrics.jsonl").write_text("".join(kept))
 
 
+def change_rows(folder, change):
+    """Rewrite a run's rows."""
+    path = folder / "metrics.jsonl"
+    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def lines_of(root, failed="last"):
     counted = count_runs(find_runs([str(root)]).runs, failed=failed)
     return summary_lines(counted.settings, failed)
@@ -71,11 +78,11 @@ def test_a_setting_with_two_diverged_seeds_is_ranked_by_all_five(diverged):
     lines = {line.setting.name: line for line in lines_of(diverged)}
     means = {name: line.estimates["return"].value for name, line in lines.items()}
     assert means == {"kl.coef=0": 51.8, "kl.coef=0.1": pytest.approx(27.6), "kl.coef=1": 12}
-    text, page = page_of(diverged)
-    assert json.loads(page.data)[0]["settings"][1] == "kl.coef=0.1 (3 of 5)"
-    i = page.cells.index("kl.coef=0.1")
-    assert page.cells[i + 1] == "3 of 5"
-    assert "left out" not in text
+    # A finished seed without a return is in no number; the three left of five are told too.
+    change_rows(diverged / "0.1_2", lambda row: row | {"reward/episode": float("nan")})
+    _, page = page_of(diverged)
+    assert page.labels[1] == "kl.coef=0.1 (3 of 5, 4 of 5 have a return)"
+    assert page.cells[page.cells.index("kl.coef=0.1") + 1] == "3 of 5|4 of 5 have a return"
 
 
 def test_dropped_seeds_are_told_in_bold_and_counted_nowhere(diverged):
@@ -97,7 +104,7 @@ def test_a_run_that_failed_before_its_first_row_counts_as_the_worst(tmp_path):
 def test_runs_of_failures_alone_make_no_section(tmp_path):
     write_run(tmp_path / "a", status="failed", rows=[])
     text, page = page_of(tmp_path)
-    assert json.loads(page.data) == []
+    assert page.labels == []
     assert "nothing to compare yet" in text
 
 
@@ -129,66 +136,36 @@ def test_settings_of_equal_returns_in_every_seed_are_told(tmp_path):
     write(tmp_path, {1.0: (1, 2), 0.1: (1, 2), 0.0: (1, 3)})
     (told,) = remarks(count_runs(find_runs([str(tmp_path)]).runs).settings)
     assert "every seed: kl.coef=0.1; kl.coef=1." in told
-
-
-def test_equal_returns_of_other_policies_are_no_coincidence(tmp_path):
-    """A sparse reward that nobody finds: the KLs differ."""
-    write(tmp_path, {1.0: (1, 2), 0.1: (1, 2)})
-    for path in tmp_path.glob("0.1_*/metrics.jsonl"):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(row | {"kl/old/exact": 0.5}) + "\n" for row in rows))
+    # A sparse reward that nobody finds: other policies have other KLs.
+    for seed in (0, 1):
+        change_rows(tmp_path / f"0.1_{seed}", lambda row: row | {"kl/old/exact": 0.5})
     assert remarks(count_runs(find_runs([str(tmp_path)]).runs).settings) == []
 
 
-def change_rows(folder, change):
-    """Rewrite a run's rows."""
-    path = folder / "metrics.jsonl"
-    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def test_a_finished_seed_without_a_return_is_told(tmp_path, pictures):
+def test_a_finished_seed_without_a_return_is_told(tmp_path):
     """It leaves four seeds, and so no interval."""
     write(tmp_path)
-    change_rows(tmp_path / "0.1_2", lambda row: row | {"reward/episode": float("nan")})
+    silent = {"reward/episode": float("nan")}
+    change_rows(tmp_path / "0.1_2", lambda row: row | silent)
     change_rows(tmp_path / "0.1_3", lambda row: row | {"kl/ref/exact": float("nan")})
     for seed in range(5):
-        change_rows(tmp_path / f"1.0_{seed}", lambda row: row | {"reward/episode": float("nan")})
+        change_rows(tmp_path / f"1.0_{seed}", lambda row: row | silent)
     _, page = page_of(tmp_path)
-    labels = json.loads(page.data)[0]["settings"]
     told = "4 of 5 have a return"
-    assert labels == ["kl.coef=0", f"kl.coef=0.1 ({told})", "kl.coef=1 (none has a return)"]
+    assert page.labels == ["kl.coef=0", f"kl.coef=0.1 ({told})", "kl.coef=1 (none has a return)"]
     i = page.cells.index("kl.coef=0.1")
     assert page.cells[i + 1 : i + 3] == [f"5|{told}", "50.0 to 54.0|mean 52.0"]
     # The KL of four, 2 in each.
     assert page.cells[i + 5] == "2|4 of 5"
     assert page.cells[page.cells.index("kl.coef=1") + 1 :][:2] == ["5|none has a return", ""]
-    svg = (tmp_path / "report" / "Toy_v1_curves.svg").read_text()
-    assert svg.count(f"({told})") == 1
 
 
-def test_a_failed_and_a_silent_seed_are_told_together(diverged):
-    change_rows(diverged / "0.1_2", lambda row: row | {"reward/episode": float("nan")})
-    _, page = page_of(diverged)
-    label = "kl.coef=0.1 (3 of 5, 4 of 5 have a return)"
-    assert json.loads(page.data)[0]["settings"][1] == label
-    assert page.cells[page.cells.index("kl.coef=0.1") + 1] == "3 of 5|4 of 5 have a return"
-
-
-@pytest.mark.slow
 def test_where_no_episode_ended_in_a_run_all_are_compared_by_the_reward_per_frame(tmp_path):
     write(tmp_path, {1.0: (10, 11, 12), 0.1: (50, 51, 52)})
-
-    def silent(row):
-        return {k: v for k, v in row.items() if k != "reward/episode"}
-
     # Without any other reward the two that ended episodes are left.
-    change_rows(tmp_path / "1.0_1", silent)
-    text, page = page_of(tmp_path)
-    assert page.cells[page.cells.index("kl.coef=1") + 1 :][:2] == [
-        "3|2 of 3 have a return",
-        "10.0 to 12.0|mean 11.0",
-    ]
+    change_rows(tmp_path / "1.0_1", lambda row: {k: v for k, v in row.items() if "reward" not in k})
+    (line,) = [each for each in lines_of(tmp_path) if each.setting.name == "kl.coef=1"]
+    np.testing.assert_array_equal(line.values["return"], [10, np.nan, 12])
     for folder in tmp_path.glob("*.*_*"):
         change_rows(folder, lambda row: row | {"reward/raw": 0.25})
     text, page = page_of(tmp_path)
@@ -269,7 +246,6 @@ def test_language_runs_of_one_base_model_are_paired(tmp_path):
     assert all(each.paired for each in differences_of(lines_of(tmp_path)))
 
 
-@pytest.mark.slow
 def test_of_many_settings_each_is_shown_against_the_best(tmp_path):
     coefs = [0.0, 0.1, 0.2, 0.3, 0.4]
     write(tmp_path, {c: 100 * c + np.arange(5.0) for c in coefs}, dict.fromkeys(coefs, 1.0))
@@ -287,14 +263,12 @@ def test_of_many_settings_each_is_shown_against_the_best(tmp_path):
 # ------------------------------------------------------------------------------------- evaluations
 
 
-def close(folder, value, error, best=None, best_error=None, **more):
-    """Let a run's last row hold a closing evaluation."""
+def close(folder, value, error, best=None, best_error=None):
+    """Let a run's last row hold a closing evaluation, after an earlier one."""
     row = {"eval/return": value, "eval/return_se": error, "eval/episodes": 100}
     row |= {"eval/best_return": best, "eval/best_return_se": best_error} if best else {}
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    rows[3] |= {"eval/return": -1000.0, "eval/return_se": 1.0, "eval/episodes": 20}
-    rows[-1] |= row | more
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    early = {"eval/return": -1000.0, "eval/return_se": 1.0, "eval/episodes": 20}
+    change_rows(folder, lambda old: old | {4: early, 20: row}.get(old["iteration"], {}))
 
 
 def test_runs_are_listed_with_their_closing_evaluation_and_the_best(tmp_path):
@@ -302,34 +276,22 @@ def test_runs_are_listed_with_their_closing_evaluation_and_the_best(tmp_path):
     close(tmp_path / "1.0_0", -152.68, 9.9, best=-141.25, best_error=12.3)
     close(tmp_path / "1.0_1", -160.0, 8.0, best=-150.0, best_error=7.0)
     fail(tmp_path, 0.1, 1, reward=21.0, rows=4)
-    _, page = page_of(tmp_path)
-    cells = page.cells
+    cells = page_of(tmp_path)[1].cells
     places = [k for k, cell in enumerate(cells) if cell in ("finished", "failed")]
-    runs = {tuple(cells[k - 2 : k]): cells[k : k + 4] for k in places}
     closing = "100 episodes, deterministic"
-    assert runs == {
+    assert {tuple(cells[k - 2 : k]): cells[k : k + 4] for k in places} == {
         ("kl.coef=0.1", "0"): ["finished", "50", "", ""],
         ("kl.coef=0.1", "1"): ["failed", "5", "", ""],
         ("kl.coef=1", "0"): ["finished", "10", f"-152.7 +- 9.9|{closing}", "-141 +- 12"],
         ("kl.coef=1", "1"): ["finished", "11", f"-160.0 +- 8.0|{closing}", "-150.0 +- 7.0"],
     }
-    # And in the table of settings beside the last policy.
+    # And in the table of settings next to the last policy.
     i = cells.index("kl.coef=1")
-    assert "-160 to -153|mean -156" in cells[i + 1 : i + 9]
-    assert "-150 to -141|mean -146" in cells[i + 1 : i + 9]
-    with (tmp_path / "report" / "summary.csv").open() as file:
-        best = {row["setting"]: row["eval_best"] for row in csv.DictReader(file)}
-    assert float(best["kl.coef=1"]) == pytest.approx(-145.625)
+    assert {"-160 to -153|mean -156", "-150 to -141|mean -146"} <= {*cells[i + 1 : i + 9]}
 
 
-@pytest.mark.parametrize(
-    "evaluation, told, title",
-    [
-        (None, "greedy", "greedy evaluation score of the best checkpoint"),
-        ("sampled", "sampled", "sampled evaluation score of the best checkpoint"),
-    ],
-)
-def test_language_says_score_and_how_it_was_evaluated(evaluation, told, title, tmp_path):
+@pytest.mark.parametrize("evaluation, told", [(None, "greedy"), ("sampled", "sampled")])
+def test_language_says_score_and_how_it_was_evaluated(evaluation, told, tmp_path):
     rows = [{"samples": 10 * i, "reward/episode": 0.5} for i in range(1, 5)]
     config = {"env": {"id": None, "name": "sort_digits"}}
     more = {"domain": "language", **({"evaluation": evaluation} if evaluation else {})}
@@ -339,21 +301,17 @@ def test_language_says_score_and_how_it_was_evaluated(evaluation, told, title, t
     text, page = page_of(tmp_path)
     assert f"0.836 +- 0.012|512 responses, {told}" in page.cells
     assert "0.750 +- 0.020" in page.cells
-    assert title in text
+    assert f"{told} evaluation score of the best checkpoint" in text
     # But in the names of metrics.
     assert "return" not in re.sub(r"eval/\w+", "", " ".join(page.cells))
 
 
 def test_evaluations_of_both_kinds_are_told(tmp_path):
-    write(tmp_path, {1.0: (10, 11), 0.1: (50, 51)})
-    for seed in (0, 1):
-        folder = tmp_path / f"0.1_{seed}"
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest |= {"domain": "control", "evaluation": "sampled"}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-    for folder in tmp_path.glob("*_*"):
-        close(folder, 1.0, 0.5)
+    for coef, evaluation in ((1.0, {}), (0.1, {"evaluation": "sampled"})):
+        config = {"kl": {"coef": coef}}
+        write_run(tmp_path / f"{coef}", config=config, domain="control", **evaluation)
+        close(tmp_path / f"{coef}", 1.0, 0.5)
     text, page = page_of(tmp_path)
-    assert "<strong>Evaluations are sampled in 2 runs and deterministic in 2.</strong>" in text
+    assert "<strong>Evaluations are sampled in 1 run and deterministic in 1.</strong>" in text
     assert "1.00 +- 0.50|100 episodes, sampled" in page.cells
     assert "1.00 +- 0.50|100 episodes, deterministic" in page.cells

@@ -1,7 +1,6 @@
-"""Intervals, tests and P(A > B) against mpmath, permutations and counts by hand."""
+"""Intervals, tests and P(A > B) against mpmath, rliable and counts by hand."""
 
 import itertools
-import math
 
 import mpmath
 import numpy as np
@@ -9,8 +8,11 @@ import pytest
 
 from benchmarks.coverage import bad_seeds, false_alarms, share_held, t_interval, welch_p
 from klrl.report.statistics import (
+    at_equal_cost,
+    bootstrap_interval,
     chance_of_more,
     estimate,
+    estimate_curve,
     expanded_level,
     holm,
     iqm,
@@ -142,14 +144,6 @@ def test_p_of_more_counts_pairs_and_half_of_ties():
     assert chance_of_more(b, a) == pytest.approx(1 - chance_of_more(a, b), abs=1e-12)
 
 
-@pytest.mark.parametrize("n", [1, 3, 4, 5, 8, 11])
-def test_the_interquartile_mean_trims_a_quarter_at_either_end(n):
-    # scipy.stats.trim_mean(x, 0.25), which rliable calls: int(0.25 n) at either end.
-    values = rng.standard_normal(n)
-    kept = sorted(values.tolist())[int(0.25 * n) : n - int(0.25 * n)]
-    assert float(iqm(values)) == pytest.approx(math.fsum(kept) / len(kept), abs=1e-12)
-
-
 @pytest.mark.integration
 def test_intervals_cover_what_they_say_on_normal_returns_and_too_little_with_bad_seeds():
     draws = np.random.default_rng(0)
@@ -189,3 +183,47 @@ def test_the_benchmark_tests_as_the_report_does():
         each.p for each in welch_all([([x, y], [1.0, -1.0]) for x, y in zip(a, b, strict=True)])
     ]
     np.testing.assert_allclose(welch_p(a, b), of_report, rtol=1e-12)
+
+
+def scores(runs, tasks):
+    k = np.arange(1.0, runs * tasks + 1).reshape(runs, tasks)
+    return 10 * np.sin(k * k) + 3 * np.cos(7 * k) + 5 * np.arange(tasks)
+
+
+#: What rliable 1.2.0 printed: aggregate_iqm, get_interval_estimates(reps=50000) of scores().
+RLIABLE = {
+    (10, 1): (-3.497691684731701, -6.957068541840392, 3.6618244256542103),
+    (8, 4): (5.811884683958156, 3.4956834657759646, 8.290987027110736),
+    (5, 3): (2.980522131499269, -1.2227397288071626, 7.8559869205440505),
+}
+
+
+@pytest.mark.parametrize("shape", RLIABLE)
+def test_iqm_and_interval_are_those_that_rliable_printed(shape):
+    middle, low, high = RLIABLE[shape]
+    drawn = scores(*shape)
+    assert float(iqm(drawn.ravel())) == pytest.approx(middle, abs=1e-9)
+    ends = bootstrap_interval(drawn, resamples=50_000)
+    np.testing.assert_allclose(ends, (low, high), atol=0.02 * (high - low))
+
+
+def test_the_bootstrap_interval_of_two_seeds_is_their_range():
+    # Resamples: both the lower in a quarter of all, both the upper in a quarter.
+    low, high = bootstrap_interval(np.array([[1.0], [5.0]]))
+    assert (low, high) == (1.0, 5.0)
+
+
+def test_nan_seeds_are_left_out_and_below_five_seeds_there_is_no_interval():
+    values = np.full((5, 3), np.nan)
+    values[:, 0] = 1, 2, 3, 4, 1000
+    values[:4, 1] = 1, 2, 3, 4
+    whole, four, none = estimate_curve(values)
+    assert (whole.value, whole.iqm, whole.least, whole.most, whole.seeds) == (202, 3, 1, 1000, 5)
+    assert whole.low < 0 < whole.high
+    assert (four.value, four.low, four.high, four.seeds) == (2.5, None, None, 4)
+    assert none is None
+
+
+def test_gain_at_equal_cost_is_linear_and_nowhere_else():
+    gains = at_equal_cost(np.array([3.0, 1]), np.array([10.0, 20]), np.array([0.5, 1.5, 3, 4]))
+    np.testing.assert_array_equal(gains, [np.nan, 17.5, 10, np.nan])

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -128,34 +129,49 @@ def write_marked_up(root: Path):
 
 
 class Page(HTMLParser):
-    """Attributes that point somewhere, the embedded data, the cells of all tables, the commands."""
+    """What a page holds, as a browser reads it.
+
+    ``cells`` of all tables, small lines after ``|``; ``charts``: (title, the script's data);
+    ``labels`` of the boxes.
+    """
 
     def __init__(self, text):
         super().__init__()
-        self.links, self.ids, self.cells, self.data = [], set(), [], ""
-        self._within, self._cell = None, False
+        self.links, self.ids, self.cells, self._cell, self._small = [], set(), [], False, ""
+        self.tags, self.handlers = Counter(), []
         self.feed(text)
+        data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
+        titles = re.findall(r'<figure data-chart="(.*?)".*?<figcaption>(.*?)<', text)
+        self.charts = [(html.unescape(title), data[key]) for key, title in titles]
+        self.labels = [
+            html.unescape(each) for each in re.findall("<span>(.*?)</span></label>", text)
+        ]
         self.commands = html.unescape(re.search(r'id="commands".*?<pre>(.*?)</pre>', text, re.S)[1])
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.links += [v for k, v in attributes.items() if k in ("href", "src", "srcset")]
+        self.handlers += [k for k in attributes if k.startswith("on")]
+        self.tags[tag] += 1
         self.ids.add(attributes.get("id"))
-        self._within = "data" if attributes.get("id") == "data" else tag
+        self._small = "|" if tag == "small" else ""
         if tag in ("td", "th"):
             # A row's first cell is its header.
             self._cell = tag == "td" or attributes["scope"] == "row"
-            if self._cell:
-                self.cells.append("")
+            self.cells += [""] * self._cell
 
     def handle_endtag(self, tag):
-        self._within = "td" if tag == "span" else None
+        self._cell &= tag not in ("td", "th")
 
     def handle_data(self, text):
-        if self._within == "data":
-            self.data += text
-        elif self._cell and self._within in ("td", "th", "span", "small"):
-            self.cells[-1] += ("|" if self._within == "small" else "") + text
+        if self._cell:
+            self.cells[-1] += self._small + text
+
+
+def told(chart, name):
+    """Of the points of a setting in a chart: the words for x, and for y and its seeds."""
+    (series,) = [each for each in chart["series"] if each["name"] == name]
+    return [tuple(point[2:]) for point in series["points"]]
 
 
 def page_of(root: Path, *words: str) -> tuple[str, Page]:

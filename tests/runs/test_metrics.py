@@ -1,7 +1,6 @@
 """The metrics: declared once, complete, read by all that show them; numbers as people see them."""
 
 import io
-import json
 import math
 import re
 from pathlib import Path
@@ -37,7 +36,7 @@ from klrl.sweep.jobs import Job
 from klrl.sweep.ledger import Ledger
 from klrl.train.evaluate import Evaluation
 from klrl.train.row import Rewards, make_row
-from tests.report.toys import Page, rows_of, write_run
+from tests.report.toys import Page, rows_of, told, write_run
 
 #: What an update gives, and its loss of what it charges.
 LEARNED = dict.fromkeys(
@@ -306,10 +305,10 @@ def test_a_metric_that_is_declared_has_a_chart_and_a_line_in_the_report(curvatur
     write_run(Path("runs/a"), rows=bent_rows())
     report(["runs"])
     page = Page(Path("runs/report/report.html").read_text())
-    charts = {chart["title"]: chart for chart in json.loads(page.data)[0]["charts"]}
-    assert charts["Curvature"]["y"] == "nats per frame squared"
-    assert (charts["Curvature"]["log"], charts["Curvature"]["digits"]) == (True, [0, 2])
-    assert {point[1] for point in charts["Curvature"]["series"][0]["points"]} == {0.125}
+    chart = dict(page.charts)["Curvature"]
+    assert chart["y"] == "Curvature, nats per frame squared: "
+    # Two digits.
+    assert {y for _, y in told(chart, "all runs")} == {"0.12\n1 seed"}
     at = page.cells.index("learner/curvature")
     assert page.cells[at + 1 : at + 4] == [
         "curvature",
