@@ -27,11 +27,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from klrl.language.data.sort_digits import BASE_MODEL
-
 from benchmarks.reliability.ended import Ended
 from benchmarks.reliability.small_run import begin, import_all, klrl
 from benchmarks.small_jobs import FILES, JOBS, MODEL, SLOW_JOBS, Job, control
+from klrl.language.data.sort_digits import BASE_MODEL
 
 #: Beside those of :mod:`benchmarks.same_rows`.
 MORE = (

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from klrl.kl.charge import on_last, shaped, to_go
 
 DOUBLE = torch.float64
-#: Episodes of a batch, at least: a leave-one-out baseline counts the return N / (N - 1) times.
+#: Rollouts of a batch, at least: a leave-one-out baseline counts the return N / (N - 1) times.
 EPISODES = 1296
 #: (observations, actions) -> a network from observations [..., observations] to logits.
 MakeNetwork = Callable[[int, int], nn.Module]
@@ -54,16 +54,16 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Episodes:
+class Rollouts:
     """What was done, [N, steps] each."""
 
     states: Tensor  # before each action
     actions: Tensor
     mask: Tensor  # bool, where the episode has not ended; elsewhere is padding
 
-    def rows(self, index: Tensor) -> Episodes:
+    def rows(self, index: Tensor) -> Rollouts:
         """Some of the episodes."""
-        return Episodes(self.states[index], self.actions[index], self.mask[index])
+        return Rollouts(self.states[index], self.actions[index], self.mask[index])
 
 
 class Shifted(nn.Module):
@@ -98,7 +98,7 @@ class Numbers:
     Outside the mask everything may be anything, but rewards are 0 there.
     """
 
-    episodes: Episodes
+    episodes: Rollouts
     logits: Tensor  # log pi_theta of every action, [N, steps, actions], differentiable
     ref_logits: Tensor  # log pi_ref, likewise
     old_log_probs: Tensor  # log pi_old of what was done; its values are those of pi_theta
@@ -165,12 +165,12 @@ class Problem:
         """Theta."""
         return [p for p in self.policy.parameters() if p.requires_grad]
 
-    def sample(self) -> Episodes:
+    def sample(self) -> Rollouts:
         """As many episodes of pi_theta as :attr:`everything` has, drawn at random."""
         count = len(self.everything.mask)
         return self.everything.rows(torch.randint(count, (count,), generator=self._generator))
 
-    def numbers(self, episodes: Episodes, coef: float, placement: str = "loss") -> Numbers:
+    def numbers(self, episodes: Rollouts, coef: float, placement: str = "loss") -> Numbers:
         """What a loss may ask for; ``coef`` in reward per nat.
 
         With ``placement="loss"`` rewards are uncharged; with ``split`` charged with the exact KL of
@@ -205,7 +205,7 @@ class Problem:
         ratio = (log_p - log_q)[at].masked_fill(~self.everything.mask, 0.0)
         return float(ratio.detach().sum(1).mean())
 
-    def raw_rewards(self, episodes: Episodes) -> Tensor:
+    def raw_rewards(self, episodes: Rollouts) -> Tensor:
         """Uncharged, 0 outside the mask."""
         rewards = self._rewards[episodes.states, episodes.actions]
         if not self.kind.ends:
@@ -217,7 +217,7 @@ class Problem:
         eye = torch.eye(self.kind.states, dtype=DOUBLE)
         return self.policy(eye).log_softmax(-1), self.ref(eye).log_softmax(-1)
 
-    def _charged(self, episodes: Episodes, coef: float, placement: str) -> tuple[Tensor, Tensor]:
+    def _charged(self, episodes: Rollouts, coef: float, placement: str) -> tuple[Tensor, Tensor]:
         """Rewards and their sums to come."""
         raw, mask = self.raw_rewards(episodes), episodes.mask
         log_p, log_q = (table.detach() for table in self._log_tables())
@@ -260,7 +260,7 @@ def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:
     return torch.tensor(rows)
 
 
-def _everything(kind: Kind, counts: Tensor) -> Episodes:
+def _everything(kind: Kind, counts: Tensor) -> Rollouts:
     """All draws of a start and one ticket per step, so often that they are EPISODES or more."""
     actions = torch.arange(kind.actions)
     action_of = torch.stack([actions.repeat_interleave(row) for row in counts])
@@ -269,7 +269,7 @@ def _everything(kind: Kind, counts: Tensor) -> Episodes:
 
 
 @cache
-def _distinct(kind: Kind) -> Episodes:
+def _distinct(kind: Kind) -> Rollouts:
     """Each episode once."""
     draws = _draws(kind.starts, kind.actions, kind.steps)
     episodes = _walk(kind, draws, torch.arange(kind.actions).expand(kind.states, -1))
@@ -283,7 +283,7 @@ def _draws(starts: int, outcomes: int, steps: int) -> Tensor:
     return torch.tensor(list(product(range(starts), *[range(outcomes)] * steps)))
 
 
-def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Episodes:
+def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Rollouts:
     """Follow draws [N, 1 + steps] by ``action_of`` [states, outcomes]; action 0 behind the end."""
     state, alive = draws[:, 0], torch.ones(len(draws), dtype=torch.bool)
     states, actions, mask = [], [], []
@@ -297,10 +297,10 @@ def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Episodes:
         if kind.ends:
             alive = alive & (action != 0)
         state = kind.starts + step * kind.actions + action
-    return Episodes(*(torch.stack(x, 1) for x in (states, actions, mask)))
+    return Rollouts(*(torch.stack(x, 1) for x in (states, actions, mask)))
 
 
-def _mean_by_state(values: Tensor, episodes: Episodes, states: int) -> Tensor:
+def _mean_by_state(values: Tensor, episodes: Rollouts, states: int) -> Tensor:
     """The mean of values [N, steps] in each state; 1 in states of padding, where any will do."""
     at, values = episodes.states[episodes.mask], values[episodes.mask]
     count = torch.zeros(states, dtype=DOUBLE).index_add(0, at, torch.ones_like(values))

@@ -25,11 +25,11 @@ from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError
-from klrl.doctor.problems import DOUBLE, Episodes, Numbers, Problem, differentiate, flatten
+from klrl.doctor.problems import DOUBLE, Rollouts, Numbers, Problem, differentiate, flatten
 from klrl.doctor.user_code import load, told
 
 #: The loss of a batch of episodes, a scalar; with other padding if it is asked for.
-LossOfBatch = Callable[[Episodes, bool], Tensor]
+LossOfBatch = Callable[[Rollouts, bool], Tensor]
 
 #: Arguments of a function, and other spellings.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
@@ -97,7 +97,7 @@ class FunctionLoss:
     def on(self, problem: Problem, coef: float) -> LossOfBatch:
         """The loss of batches of a problem."""
 
-        def loss(episodes: Episodes, other_padding: bool = False) -> Tensor:
+        def loss(episodes: Rollouts, other_padding: bool = False) -> Tensor:
             numbers = problem.numbers(episodes, coef, self.placement)
             if other_padding:
                 numbers = numbers.other_padding()
@@ -178,7 +178,7 @@ class ModuleLoss:
         with told(f"--loss {self.name}"):
             module = self._build(**given, **self._settings)
 
-        def loss(episodes: Episodes, other_padding: bool = False) -> Tensor:
+        def loss(episodes: Rollouts, other_padding: bool = False) -> Tensor:
             data = _tensordict(problem, problem.numbers(episodes, coef, self.placement))
             with told(f"--loss {self.name}"):
                 out = module(data)

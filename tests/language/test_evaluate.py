@@ -9,7 +9,8 @@ import pytest
 from klrl.language.run.evaluate import evaluate_policy, places
 from klrl.runs.metrics import TIMES
 from klrl.runs.rows import read_rows
-from klrl.train.evaluate import CLOSING, IN_RUN, Starts, evaluate_run
+from klrl.train.evaluate import CLOSING, IN_RUN, Starts
+from klrl.train.evaluate_run import evaluate_run
 from klrl.train.loop import Training
 from klrl.train.schedule import Size
 from tests.language.conftest import LENGTHS
