@@ -121,6 +121,9 @@ class _Pickler(pickle.Pickler):
         return id(obj) if known else None
 
     def reducer_override(self, obj: Any) -> Any:
-        if hasattr(obj, "detach") and hasattr(obj, "tolist"):  # a tensor; no torch in here
-            return tuple, ([str(obj.dtype), obj.tolist()],)
+        if hasattr(obj, "untyped_storage"):  # a tensor: its own pickle has the storage's address
+            import torch
+
+            raw = obj.detach().cpu().contiguous().flatten().view(torch.uint8)
+            return tuple, ([str(obj.dtype), tuple(obj.shape), raw.numpy().tobytes()],)
         return NotImplemented
