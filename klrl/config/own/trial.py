@@ -46,7 +46,6 @@ def make_tried(
         trial: what those two are given in place of what a run moves.
         saved: whether its ``state_dict`` is in a checkpoint.
     """
-
     from klrl.base.seeds import generators_kept  # numpy, which a command line does without
 
     def make(given: Mapping[str, Any]) -> Any:
