@@ -15,7 +15,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.config import Config, CustomEnvConfig, JobConfig
 from klrl.config.checks import typed_choice
-from klrl.config.own import complete_part, restore
+from klrl.config.own import complete_part
 from klrl.config.own.parts import parts_in
 from klrl.config.own.trust import check_known
 from klrl.control.actor import Agent, make_agent
@@ -72,7 +72,6 @@ def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = Non
     The code of a described ``run`` is checked here, that of stored settings was.
     """
     actor = typed_choice("actor", described)
-    restore(actor)
     if run is not None:
         check_known(expanded(run), parts_in("actor", actor))
     return make_agent(actor, env, normalize=described["normalize"], separate=False)

@@ -18,6 +18,9 @@ PARTS = """
 import random
 from collections import deque
 
+import numpy as np
+import torch
+
 from klrl.control.advantage import gae
 from klrl.kl.controllers import FixedKLController
 from klrl.losses.beta import BetaRule
@@ -76,6 +79,20 @@ class Half(Counting):
     # What is loaded is not what was saved.
     def state_dict(self): return {**super().state_dict(), "seen": self.seen}
     def load_state_dict(self, state): self.coef = state["coef"]
+
+
+class Weighs(FixedKLController):
+    def __init__(self, coef):
+        super().__init__(coef)
+        self.net, self.noise = torch.nn.Linear(2, 2), torch.Generator().manual_seed(0)
+        self.draws, self.seen = np.random.default_rng(0), torch.tensor(0.0)
+        self.half = torch.ones(2, dtype=torch.bfloat16)
+
+
+class Averages(Weighs):
+    def move(self, kl, n):
+        self.seen += 1
+        self.coef = 0.1 * float(self.seen)
 
 
 class Saved(Counting):
@@ -157,9 +174,9 @@ class Annealed(Steady):
 class Saving(Saves, Annealed): pass
 """
 CASES = [
-    *(("controller", name, "exact") for name in ("Constant", "Saved")),
+    *(("controller", name, "exact") for name in ("Constant", "Saved", "Weighs")),
     *(("controller", name, "anew") for name in ("Counting", "Bounded", "Noisy", "Half")),
-    *(("controller", name, "anew") for name in ("Global", "First", "Slots")),
+    *(("controller", name, "anew") for name in ("Global", "First", "Slots", "Averages")),
     *(("advantage", name, "exact") for name in ("Plain", "Remembers", "plain")),
     *(("advantage", name, "anew") for name in ("Forgetful", "HalfRemembers", "closure")),
     ("loss.own_beta_rule", "Rule", "anew"),

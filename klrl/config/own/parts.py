@@ -75,11 +75,3 @@ def is_reward_model(module: str, attribute: str) -> bool:
         return module == "model"
     found = find_spec("model")  # without an origin: a folder that is no package
     return not Path("model.py").is_file() and (found is None or found.origin is None)
-
-
-def restore(group: Any) -> None:
-    """Make the parts within a group's settings again from what ``asdict`` made of them."""
-    for f in dataclasses.fields(group):
-        value = getattr(group, f.name)
-        if f.metadata.get("own") and isinstance(value, Mapping):
-            setattr(group, f.name, OwnPart(**value))

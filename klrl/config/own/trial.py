@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from klrl.base.seeds import generators_kept
 from klrl.base.sources import reached
 from klrl.config.fields import OwnPart
 from klrl.config.own.find import make_own, told
@@ -47,6 +46,7 @@ def make_tried(
         trial: what those two are given in place of what a run moves.
         saved: whether its ``state_dict`` is in a checkpoint.
     """
+    from klrl.base.seeds import generators_kept  # numpy, which a command line does without
 
     def make(given: Mapping[str, Any]) -> Any:
         with generators_kept():  # both draw the same
@@ -121,6 +121,9 @@ class _Pickler(pickle.Pickler):
         return id(obj) if known else None
 
     def reducer_override(self, obj: Any) -> Any:
-        if hasattr(obj, "detach") and hasattr(obj, "tolist"):  # a tensor; no torch in here
-            return tuple, ([str(obj.dtype), obj.tolist()],)
+        if hasattr(obj, "untyped_storage"):  # a tensor: its own pickle has the storage's address
+            import torch
+
+            raw = obj.detach().cpu().contiguous().flatten().view(torch.uint8)
+            return tuple, ([str(obj.dtype), tuple(obj.shape), raw.numpy().tobytes()],)
         return NotImplemented
