@@ -133,10 +133,10 @@ def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> li
             axes.set_title(chart.title)
         for axes in places[len(charts) :]:
             axes.set_axis_off()
-        marks = [
-            Line2D([], [], label=name, color=look.colour, linestyle=look.line, marker=look.shape)
-            for look, name in ((look_of(i), name) for i, name in names.items())
-        ]
+        marks = []
+        for i, name in names.items():
+            colour, line, shape, *_ = look_of(i)
+            marks.append(Line2D([], [], label=name, color=colour, linestyle=line, marker=shape))
         figure.legend(handles=marks, ncols=in_row, **_BELOW)
         return _save(figure, stem)
 
@@ -159,14 +159,12 @@ def draw_tasks(
         figure.legend(ncols=in_row, **_BELOW)
         svg = _inline(figure)
         for each in series:
-            at = _pixels(axes, *zip(*(point[:2] for point in each["points"]), strict=True))
-            each["points"] = [[*a, *p[2:]] for a, p in zip(at, each["points"], strict=True)]
+            each["points"] = _points(axes, each["points"])
         axes.set_title(title)
         names = _save(figure, stem)
     told = f"{title}: {len(settings)} settings, {len(tasks)} tasks"
-    return Drawing(
-        "tasks", title, told, svg, _box(figure), {"x": f"{x}: ", "y": "", "series": series}
-    ), names
+    data = {"x": f"{x}: ", "y": "", "series": series}
+    return Drawing("tasks", title, told, svg, _box(figure), data), names
 
 
 # ----------------------------------------------------------------------------------------- figures
@@ -206,12 +204,16 @@ def _inline(figure: Any) -> Markup:
         figure.savefig(file, format="svg", transparent=True)
     text = file.getvalue()
     text = text[text.index("<g ") : text.rindex("</svg>")]
-    text = re.sub(r' style="([^"]*)"', _attributes, text)
+    # Tags alone: a name may have any words.
+    return Markup(re.sub(r">\s+<", "><", re.sub("<[^>]+>", _tag, text)))
+
+
+def _tag(tag: re.Match[str]) -> str:
+    text = re.sub(r' style="([^"]*)"', _attributes, tag[0])
     text = re.sub(r' id="s(\d+) (\w+)"', r' class="\2" data-s="\1"', text)
     text = re.sub(r' id="[\w.]+_\d+"', "", text)
     # A hundredth of a pixel is enough.
-    text = re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+|\n", r"\1", d[0]), text)
-    return Markup(re.sub(r">\s+<", "><", text))
+    return re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+|\n", r"\1", d[0]), text)
 
 
 def _attributes(style: re.Match[str]) -> str:
@@ -225,12 +227,12 @@ def _box(figure: Any) -> str:
     return f"0 0 {figure.bbox.width:g} {figure.bbox.height:g}"
 
 
-def _pixels(axes: Any, x: Sequence[float], y: Sequence[float]) -> list[list[float]]:
-    """Where points of drawn axes are in the SVG, whose y grows downwards; at the edge if beyond."""
-    at = axes.transData.transform(np.column_stack([x, y]))
-    at = np.clip(at, axes.bbox.min, axes.bbox.max)
+def _points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> list[list[Any]]:
+    """Points and words, with places in the SVG, whose y grows downwards; at the edge if beyond."""
+    at = axes.transData.transform([point[:2] for point in points])
+    at = np.clip(np.nan_to_num(at), axes.bbox.min, axes.bbox.max)
     at[:, 1] = axes.figure.bbox.height - at[:, 1]
-    return at.round(1).tolist()
+    return [[*place, *p[2:]] for place, p in zip(at.round(1).tolist(), points, strict=True)]
 
 
 def _legend_columns(names: Collection[str], width: float) -> int:
@@ -264,19 +266,15 @@ def _ends(chart: Chart, i: int) -> list[float | None]:
 def _told(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list[Any]]:
     """Of each point: where it is, and the words for x, and for y and the seeds behind it."""
     finished, told = seeds_text(chart.lines[i].setting), []
-    at = _pixels(axes, [point.x for point in points], [point.y.value for point in points])
-    for place, point in zip(at, points, strict=True):
-        x = (
-            _span(point.across, chart.digits[0])
-            if point.across
-            else number(point.x, chart.digits[0])
-        )
+    of_x, of_y = chart.digits
+    for point in points:
+        x = _span(point.across, of_x) if point.across else number(point.x, of_x)
         n = f"{point.y.seeds} seeds"
         what = f"range of {n}" if point.y.low is None else f"95 % interval over {n}"
         what = "1 seed" if point.y.seeds == 1 else what
         what += f"; {finished} finished" if "of" in finished else ""
-        told.append([*place, x, f"{_span(point.y, chart.digits[1])}\n{what}"])
-    return told
+        told.append((point.x, point.y.value, x, f"{_span(point.y, of_y)}\n{what}"))
+    return _points(axes, told)
 
 
 def _span(of: Estimate, digits: int) -> str:
@@ -396,17 +394,11 @@ def _draw_aggregate(
     name = of.name if len(of.name) <= 66 else f"{of.name[:65]}…"
     axes.text(0, i - 0.25, name, transform=axes.get_yaxis_transform())
     told, ink = "mean and 95 % interval" if spans else "mean", COLOURS[0]
-    axes.plot(
-        mean.value,
-        i,
-        "o",
-        color=ink,
-        markersize=7.5,
-        label=told if named else None,
-        gid=f"s{i} point",
-    )
+    mark = {"color": ink, "markersize": 7.5, "gid": f"s{i} point"}
+    axes.plot(mean.value, i, "o", label=told if named else None, **mark)
     span = f" ({mean.low:.3f} to {mean.high:.3f})" if spans else ""
-    points = [[mean.value, i, f"{mean.value:.3f}{span}", "mean over tasks"]]
+    points: list[tuple[float, float, str, str]]
+    points = [(mean.value, i, f"{mean.value:.3f}{span}", "mean over tasks")]
     if spans:
         axes.plot([mean.low, mean.high], [i, i], color=ink, gid=f"s{i} up")
     # More tasks than shapes are not told apart. A little lower, so that no mean hides one.
@@ -416,5 +408,5 @@ def _draw_aggregate(
         shape = look_of(k * len(COLOURS)).shape if apart else "o"
         label = told if named and (apart or k == 0) else None
         axes.plot(value, y, shape, color=_SOFT, markersize=4.5, label=label, gid=f"s{i} dot")
-        points.append([value, y, f"{value:.3f}", task])
+        points.append((value, y, f"{value:.3f}", task))
     return {"i": i, "name": of.name, "points": points}

@@ -1,6 +1,7 @@
 """All tasks together: the normalisation, its tables and its figure."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,7 +81,10 @@ def test_the_page_has_all_tasks_where_a_normalisation_is_given(two_tasks):
 
 def test_marks_stand_where_the_axis_says(two_tasks, tmp_path):
     made = aggregates_of(two_tasks)
+    # A name in the figure's own words.
+    made[0] = replace(made[0], name='<b id="s0 point" style="x" d="1.2345">')
     drawing, _ = draw_tasks(made, [*SCALE], "return", tmp_path / "all_tasks")
+    assert '&lt;b id="s0 point" style="x" d="1.2345"&gt;</text>' in drawing.svg
     ticks = re.findall(r'text-anchor="middle" x="([-.\d]+)"[^>]*>([-.\d]+)</text>', drawing.svg)
     places, names = np.array(ticks, float).T
     scale = np.polyfit(places, names, 1)

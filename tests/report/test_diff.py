@@ -55,27 +55,20 @@ def bits(capsys, first, second) -> str:
 
 
 def test_bits_names_the_first_iteration_and_metric_that_differ(tmp_path, capsys):
-    write_run(tmp_path / "a")
-    rows = [{**row, "time/iteration": 9.0} for row in rows_of()]
-    write_run(tmp_path / "b", rows=rows)
-    equal = bits(capsys, tmp_path / "a", tmp_path / "b")
-    assert equal == (
-        "equal to the bit: 20 rows; parameters not compared: "
-        f"{tmp_path / 'a'} has no whole checkpoint of this format"
-    )
-    rows[11]["kl/ref/coef"] = 0.1 + 2**-56
-    rows[11]["loss/own"] = 1.0
-    rows[14]["reward/episode"] = 7.0
-    write_run(tmp_path / "c", rows=rows)
-    told = bits(capsys, tmp_path / "a", tmp_path / "c")
-    assert told == "iteration 12: kl/ref/coef is 0.1 and 0.10000000000000002"
-    del rows[11]["kl/ref/coef"]
-    write_run(tmp_path / "d", rows=rows)
-    told = bits(capsys, tmp_path / "a", tmp_path / "d")
-    assert told == "iteration 12: kl/ref/coef is 0.1 and not there"
-    write_run(tmp_path / "e", rows=rows_of()[:7])
-    told = bits(capsys, tmp_path / "e", tmp_path / "a")
-    assert told == "row 8: only the second run has it, the first has 7"
+    a = write_run(tmp_path / "a")
+    timed = [{**row, "time/iteration": 9.0} for row in rows_of()]
+    changed = [dict(row) for row in timed]
+    changed[11] |= {"kl/ref/coef": 0.1 + 2**-56, "loss/own": 1.0}
+    changed[14]["reward/episode"] = 7.0
+    without = [{k: v for k, v in row.items() if k != "kl/ref/coef"} for row in changed]
+    no_checkpoint = f"{a} has no whole checkpoint of this format"
+    for name, rows, said in (
+        ("b", timed, f"equal to the bit: 20 rows; parameters not compared: {no_checkpoint}"),
+        ("c", changed, "iteration 12: kl/ref/coef is 0.1 and 0.10000000000000002"),
+        ("d", [*timed[:11], *without[11:]], "iteration 12: kl/ref/coef is 0.1 and not there"),
+        ("e", timed[:7], "row 8: only the first run has it, the second has 7"),
+    ):
+        assert bits(capsys, a, write_run(tmp_path / name, rows=rows)) == said
 
 
 def test_bits_compares_the_parameters_of_the_last_checkpoints(tmp_path, capsys, monkeypatch):

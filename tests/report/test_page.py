@@ -170,16 +170,17 @@ def test_arrow_keys_read_the_values(tab):
 
 def test_boxes_choose_what_is_drawn_and_read(tab):
     def drawn():
+        """How much of each mark is seen: 1, 0 if it is hidden."""
         return tab.ask(
             "['.curves .mean', '.against .point'].map(of => [...document.querySelectorAll("
             "`#task-2 > .charts ${of}`)].map(e => getComputedStyle(e))"
-            ".filter(s => s.display !== 'none' && s.opacity === '1').length)"
+            ".map(s => s.display === 'none' ? 0 : +s.opacity))"
         )
 
-    assert drawn() == [5, 5]
+    assert drawn() == [[1] * 5, [1] * 5]
     tab.click_on("#task-2 label input")
     # Against KL what is not chosen is faint.
-    assert drawn() == [4, 4]
+    assert [sorted(of) for of in drawn()] == [[0, 1, 1, 1, 1], [0.35, 1, 1, 1, 1]]
     tab.ask("document.querySelectorAll('#task-2 figure svg')[1].focus()")
     tab.key("ArrowRight")
     first, second = tab.ask(
@@ -187,9 +188,9 @@ def test_boxes_choose_what_is_drawn_and_read(tab):
     )
     assert tab.ask("tip.textContent").splitlines()[0] == second != first
     tab.click_on("#task-2 button[data-all='']")
-    assert drawn() == [0, 0]
+    assert drawn() == [[0] * 5, [0.35] * 5]
     tab.click_on("#task-2 button[data-all='1']")
-    assert drawn() == [5, 5]
+    assert drawn() == [[1] * 5, [1] * 5]
     assert tab.said == []
 
 
