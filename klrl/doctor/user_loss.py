@@ -25,7 +25,7 @@ from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError
-from klrl.doctor.problems import DOUBLE, Rollouts, Numbers, Problem, differentiate, flatten
+from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts, differentiate, flatten
 from klrl.doctor.user_code import load, told
 
 #: The loss of a batch of episodes, a scalar; with other padding if it is asked for.

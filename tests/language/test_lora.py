@@ -10,7 +10,11 @@ from torch import nn
 from klrl.base.errors import ConfigError
 from klrl.config import LoraConfig
 from klrl.envs.llm.transforms.kl.token_log_probs import token_log_probs
+from klrl.kl.reference import NO_ADAPTERS, ReferenceRule
+from klrl.language.model.causal_lm import head
 from klrl.language.model.pretrained import adapter_off, add_lora
+from klrl.language.model.vocabulary import response_log_probs
+from klrl.language.run.kl import Reference
 from tests.transforms import llm_toys as toys
 
 IDS = torch.tensor([[5, 9, 30, 12, 77]])
@@ -94,6 +98,16 @@ def test_the_reference_costs_no_second_copy(family: str) -> None:
         assert storages(reference) == held
     adapters = 2 * 4 * RANK * sum(i + o for i, o in LAYERS[family])  # 2 blocks, 4 bytes
     assert sum(held.values()) == sum(storages(before).values()) + adapters
+
+
+def test_the_references_head_is_without_adapters_too() -> None:
+    model, before = adapted("llama", target_modules=["q_proj", "lm_head"])
+    reference = Reference(ReferenceRule(NO_ADAPTERS), model, own=False)
+    states, tokens = torch.randn(1, 5, 16), IDS
+    scores = response_log_probs(reference.next_tokens(states, 1.0), tokens, tokens > 0)
+    table = before.lm_head(states).log_softmax(-1)
+    assert torch.allclose(scores, table.gather(-1, tokens[..., None])[..., 0], atol=1e-5)
+    assert not torch.allclose(head(model)(states), before.lm_head(states), atol=0.1)
 
 
 def test_only_adapters_learn() -> None:

@@ -200,16 +200,19 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(job, words) -> None:
     assert_loaded_as_saved(job(*words))
 
 
-def test_another_run_as_start_and_as_reference(job, exits) -> None:
+@pytest.mark.parametrize("start", [["actor.init=first"], []], ids=["there", "elsewhere"])
+def test_another_run_as_start_and_as_reference(job, exits, start: list[str]) -> None:
     Training(job()).train(RunFolder(Path("first")))
-    config = job("actor.init=first", "reference=checkpoint", "reference.path=first")
-    experiment = Training(config)
-    experiment.train(RunFolder(Path("run")))
+    words = (*start, "reference=checkpoint", "reference.path=first")
+    Training(job(*words)).train(RunFolder(Path("run")))
+    Training(job(*words, "frames=48")).train(RunFolder(Path("whole")))
     rows = rows_of(Path("run"))
-    assert abs(rows[0]["kl/ref/exact"]) < 1e-5 < rows[1]["kl/ref/exact"]
+    assert (abs(rows[0]["kl/ref/exact"]) < 1e-5) == bool(start)
+    assert rows[1]["kl/ref/exact"] > 1e-5
     Path("first").rename("gone")  # the run holds its reference itself
     assert exits("resume=run", "frames=48")[0] == 0
-    assert len(rows_of(Path("run"))) == 3
+    resumed, whole = (rows_of(Path(name))[2]["kl/ref/exact"] for name in ("run", "whole"))
+    assert resumed == whole
 
 
 #: body of a reward function that works once -> what the failed run says
