@@ -214,6 +214,9 @@ class RunFolder:
         key = identity(config)
         self.path.mkdir(parents=True, exist_ok=True)
         run = before.get("id") or uuid4().hex
+        if before and before.get("config_hash") != key.settings:
+            # A kill between the two files leaves settings that one of the two hashes knows.
+            self._write({**before, "next_hash": key.settings})
         self._store_config(config, f"# run {run}\n")
         argv = self._given_argv
         if argv is None and self._overrides is not None:

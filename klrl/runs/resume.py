@@ -48,8 +48,9 @@ def edited_settings(run: Path) -> str | None:
 
     A resume stores both anew, with what it changed.
     """
-    begun = RunFolder(run).manifest.get("config_hash") if RunFolder(run).exists else None
-    if begun is None or begun == settings_hash(stored_config(run)):
+    manifest = RunFolder(run).manifest if RunFolder(run).exists else {}
+    known = [manifest[key] for key in ("config_hash", "next_hash") if key in manifest]
+    if not known or settings_hash(stored_config(run)) in known:
         return None
     return "its .hydra/config.yaml is not what it was started with"
 

@@ -326,7 +326,7 @@ class Training:
             "loss.own_beta_rule": self.parts.learner.beta_rule.forgets,
         }
         if lost := [setting for setting, forgets in parts.items() if forgets]:
-            say(f"resume: a resumed run begins anew with {lost[0]}, whose state has no state_dict")
+            say(f"resume: a resumed run begins anew with {lost[0]}, whose state is not saved")
         files.update(**self.parts.resume | ({"resume": "anew"} if lost else {}))
         self._tell("started")
         return rollout

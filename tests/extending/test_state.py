@@ -202,5 +202,5 @@ def test_the_manifest_says_whether_a_resume_is_exact_and_it_is(
     else:
         klrl.run(*WORDS, *words, folder=PART)
     assert manifest_of(PART)["resume"] == resume
-    told = f"resume: a resumed run begins anew with {setting}, whose state has no state_dict"
+    told = f"resume: a resumed run begins anew with {setting}, whose state is not saved"
     assert (told in capsys.readouterr().out) == (resume == "anew")

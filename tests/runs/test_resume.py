@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import klrl
+from klrl.__main__ import main
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
@@ -60,6 +61,18 @@ def test_settings_edited_by_hand_are_not_resumed(setting: str, capsys) -> None:
     assert rows_of(Path("run")) == rows
     stored.write_text(text, encoding="utf-8")
     assert exits("resume=run", "frames=256") == 0
+
+
+def test_a_resume_killed_between_settings_and_manifest_is_resumed(monkeypatch) -> None:
+    exits(*QUICK, "hydra.run.dir=run")
+    with monkeypatch.context() as patch:
+        patch.delattr("klrl.runs.folder._git_commit")
+        with pytest.raises(NameError):
+            main(["resume=run", "frames=192"])
+    assert "frames: 192" in Path("run/.hydra/config.yaml").read_text("utf-8")
+    assert manifest_of(Path("run"))["frames"] == 128
+    assert exits("resume=run", "frames=256") == 0
+    assert rows_of(Path("run"))[-1]["frames"] == 256
 
 
 @pytest.mark.parametrize("mode", ["legacy", "retrieve"])
