@@ -201,7 +201,7 @@ def _inline(figure: Any) -> Markup:
     _lay_out(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(file, format="svg", transparent=True)
+        figure.canvas.print_figure(file, format="svg")
     text = file.getvalue()
     text = text[text.index("<g ") : text.rindex("</svg>")]
     # Tags alone: a name may have any words.
