@@ -146,7 +146,7 @@ def test_what_it_asks_for_is_a_copy_too() -> None:
 
     drawn = Drawn([False], [[1]], [[2, 3]])
     reward(score)(PROMPTS[:1], ["x"], drawn)
-    assert drawn.response_ids == [[2, 3]]
+    assert drawn.response_ids == drawn[0].response_ids == [[2, 3]]
 
 
 def raises_on_x(prompts, responses, rows):
