@@ -211,17 +211,33 @@ def test_a_command_runs_as_a_module_imported_or_not(name: str, monkeypatch, caps
         importlib.import_module(name)
 
 
+#: Lines of klrl that a control run without logger and evaluation may load.
+LOADS = 17_000
+
+
 @pytest.mark.integration
 def test_a_single_run_imports_no_sweep_no_other_domain_and_no_report() -> None:
+    """A job of control, checked and trained, in a process of its own; prints what it loads."""
     code = (
         "import sys; from klrl.__main__ import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code, end.code\n"
-        "rooms = {name.split('.')[1] for name in sys.modules if name.startswith('klrl.')}\n"
-        "print(*sorted(rooms & {'sweep', 'report', 'language', 'doctor'}))"
+        "print(*(module.__file__ for name, module in sys.modules.items() if name[:4] == 'klrl'))"
     )
+    words = (*QUICK, "frames=64", "eval.final=0", "hydra.run.dir=run")
     ended = subprocess.run(
-        [sys.executable, "-c", code, *QUICK, "frames=64", "hydra.run.dir=run"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert ended.stdout.splitlines()[-1] == ""
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
+    )
+    loaded = [Path(path) for path in ended.stdout.splitlines()[-1].split()]
+    rooms = {path.relative_to(PACKAGE).parts[0] for path in loaded}
+    assert rooms & {"sweep", "report", "language", "doctor"} == set()
+    lines = sum(len(path.read_text("utf-8").splitlines()) for path in loaded)
+    print(f"{len(loaded)} modules, {lines} lines of klrl")
+    assert lines <= LOADS
+
+
+def test_a_class_name_is_taken_once() -> None:
+    """But for KLRewardTransform, which the documents have for control and for language."""
+    nodes = (node for source in MODULES.values() for node in ast.parse(source).body)
+    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    assert {name for name in names if names.count(name) > 1} == {"KLRewardTransform"}

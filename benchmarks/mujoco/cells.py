@@ -25,7 +25,7 @@ from klrl.config.checks import to_config
 from klrl.config.compose import Composer, allow_env_kwargs
 from klrl.config.identity import identity
 from klrl.report.measures import BAND, WARM_UP, column
-from klrl.report.runs import Run, find_runs
+from klrl.report.runs import ReadRun, find_runs
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.other_task import config_on_task
@@ -195,7 +195,7 @@ def read_cell(cell: Cell, code: int, cpu: float) -> Line:
     return {**line, "curve": curve(run)}
 
 
-def closing(run: Run) -> Row:
+def closing(run: ReadRun) -> Row:
     """The closing evaluation; of a diverged run, of its last checkpoint."""
     if not diverged(run):
         return {key: float(column(run, key)[-1]) for key in ("eval/return", "eval/return_se")}
@@ -211,7 +211,7 @@ def closing(run: Run) -> Row:
     ).row
 
 
-def outcome(run: Run) -> Line:
+def outcome(run: ReadRun) -> Line:
     """The numbers of a finished run: of its closing evaluation, and of KL(old||new) over it."""
     seconds, evaluation = column(run, "time/evaluation"), closing(run)
     training = column(run, "reward/episode")
@@ -228,7 +228,7 @@ def outcome(run: Run) -> Line:
     }
 
 
-def in_band(run: Run, share: float) -> float | None:
+def in_band(run: ReadRun, share: float) -> float | None:
     """Share of the last iterations with KL(old||new) within 1.5 times its target."""
     if "loss.dtarg" not in run.settings:
         return None
@@ -240,7 +240,7 @@ def in_band(run: Run, share: float) -> float | None:
     return float((away <= np.log(BAND)).mean()) if len(away) else None
 
 
-def curve(run: Run) -> Line:
+def curve(run: ReadRun) -> Line:
     """Training return, KL(old||new) and seconds of training over frames, in few points."""
     frames = column(run, run.axis)[run.trained]
     columns = {

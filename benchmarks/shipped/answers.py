@@ -29,7 +29,7 @@ from klrl.language.run.load import language_config, trained_policy
 from klrl.language.run.policy import Policy, make_policy
 from klrl.language.run.rollout import STATES, decoding_of, respond, texts_of
 from klrl.language.run.sampler import CacheSampler
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 from klrl.report.statistics import Array
 from klrl.train.evaluate import Starts
 
@@ -62,7 +62,9 @@ def base_answers(
     return _kept(path, f"{' '.join(words)}: {prompts} x {samples}, seed {seed}", make)
 
 
-def trained_answers(run: Run, prompts: int, samples: int, path: Path, at_a_time: int) -> Answers:
+def trained_answers(
+    run: ReadRun, prompts: int, samples: int, path: Path, at_a_time: int
+) -> Answers:
     """Those of a run's last policy to the same prompts; its seed is that of the samples.
 
     Arguments as of :func:`base_answers`.

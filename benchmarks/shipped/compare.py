@@ -12,20 +12,20 @@ from benchmarks.shipped.page import Result
 from benchmarks.shipped.sweeps import Labelled, Plays, by_labels, closing_return, diverged
 from benchmarks.shipped.tables import Row
 from klrl.report.measures import WARM_UP, column, final, in_band
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 
 #: How near to its target a KL is "near".
 NEAR = 0.25
 
 
-def _ratios(run: Run, target: float) -> np.ndarray:
+def _ratios(run: ReadRun, target: float) -> np.ndarray:
     """KL(policy||reference) / target over the last half of the iterations."""
     kl = column(run, "kl/ref/exact")
     return kl[len(kl) // 2 :] / target
 
 
 #: Measure -> its value of a run whose KL has a target.
-MEASURED: dict[str, Callable[[Run, float, Plays], float]] = {
+MEASURED: dict[str, Callable[[ReadRun, float, Plays], float]] = {
     "in_band": lambda run, target, plays: in_band(run),
     "return": lambda run, target, plays: closing_return(run, plays),
     "closing": lambda run, target, plays: closing_return(run, plays),

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.shipped.tables import Row, interval
 from klrl.report.charts import curve
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 from klrl.report.settings import Setting
 from klrl.runs.curves import COLOURS
 
@@ -80,7 +80,7 @@ def line(
 
 
 def learning_curve(
-    axes: Any, runs: Sequence[Run], metric: str, colour: str, style: str = "-", **look: Any
+    axes: Any, runs: Sequence[ReadRun], metric: str, colour: str, style: str = "-", **look: Any
 ) -> None:
     """A metric against frames: the mean over seeds, and a thin line per seed."""
     for run in runs:
@@ -88,7 +88,7 @@ def learning_curve(
     axes.plot(*_curve(runs, metric), style, color=colour, linewidth=1.6, **look)
 
 
-def _curve(runs: Sequence[Run], metric: str) -> tuple[list[float], list[float]]:
+def _curve(runs: Sequence[ReadRun], metric: str) -> tuple[list[float], list[float]]:
     """Thousand frames, and the mean over runs at each."""
     points = curve(Setting("", list(runs), runs[0].settings), metric)
     assert points, f"{metric} was not recorded"

@@ -12,7 +12,7 @@ from benchmarks.shipped.page import Result
 from benchmarks.shipped.sweeps import Labelled, Plays, by_labels
 from benchmarks.shipped.tables import Row
 from klrl.report.measures import final
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 
 COEF, RESPONSES = 0.1, 2048
 ESTIMATORS = {"k1": BLUE, "k2": PINK, "k3": ORANGE, "exact": GREEN, "none": BLACK}
@@ -41,7 +41,7 @@ def make(result: Result, runs: Sequence[Labelled], plays: Plays) -> list[list[Ro
     return [rows, rows]
 
 
-def _values(runs: Sequence[Run], plays: Plays) -> dict[str, np.ndarray]:
+def _values(runs: Sequence[ReadRun], plays: Plays) -> dict[str, np.ndarray]:
     played = [plays(run, episodes=RESPONSES, sampled=True)["eval/return"] for run in runs]
     reward = np.array(played)
     kl = np.array([final(run, "kl/ref/exact_seq") for run in runs])

@@ -16,7 +16,7 @@ from benchmarks.shipped.page import Result
 from benchmarks.shipped.sweeps import EPISODES, OUTPUTS, Labelled, Plays, by_labels
 from benchmarks.shipped.tables import Row
 from klrl.report.measures import final
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 
 FOLDER = OUTPUTS / "results" / "forgetting"
 #: Starts with a dot: Gymnasium looks for any other relative path among its own models.
@@ -65,7 +65,7 @@ def make(result: Result, runs: Sequence[Labelled], plays: Plays) -> list[list[Ro
     return [rows]
 
 
-def _values(runs: Sequence[Run], new: str, old: str, plays: Plays) -> dict[str, np.ndarray]:
+def _values(runs: Sequence[ReadRun], new: str, old: str, plays: Plays) -> dict[str, np.ndarray]:
     found = {
         name: np.array([plays(r, [word], episodes=EPISODES)["eval/return"] for r in runs])
         for name, word in (("new", new), ("old", old))

@@ -15,7 +15,7 @@ from benchmarks.shipped.page import Result
 from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, by_labels
 from benchmarks.shipped.tables import Row
 from klrl.report.measures import final
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 
 COEFS = ("0", "0.02", "0.05", "0.1", "0.2", "0.5")
 SEEDS = (0, 1, 2)
@@ -42,7 +42,7 @@ def make(result: Result, runs: Sequence[Labelled], plays: Plays) -> list[list[Ro
     return [[*tuned, *chosen, *best]]
 
 
-def _values(runs: Sequence[Run], plays: Plays) -> dict[str, np.ndarray]:
+def _values(runs: Sequence[ReadRun], plays: Plays) -> dict[str, np.ndarray]:
     played = [plays(run, episodes=PROMPTS, sampled=True) for run in runs]
     return {
         "proxy": np.array([row["eval/return"] for row in played]),

@@ -14,7 +14,7 @@ from benchmarks.shipped.page import Result, Section
 from benchmarks.shipped.sweeps import OUTPUTS, Labelled, Plays, by_labels
 from benchmarks.shipped.tables import Row
 from klrl.report.measures import column
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 from klrl.report.statistics import Array
 
 COEFS = ("0.03", "0.1", "0.3")
@@ -55,7 +55,7 @@ def make(result: Result, runs: Sequence[Labelled], plays: Plays) -> list[list[Ro
 
 
 def _values(
-    runs: Sequence[Run], base: Sequence[Answers], gain: float, start: float, held: bool
+    runs: Sequence[ReadRun], base: Sequence[Answers], gain: float, start: float, held: bool
 ) -> dict[str, Array]:
     """Of one setting; ``gain``: of the base model's best of :data:`BEST`, over its mean reward."""
     answers = [

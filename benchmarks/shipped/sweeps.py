@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.results import ROOT
 from klrl.report.measures import column
-from klrl.report.runs import Run, find_runs
+from klrl.report.runs import ReadRun, find_runs
 
 #: Below the working folder, as every run.
 OUTPUTS = Path("outputs")
@@ -86,11 +86,11 @@ class Sweep:
 class Labelled:
     """A run and what a table says of it."""
 
-    run: Run
+    run: ReadRun
     labels: Mapping[str, str]  # of its sweep, and the swept words
 
 
-def diverged(run: Run) -> bool:
+def diverged(run: ReadRun) -> bool:
     """Whether a value of the run was NaN or infinite, which ended it."""
     return run.status == "failed" and str(run.manifest.get("error", "")).startswith("NonFinite")
 
@@ -101,9 +101,9 @@ def words_of(folder: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs if key != "seed"}
 
 
-def by_labels(runs: Sequence[Labelled], *names: str) -> dict[tuple[str, ...], list[Run]]:
+def by_labels(runs: Sequence[Labelled], *names: str) -> dict[tuple[str, ...], list[ReadRun]]:
     """Runs grouped by the values of these labels, each group by seed."""
-    groups: dict[tuple[str, ...], list[Run]] = {}
+    groups: dict[tuple[str, ...], list[ReadRun]] = {}
     for each in runs:
         groups.setdefault(tuple(each.labels.get(n, "") for n in names), []).append(each.run)
     return {key: sorted(group, key=lambda run: run.seed) for key, group in groups.items()}
@@ -119,7 +119,7 @@ class Plays:
         )
 
     def __call__(
-        self, run: Run, words: Sequence[str] = (), *, episodes: int, sampled: bool = False
+        self, run: ReadRun, words: Sequence[str] = (), *, episodes: int, sampled: bool = False
     ) -> dict[str, float]:
         """What ``python -m klrl.evaluate RUN WORDS --episodes N [--sampled]`` prints."""
         from klrl.train.evaluate_run import evaluate_run
@@ -133,7 +133,7 @@ class Plays:
         return self._known[key]
 
 
-def closing_return(run: Run, plays: Plays) -> float:
+def closing_return(run: ReadRun, plays: Plays) -> float:
     """Mean return of :data:`EPISODES` deterministic episodes of the last policy.
 
     That of the last row where the run recorded it; else played now. Either way all runs of a task

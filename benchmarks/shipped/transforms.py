@@ -12,7 +12,7 @@ from benchmarks.shipped.page import Result
 from benchmarks.shipped.sweeps import Labelled, Plays, by_labels
 from benchmarks.shipped.tables import Row
 from klrl.report.measures import column, final
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 
 ENV_COLOURS = {"pendulum": GREEN, "hopper": PINK}
 MODES = {"none": BLACK, "legacy": BLUE, "retrieve": ORANGE}
@@ -37,7 +37,7 @@ def make(result: Result, runs: Sequence[Labelled], plays: Plays) -> list[list[Ro
     return [parity, cost]
 
 
-def _parity(one: Sequence[Run], other: Sequence[Run]) -> dict[str, np.ndarray]:
+def _parity(one: Sequence[ReadRun], other: Sequence[ReadRun]) -> dict[str, np.ndarray]:
     pairs = list(zip(one, other, strict=True))
     found = [differences(a, b) for a, b in pairs]
     returns = [abs(final(a, "reward/episode") - final(b, "reward/episode")) for a, b in pairs]
@@ -48,13 +48,13 @@ def _parity(one: Sequence[Run], other: Sequence[Run]) -> dict[str, np.ndarray]:
     }
 
 
-def differences(one: Run, other: Run) -> np.ndarray:
+def differences(one: ReadRun, other: ReadRun) -> np.ndarray:
     """[rows]: the absolute difference of the penalty, reward per frame."""
     assert one.rows == other.rows, "runs of different lengths"
     return np.abs(column(one, "kl/ref/penalty") - column(other, "kl/ref/penalty"))
 
 
-def _cost(runs: Sequence[Run], without: Sequence[Run]) -> dict[str, np.ndarray]:
+def _cost(runs: Sequence[ReadRun], without: Sequence[ReadRun]) -> dict[str, np.ndarray]:
     mine, base = (
         np.array([np.median(column(run, "time/iteration")[WARM_UP:]) for run in found])
         for found in (runs, without)
@@ -64,7 +64,7 @@ def _cost(runs: Sequence[Run], without: Sequence[Run]) -> dict[str, np.ndarray]:
     return values if runs is without else {**values, "more": 100 * (mine / base - 1)}
 
 
-def _draw(path: Path, groups: dict[tuple[str, ...], list[Run]], cost: Sequence[Row]) -> None:
+def _draw(path: Path, groups: dict[tuple[str, ...], list[ReadRun]], cost: Sequence[Row]) -> None:
     with panels(path, 1, 3) as axes:
         apart, returns, more = axes[0]
         for (env, colour), marker in zip(ENV_COLOURS.items(), "os", strict=True):

@@ -39,11 +39,11 @@ def evaluate_command(argv: list[str]) -> int:
     result = evaluate_run(folder, args.overrides, episodes=args.episodes, **how)
     task = " ".join(word for word in args.overrides if not word.startswith("actor.model="))
     task = f" on {task}" if task else ""
-    told = [f"{result.told}{task} ({args.which} checkpoint of {escaped(args.run)})"]
+    told = [f"{result.line}{task} ({args.which} checkpoint of {escaped(args.run)})"]
     row: dict[str, float | str] = {**result.row, "episodes": len(result.returns)}
     if args.video:
         filmed = film_run(folder, args.overrides, **how)
-        told.append(filmed.told)
+        told.append(filmed.line)
         row["video"] = str(filmed.video.mp4)
     print(json.dumps(row) if args.json else "\n".join(told))
     return 0

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from klrl.control.actor import Agent
-from klrl.control.cuda_graph import capture
 from klrl.control.distributions import (
     Bernoulli,
     Categorical,
@@ -181,6 +180,8 @@ class _CapturedForward:
 
     def __init__(self, net: nn.Module, example: Tensor, device: torch.device) -> None:
         self._input = example.to(device)
+        from klrl.control.cuda_graph import capture
+
         self._graph, self._outputs = capture(lambda: net(self._input), device)
 
     def __call__(self, observation: Tensor) -> tuple[Tensor, ...]:

@@ -88,7 +88,7 @@ def conversion(space: Space[Any]) -> Convert | None:
     return lambda action: [(x.reshape(shape) + first).astype(dtype) for x in action]
 
 
-def told(space: Space[Any]) -> str | None:
+def conversion_note(space: Space[Any]) -> str | None:
     """A line about actions that are not given to the environment as they are; None for others."""
     if conversion(space) is None:
         return None

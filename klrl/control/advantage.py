@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -17,8 +17,10 @@ from torch import Tensor
 from klrl.config import AdvantageConfig, CustomAdvantageConfig
 from klrl.config.own import Unfit, make_tried
 from klrl.control.kl import RAW_REWARD_KEY
-from klrl.control.reward_norm import RewardNormalizer
 from klrl.kl.charge import KL_KEY, weighted_reward
+
+if TYPE_CHECKING:
+    from klrl.control.reward_norm import RewardNormalizer
 
 
 def gae(

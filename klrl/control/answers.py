@@ -72,7 +72,7 @@ def require_flag(name: str, flag: Any) -> bool:
     return bool(array.item())
 
 
-def told(error: Exception) -> str:
+def fault(error: Exception) -> str:
     """What went wrong in an environment, in a line; for its own errors with file and line."""
     if isinstance(error, Misfit):
         return str(error)

@@ -44,7 +44,6 @@ from klrl.base.cache import (
 from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
 from klrl.config import Config, OwnPart
-from klrl.control.cuda_graph import capture
 from klrl.control.step import Step, StepParts, eager_step, pure_step
 
 #: From so many gradient steps on, building a package pays: it saves about 2 ms for every three.
@@ -313,6 +312,8 @@ class Captured:
         self._rows, self._coef = rows.clone(), coef.clone()
         before = _copies(self._state)
         try:
+            from klrl.control.cuda_graph import capture
+
             self._graph, self._metrics = capture(
                 lambda: step(*self._state, self._rows, self._coef), rows.device
             )

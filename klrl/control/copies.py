@@ -26,17 +26,17 @@ from torchrl.envs import EnvBase
 from klrl.base.errors import EnvError, NonFiniteError
 from klrl.base.seeds import derived_seed, generators_kept
 from klrl.base.time_limit import TookTooLong, within
-from klrl.control.action_space import conversion, told
+from klrl.control.action_space import conversion, conversion_note
 from klrl.control.answers import (
     FLAGS,
     NUMBERS,
     REAL,
+    fault,
     require_flag,
     require_number,
     require_observation,
     require_picture,
 )
-from klrl.control.answers import told as fault
 from klrl.control.episodes import Episodes, replayed, why_unrepeatable
 from klrl.control.gym_make import make_gym
 from klrl.control.observation import MASK, Layout, Packed, flattened, layout_of
@@ -86,7 +86,7 @@ class VectorGymEnv(EnvBase):
         self.layout = layout_of(self._setting, *spaces, action_mask)
         seen = flattened(spaces[0]) if self.layout is None else self.layout.line
         #: What the policy sees or does otherwise than the environment.
-        self.notes = [line for line in (seen, told(spaces[1])) if line is not None]
+        self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)
         self._episodes: Episodes | None = None

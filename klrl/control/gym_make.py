@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
-from klrl.config.own import Unfit, make_own, told
+from klrl.config.own import Unfit, errors_of, make_own
 
 _WRAPPED = "name a gymnasium.Wrapper, or a function that returns an environment in one"
 
@@ -49,7 +49,7 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
 def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
         made = make_own("env", config, {})
-        with told("env", config):  # TorchRL's may compute its specs when they are asked for
+        with errors_of("env", config):  # TorchRL's may compute its specs when they are asked for
             made = _of_torchrl(config, made)
             if not isinstance(made, gymnasium.Env):
                 raise Unfit(f"made {type(made).__name__}; return a gymnasium.Env or an EnvBase")

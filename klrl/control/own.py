@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
 from klrl.config import CustomActorConfig
-from klrl.config.own import Unfit, make_own, told
+from klrl.config.own import Unfit, errors_of, make_own
 from klrl.control.actor import (
     Agent,
     categorical_agent,
@@ -76,14 +76,14 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     example = _example(plain.inputs, layout)
     sizes = {"inputs": inputs, "outputs": plain.outputs}
     network: nn.Module = make_own("actor", config, sizes, nn.Module, _WHAT)
-    with told("actor", config):
+    with errors_of("actor", config):
         whole = _try_policy(network, plain, family, example)
     network = network if layout is None else Unpacked(layout, network)
     agent.actor[0].module = OwnPolicyNet(plain.normalizer, network, plain, whole=whole)
     if config.own_critic is not None:
         setting, part = "actor.own_critic", config.own_critic
         critic: nn.Module = make_own(setting, part, {"inputs": inputs}, nn.Module, _WHAT)
-        with told(setting, part):
+        with errors_of(setting, part):
             _try(critic, example, [1])
         critic = critic if layout is None else Unpacked(layout, critic)
         agent.critic.module = OwnValueNet(plain.normalizer, critic, plain.inputs)

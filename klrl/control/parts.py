@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -20,7 +20,6 @@ from klrl.control.env import make_copies
 from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
 from klrl.control.record import rewards_of
 from klrl.control.resumption import RunningEpisodes
-from klrl.control.reward_norm import RewardNormalizer
 from klrl.control.rollout import RolloutContext, make_rollout
 from klrl.control.update import ControlSteps
 from klrl.kl.charge import ReferenceKL
@@ -32,6 +31,9 @@ from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rollout
 from klrl.train.row import Rewards
 from klrl.train.schedule import Size
+
+if TYPE_CHECKING:
+    from klrl.control.reward_norm import RewardNormalizer
 
 
 class ControlParts(Parts):
@@ -72,9 +74,11 @@ class ControlParts(Parts):
             *filter(None, [*copies.notes, copies.unread_mask()]),
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
         ]
-        self._reward_normalizer = (
-            RewardNormalizer(config.advantage.gamma) if config.env.normalize_reward else None
-        )
+        self._reward_normalizer: RewardNormalizer | None = None
+        if config.env.normalize_reward:
+            from klrl.control.reward_norm import RewardNormalizer
+
+            self._reward_normalizer = RewardNormalizer(config.advantage.gamma)
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config.advantage, self.agent.critic, config.env.reward_scale, self._reward_normalizer
         )

@@ -23,7 +23,7 @@ from klrl.config import (
     OwnPart,
 )
 from klrl.config.choices import choices_for
-from klrl.config.own import told
+from klrl.config.own import errors_of
 from klrl.control.answers import Misfit, require_flag, require_number, require_observation
 from klrl.runs.find import other_runs
 
@@ -185,7 +185,7 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
     except (Exception, SystemExit) as error:  # someone else's code: it may raise anything
         own = ("env", env) if isinstance(env, CustomEnvConfig) else None
         if (part := _raising_wrapper(env, error) or own) is not None:
-            with told(*part):
+            with errors_of(*part):
                 raise
         fix = f"fix {env.arguments}{' or env.wrappers' * bool(env.wrappers)}"
         raise ConfigError(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from tensordict import TensorDictBase
 
 from klrl.control.kl import RAW_REWARD_KEY
-from klrl.control.reward_norm import RewardNormalizer
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.runs.metrics import Row
 from klrl.train.row import Rewards
+
+if TYPE_CHECKING:
+    from klrl.control.reward_norm import RewardNormalizer
 
 
 def rewards_of(

@@ -33,7 +33,7 @@ def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:
     setting = f"--actor {name}"
 
     def checked(observations: int, actions: int) -> nn.Module:
-        with told(setting):
+        with in_one_line(setting):
             network = make(observations, actions)
         if not isinstance(network, nn.Module):
             raise ConfigError(
@@ -41,7 +41,7 @@ def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:
                 "observations [..., observations] to logits [..., actions]"
             )
         eye = torch.eye(observations, dtype=DOUBLE)
-        with told(setting):
+        with in_one_line(setting):
             network = deepcopy(network).to(DOUBLE)  # policy and reference may be given the same
             logits, again = network(eye), network(eye)
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -77,7 +77,7 @@ def settings_of(words: list[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def told(setting: str) -> Iterator[None]:
+def in_one_line(setting: str) -> Iterator[None]:
     """Raise what the user's code raises as one line with the place."""
     try:
         yield

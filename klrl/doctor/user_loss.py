@@ -26,7 +26,7 @@ from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError
 from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts, differentiate, flatten
-from klrl.doctor.user_code import load, told
+from klrl.doctor.user_code import in_one_line, load
 
 #: The loss of a batch of episodes, a scalar; with other padding if it is asked for.
 LossOfBatch = Callable[[Rollouts, bool], Tensor]
@@ -106,7 +106,7 @@ class FunctionLoss:
                 key: known[name] if name in known else getattr(numbers, name).clone()
                 for key, name in self._given.items()
             }
-            with told(f"--loss {self.name}"):
+            with in_one_line(f"--loss {self.name}"):
                 value = self._function(**values, **self._settings)
             return _scalar(self.name, value)
 
@@ -175,12 +175,12 @@ class ModuleLoss:
             given[self._reference] = _actor(problem.ref)
         if self._coef is not None:
             given[self._coef] = coef
-        with told(f"--loss {self.name}"):
+        with in_one_line(f"--loss {self.name}"):
             module = self._build(**given, **self._settings)
 
         def loss(episodes: Rollouts, other_padding: bool = False) -> Tensor:
             data = _tensordict(problem, problem.numbers(episodes, coef, self.placement))
-            with told(f"--loss {self.name}"):
+            with in_one_line(f"--loss {self.name}"):
                 out = module(data)
             return self._total(out)
 
@@ -224,7 +224,7 @@ def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
     nothing = f"{setting}: its value has no gradient in the policy; look for detach() or no_grad()"
     if not value.requires_grad:
         raise ConfigError(nothing)
-    with told(setting):
+    with in_one_line(setting):
         grads = differentiate(value, problem.parameters)
     if all(grad is None for grad in grads):
         raise ConfigError(nothing)

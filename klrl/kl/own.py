@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from klrl.config import OwnPart, RetrieveKLConfig
-from klrl.config.own import Unfit, find_target, told
+from klrl.config.own import Unfit, errors_of, find_target
 from klrl.config.placement import OWN
 from klrl.kl.divergences import Which
 from klrl.kl.estimators import Estimator
@@ -44,7 +44,7 @@ def _tried(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
     """The user's function, called once."""
     function = partial(find_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
-    with told(setting, part):
+    with errors_of(setting, part):
         value = function(log_ratio)
         if not isinstance(value, Tensor) or value.shape != log_ratio.shape:
             gave = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -19,7 +19,7 @@ from klrl.report.measures import (
     line_value,
     reward_metric,
 )
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate, estimate, estimate_curve
 from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
@@ -153,13 +153,13 @@ def curve(setting: Setting, metric: str, ends: Sequence[float] | None = None) ->
     return [Point(float(x), y, each) for x, y, each in columns if y is not None]
 
 
-def _seed(grid: NDArray[np.float64], run: Run, metric: str) -> NDArray[np.float64]:
+def _seed(grid: NDArray[np.float64], run: ReadRun, metric: str) -> NDArray[np.float64]:
     if metric not in run.columns:
         return np.full(len(grid), np.nan)
     return _at(grid, column(run, run.axis), column(run, metric))
 
 
-def _grid(runs: Sequence[Run], metric: str) -> NDArray[np.float64]:
+def _grid(runs: Sequence[ReadRun], metric: str) -> NDArray[np.float64]:
     """The x of the run with the most values, thinned to every k-th, and the last x of all runs."""
     places = [column(run, run.axis)[np.isfinite(column(run, metric))] for run in runs]
     x = max(places, key=len)

@@ -9,7 +9,7 @@ from typing import Any
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.report.measures import final, recorded_metrics
-from klrl.report.runs import Run, read_run
+from klrl.report.runs import ReadRun, read_run
 from klrl.report.settings import differing, show
 from klrl.report.sweeps import Unreadable
 from klrl.runs.find import find_manifest
@@ -27,7 +27,7 @@ class Part:
     rows: list[tuple[str, str, str, str]]  # name, first run, second run, difference (of numbers)
 
 
-def compare(first: Run, second: Run) -> list[Part]:
+def compare(first: ReadRun, second: ReadRun) -> list[Part]:
     """Settings and versions that differ, and the final value of every metric."""
     return [
         Part("settings", _unequal(_settings(first), _settings(second))),
@@ -36,12 +36,12 @@ def compare(first: Run, second: Run) -> list[Part]:
     ]
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: ReadRun) -> dict[str, Any]:
     """All but the version of the arithmetic, which is among the circumstances."""
     return {key: value for key, value in run.settings.items() if key != "numerics"}
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(run: ReadRun) -> dict[str, Any]:
     facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
     commit = facts.get("git_commit")
     if commit:
@@ -60,7 +60,7 @@ def _unequal(
     return rows
 
 
-def _metrics(first: Run, second: Run) -> list[tuple[str, str, str, str]]:
+def _metrics(first: ReadRun, second: ReadRun) -> list[tuple[str, str, str, str]]:
     """All metrics of either run; the difference is the second minus the first."""
     rows = []
     for name in recorded_metrics([first, second]):
@@ -84,7 +84,7 @@ def as_text(parts: Iterable[Part]) -> str:
     return "\n\n".join(blocks)
 
 
-def read(path: str) -> Run:
+def read(path: str) -> ReadRun:
     """One run, by its folder."""
     try:
         return read_run(find_manifest(path, "RUN"))

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from klrl.domains import LANGUAGE
 from klrl.report.measures import Line, line_value
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 from klrl.report.statistics import ENOUGH, LEVEL, Weighted, chance_of_more, holm, welch_all
 
 #: Up to so many settings every pair is shown; of more, each against the best.
@@ -72,7 +72,7 @@ def shares_starts(a: Line, b: Line) -> bool:
     return starts[0] == starts[1] and all(start for _, start in starts[0])
 
 
-def trained_start(run: Run) -> str | None:
+def trained_start(run: ReadRun) -> str | None:
     """The run, or the base model of language, from which a run starts; None if from no training."""
     if run.settings.get("actor.init"):
         return str(run.settings["actor.init"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 from klrl.report.settings import Setting
 from klrl.report.statistics import Array, Estimate, estimate
 from klrl.runs.metrics import METRICS, Metric, Row, metric_of
@@ -40,23 +40,23 @@ class Measure:
     key: str
     metric: Metric
     how: str  # the reduction over iterations; empty where the unit says it
-    of: Callable[[Run], float]  # a run's number; NaN if it has none
+    of: Callable[[ReadRun], float]  # a run's number; NaN if it has none
     score: bool = False  # a failed run may count as the worst of these
 
 
-def column(run: Run, metric: str) -> Array:
+def column(run: ReadRun, metric: str) -> Array:
     """A metric of a run by iteration; all NaN if it was not recorded."""
     return run.columns.get(metric, np.full(run.rows, np.nan))
 
 
-def recorded_metrics(runs: Iterable[Run]) -> list[str]:
+def recorded_metrics(runs: Iterable[ReadRun]) -> list[str]:
     """The metrics that any of the runs recorded, in the order of their declaration; others last."""
     names = dict.fromkeys(name for run in runs for name in run.columns)
     declared = [name for name in METRICS if name in names]
     return declared + [name for name in names if name not in METRICS]
 
 
-def final(run: Run, *metrics: str) -> float:
+def final(run: ReadRun, *metrics: str) -> float:
     """Mean over the last tenth of the iterations, of the first metric with a recorded value.
 
     If that tenth has no value (no episode ended), the last recorded one.
@@ -71,7 +71,7 @@ def final(run: Run, *metrics: str) -> float:
     return float("nan")
 
 
-def in_band(run: Run) -> float:
+def in_band(run: ReadRun) -> float:
     """Share of the iterations after the tenth with KL(old||new) within 1.5 times loss.dtarg."""
     kl, annealed = (
         column(run, name)[run.trained][WARM_UP:] for name in ("kl/old/exact", "kl/old/target")
@@ -84,19 +84,19 @@ def in_band(run: Run) -> float:
     return float((away <= np.log(BAND)).mean())
 
 
-def seconds(run: Run) -> float:
+def seconds(run: ReadRun) -> float:
     """Seconds of all iterations; NaN if they were not timed."""
     times = column(run, "time/iteration")
     return float(np.nansum(times)) if np.isfinite(times).any() else float("nan")
 
 
-def speed(run: Run) -> float:
+def speed(run: ReadRun) -> float:
     """Median throughput of the iterations, on the run's axis."""
     values = column(run, f"time/{run.axis}_per_second")
     return float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
 
 
-def measures(runs: Sequence[Run]) -> list[Measure]:
+def measures(runs: Sequence[ReadRun]) -> list[Measure]:
     """The columns of the table for runs of one task, the score first."""
     reward, kl, domain = reward_metric(runs), kl_metric(runs), runs[0].domain
     rate = metric_of(f"time/{domain.axis}_per_second", domain)
@@ -123,20 +123,20 @@ def measures(runs: Sequence[Run]) -> list[Measure]:
     return [measure for measure in columns if measure.key not in unused]
 
 
-def _of(key: str, name: str, how: str, runs: Sequence[Run]) -> Measure:
+def _of(key: str, name: str, how: str, runs: Sequence[ReadRun]) -> Measure:
     """The final or the last value of a metric."""
-    ways: dict[str, Callable[[Run, str], float]] = {"final": final, "last": _last}
+    ways: dict[str, Callable[[ReadRun, str], float]] = {"final": final, "last": _last}
     of = metric_of(name, runs[0].domain)
     return Measure(key, of, how, lambda run: ways[how](run, name), key in SCORES)
 
 
-def _last(run: Run, metric: str) -> float:
+def _last(run: ReadRun, metric: str) -> float:
     values = column(run, metric)
     finite = values[np.isfinite(values)]
     return float(finite[-1]) if len(finite) else float("nan")
 
 
-def last_evaluated(run: Run, metric: str) -> Row:
+def last_evaluated(run: ReadRun, metric: str) -> Row:
     """The row of the last evaluation in which a metric has a value; empty if there is none."""
     at = np.flatnonzero(np.isfinite(column(run, metric)))
     if not len(at):
@@ -145,23 +145,23 @@ def last_evaluated(run: Run, metric: str) -> Row:
     return {name: value for name, value in row.items() if np.isfinite(value)}
 
 
-def reward_metric(runs: Sequence[Run]) -> str:
+def reward_metric(runs: Sequence[ReadRun]) -> str:
     """The reward that all these runs recorded: per episode, else per frame; else that of most."""
     return _shared(runs, _REWARDS)
 
 
-def kl_metric(runs: Sequence[Run]) -> str:
+def kl_metric(runs: Sequence[ReadRun]) -> str:
     """The best KL(policy||reference) that all runs with a KL recorded, so that they compare."""
     return _shared([run for run in runs if any(name in run.columns for name in _KLS)], _KLS)
 
 
-def compared_by(runs: Sequence[Run], name: str) -> str:
+def compared_by(runs: Sequence[ReadRun], name: str) -> str:
     """The metric by which these runs are compared in place of a declared one."""
     by = {_REWARDS[0]: reward_metric, _KLS[1]: kl_metric}.get(name)
     return by(runs) if by else name
 
 
-def _shared(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _shared(runs: Sequence[ReadRun], names: Sequence[str]) -> str:
     # A run that failed early may lack what all others have.
     runs = [run for run in runs if not run.failed] or runs
     recorded = {name: sum(name in run.columns for run in runs) for name in names}

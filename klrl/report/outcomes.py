@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from klrl.report.measures import EPISODE_REWARD, Line, reward_metric
-from klrl.report.runs import Run
+from klrl.report.runs import ReadRun
 from klrl.report.settings import Setting, count, group_runs, names_of
 
 #: What a failed run counts as: the mean over the last tenth of what it recorded; the worst value of
@@ -22,7 +22,7 @@ class Counted:
     """The runs that count, by setting."""
 
     settings: list[Setting]
-    replaced: list[Run]  # runs whose job was run again later
+    replaced: list[ReadRun]  # runs whose job was run again later
     failed: str  # how a failed run counts, of FAILED
 
     @property
@@ -31,7 +31,9 @@ class Counted:
         return sum(setting.dropped for setting in self.settings)
 
 
-def count_runs(runs: Sequence[Run], *, failed: str = "last", unfinished: bool = False) -> Counted:
+def count_runs(
+    runs: Sequence[ReadRun], *, failed: str = "last", unfinished: bool = False
+) -> Counted:
     """The settings of the runs that count; ``failed`` is of :data:`FAILED`.
 
     Finished and failed runs count: a seed that diverged is an outcome. Interrupted and running ones
@@ -108,7 +110,7 @@ def coinciding(settings: Sequence[Setting]) -> list[list[str]]:
 _ALIKE = ("reward/raw", "reward/episode", "eval/return", "kl/old/exact", "policy/entropy")
 
 
-def _digest(run: Run) -> str:
+def _digest(run: ReadRun) -> str:
     """Of what the policy did; coefficients are recorded as they were set, and times differ."""
     digest = hashlib.sha256()
     for name in _ALIKE:

@@ -22,13 +22,13 @@ from klrl.report.measures import Line, Measure, measures
 from klrl.report.outcomes import remarks, short_runs
 from klrl.report.pictures import Drawing, boxes
 from klrl.report.runs import Inventory
-from klrl.report.settings import Job, Setting, count, count_states
+from klrl.report.settings import LeftOut, Setting, count, count_states
 from klrl.report.statistics import ENOUGH
 from klrl.runs.metrics import heading
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskSection:
     """The page's section of one task."""
 
     name: str
@@ -69,8 +69,8 @@ class Together:
 
 
 def make_page(
-    tasks: Sequence[Task],
-    jobs: Sequence[Job],
+    tasks: Sequence[TaskSection],
+    jobs: Sequence[LeftOut],
     inventory: Inventory,
     together: Together | None = None,
 ) -> str:

@@ -34,7 +34,7 @@ _NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "swe
 
 
 @dataclass(frozen=True)
-class Run:
+class ReadRun:
     """One run folder."""
 
     path: Path
@@ -87,7 +87,7 @@ def task_of(settings: Mapping[str, Any]) -> str:
 class Inventory:
     """The runs and sweeps below the given paths."""
 
-    runs: list[Run]
+    runs: list[ReadRun]
     skipped: list[str]  # one line per run or sweep that could not be read
     sweeps: list[Sweep]  # those whose ``sweep.json`` could be read
 
@@ -114,9 +114,9 @@ def find_runs(paths: Sequence[str]) -> Inventory:
     return Inventory(runs, skipped, sweeps)
 
 
-def _without_copies(runs: Sequence[Run], skipped: list[str]) -> list[Run]:
+def _without_copies(runs: Sequence[ReadRun], skipped: list[str]) -> list[ReadRun]:
     """Of folders that hold one run, the one that came farthest: a copy is no other seed."""
-    farthest: dict[str, Run] = {}
+    farthest: dict[str, ReadRun] = {}
     for run in sorted(runs, key=lambda run: -run.end):
         first = farthest.setdefault(run.manifest.get("id") or str(run.path), run)
         if first is not run:
@@ -136,7 +136,7 @@ def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[
     return results
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> ReadRun:
     """Read one run folder.
 
     Raises:
@@ -150,7 +150,7 @@ def read_run(folder: Path) -> Run:
         raise Unreadable(f"{folder}: {why_unreadable(error)}") from error
 
 
-def _read_run(folder: Path) -> Run:
+def _read_run(folder: Path) -> ReadRun:
     manifest, settings = read_manifest(folder), by_override_key(read_settings(folder))
     seed = int(settings.get("seed", manifest.get("seed", 0)))
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
@@ -160,7 +160,7 @@ def _read_run(folder: Path) -> Run:
     domain = recorded_domain(manifest)
     if columns and domain.axis not in columns:
         raise Unreadable(f"{metrics}: its rows have no {domain.axis}")
-    return Run(
+    return ReadRun(
         path=folder,
         status=RunFolder(folder).status,
         seed=seed,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from klrl.config.choices import CHOICES
-from klrl.report.runs import Inventory, Run, task_of
+from klrl.report.runs import Inventory, ReadRun, task_of
 from klrl.report.sweeps import Planned
 
 _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
@@ -21,7 +21,7 @@ class Setting:
     """Runs that differ in their seed alone."""
 
     name: str  # how it differs from the others, as ``kl.coef=0.1``
-    runs: list[Run]  # one per seed, by seed
+    runs: list[ReadRun]  # one per seed, by seed
     settings: dict[str, Any] = field(repr=False)
     dropped: int = 0  # how many failed runs of it were left out
 
@@ -36,13 +36,15 @@ class Setting:
         return replace(self, runs=kept, dropped=len(self.runs) - len(kept))
 
 
-def group_runs(runs: Sequence[Run], names: Mapping[str, str]) -> tuple[list[Setting], list[Run]]:
+def group_runs(
+    runs: Sequence[ReadRun], names: Mapping[str, str]
+) -> tuple[list[Setting], list[ReadRun]]:
     """Settings in the order of their names (numbers by size), and the runs that were replaced.
 
     A job that was run twice is no second seed: the run that started last replaces the others, and
     a finished one those that are not. ``names`` are of :func:`names_of`.
     """
-    groups: dict[str, dict[int, Run]] = {identity(run): {} for run in runs}
+    groups: dict[str, dict[int, ReadRun]] = {identity(run): {} for run in runs}
     replaced = []
     by_outcome = sorted(
         runs, key=lambda run: (run.status == "finished", str(run.manifest.get("started", "")))
@@ -65,7 +67,7 @@ def _by_size(name: str) -> list[str | float]:
     return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
-def names_of(runs: Sequence[Run]) -> dict[str, str]:
+def names_of(runs: Sequence[ReadRun]) -> dict[str, str]:
     """The identity of each setting -> its name among these runs' settings of the same task."""
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
@@ -77,7 +79,7 @@ def names_of(runs: Sequence[Run]) -> dict[str, str]:
     }
 
 
-def identity(run: Run) -> str:
+def identity(run: ReadRun) -> str:
     """A key that is equal for two runs which differ in their seed alone."""
     return json.dumps(run.settings, sort_keys=True, default=str)
 
@@ -138,7 +140,7 @@ _ORDER = ("failed", "refused", "interrupted", "running", "waiting")
 
 
 @dataclass(frozen=True)
-class Job:
+class LeftOut:
     """A job that did not finish, or is not in the statistics."""
 
     folder: str
@@ -151,8 +153,11 @@ class Job:
 
 
 def other_jobs(
-    inventory: Inventory, counted: Sequence[Run], replaced: Sequence[Run], names: Mapping[str, str]
-) -> list[Job]:
+    inventory: Inventory,
+    counted: Sequence[ReadRun],
+    replaced: Sequence[ReadRun],
+    names: Mapping[str, str],
+) -> list[LeftOut]:
     """All jobs but the finished runs that are counted, by state; ``names`` are of all runs."""
     planned = [job for sweep in inventory.sweeps for job in sweep.jobs]
     errors = {job.folder.resolve(): job.error for job in planned}
@@ -167,25 +172,25 @@ def other_jobs(
             state = "run again later" if id(run) in again else state
             name = f"{run.task}: " * several + names[identity(run)]
             place, seed, rows = str(run.path), str(run.seed), str(run.rows)
-            jobs.append(Job(place, state, name, seed, rows, error, counts))
+            jobs.append(LeftOut(place, state, name, seed, rows, error, counts))
     jobs += [_never_begun(job) for job in planned if not job.begun]
     return sorted(jobs, key=_rank)
 
 
-def _never_begun(job: Planned) -> Job:
+def _never_begun(job: Planned) -> LeftOut:
     """A job whose folder holds no run, from the sweep's record."""
     seed = next((each[5:] for each in job.overrides if each.startswith("seed=")), "")
     overrides = " ".join(each for each in job.overrides if not each.startswith("seed="))
     gone = "" if job.status in ("failed", "refused", "waiting") else ", but there is no run folder"
-    return Job(str(job.folder), job.status + gone, overrides, seed, "", job.error)
+    return LeftOut(str(job.folder), job.status + gone, overrides, seed, "", job.error)
 
 
-def _rank(job: Job) -> int:
+def _rank(job: LeftOut) -> int:
     ranks = [i for i, state in enumerate(_ORDER) if job.state.startswith(state)]
     return ranks[0] if ranks else len(_ORDER)
 
 
-def count_states(jobs: Iterable[Job]) -> str:
+def count_states(jobs: Iterable[LeftOut]) -> str:
     """As ``2 failed, 1 waiting``."""
     counts = Counter(job.state for job in jobs)
     return ", ".join(f"{number} {state}" for state, number in counts.items())

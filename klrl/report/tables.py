@@ -22,8 +22,8 @@ from klrl.report.measures import (
     reward_metric,
 )
 from klrl.report.outcomes import returns_text, seeds_text
-from klrl.report.runs import Run
-from klrl.report.settings import Job, count, differing, show
+from klrl.report.runs import ReadRun
+from klrl.report.settings import LeftOut, count, differing, show
 from klrl.report.statistics import ENOUGH, Estimate
 from klrl.runs.metrics import metric_of
 from klrl.runs.returns import with_error
@@ -216,7 +216,7 @@ def what_differs(lines: Sequence[Line]) -> Table:
     return Table(["setting", *keys], rows if keys else [])
 
 
-def other_jobs(jobs: Iterable[Job]) -> Table:
+def other_jobs(jobs: Iterable[LeftOut]) -> Table:
     """The jobs that did not finish, or are not in the statistics."""
     rows = []
     for job in jobs:
@@ -226,9 +226,9 @@ def other_jobs(jobs: Iterable[Job]) -> Table:
     return Table(["state", "setting", "seed", "iterations", "error", "folder"], rows)
 
 
-def metrics(runs: Iterable[Run]) -> Iterator[tuple[str, Table]]:
+def metrics(runs: Iterable[ReadRun]) -> Iterator[tuple[str, Table]]:
     """The recorded metrics, a table per domain, with the names of its tasks."""
-    domains: dict[Domain, list[Run]] = {}
+    domains: dict[Domain, list[ReadRun]] = {}
     for run in runs:
         domains.setdefault(run.domain, []).append(run)
     for domain, of in domains.items():

@@ -15,10 +15,10 @@ from klrl.report.charts import against_kl, first_shown, learning_curves
 from klrl.report.differences import Difference, differences_of
 from klrl.report.measures import summary_lines
 from klrl.report.outcomes import Counted, count_runs
-from klrl.report.page import Task, Together, make_page
+from klrl.report.page import TaskSection, Together, make_page
 from klrl.report.pictures import draw_chart, draw_charts, draw_tasks
 from klrl.report.runs import Inventory
-from klrl.report.settings import Job, Setting, count, count_states, names_of, other_jobs
+from klrl.report.settings import LeftOut, Setting, count, count_states, names_of, other_jobs
 
 
 def write_report(
@@ -55,7 +55,7 @@ def write_report(
     return page
 
 
-def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[Job]) -> str:
+def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[LeftOut]) -> str:
     """One line on the page's contents."""
     runs = sum(len(setting.runs) for setting in settings)
     left_out = [job for job in jobs if not job.counted]
@@ -77,7 +77,7 @@ def _stems(names: Iterable[str]) -> dict[str, str]:
     return stems
 
 
-def _task(name: str, counted: Counted, stem: Path) -> Task:
+def _task(name: str, counted: Counted, stem: Path) -> TaskSection:
     """The section of one task; draws its charts."""
     members = [setting for setting in counted.settings if setting.task == name]
     lines = summary_lines(members, counted.failed)
@@ -94,10 +94,10 @@ def _task(name: str, counted: Counted, stem: Path) -> Task:
         if drawn:
             pictures += draw_charts(drawn, shown, stem.with_name(f"{stem.name}_{what}"))
     drawings = [(each, draw_chart(each, f"{stem.name}-{i}")) for i, each in enumerate(charts)]
-    return Task(name, lines, drawings, shown, pictures, differences["return"])
+    return TaskSection(name, lines, drawings, shown, pictures, differences["return"])
 
 
-def _together(tasks: Sequence[Task], scale: Scale, stem: Path) -> Together:
+def _together(tasks: Sequence[TaskSection], scale: Scale, stem: Path) -> Together:
     """The section of all tasks; draws its figure."""
     settings = aggregates({task.name: task.lines for task in tasks}, scale)
     best, others = against_best(settings)
@@ -108,7 +108,7 @@ def _together(tasks: Sequence[Task], scale: Scale, stem: Path) -> Together:
     return Together(settings, best, others, scales, score, drawing, pictures)
 
 
-def _write_summary(tasks: Sequence[Task], path: Path) -> None:
+def _write_summary(tasks: Sequence[TaskSection], path: Path) -> None:
     """Write the page's tables, one task after the other, in full precision."""
     keys = list(dict.fromkeys(key for task in tasks for key in task.lines[0].estimates))
     parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm"}
@@ -124,10 +124,10 @@ def _write_summary(tasks: Sequence[Task], path: Path) -> None:
     _write_csv(path, [*head, *(f"{key}{part}" for key in keys for part in parts)], rows)
 
 
-def _write_differences(tasks: Sequence[Task], path: Path) -> None:
+def _write_differences(tasks: Sequence[TaskSection], path: Path) -> None:
     """Write the differences of final returns, every pair."""
 
-    def row(task: Task, each: Difference) -> list[object]:
+    def row(task: TaskSection, each: Difference) -> list[object]:
         names = [task.lines[i].setting.name for i in (each.a, each.b)]
         numbers = [each.value, each.low, each.high, each.p, each.more]
         return [task.name, *names, *numbers, str(each.paired).lower()]

@@ -57,7 +57,7 @@ class Evaluation:
     def mean(self) -> float:
         """Mean return; a ValueError where no episode ended."""
         if not self.returns:
-            raise ValueError(self.told)
+            raise ValueError(self.line)
         return statistics.fmean(self.returns)
 
     @property
@@ -85,7 +85,7 @@ class Evaluation:
         return {**row, "eval/gold": statistics.fmean(self.gold)} if self.gold else row
 
     @property
-    def told(self) -> str:
+    def line(self) -> str:
         """For a person to read."""
         return told_evaluation(self.row, self.domain, self.how)
 

@@ -54,7 +54,7 @@ class Evaluations:
 
     def lines(self) -> Sequence[str]:
         """What a run opens with."""
-        return [self.schedule.told(self._domain, self._parts.longest_episode)] if self._on else []
+        return [self.schedule.line(self._domain, self._parts.longest_episode)] if self._on else []
 
     def start(self, recorder: Recorder) -> bool:
         """Evaluate before the first update, in a row of its own; whether it is the best so far."""

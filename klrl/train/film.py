@@ -31,7 +31,7 @@ class Filmed:
     domain: Domain
 
     @property
-    def told(self) -> str:
+    def line(self) -> str:
         """For a person to read."""
         score = (
             "cut off" if self.film.score is None else f"{self.domain.score} {self.film.score:.5g}"

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from klrl.base.errors import NonFiniteError
 from klrl.config import JobConfig, KLPENConfig
-from klrl.losses import line_search
 from klrl.losses.beta import BetaRule
 from klrl.losses.policy import PolicyLoss
 from klrl.runs.metrics import Row, require_declared
@@ -111,7 +110,9 @@ class Learner:
         kl_old = self.steps.kl_old(frames)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # on the KL before a line search
-        alpha, kl_old = self._line_search(frames, actor_before, kl_old, dtarg)
+        alpha = 1.0
+        if searched:
+            alpha, kl_old = self._line_search(frames, actor_before, kl_old, dtarg)
         learned = self.loss.weighted(means, kl_coef)
         learned |= {"kl/old/exact": kl_old, "learner/lr": lr, "learner/epochs": epochs}
         if isinstance(self.config.loss, KLPENConfig):
@@ -140,6 +141,8 @@ class Learner:
         self, frames: Any, actor_before: list[Tensor], kl: float, dtarg: float
     ) -> tuple[float, float]:
         """``loss.line_search``: bring KL(old||new) to its target; (alpha, KL) as it ends."""
+        from klrl.losses import line_search
+
         if not line_search.due(self.loss.line_search, kl, dtarg):
             return 1.0, kl
         parameters, measure = self.steps.actor_parameters, lambda: self.steps.kl_old(frames)

@@ -37,7 +37,7 @@ class Schedule:
     size: Size  # of each of these
     closing: Size  # after the last iteration, from other start states
 
-    def told(self, domain: Domain, longest: int | None) -> str:
+    def line(self, domain: Domain, longest: int | None) -> str:
         """For a person to read."""
         few = f"0 during the run (eval.share of it is less than two {domain.episode}s at each end)"
         during = f"{len(self.iterations)} during the run of {_told(self.size, longest)}"

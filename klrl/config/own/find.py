@@ -31,7 +31,7 @@ def make_own(
     target = find_target(setting, part)
     takes, rest = arguments(named(setting, part), target)
     wanted = {name: value for name, value in given.items() if rest or name in takes}
-    with told(setting, part):
+    with errors_of(setting, part):
         made = target(**wanted, **part.args)
         if not isinstance(made, kind):
             what = what or f"derive it from {kind.__module__}.{kind.__qualname__}"
@@ -40,11 +40,11 @@ def make_own(
 
 
 class Unfit(Exception):
-    """What a custom part made or returned is not what klrl needs; :func:`told` names the part."""
+    """What a custom part made or returned is not what klrl needs; :func:`errors_of` names it."""
 
 
 @contextmanager
-def told(setting: str, part: OwnPart) -> Iterator[None]:
+def errors_of(setting: str, part: OwnPart) -> Iterator[None]:
     """Turn what the user's code raises into one line: setting, value, error with its line."""
     args = f" with {setting}.args={dict(part.args)}" if part.args else ""
     try:

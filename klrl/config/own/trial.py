@@ -12,7 +12,7 @@ from typing import Any
 
 from klrl.base.sources import reached
 from klrl.config.fields import OwnPart
-from klrl.config.own.find import make_own, told
+from klrl.config.own.find import errors_of, make_own
 from klrl.config.own.parts import top_level
 
 
@@ -53,7 +53,7 @@ def make_tried(
             return make_own(setting, part, given, kind)
 
     first, second = ({**given, **{k: v() for k, v in (trial or {}).items()}} for _ in range(2))
-    with told(setting, part), generators_kept():
+    with errors_of(setting, part), generators_kept():
         used, fresh = make(first), make(second)
         before = _shared(part)
         use(used)
