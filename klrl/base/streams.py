@@ -77,17 +77,3 @@ def open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
             mode = "w" if descriptor else "r"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
-
-
-@contextmanager
-def no_progress_bar() -> Iterator[None]:
-    """Disable transformers' progress bars of loading and saving: they would break a run's lines."""
-    from transformers.utils import logging
-
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()

@@ -5,18 +5,19 @@ Its logit is the reward. No code of the folder's is run, and only safetensors ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging
 
 from klrl.base.context import context_of
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import expanded
-from klrl.base.streams import no_progress_bar
 from klrl.language.data.prompts import Tokenizer
 
 #: Texts that are scored at a time; those of similar lengths together.
@@ -163,3 +164,15 @@ class RewardModel:
         finally:
             config.pad_token_id = author
         return output.logits[:, 0].float().cpu()
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Disable transformers' progress bars of loading and saving: they would break a run's lines."""
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()

@@ -18,8 +18,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.files import expanded, read_plain
-from klrl.base.streams import no_progress_bar
 from klrl.language.data.prompts import kind_of
+from klrl.language.data.reward_model import no_progress_bar
 
 #: Files that are fetched of a hub repository: no pickle, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")

@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from klrl.base.cache import cache_dir
 from klrl.base.errors import ConfigError
 from klrl.base.files import replacing
-from klrl.base.streams import no_progress_bar
 from klrl.base.text import warn
+from klrl.language.data.reward_model import no_progress_bar
 
 #: As in ``actor.model=smollm2``.
 NAME = "smollm2"

@@ -12,8 +12,8 @@ from torch import nn
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, replace_file, replacing
-from klrl.base.streams import no_progress_bar
 from klrl.config import LanguageConfig
+from klrl.language.data.reward_model import no_progress_bar
 from klrl.language.model.causal_lm import unwrapped
 from klrl.language.model.files import find_model
 from klrl.language.run.load import check_place, language_config, moved, trained_policy
