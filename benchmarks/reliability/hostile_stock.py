@@ -60,7 +60,7 @@ class Stock:
         for each in self.base.iterdir():
             if each.is_dir() and not each.is_symlink():
                 _removable(each)
-                shutil.rmtree(each)
+                shutil.rmtree(each, onerror=_gone)
             else:
                 each.unlink()
         shutil.copytree(self._kept, self.base, symlinks=True, dirs_exist_ok=True)
@@ -161,6 +161,12 @@ def import_all() -> None:
     import klrl.sweep.plan
     import klrl.sweep.run
     import klrl.sweep.search  # noqa: F401
+
+
+def _gone(function: object, path: str, error: Any) -> None:
+    """A process that a command left behind may remove a file first."""
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]
 
 
 def _removable(folder: Path) -> None:

@@ -149,7 +149,7 @@ def annotate(
     batch.set(("ref", "log_prob"), family.log_prob(ref, batch.get(family.sample_key)))
     if not divergence.is_reverse:
         policy = {key: batch.get(key) for key in family.param_keys}
-        # Of the action it knows nothing: in the reward it moves no own step, sampled or not.
+        # This noise is independent of the action, so it adds no bias to that step's gradient.
         noise = family.divergence_noise(divergence.name, policy, divergence.samples)
         batch.set(DIVERGENCE, family.divergence(divergence.name, policy, ref, noise))
         if noise is not None:
