@@ -339,7 +339,7 @@ def test_evaluations_are_kept(tmp_path, monkeypatch) -> None:
         asked.append((path, tuple(words)))
         return Evaluation([2.0] * episodes, CONTROL, "deterministic")
 
-    monkeypatch.setattr("klrl.train.evaluate.evaluate_run", play)
+    monkeypatch.setattr("klrl.train.evaluate_run.evaluate_run", play)
     run = read_run(write_run(tmp_path / "run", **ENDED))
     for _ in range(2):
         plays = Plays(tmp_path / "plays.json")

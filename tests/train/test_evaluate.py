@@ -55,7 +55,7 @@ def test_mean_and_errors_are_numpys_however_many_end_at_a_time(few: int, gold: l
     ],
 )
 def test_a_person_is_told(domain: Domain, scores: Scores, how: str, told: str) -> None:
-    assert evaluation([scores], domain, how, IN_RUN).told == told
+    assert evaluation([scores], domain, how, IN_RUN).line == told
 
 
 def test_episodes_that_were_cut_off_are_in_no_number() -> None:

@@ -23,7 +23,7 @@ def test_the_main_job_is_evaluated_ten_times() -> None:
     assert (fitting(main.size, 200), main.size.steps) == (15, 3010)
     assert fitting(main.closing, 200) == 100
     assert (
-        main.told(CONTROL, 200)
+        main.line(CONTROL, 200)
         == "evaluation: 10 during the run of 15 to 20, 100 episodes at the end"
     )
 
@@ -99,7 +99,7 @@ def test_an_episode_that_is_longer_than_the_share_is_left_to_the_end() -> None:
     planned = of("env=half_cheetah", "frames=8192", longest=1_000)
     assert not planned.iterations
     assert fitting(planned.closing, 1_000) == 4
-    assert planned.told(CONTROL, 1_000) == (
+    assert planned.line(CONTROL, 1_000) == (
         "evaluation: 0 during the run (eval.share of it is less than two episodes at each end), "
         "4 to 100 episodes at the end"
     )
