@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from klrl.config import OwnPart, RetrieveKLConfig
-from klrl.config.own import Unfit, errors_of, find_target
+from klrl.config.own import Unfit, errors_of, find_target, moved_by
 from klrl.config.placement import OWN
 from klrl.kl.divergences import Which
 from klrl.kl.estimators import Estimator
@@ -41,7 +41,7 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
 
 
 def _tried(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
-    """The user's function, called once."""
+    """The user's function, called once; ``forgets``: it has state, which no checkpoint holds."""
     function = partial(find_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
     with errors_of(setting, part):
@@ -58,4 +58,5 @@ def _tried(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
                 f"is {zero:.3g} where policy and reference agree (log-ratio 0); a divergence is 0 "
                 "there"
             )
+        function.forgets = moved_by(part, function.func, lambda: function(log_ratio))  # type: ignore[attr-defined]
     return function

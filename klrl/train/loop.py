@@ -319,7 +319,10 @@ class Training:
         steps.mode_changed = lambda mode: files.update(compile=mode)
         rollout = self.parts.rollout(self.counters.iteration, say)
         stack.callback(rollout.close)
+        kl = self.parts.kl
         parts = {
+            "kl.own_estimator": getattr(kl and kl.estimator, "forgets", False),
+            "kl.own_divergence": getattr(kl and kl.divergence.name, "forgets", False),
             "controller": self.controller.forgets,
             "advantage": getattr(self.parts.estimate_advantage, "forgets", False),
             "loss": self.parts.learner.loss.forgets,

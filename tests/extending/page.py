@@ -23,8 +23,8 @@ def files() -> dict[str, str]:
     """The files of the page, by their names."""
     found = {}
     for block in blocks():
-        if match := re.match(r"# ([\w/]+\.(?:py|yaml))\n", block):
-            found[match[1]] = block[match.end() :]
+        if match := re.search(r"\A(?:# .*\n)*?# ([\w/]+\.(?:py|yaml))\n", block):
+            found[match[1]] = block  # pasted whole
     return found
 
 

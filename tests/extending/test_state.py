@@ -75,6 +75,28 @@ class Slots(FixedKLController):
         self.coef = 0.1 * self.seen
 
 
+class Closure(FixedKLController):
+    def __init__(self, coef):
+        super().__init__(coef)
+        calls = 0
+
+        def count():
+            nonlocal calls
+            calls += 1
+            return calls
+
+        self.count = count
+
+    def move(self, kl, n):
+        self.coef = 0.1 * self.count()
+
+
+class Default(FixedKLController):
+    def move(self, kl, n, seen=[]):
+        seen.append(kl)
+        self.coef = 0.1 * len(seen)
+
+
 class Half(Counting):
     # What is loaded is not what was saved.
     def state_dict(self): return {**super().state_dict(), "seen": self.seen}
@@ -172,13 +194,27 @@ class Annealed(Steady):
 
 
 class Saving(Saves, Annealed): pass
+
+
+def squared(log_ratio):
+    return log_ratio**2
+
+
+def counted(log_ratio):
+    SEEN["iterations"] += 1
+    return log_ratio**2 * (1 + 0.05 * (SEEN["iterations"] % 7))
 """
 CASES = [
     *(("controller", name, "exact") for name in ("Constant", "Saved", "Weighs")),
     *(("controller", name, "anew") for name in ("Counting", "Bounded", "Noisy", "Half")),
-    *(("controller", name, "anew") for name in ("Global", "First", "Slots", "Averages")),
+    *(
+        ("controller", name, "anew")
+        for name in ("Global", "First", "Slots", "Averages", "Closure", "Default")
+    ),
     *(("advantage", name, "exact") for name in ("Plain", "Remembers", "plain")),
     *(("advantage", name, "anew") for name in ("Forgetful", "HalfRemembers", "closure")),
+    ("kl.own_estimator", "squared", "exact"),
+    ("kl.own_estimator", "counted", "anew"),
     ("loss.own_beta_rule", "Rule", "anew"),
     ("loss", "Steady", "exact"),
     *(("loss", name, "anew") for name in ("Annealed", "Saving")),
@@ -193,6 +229,8 @@ def test_the_manifest_says_whether_a_resume_is_exact_and_it_is(
     words = [f"{setting}.target=parts:{name}", f"{setting}=custom"]
     if setting == "advantage":
         words.append("env.normalize_reward=true")
+    if setting == "kl.own_estimator":
+        words = [words[0], "kl.estimator=custom", "kl.placement=loss"]
     if setting == "loss.own_beta_rule":
         words = [words[0], "loss.beta_rule=custom"]
     if resume == "exact":

@@ -9,4 +9,4 @@ from klrl.config.own.complete import complete, complete_part
 from klrl.config.own.find import Unfit, errors_of, find_target, make_own
 from klrl.config.own.parts import own_parts
 from klrl.config.own.sources import changed_sources, check_sources, manifest_of
-from klrl.config.own.trial import make_tried, saves
+from klrl.config.own.trial import make_tried, moved_by, saves

@@ -66,6 +66,13 @@ def make_tried(
     return make_own(setting, part, given, kind), forgets
 
 
+def moved_by(part: OwnPart, function: Any, use: Callable[[], object]) -> bool:
+    """Whether a call moves what a custom function holds, or what its modules share."""
+    before = _shared(part), _held(function, ())
+    use()
+    return (_shared(part), _held(function, ())) != before
+
+
 def _held(part: Any, given: Iterable[Any]) -> object:
     """What one object holds; never the same where that cannot be said."""
     part = getattr(part, "__self__", part)  # of a method
@@ -110,17 +117,18 @@ def _pickled(value: Any, given: Iterable[Any] = ()) -> bytes | None:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors by their values; functions, classes, modules, what klrl gave by identity."""
+    """Writes tensors and functions by what they hold; classes, modules, klrl's by identity."""
 
     given: tuple[Any, ...] = ()
 
     def persistent_id(self, obj: Any) -> int | None:
-        if isinstance(obj, types.FunctionType):
-            return id(obj.__code__)  # the same in two objects
         known = isinstance(obj, type | types.ModuleType) or any(obj is each for each in self.given)
         return id(obj) if known else None
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType):  # the code is the same in two objects
+            cells = [cell.cell_contents for cell in obj.__closure__ or ()]
+            return tuple, ([id(obj.__code__), obj.__defaults__, obj.__kwdefaults__, cells],)
         if hasattr(obj, "untyped_storage"):  # a tensor: its own pickle has the storage's address
             import torch
 
