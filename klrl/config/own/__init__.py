@@ -1,9 +1,5 @@
 # ruff: noqa: F401 (these are the names of klrl.config.own)
-"""Custom parts: ``GROUP=custom GROUP.target=package.module:Name GROUP.args.x=1``.
-
-That is one more choice of the registry, whose factory calls :func:`make_own`. No torch in here, but
-the user's module may import it. See docs/extending.md.
-"""
+"""Custom parts (docs/extending.md). No torch in here, but the user's module may import it."""
 
 from klrl.config.own.complete import complete, complete_part
 from klrl.config.own.find import Unfit, errors_of, find_target, make_own

@@ -38,7 +38,10 @@ def make_tried(
     have moved.
 
     Args:
-        setting, part, given, kind: as of :func:`klrl.config.own.make_own`.
+        setting: of the part.
+        part: its settings.
+        given: as of :func:`klrl.config.own.make_own`; so is ``kind``.
+        kind: of what it makes.
         use: calls it as a run does, and refuses a wrong answer.
         trial: what those two are given in place of what a run moves.
         saved: whether its ``state_dict`` is in a checkpoint.
