@@ -75,6 +75,8 @@ class RunningEpisodes:
         loaded, self._loaded = self._loaded, {}
         if "episodes" in loaded:
             why = self._go_on(loaded, make, reseed)
+            if why:  # whatever the trial found: these episodes did not repeat themselves
+                self.repeatable, self._why = False, why
         else:
             self._rollout = make()
             why = self._why or f"this checkpoint holds none, or one of over {LONGEST:,} steps ran"

@@ -190,6 +190,7 @@ def test_an_environment_that_is_another_now_begins_anew_and_says_so(
     told = capsys.readouterr().out
     line = "resume: new episodes begin: EnvError: env.target=tests.control.toys:Drifting: copy 0 "
     assert f"{line}answers otherwise than it did" in told
+    assert (manifest_of(PART)["repeatable"], manifest_of(PART)["resume"]) == ("no", "anew")
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 
 
