@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.text import warn
 from klrl.config import JobConfig
 from klrl.config.checks import to_config
 from klrl.config.identity import settings_hash
@@ -53,6 +54,12 @@ def edited_settings(run: Path) -> str | None:
     if not known or settings_hash(stored_config(run)) in known:
         return None
     return "its .hydra/config.yaml is not what it was started with"
+
+
+def warn_edited(setting: str, path: str, run: Path) -> None:
+    """Report edited settings of a run whose policy another job loads."""
+    if edited := edited_settings(run):
+        warn(f"{setting}={path}: {edited}")
 
 
 def stored_config(

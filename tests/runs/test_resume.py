@@ -59,6 +59,11 @@ def test_settings_edited_by_hand_are_not_resumed(setting: str, capsys) -> None:
     assert len(lines) == 2
     assert all("its .hydra/config.yaml is not what it was started with" in line for line in lines)
     assert rows_of(Path("run")) == rows
+    near = ("reference=checkpoint", "reference.path=run", "actor.init=run")
+    assert exits(*QUICK, *near, "kl.coef=0.1", "hydra.run.dir=near") == 0
+    lines = capsys.readouterr().err.splitlines()
+    for name in ("reference.path=run: ", "actor.init=run: "):
+        assert sum(line.count(f"{name}its .hydra/config.yaml") for line in lines) == 1
     stored.write_text(text, encoding="utf-8")
     assert exits("resume=run", "frames=256") == 0
 

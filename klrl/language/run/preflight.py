@@ -12,7 +12,7 @@ from klrl.config.overrides import quote_paths
 from klrl.runs.find import other_runs
 from klrl.runs.machine import check_language_packages
 from klrl.runs.other_task import allowed
-from klrl.runs.resume import stored_config
+from klrl.runs.resume import stored_config, warn_edited
 
 #: Settings of the task that an evaluation may change, where the task has them; beside these it may
 #: say where the base model is now.
@@ -42,6 +42,7 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
     if resumed:
         return
     for setting, path, run in other_runs(config):
+        warn_edited(setting, path, run)
         actor = language_config(run, setting).actor
         same = (actor.model, actor.lora) == (config.actor.model, config.actor.lora)
         if setting == "actor.init" and not same:
