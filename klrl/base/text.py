@@ -37,6 +37,11 @@ def escaped(text: str) -> str:
     )
 
 
+def printable(text: str) -> str:
+    """A text with a question mark for each control character, as of a folder made elsewhere."""
+    return "".join("?" if unicodedata.category(c) == "Cc" else c for c in text)
+
+
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:
     """Columns as wide as their widest cell, two spaces apart; no space at the end of a line.
 
@@ -47,10 +52,6 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
         right: the columns that are right-aligned, counted from 0.
         indent: spaces before each line.
     """
-
-    def printable(cell: str) -> str:
-        return "".join("?" if unicodedata.category(c) == "Cc" else c for c in cell)
-
     count = max(map(len, rows), default=0)
     filled = [[*map(printable, row), *[""] * (count - len(row))] for row in rows]
     widths = [max(len(row[i]) for row in filled) for i in range(count)]

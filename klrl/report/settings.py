@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from klrl.base.text import printable
 from klrl.config.choices import CHOICES
 from klrl.report.runs import Inventory, ReadRun, task_of
 from klrl.report.sweeps import Planned
@@ -129,7 +130,7 @@ def show(value: Any) -> str:
         return f"{value:g}"
     if isinstance(value, list | dict):
         return json.dumps(value)
-    return str(value)
+    return printable(str(value))
 
 
 # ------------------------------------------------------------------------ jobs that are not counted

@@ -234,3 +234,14 @@ def test_a_copy_by_hard_links_goes_on_and_writes_nothing_into_the_run() -> None:
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
     assert [row["frames"] for row in rows_of(Path("copy"))] == [64, 128, 192]
     assert manifest_of(Path("copy"))["id"] == manifest_of(Path("run"))["id"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_rows_that_are_no_plain_file_are_refused(name: str, make, capsys) -> None:
+    exits(*QUICK, "hydra.run.dir=run")
+    Path("run", name).unlink(missing_ok=True)
+    make(Path("run", name))
+    capsys.readouterr()
+    assert exits("resume=run", "frames=192") == 2
+    assert f"resume=run: run/{name} is no plain file" in capsys.readouterr().err
