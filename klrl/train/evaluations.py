@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import device
+from typing import TYPE_CHECKING
 
 from klrl.base.errors import EnvError, NonFiniteError, RewardError
 from klrl.config import JobConfig
@@ -16,37 +14,28 @@ from klrl.runs.checkpoint import Counters, load_component
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row, require_declared
 from klrl.runs.record import Recorder
-from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
+from klrl.train.evaluate import CLOSING, IN_RUN, Starts
 from klrl.train.schedule import Schedule, Size, schedule
+
+if TYPE_CHECKING:
+    from klrl.train.loop import Parts
 
 _SECONDS = "time/evaluation"
 
 
-class Played(Protocol):
-    """What a domain built, as far as evaluations ask it: :class:`klrl.train.loop.Parts`."""
-
-    device: device
-    longest_episode: int | None
-
-    def evaluation(self, starts: Starts, size: Size) -> Evaluation:
-        """Play the policy as it is; training's random numbers stay as they were."""
-
-    def components(self) -> dict[str, Any]:
-        """``agent`` is the policy."""
-
-
-class Tell(Protocol):
-    """Calls a hook of :mod:`klrl.train.callbacks`."""
-
-    def __call__(self, hook: str, /, *args: Any) -> None:
-        """Of every callback, with the run and these arguments."""
-
-
 class Evaluations:
-    """When the policy is evaluated, which was the best, and what the closing ones report."""
+    """When the policy is evaluated, which was the best, and what the closing ones report.
+
+    ``tell`` calls a hook of every callback, with the run and the arguments that it is given.
+    """
 
     def __init__(
-        self, config: JobConfig, domain: Domain, parts: Played, counters: Counters, tell: Tell
+        self,
+        config: JobConfig,
+        domain: Domain,
+        parts: Parts,
+        counters: Counters,
+        tell: Callable[..., None],
     ) -> None:
         self.schedule: Schedule = schedule(config, parts.longest_episode)
         self._on, self._last = config.eval.on, config.iterations
