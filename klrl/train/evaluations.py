@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
+
+from torch import device
 
 from klrl.base.errors import EnvError, NonFiniteError, RewardError
 from klrl.config import JobConfig
@@ -14,13 +16,23 @@ from klrl.runs.checkpoint import Counters, load_component
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row, require_declared
 from klrl.runs.record import Recorder
-from klrl.train.evaluate import CLOSING, IN_RUN, Starts
+from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.schedule import Schedule, Size, schedule
 
-if TYPE_CHECKING:
-    from klrl.train.loop import Parts
-
 _SECONDS = "time/evaluation"
+
+
+class Played(Protocol):
+    """What a domain built, as far as evaluations ask it: :class:`klrl.train.loop.Parts`."""
+
+    device: device
+    longest_episode: int | None
+
+    def evaluation(self, starts: Starts, size: Size) -> Evaluation:
+        """Play the policy as it is; training's random numbers stay as they were."""
+
+    def components(self) -> dict[str, Any]:
+        """``agent`` is the policy."""
 
 
 class Evaluations:
@@ -33,7 +45,7 @@ class Evaluations:
         self,
         config: JobConfig,
         domain: Domain,
-        parts: Parts,
+        parts: Played,
         counters: Counters,
         tell: Callable[..., None],
     ) -> None:
