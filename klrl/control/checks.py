@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from tensordict import TensorDict
@@ -13,30 +11,25 @@ from torchrl.envs import EnvBase
 from klrl.control.actor import Agent
 from klrl.domains import CONTROL
 from klrl.kl.reference import THE_POLICY, FrozenReference
-from klrl.train.preflight import Check, kl_at_start, run_checks
+from klrl.train.preflight import kl_at_start, run_checks
 
 #: Observations, drawn from a standard normal, at which the two are compared.
 OBSERVATIONS = 64
 
 
+@torch.no_grad()
 def preflight_checks(
     agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
 ) -> list[str]:
     """Compare policy and reference, where a fresh run begins with equal ones; the opening lines."""
-    return run_checks(_checks(agent, reference, env, fresh))
-
-
-@torch.no_grad()
-def _checks(
-    agent: Agent, reference: FrozenReference | None, env: EnvBase, fresh: bool
-) -> Iterator[Check]:
     if reference is None or not fresh or reference.rule.source != THE_POLICY:
-        return
+        return []
     like = next(agent.actor.parameters())
     seen = _observations(agent, env).to(like.device)
     policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
     remedy = "report this: a fresh policy must be its reference"
-    yield kl_at_start(agent.family.kl(policy, ref), CONTROL, like.dtype, remedy)
+    kl = agent.family.kl(policy, ref)
+    return run_checks([kl_at_start(kl, CONTROL, like.dtype, remedy)])
 
 
 def _observations(agent: Agent, env: EnvBase) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
-from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
+from klrl.config import CONTROL, EnvConfig, factory
 from klrl.control.copies import VectorGymEnv
 from klrl.control.gym_make import make_one
 
@@ -16,20 +16,7 @@ def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) ->
 
 
 def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
-    """``env=gym``; arguments as :func:`make_copies`."""
-    copies = num_envs or config.num_envs
-    return VectorGymEnv(
-        config.id,
-        copies,
-        seed=seed,
-        step_timeout=config.step_timeout,
-        make=lambda: make_one(config),
-        action_mask=config.action_mask,
-    )
-
-
-def custom(config: CustomEnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
-    """``env=custom``; arguments as :func:`make_copies`."""
+    """``env=gym`` and ``env=custom``; arguments as :func:`make_copies`."""
     return VectorGymEnv(
         config.id,
         num_envs or config.num_envs,
@@ -39,6 +26,9 @@ def custom(config: CustomEnvConfig, *, seed: int, num_envs: int | None = None) -
         setting=config.named,
         action_mask=config.action_mask,
     )
+
+
+custom = gym
 
 
 def transformed(copies: EnvBase, transforms: tuple[Transform, ...] = ()) -> TransformedEnv:

@@ -32,6 +32,7 @@ from torchrl.data import (
     TensorSpec,
     Unbounded,
 )
+from torchrl.data.utils import torch_to_numpy_dtype_dict
 from torchrl.envs import EnvBase, check_env_specs
 
 from klrl.base.errors import ConfigError, in_one_line
@@ -174,8 +175,8 @@ def _space(what: str, spec: TensorSpec) -> gymnasium.Space[Any]:
     """A spec of batch size [] as a space; ``what`` names it in errors."""
     if isinstance(spec, Composite):
         return spaces.Dict({key: _space(f"{what}'s {key}", each) for key, each in spec.items()})
-    shape, dtype = tuple(spec.shape), _DTYPES.get(spec.dtype)
-    if dtype is None or any(size < 1 for size in shape):
+    shape, dtype = tuple(spec.shape), torch_to_numpy_dtype_dict.get(spec.dtype)
+    if dtype is None or dtype.kind == "c" or any(size < 1 for size in shape):
         raise ConfigError(f"{what} is {spec.dtype or 'no tensor'} of shape {shape}; {_LEAVE_OUT}")
     if isinstance(spec, OneHot | Binary) or spec.dtype == torch.bool:
         return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
@@ -194,19 +195,6 @@ def _space(what: str, spec: TensorSpec) -> gymnasium.Space[Any]:
 
 
 _LEAVE_OUT = "leave it out, as with torchrl.envs.ExcludeTransform, or wrap the environment"
-
-#: Types that numpy has, and Gymnasium's spaces take.
-_DTYPES: dict[torch.dtype | None, Any] = {
-    torch.bool: np.bool_,
-    torch.uint8: np.uint8,
-    torch.int8: np.int8,
-    torch.int16: np.int16,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.float16: np.float16,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-}
 
 
 # ---------------------------------------------------------------------------------------- answers

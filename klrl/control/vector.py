@@ -179,10 +179,24 @@ class VectorRollout:
                 terminated[:, t], truncated[:, t] = terminal, timeout
                 observation = self._reset(ended)
         self._observation = observation
-        return self._pack(
-            observations, np.stack(actions, 1), np.stack(samples, 1), after, rewards,
-            terminated, truncated,
-        )  # fmt: skip
+        ended = terminated | truncated
+        no = np.zeros_like(ended)[..., None]
+        root = {
+            "observation": torch.from_numpy(observations),
+            "action": torch.from_numpy(np.stack(actions, 1)),
+            self._agent.family.sample_key: torch.from_numpy(np.stack(samples, 1)),
+            **{key: torch.from_numpy(no.copy()) for key in ("done", "terminated", "truncated")},
+            "collector": {"traj_ids": torch.from_numpy(self._number(ended))},
+            "next": {
+                "observation": self._base.observed(after, "after a step"),
+                "reward": self._base.finite("reward", rewards[..., None], "after a step"),
+                "done": torch.from_numpy(ended[..., None]),
+                "terminated": torch.from_numpy(terminated[..., None]),
+                "truncated": torch.from_numpy(truncated[..., None]),
+            },
+        }
+        shape = [self._copies, self._steps]
+        return TensorDict(root, shape, names=[None, "time"])
 
     def _reset(self, ended: np.ndarray | None = None) -> np.ndarray:
         observation = self._base.reset_native(ended).astype(self._dtype)
@@ -207,35 +221,6 @@ class VectorRollout:
 
     def _of_step(self, **entries: Tensor) -> TensorDict:
         return TensorDict(entries, [self._copies])
-
-    def _pack(
-        self,
-        observations: np.ndarray,
-        actions: np.ndarray,
-        samples: np.ndarray,
-        after: np.ndarray,
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-    ) -> TensorDict:
-        ended = terminated | truncated
-        no = np.zeros_like(ended)[..., None]
-        root = {
-            "observation": torch.from_numpy(observations),
-            "action": torch.from_numpy(actions),
-            self._agent.family.sample_key: torch.from_numpy(samples),
-            **{key: torch.from_numpy(no.copy()) for key in ("done", "terminated", "truncated")},
-            "collector": {"traj_ids": torch.from_numpy(self._number(ended))},
-            "next": {
-                "observation": self._base.observed(after, "after a step"),
-                "reward": self._base.finite("reward", rewards[..., None], "after a step"),
-                "done": torch.from_numpy(ended[..., None]),
-                "terminated": torch.from_numpy(terminated[..., None]),
-                "truncated": torch.from_numpy(truncated[..., None]),
-            },
-        }
-        shape = [self._copies, self._steps]
-        return TensorDict(root, shape, names=[None, "time"])
 
     def _number(self, ended: np.ndarray) -> np.ndarray:
         """Trajectory ids [N, T]; a new id, in the order of time, after each episode's end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,18 +35,19 @@ class Played(Protocol):
         """``agent`` is the policy."""
 
 
-class Tell(Protocol):
-    """Calls a hook of :mod:`klrl.train.callbacks`."""
-
-    def __call__(self, hook: str, /, *args: Any) -> None:
-        """Of every callback, with the run and these arguments."""
-
-
 class Evaluations:
-    """When the policy is evaluated, which was the best, and what the closing ones report."""
+    """When the policy is evaluated, which was the best, and what the closing ones report.
+
+    ``tell`` calls a hook of every callback, with the run and the arguments that it is given.
+    """
 
     def __init__(
-        self, config: JobConfig, domain: Domain, parts: Played, counters: Counters, tell: Tell
+        self,
+        config: JobConfig,
+        domain: Domain,
+        parts: Played,
+        counters: Counters,
+        tell: Callable[..., None],
     ) -> None:
         self.schedule: Schedule = schedule(config, parts.longest_episode)
         self._on, self._last = config.eval.on, config.iterations
