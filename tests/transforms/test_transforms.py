@@ -67,6 +67,23 @@ def test_the_reward_is_charged_by_the_documented_formula(mode, env_id, distribut
         make_reference_kl(kl_config(mode), agent.actor, reference).transform(batch)
 
 
+@pytest.mark.filterwarnings(UNCOLLECTED)
+@pytest.mark.parametrize(("env_id", "distribution"), ENVS)
+@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
+def test_at_every_step_or_once_per_rollout_is_the_same(mode, env_id, distribution) -> None:
+    agent, reference, config = moved_agent(env_id, distribution)
+    online = make_reference_kl(kl_config(mode, "step"), agent.actor, reference)
+    env = make_env(config, seed=0, transforms=(online.transform,))
+    check_env_specs(env)
+    assert float(env.reset()["kl_penalty"].abs().sum()) == 0.0
+    online = make_reference_kl(kl_config(mode, "step"), agent.actor, reference)
+    stepped = rollout(config, agent.actor, online.transform)
+    batch = rollout(config, agent.actor)
+    make_reference_kl(kl_config(mode), agent.actor, reference).transform(batch)
+    for key in ("reward", "reward_raw", "kl_penalty", "ref_log_prob", "episode_reward"):
+        torch.testing.assert_close(stepped["next", key], batch["next", key], atol=1e-6, rtol=1e-6)
+
+
 def test_measured_kls_are_those_of_torchs_distributions() -> None:
     agent, reference, config = moved_agent("Pendulum-v1", "tanh_normal")
     batch = rollout(config, agent.actor)
