@@ -19,7 +19,7 @@ from klrl.base.cache import Untrusted, cache_dir, compiling
 from klrl.base.errors import ConfigError
 from klrl.control import compiled
 from klrl.control.compiled import check_inputs, choose, decide, package_key
-from klrl.control.step import Columns, StepParts, eager_step, loss_terms, pure_step
+from klrl.control.step import StepParts, eager_step, loss_terms, pure_step
 from klrl.control.update import ControlSteps
 from tests.conftest import QUICK
 from tests.control.updates import CPU, learn, made, minibatch
@@ -68,24 +68,6 @@ def test_the_pure_step_is_the_eager_one(case: str, settings) -> None:
     torch.testing.assert_close(state[0], arguments[0], rtol=1e-5, atol=1e-5)
     assert float((arguments[0] - first).abs().max()) > 0.01
     assert float(arguments[3]) == 100
-
-
-def test_columns_come_back_as_they_went_in() -> None:
-    torch.manual_seed(0)
-    frames = {
-        "a": torch.randn(7, 3),
-        "b": torch.randint(0, 2**24, (7,)),
-        "c": torch.randn(7),
-        "d": torch.randn(7, 2, 4),
-    }
-    columns = Columns(frames)
-    rows = columns.pack(frames)
-    assert rows.shape == (7, 3 + 1 + 1 + 8)
-    for key, value in columns.unpack(rows).items():
-        assert value.dtype == frames[key].dtype
-        assert torch.equal(value, frames[key]), key
-    with pytest.raises(TypeError, match="e is torch.float64"):
-        Columns({"e": torch.zeros(2, dtype=torch.float64)})
 
 
 @pytest.mark.parametrize("optim", ["adam", "adamw"])

@@ -10,7 +10,6 @@ from gymnasium.spaces import Box
 from tensordict import TensorDict
 from torchrl.envs import ExplorationType, set_exploration_type
 
-from klrl.config import EnvConfig
 from klrl.control.evaluate import evaluate_policy
 from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.loop import Training
@@ -189,14 +188,3 @@ def test_noise_goes_on_from_block_to_block(counting, monkeypatch) -> None:
     returns = play(run, size=Size(400), sampled=True).returns
     scale = scale_of(run)
     assert np.std(returns, ddof=1) == pytest.approx(scale * np.sqrt(600), rel=0.15)
-
-
-def test_a_policy_is_played_on_another_task(settings) -> None:
-    """Another task: ``klrl evaluate RUN env.kwargs.g=14``."""
-    run = Training(settings())
-    heavier = EnvConfig(**{**vars(run.config.env), "kwargs": {"g": 14.0}})
-    result = evaluate_policy(
-        run.parts.agent, heavier, starts=Starts("evaluate", 5), size=Size(1), device=CPU
-    )
-    expected = by_hand(run, Starts("evaluate", 5).seeds(1)[0], g=14.0)
-    assert result.mean == pytest.approx(expected, rel=1e-3)

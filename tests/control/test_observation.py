@@ -79,14 +79,22 @@ def test_bytes_travel_as_bytes() -> None:
     check_env_specs(env)
     every = torch.arange(256, dtype=torch.uint8).expand(3, 256)
     odd = torch.randint(0, 256, (3, 2, 5), dtype=torch.uint8)
-    frames = {"x": every, "reward": torch.randn(3), "odd": odd, "action": torch.tensor([4, 5, 6])}
+    frames = {
+        "x": every,
+        "reward": torch.randn(3),
+        "odd": odd,
+        "action": torch.tensor([4, 5, 2**24]),
+    }
+    frames["square"] = torch.randn(3, 2, 4)
     columns = Columns(frames)
     rows = columns.pack(frames)
-    assert rows.shape == (3, 64 + 1 + 3 + 1)
+    assert rows.shape == (3, 64 + 1 + 3 + 1 + 8)
     order = torch.tensor([2, 0, 1])
     back = columns.unpack(rows[order])
     for key, value in frames.items():
         torch.testing.assert_close(back[key], value[order], rtol=0, atol=0)
+    with pytest.raises(TypeError, match="e is torch.float64"):
+        Columns({"e": torch.zeros(2, dtype=torch.float64)})
 
 
 @pytest.mark.parametrize(

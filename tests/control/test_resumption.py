@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from klrl.control.resumption import RunningEpisodes
 from klrl.report.bits import compare_bits
 from klrl.runs.checkpoint import Checkpoints
 from klrl.train.callbacks import Callback
-from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, manifest_of, rows_of
 from tests.runs.saves import flipped
@@ -129,18 +127,6 @@ def test_an_environment_that_does_not_repeat_itself_begins_anew_and_says_so(word
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_episode_that_is_too_long_begins_anew_and_says_so(monkeypatch, capsys) -> None:
-    """Pendulum's episodes have 200 steps, and the checkpoint comes after 96."""
-    for longest in (96, 95):
-        monkeypatch.setattr("klrl.control.episodes.LONGEST", longest)
-        shutil.rmtree(PART, ignore_errors=True)
-        interrupted([])
-        anew = "resume: new episodes begin: this checkpoint holds none" in capsys.readouterr().out
-        assert anew == (longest < 96)
-    assert manifest_of(PART)["repeatable"] == "yes"
-    assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
-
-
 @pytest.mark.parametrize("held", [None, {"copies": torch.zeros(3)}], ids=["none", "numerics 2"])
 def test_a_checkpoint_of_before_holds_no_actions_and_is_resumed_all_the_same(
     held, monkeypatch, capsys
@@ -225,15 +211,3 @@ def test_evaluations_draw_from_no_global_generator_and_repeat_themselves() -> No
         rewards.append([row["reward/raw"] for row in run.rows if row["iteration"]])
     assert rewards[0] == rewards[1]
     assert run.evaluate(3).returns == run.evaluate(3).returns
-
-
-def test_the_state_of_a_rollout_is_small(settings) -> None:
-    training = Training(settings())
-    rollout = training.parts.rollout(0, lambda line: None)
-    component = training.parts.components()["rollout"]
-    assert component.state_dict() == {}, "nothing runs yet"
-    rollout.collect()
-    state = component.state_dict()
-    assert state["episodes"]["actions"].shape == (32, 2, 1)
-    assert state["observation"].shape == (2, 3)
-    rollout.close()

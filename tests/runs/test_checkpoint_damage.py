@@ -90,14 +90,6 @@ def test_a_file_that_is_missing(file, capsys) -> None:
     assert capsys.readouterr().err.count(file) == 2
 
 
-def test_a_file_that_the_manifest_does_not_list(capsys) -> None:
-    save(64)
-    save(128)
-    (entry(128) / "notes.txt").write_text("mine")
-    assert load() == loaded_agent() == 64
-    assert capsys.readouterr().err.count("notes.txt: is not in its manifest") == 2
-
-
 @pytest.mark.parametrize("kind", ["fifo", "folder", "dangling link"])
 def test_what_is_no_plain_file_is_not_opened(kind) -> None:
     save(64)

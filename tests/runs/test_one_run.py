@@ -21,6 +21,8 @@ from tests.report.toys import write_run
 from tests.runs.commands import exits, manifest_of, rows_of
 from tests.runs.saves import CPU, Held, entry, save, small, steps
 
+pytestmark = pytest.mark.timeout(300)
+
 METRICS = Path("run/metrics.jsonl")
 #: Iterations that come after no other.
 NUMBERS = {"row 0 again": b'"iteration": 0', "row NaN": b'"iteration": NaN'}
@@ -151,7 +153,6 @@ def test_an_entry_of_another_run_is_refused_by_whoever_loads_it() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
 def test_a_run_has_one_id_in_all_its_files_and_keeps_it() -> None:
     exits(*QUICK, "hydra.run.dir=run", "checkpoint.every=1")
     run = manifest_of(Path("run"))["id"]
@@ -167,7 +168,6 @@ def test_a_run_has_one_id_in_all_its_files_and_keeps_it() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints"])
 def test_no_run_begins_among_the_files_of_another(left: str, capsys) -> None:
     exits(*QUICK, "hydra.run.dir=run")
@@ -183,27 +183,6 @@ def test_no_run_begins_among_the_files_of_another(left: str, capsys) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
-def test_a_finished_job_that_lost_its_manifest_keeps_its_rows_once(capsys) -> None:
-    words = ("-m", "sweep=s", *QUICK, "seed=0,1")
-    assert exits(*words) == 0
-    job = Path("outputs/s/seed=0")
-    (job / "manifest.json").unlink()
-    before = {p: p.read_bytes() for p in job.rglob("*") if p.is_file()}
-    capsys.readouterr()
-    assert exits("-m", "sweep=s", *QUICK, "seed=0,1,2") == 1
-    assert {p: p.read_bytes() for p in job.rglob("*") if p.is_file()} == before
-    assert len(rows_of(Path("outputs/s/seed=2"))) == 2  # the others go on
-    told = capsys.readouterr()
-    assert "holds metrics.jsonl of a run without manifest.json" in told.out + told.err
-    refused = {
-        e["name"]: e["status"] for e in json.loads(Path("outputs/s/sweep.json").read_text())["jobs"]
-    }
-    assert refused == {"seed=0": "refused", "seed=1": "finished", "seed=2": "finished"}
-
-
-@pytest.mark.integration
-@pytest.mark.timeout(300)
 def test_sweep_json_has_the_id_of_each_jobs_run_and_tells_another(capsys) -> None:
     for name in ("s", "t"):
         assert exits("-m", f"sweep={name}", *QUICK, "seed=0,1") == 0
@@ -224,7 +203,6 @@ def test_sweep_json_has_the_id_of_each_jobs_run_and_tells_another(capsys) -> Non
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
 def test_a_copy_by_hard_links_goes_on_and_writes_nothing_into_the_run() -> None:
     words = [word for word in QUICK if not word.startswith("logger")]
     exits(*words, "logger=csv", "hydra.run.dir=run", "checkpoint.every=1")

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from klrl.base.errors import Interrupted
+from klrl.base.interrupt import StopRequest
+from klrl.cli.wrapper import exit_code
+from klrl.runs.folder import RunFolder
+from klrl.sweep.stop import passed_on
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, manifest_of, only_run, rows_of, wandb_records
@@ -63,8 +67,6 @@ def test_a_failing_run_says_so_in_a_line_and_exits_with_1(capfd) -> None:
 
 
 def test_a_second_signal_stops_at_once() -> None:
-    from klrl.base.interrupt import StopRequest
-
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGINT)
@@ -82,8 +84,6 @@ NOTICES = (signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2)
 @pytest.mark.parametrize("signum", NOTICES)
 def test_a_notice_stops_in_good_order_however_often_it_comes(signum: int, capsys) -> None:
     """A closed terminal sends SIGHUP twice, a CPU limit SIGXCPU every second."""
-    from klrl.base.interrupt import StopRequest
-
     with StopRequest() as stop:
         for _ in range(3):
             signal.raise_signal(signum)
@@ -97,9 +97,6 @@ def test_a_notice_stops_in_good_order_however_often_it_comes(signum: int, capsys
 
 def test_the_word_of_a_stop_begins_a_line_of_its_own(capsys, tmp_path) -> None:
     """A terminal shows ^C behind the line of the progress."""
-    from klrl.base.interrupt import StopRequest
-    from klrl.sweep.stop import passed_on
-
     with StopRequest():
         signal.raise_signal(signal.SIGINT)
     run = capsys.readouterr().err
@@ -112,8 +109,6 @@ def test_the_word_of_a_stop_begins_a_line_of_its_own(capsys, tmp_path) -> None:
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None])
 def test_what_nohup_ignores_or_a_launcher_handles_is_left_alone(handler) -> None:
-    from klrl.base.interrupt import StopRequest
-
     before = [signal.signal(signum, handler) for signum in NOTICES]
     try:
         with StopRequest() as stop:
@@ -127,14 +122,10 @@ def test_what_nohup_ignores_or_a_launcher_handles_is_left_alone(handler) -> None
 
 @pytest.mark.parametrize("signum", NOTICES)
 def test_a_notice_before_the_run_ends_the_command_with_its_code(signum: int) -> None:
-    from klrl.cli.wrapper import exit_code
-
     assert exit_code("klrl", lambda _: signal.raise_signal(signum), []) == 128 + signum
 
 
 def test_a_terminal_that_is_gone_does_not_stop_the_stopping(monkeypatch) -> None:
-    from klrl.base.interrupt import StopRequest
-
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -188,8 +179,6 @@ def test_a_sweep_stops_after_a_job_that_was_finished_when_the_signal_came(monkey
 
 def test_a_signal_after_the_save_waits_for_the_next_one(monkeypatch, settings) -> None:
     """Between a save that was not due and the look at the signal: no checkpoint, no stop."""
-    from klrl.runs.folder import RunFolder
-
     training = Training(settings("frames=320", "checkpoint.every=100"))
     save = training.save
 
@@ -208,8 +197,6 @@ def test_a_signal_after_the_save_waits_for_the_next_one(monkeypatch, settings) -
 
 @pytest.mark.parametrize("folder", [".", "deleted"])
 def test_a_second_sigterm_stops_a_sweep_at_once_whatever_came_between(folder: str) -> None:
-    from klrl.sweep.stop import passed_on
-
     with passed_on(Path(folder), list) as received:
         for signum in (signal.SIGTERM, signal.SIGXCPU):
             os.kill(os.getpid(), signum)

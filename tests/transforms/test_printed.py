@@ -16,16 +16,14 @@ import torch
 import torchrl.envs.llm.transforms.kl as torchrl_kl
 import torchrl.objectives
 from tensordict import TensorDict
-from tensordict.nn import NormalParamExtractor, TensorDictModule
-from torch import nn
-from torchrl.envs import GymEnv, TransformedEnv
-from torchrl.modules import ProbabilisticActor, TanhNormal
+from torchrl.envs import TransformedEnv
 from transformers import AutoTokenizer
 
 import klrl.envs.llm.transforms.kl
 import klrl.envs.transforms
 import klrl.objectives
 from tests.transforms.llm_toys import conversation, pair, tokenizer
+from tests.transforms.test_transforms import documented_actor
 
 #: Classes whose docstring has an example that defines all that it uses.
 PRINTED = ("RetrieveLogProb", "RetrieveKL", "KLComputation")
@@ -62,17 +60,7 @@ def test_every_exported_class_is_found_where_torchrl_has_it() -> None:
 
 
 def test_klrewardtransform_of_control_as_printed() -> None:
-    base_env = GymEnv("Pendulum-v1")
-    n_obs = base_env.observation_spec["observation"].shape[-1]
-    n_act = base_env.action_spec.shape[-1]
-    module = TensorDictModule(
-        nn.Sequential(nn.Linear(n_obs, n_act * 2), NormalParamExtractor()),
-        in_keys=["observation"],
-        out_keys=["loc", "scale"],
-    )
-    actor = ProbabilisticActor(
-        module, in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True
-    )
+    base_env, actor = documented_actor()
     transform = klrl.envs.transforms.KLRewardTransform(actor, out_keys="reward_kl")
     env = TransformedEnv(base_env, transform)
     with torch.no_grad():
