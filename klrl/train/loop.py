@@ -28,7 +28,7 @@ from klrl.kl.own import BLIND
 from klrl.kl.reference import FrozenReference, ReferenceRule
 from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder
-from klrl.runs.metrics import Row, require_declared
+from klrl.runs.metrics import Row
 from klrl.runs.one_run import check_one_run
 from klrl.runs.progress import Phases
 from klrl.runs.record import Recorder, keep_status, recording
@@ -36,7 +36,7 @@ from klrl.train.callbacks import Callback
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.evaluations import Evaluations
 from klrl.train.learner import Learner
-from klrl.train.row import Rewards
+from klrl.train.row import Rewards, make_row
 from klrl.train.schedule import Size
 
 
@@ -214,24 +214,17 @@ class Training:
         seconds: float,
     ) -> Row:
         """One line of ``metrics.jsonl``, of the iteration that was just counted."""
-        axis, rewards = self.domain.axis, self.parts.rewards(batch)
-        coef = 0.0 if self.parts.kl is None else self.parts.kl.coef
-        row: Row = {
-            "iteration": self.counters.iteration,
-            axis: self.counters.frames,
-            "reward/raw": rewards.raw,
-            "reward/shaped": rewards.shaped,
-            **rewards.own,
-            "kl/ref/coef": coef,
-            "kl/ref/penalty": coef * rewards.applied,
-            **{name: float(value) for name, value in measured.items()},
-            **learned,
-            "time/iteration": seconds,
-            **{f"time/{name}": each for name, each in self.parts.phase.take().items()},
-            f"time/{axis}_per_second": batch.numel() / seconds,
-        }
-        require_declared(row)
-        return row
+        return make_row(
+            self.domain,
+            self.counters,
+            batch.numel(),
+            self.parts.rewards(batch),
+            self.parts.kl,
+            measured,
+            learned,
+            seconds,
+            self.parts.phase.take(),
+        )
 
     def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
         """The reference and its coefficient move once per iteration, for the next one."""

@@ -1,10 +1,16 @@
-"""What a domain adds to a line of metrics.jsonl; names and units in :mod:`klrl.runs.metrics`."""
+"""One line of metrics.jsonl; names and units in :mod:`klrl.runs.metrics`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from klrl.runs.metrics import Row
+from torch import Tensor
+
+from klrl.domains import Domain
+from klrl.kl.charge import ReferenceKL
+from klrl.runs.checkpoint import Counters
+from klrl.runs.metrics import Row, require_declared
 
 
 @dataclass(frozen=True)
@@ -15,3 +21,34 @@ class Rewards:
     shaped: float
     applied: float  # nats that the reward was charged with, before the coefficient; 0 for none
     own: Row = field(default_factory=dict)
+
+
+def make_row(
+    domain: Domain,
+    counters: Counters,
+    size: int,
+    rewards: Rewards,
+    kl: ReferenceKL | None,
+    measured: Mapping[str, Tensor],
+    learned: Row,
+    seconds: float,
+    phases: Mapping[str, float],
+) -> Row:
+    """One line of ``metrics.jsonl``, of the iteration that was just done."""
+    coef = 0.0 if kl is None else kl.coef
+    row: Row = {
+        "iteration": counters.iteration,
+        domain.axis: counters.frames,
+        "reward/raw": rewards.raw,
+        "reward/shaped": rewards.shaped,
+        **rewards.own,
+        "kl/ref/coef": coef,
+        "kl/ref/penalty": coef * rewards.applied,
+        **{name: float(value) for name, value in measured.items()},
+        **learned,
+        "time/iteration": seconds,
+        **{f"time/{name}": each for name, each in phases.items()},
+        f"time/{domain.axis}_per_second": size / seconds,
+    }
+    require_declared(row)
+    return row
