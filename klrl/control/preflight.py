@@ -26,7 +26,6 @@ from klrl.config.choices import choices_for
 from klrl.config.own import errors_of
 from klrl.control.answers import Misfit, require_flag, require_number, require_observation
 from klrl.runs.find import other_runs
-from klrl.runs.resume import warn_edited
 
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
@@ -39,6 +38,8 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
         _check_joint_actions(config.env, divergence)
     if not resumed:
         for setting, path, run in other_runs(config):
+            from klrl.runs.resume import warn_edited  # only a job with another run loads it
+
             _check_same_kind(setting, path, config, run)
             warn_edited(setting, path, run)
 

@@ -23,6 +23,8 @@ from tests.conftest import QUICK
 from tests.runs.commands import child, exits, manifest_of, rows_of
 
 RUN = Path("run")
+LONG = [word for word in QUICK if not word.startswith("frames")]
+LONG += ["frames=10_000_000", "learner.compile=false", "checkpoint.every=1000000"]
 
 
 def name_owner(silent: int = 0, **changes: object) -> None:
@@ -318,3 +320,22 @@ def test_a_fresh_run_leaves_the_folder_of_one_that_is_beginning_alone(capsys) ->
         assert exits("-m", *QUICK, "sweep=s", "seed=0") == 0, "another folder"
     assert "is still running it" in capsys.readouterr().err
     assert exits(*QUICK, "hydra.run.dir=run") == 0
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_a_killed_run_is_taken_over_by_its_resume(capsys) -> None:
+    process = child(*LONG, "hydra.run.dir=run")
+    deadline = time.monotonic() + 120
+    metrics = RUN / "metrics.jsonl"
+    while time.monotonic() < deadline and not (metrics.exists() and rows_of(RUN)):
+        time.sleep(0.1)
+    process.kill()
+    process.communicate(timeout=60)
+    assert RunFolder(RUN).status == "interrupted"
+    (RUN / "checkpoints/.staging-left").mkdir()
+    assert exits("resume=run", "frames=128") == 0
+    assert f"taken over from process {process.pid} " in capsys.readouterr().err
+    assert [row["frames"] for row in rows_of(RUN)] == [64, 128]
+    assert not (RUN / OWNER_FILE).exists()
+    assert not (RUN / "checkpoints/.staging-left").exists()
