@@ -38,7 +38,7 @@ def escaped(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with a question mark for each control character, as of a folder made elsewhere."""
+    """The text with ``?`` for each control character."""
     return "".join("?" if unicodedata.category(c) == "Cc" else c for c in text)
 
 

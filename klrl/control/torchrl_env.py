@@ -176,7 +176,7 @@ def _space(what: str, spec: TensorSpec) -> gymnasium.Space[Any]:
     if isinstance(spec, Composite):
         return spaces.Dict({key: _space(f"{what}'s {key}", each) for key, each in spec.items()})
     shape, dtype = tuple(spec.shape), torch_to_numpy_dtype_dict.get(spec.dtype)
-    if dtype is None or dtype.kind == "c" or any(size < 1 for size in shape):
+    if dtype is None or any(size < 1 for size in shape):
         raise ConfigError(f"{what} is {spec.dtype or 'no tensor'} of shape {shape}; {_LEAVE_OUT}")
     if isinstance(spec, OneHot | Binary) or spec.dtype == torch.bool:
         return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)

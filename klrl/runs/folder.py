@@ -121,7 +121,7 @@ def settings_text(run: Path) -> str:
     Raises:
         FileNotFoundError: there is none.
         OSError, ValueError, YAMLError: it cannot be read, is no YAML, is nested too deep, or
-            has an
+            has an alias.
     """
     text = read_plain(run / ".hydra" / "config.yaml").decode()
     depth = 0

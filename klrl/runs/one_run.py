@@ -36,7 +36,7 @@ def check_one_run(files: RunFolder, setting: str) -> None:
         if own is not None and theirs not in (first, own):
             raise another_run(f"{setting}: {path}", theirs, own)
     for path in rows:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():
             raise ConfigError(f"{setting}: {path} is no plain file; put the run's own back")
         for number, line in enumerate(read_plain(path).split(b"\n"), 1):
             if (named := run_of(line, own, own)) != own:

@@ -1,18 +1,43 @@
 """Networks from specs, and the observation normaliser against numpy."""
 
 import numpy as np
+import pytest
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from klrl.control.env import make_env
 from klrl.control.networks import ObservationNormalizer
-from klrl.kl import freeze
+from klrl.kl import exact_kl, freeze
 from tests.agents import agent_of, gym
 
 
 def agent_for(env_id: str, distribution: str, **how: object):
     env = make_env(gym(env_id), seed=0)
     return agent_of(env, distribution, (16, 16), **how), env
+
+
+CASES = [
+    ("Pendulum-v1", "mlp", "normal"),
+    ("CartPole-v1", "mlp", "categorical"),
+    ("HalfCheetah-v5", "tanh_normal", "tanh_normal"),
+    ("Acrobot-v1", "categorical", "categorical"),
+]
+
+
+@pytest.mark.parametrize(("env_id", "distribution", "family"), CASES)
+def test_the_actor_agrees_with_its_own_distribution(env_id, distribution, family) -> None:
+    """What the batch holds is what TorchRL's distribution says of it, and the family too."""
+    agent, env = agent_for(env_id, distribution)
+    assert agent.family.name == family
+    batch = env.rollout(20, agent.actor, break_when_any_done=False)
+    theirs = agent.actor.get_dist(batch.copy()).log_prob(batch["action"])
+    torch.testing.assert_close(batch["action_log_prob"], theirs, atol=2e-4, rtol=1e-4)
+    params = {key: batch[key] for key in agent.family.param_keys}
+    ours = agent.family.log_prob(params, batch[agent.family.sample_key])
+    torch.testing.assert_close(batch["action_log_prob"], ours)
+    other = {key: value + 0.1 for key, value in params.items()}
+    dists = [agent.family.distribution(**p) for p in (params, other)]
+    torch.testing.assert_close(agent.family.kl(params, other), exact_kl(*dists))
 
 
 def test_tanh_actions_stay_inside_the_bounds_and_deterministic_ones_are_the_median() -> None:

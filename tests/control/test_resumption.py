@@ -18,6 +18,7 @@ from klrl.control.resumption import RunningEpisodes
 from klrl.report.bits import compare_bits
 from klrl.runs.checkpoint import Checkpoints
 from klrl.train.callbacks import Callback
+from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, manifest_of, rows_of
 from tests.runs.saves import flipped
@@ -211,3 +212,15 @@ def test_evaluations_draw_from_no_global_generator_and_repeat_themselves() -> No
         rewards.append([row["reward/raw"] for row in run.rows if row["iteration"]])
     assert rewards[0] == rewards[1]
     assert run.evaluate(3).returns == run.evaluate(3).returns
+
+
+def test_the_state_of_a_rollout_is_small(settings) -> None:
+    training = Training(settings())
+    rollout = training.parts.rollout(0, lambda line: None)
+    component = training.parts.components()["rollout"]
+    assert component.state_dict() == {}, "nothing runs yet"
+    rollout.collect()
+    state = component.state_dict()
+    assert state["episodes"]["actions"].shape == (32, 2, 1)
+    assert state["observation"].shape == (2, 3)
+    rollout.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,27 @@ from tests.conftest import QUICK
 from tests.runs.commands import exits
 
 GAMMA = 0.9
+
+
+def test_the_scale_is_that_of_gymnasiums_wrapper() -> None:
+    """In two rollouts without the end of an episode, where both mean the same."""
+    plain = gym.make_vec("Pendulum-v1", 3)
+    envs = gym.wrappers.vector.NormalizeReward(plain, gamma=GAMMA)
+    normalizer = RewardNormalizer(GAMMA)
+    envs.reset(seed=4)
+    envs.action_space.seed(4)
+    for length in (7, 40):
+        rewards = []
+        for _ in range(length):
+            before = envs.accumulated_reward.copy()
+            envs.step(envs.action_space.sample())
+            rewards.append(envs.accumulated_reward - GAMMA * before)
+        raw = torch.tensor(np.array(rewards).T).unsqueeze(-1)  # [N, T, 1]
+        scale = normalizer.update(raw, torch.zeros_like(raw, dtype=torch.bool))
+        assert scale == pytest.approx(
+            1 / np.sqrt(envs.return_rms.var + 1e-8), rel=1e-6
+        )  # it adds up in float32
+    envs.close()
 
 
 def test_no_sum_crosses_the_end_of_an_episode() -> None:

@@ -13,6 +13,7 @@ from klrl.__main__ import main
 from klrl.base.errors import NonFiniteError
 from klrl.cli.evaluate import main as evaluate_main
 from klrl.language.data.batch import LOG_PROBS
+from klrl.language.run.preflight import check_job
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import METRICS
 from klrl.train.learner import Coefficients
@@ -201,9 +202,17 @@ def test_what_is_loaded_is_what_was_saved_bit_for_bit(job, words) -> None:
 
 
 @pytest.mark.parametrize("start", [["actor.init=first"], []], ids=["there", "elsewhere"])
-def test_another_run_as_start_and_as_reference(job, exits, start: list[str]) -> None:
+def test_another_run_as_start_and_as_reference(job, exits, start: list[str], capsys) -> None:
     Training(job()).train(RunFolder(Path("first")))
     words = (*start, "reference=checkpoint", "reference.path=first")
+    stored = Path("first/.hydra/config.yaml")
+    text = stored.read_text("utf-8")
+    for content, edited in ((text, 0), (text.replace("seed: ", "seed: 7", 1), 1 + len(start))):
+        stored.write_text(content, encoding="utf-8")
+        capsys.readouterr()
+        check_job(job(*words), frozenset(), resumed=False)
+        assert capsys.readouterr().err.count("is not what it was started with") == edited
+    stored.write_text(text, encoding="utf-8")
     Training(job(*words)).train(RunFolder(Path("run")))
     Training(job(*words, "frames=48")).train(RunFolder(Path("whole")))
     rows = rows_of(Path("run"))

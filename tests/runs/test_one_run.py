@@ -183,6 +183,25 @@ def test_no_run_begins_among_the_files_of_another(left: str, capsys) -> None:
 
 
 @pytest.mark.integration
+def test_a_finished_job_that_lost_its_manifest_keeps_its_rows_once(capsys) -> None:
+    words = ("-m", "sweep=s", *QUICK, "seed=0,1")
+    assert exits(*words) == 0
+    job = Path("outputs/s/seed=0")
+    (job / "manifest.json").unlink()
+    before = {p: p.read_bytes() for p in job.rglob("*") if p.is_file()}
+    capsys.readouterr()
+    assert exits("-m", "sweep=s", *QUICK, "seed=0,1,2") == 1
+    assert {p: p.read_bytes() for p in job.rglob("*") if p.is_file()} == before
+    assert len(rows_of(Path("outputs/s/seed=2"))) == 2  # the others go on
+    told = capsys.readouterr()
+    assert "holds metrics.jsonl of a run without manifest.json" in told.out + told.err
+    refused = {
+        e["name"]: e["status"] for e in json.loads(Path("outputs/s/sweep.json").read_text())["jobs"]
+    }
+    assert refused == {"seed=0": "refused", "seed=1": "finished", "seed=2": "finished"}
+
+
+@pytest.mark.integration
 def test_sweep_json_has_the_id_of_each_jobs_run_and_tells_another(capsys) -> None:
     for name in ("s", "t"):
         assert exits("-m", f"sweep={name}", *QUICK, "seed=0,1") == 0
@@ -214,6 +233,7 @@ def test_a_copy_by_hard_links_goes_on_and_writes_nothing_into_the_run() -> None:
     assert manifest_of(Path("copy"))["id"] == manifest_of(Path("run"))["id"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
 def test_rows_that_are_no_plain_file_are_refused(name: str, make, capsys) -> None:

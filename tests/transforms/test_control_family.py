@@ -3,18 +3,21 @@
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv
+from torchrl.collectors import Collector
+from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv, check_env_specs
 
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_env
 from klrl.kl import (
     KLConstrainedTransform,
     KLDivergenceTransform,
+    ReferenceModelLogProbTransform,
     RewardAdjustmentTransform,
+    exact_kl,
 )
 from tests.agents import agent_of, apart, gym
 from tests.transforms.heads import TwoHeads, two_headed_actor
-from tests.transforms.toys import COEF
+from tests.transforms.toys import COEF, charge
 
 pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
 
@@ -26,6 +29,56 @@ def case(name: str):
         return TwoHeads(), *apart(two_headed_actor()), ("agent", "reward")
     env = VectorGymEnv({"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1"}[name], 2, seed=0)
     return env, *apart(agent_of(env).actor), "reward"
+
+
+WAYS = ("legacy", "constrained", "constrained, exact", "parts")
+CASES = ("pendulum", "cartpole", "two heads")
+
+
+@pytest.mark.parametrize("way", [*WAYS, "log-prob alone"])
+@pytest.mark.parametrize("where", CASES)
+def test_specs_hold_and_a_collector_delivers(way: str, where: str) -> None:
+    env, actor, reference, reward = case(where)
+    scoring = way == "log-prob alone"
+    transformed = TransformedEnv(
+        env,
+        ReferenceModelLogProbTransform(reference)
+        if scoring
+        else charge(way, actor, reference, reward),
+    )
+    check_env_specs(transformed)
+    collector = Collector(
+        transformed,
+        actor,
+        frames_per_batch=24,
+        total_frames=48,
+        auto_register_policy_transforms=False,
+    )
+    for batch in collector:
+        after = batch["next"]
+        assert after.get(reward).isfinite().all()
+        written = "ref_log_prob" if scoring else "kl"
+        assert after[written].isfinite().all()
+        assert after[written].abs().sum() > 0
+    collector.shutdown()
+
+
+@pytest.mark.parametrize("where", CASES)
+def test_all_of_them_charge_the_same(where: str) -> None:
+    env, actor, reference, reward = case(where)
+    with torch.no_grad():
+        batch = env.rollout(12, actor, break_when_any_done=False)
+    raw = batch["next"].get(reward).clone()
+    after = {way: charge(way, actor, reference, reward)(batch.clone())["next"] for way in WAYS}
+    for name in ("constrained", "parts"):
+        torch.testing.assert_close(after[name]["kl"], after["legacy"]["kl"], atol=1e-5, rtol=1e-4)
+        charged = after[name].get(reward)
+        torch.testing.assert_close(charged, raw - COEF * after[name]["kl"], atol=1e-6, rtol=1e-5)
+    dist, ref_dist = (m.get_dist(batch.copy()) for m in (actor, reference))
+    exact = exact_kl(dist, ref_dist).unsqueeze(-1)
+    torch.testing.assert_close(after["constrained, exact"]["kl"], exact, atol=1e-5, rtol=1e-4)
+    charged = after["constrained, exact"].get(reward)
+    torch.testing.assert_close(charged, raw - COEF * exact, atol=1e-5, rtol=1e-4)
 
 
 def test_each_part_is_usable_alone() -> None:

@@ -66,7 +66,12 @@ def test_klrewardtransform_of_control_as_printed() -> None:
     with torch.no_grad():
         TensorDict(dict(actor.named_parameters()), []).apply_(lambda x: x.data.copy_(x.data + 1))
         td = env.rollout(3, actor)
+        dist = transform.reference.get_dist(td.select("observation"))
     assert (td.get(("next", "reward")) != td.get(("next", "reward_kl"))).all()
+    kl = td["next", "reward"] - td["next", "reward_kl"]
+    by_hand = td["action_log_prob"] - dist.log_prob(td["action"])
+    torch.testing.assert_close(kl.squeeze(-1), by_hand, atol=1e-4, rtol=1e-4)
+    assert float(env.reset()["reward_kl"].abs().sum()) == 0.0
     before = td.exclude("action")
     assert set(transform(before.copy()).keys(True)) == set(before.keys(True))  # no action: as it is
     assert transform.sample_log_prob_key == "action_log_prob"
