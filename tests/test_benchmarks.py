@@ -19,7 +19,6 @@ from benchmarks import language, ranges, results
 from benchmarks.language import WORKLOADS
 from benchmarks.peers import klrl_lm, lm, trl_grpo
 from benchmarks.peers.common import Clock, cpu_seconds, make_parser, report
-from benchmarks.rounds import Failed, rounds, run_line
 from benchmarks.throughput import summarise
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
@@ -141,30 +140,6 @@ def test_ratios_are_taken_within_a_round():
     assert "no compiler" in results.speeds(summary)
 
 
-def test_a_contender_that_fails_says_why():
-    with pytest.raises(Failed, match="ValueError: no"):
-        run_line([sys.executable, "-c", "raise ValueError('no')"])
-    with pytest.raises(Failed, match="not JSON"):
-        run_line([sys.executable, "-c", "print('not JSON')"])
-
-
-def test_rounds_alternate_and_one_that_failed_is_not_tried_again():
-    asked = []
-
-    def task(name):
-        def run(number):
-            asked.append((name, number))
-            if (name, number) == ("b", 1):
-                raise Failed("no more")
-            return {"frames_per_cpu_second": 1.0}
-
-        return run
-
-    found = rounds({"a": task("a"), "b": task("b")}, 3)
-    assert asked == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2)]
-    assert [len(found["a"]), found["b"][1:]] == [3, ["no more"]]
-
-
 def test_the_page_keeps_what_is_written_by_hand(tmp_path, monkeypatch):
     page = tmp_path / "performance.md"
     page.write_text(f"above\n{results.START}\nold\n{results.END}\nbelow\n")
@@ -254,32 +229,3 @@ def test_kls_beside_the_truth_are_means_over_tokens_with_an_error() -> None:
     rest = np.array([0.1, 0.1, 0.4, -0.2]) - 0.4 / 6 * np.array([3, 1, 1, 1])
     error = np.sqrt(4 / 3 * (rest**2).sum()) / 6
     assert language.kl_beside_truth(longer)["k3_error"] == pytest.approx(error)
-
-
-def line_of(speed: float, **more) -> dict:
-    return {
-        **{"frames_per_cpu_second": speed, "reward_last": 0.5, "reward_first": 0.4, "last": 2},
-        **{"frames": 64, "n": 8, "t": 8, "tokens": 20.0, "peak_mb": 100.0, "asked": 1},
-        **{"versions": {"trl": "1"}, "phases": {"env": 0.0, "policy": 1.0}, **more},
-    }
-
-
-def test_the_target_holds_for_trl_as_it_ships_and_for_its_quicker_way() -> None:
-    workload = WORKLOADS["smollm"]
-    found = {
-        "klrl": [line_of(4.0), line_of(6.0), line_of(5.0)],
-        "TRL": [line_of(1.0), line_of(2.0), line_of(1.0)],
-        language.COMPACT: [line_of(2.0), line_of(3.0), line_of(2.0)],
-    }
-    summary = language.summarise(found, workload)
-    assert summary["klrl"]["ratio"]["median"] == 4.0
-    assert summary["klrl"]["ratio_compact"]["median"] == 2.0
-    assert language.good_enough(summary)
-    slow = {**found, language.COMPACT: [line_of(3.0), line_of(4.0), line_of(4.0)]}
-    assert not language.good_enough(language.summarise(slow, workload))
-    failed = {**found, language.COMPACT: [line_of(3.0), "killed"]}
-    assert not language.good_enough(language.summarise(failed, workload))
-    told = results.samples(summary, 5)
-    assert "| 4.00 [3.00, 5.00] (1.6); with its head" in told
-    with pytest.raises(SystemExit, match="different questions"):
-        language.require_equal_prompts({**found, "TRL": [line_of(1.0, asked=2)]})

@@ -1,9 +1,6 @@
 """``benchmarks/mujoco``: the published figures, Stable-Baselines3's run, cells and the page."""
 
 import json
-import os
-import sys
-import time
 from dataclasses import replace
 from itertools import pairwise
 from math import erf
@@ -15,7 +12,7 @@ import pytest
 import yaml
 
 from benchmarks.mujoco import sb3
-from benchmarks.mujoco.cells import Cell, Lines, job_identity, run_cells
+from benchmarks.mujoco.cells import Cell, Lines, job_identity
 from benchmarks.mujoco.curves import training_cpu, x_of
 from benchmarks.mujoco.losses import default_told, loss_beside_loss, over_tasks
 from benchmarks.mujoco.peers import against_published, aim_told, chance_interval
@@ -65,12 +62,6 @@ def test_the_learning_rate_is_that_of_cleanrl():
         left = 1 - iteration * 2048 / WHOLE
         by_cleanrl = 3e-4 * (1 - (iteration - 1) / 488)
         assert sb3.learning_rate(left, WHOLE) == pytest.approx(by_cleanrl, rel=1e-9)
-
-
-def test_whole_rollouts_only():
-    assert sb3.whole_frames(FRAMES) == WHOLE
-    with pytest.raises(ValueError, match="frames=2047"):
-        sb3.whole_frames(2047)
 
 
 def test_the_identity_is_of_all_settings_and_versions():
@@ -174,73 +165,6 @@ def test_a_fresh_clone_knows_a_finished_cell_while_its_settings_are_the_same(tmp
         replace(CELL, task="walker2d"),
     ):
         assert Lines(path).get(other) is None
-
-
-@pytest.mark.integration
-def test_what_failed_is_told_after_the_others_are_done(tmp_path, monkeypatch, capsys) -> None:
-    cells = [replace(CELL, seed=seed) for seed in range(3)]
-    began: list[int] = []
-
-    def begin(cell: Cell) -> int:
-        began.append(cell.seed)
-        code = f"raise SystemExit({cell.seed == 1})"
-        return os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
-
-    def read(cell: Cell, code: int, cpu: float) -> dict:
-        if code:
-            raise RuntimeError(f"exit {code}")
-        return line(cell, cpu=cpu)
-
-    monkeypatch.setattr("benchmarks.mujoco.cells.start", begin)
-    monkeypatch.setattr("benchmarks.mujoco.cells.read_cell", read)
-    path = tmp_path / "held.jsonl"
-    failed = [f"hopper klpen_held 1: exit 1; see {cells[1].log}"]
-    assert run_cells(cells, Lines(path), 2) == failed
-    assert sorted(began) == [0, 1, 2]
-    assert [Lines(path).get(cell) is not None for cell in cells] == [True, False, True]
-    began.clear()
-    assert run_cells(cells, Lines(path), 2) == failed
-    assert began == [1]
-
-
-@pytest.mark.integration
-def test_an_interrupt_stops_what_runs_and_starts_nothing(tmp_path, monkeypatch) -> None:
-    cells = [replace(CELL, seed=seed) for seed in range(6)]
-    pids: list[int] = []
-
-    def begin(cell: Cell) -> int:
-        code = "import os, signal, time; time.sleep(1); os.kill(os.getppid(), signal.SIGTERM)"
-        starts = "import os, time; own = os.fork() or os.getpid(); open('own', 'w').write(f'{own}')"
-        wait = "; time.sleep(60)"
-        words = [sys.executable, "-c", (code if pids else starts) + wait]
-        pids.append(os.posix_spawn(sys.executable, words, os.environ, setpgroup=0))
-        return pids[-1]
-
-    monkeypatch.setattr("benchmarks.mujoco.cells.start", begin)
-    with pytest.raises(SystemExit, match="interrupted; 6 of 6 runs are missing"):
-        run_cells(cells, Lines(tmp_path / "held.jsonl"), 2)
-    assert len(pids) == 2
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-    # What the first one had started is gone too, or waits for init to collect it.
-    status = Path(f"/proc/{Path('own').read_text()}/stat")
-    until = time.monotonic() + 10
-    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def test_a_torn_line_is_dropped(tmp_path) -> None:
-    path = tmp_path / "held.jsonl"
-    Lines(path).add(line(CELL, cpu=7.0))
-    whole = path.read_text()
-    path.write_text(whole + '{"name": "hopper')
-    known = Lines(path)
-    assert known.get(CELL) is not None
-    other = replace(CELL, seed=4)
-    known.add(line(other, cpu=8.0))
-    assert path.read_text() == whole + json.dumps(line(other, cpu=8.0)) + "\n"
 
 
 def test_the_interval_of_the_chance_of_more_covers_it_with_few_seeds() -> None:
@@ -378,39 +302,6 @@ def test_readmes_numbers_are_those_of_the_committed_cells() -> None:
         line["cpu"] / 60 for tasks in cells.values() for lines in tasks.values() for line in lines
     ]
     assert f"{min(minutes):.0f} to {max(minutes):.0f} minutes of CPU a run" in told
-
-
-def run(cell: Cell, path: Path) -> list[dict]:
-    assert run_cells([cell], Lines(path), 1) == []
-    return [json.loads(text) for text in path.read_text().splitlines()]
-
-
-#: A run of a second: sixteen iterations, no compiler.
-TINY = (
-    *("kl=none", "env.num_envs=2", "collector.steps=64", "learner.minibatches=2", "frames=2048"),
-    *("learner.epochs=1", "eval.final=3", "checkpoint.every=1", "learner.compile=false"),
-)
-
-
-@pytest.mark.slow
-def test_a_cell_runs_and_a_stopped_one_begins_anew(tmp_path) -> None:
-    cell = Cell("inverted_pendulum", "tiny", 0, ("loss=klpen_held", *TINY))
-    (whole,) = run(cell, tmp_path / "a.jsonl")
-    assert whole["curve"]["frames"] == list(range(128, 2049, 128))
-    assert 0 <= whole["band"] <= 1
-    (cell.folder / "manifest.json").write_text("a stopped run's")
-    (again,) = run(cell, tmp_path / "b.jsonl")
-    same = ("identity", "return", "se", "training", "band", "kl_old")
-    assert {key: again[key] for key in same} == {key: whole[key] for key in same}
-
-
-@pytest.mark.slow
-def test_a_diverged_run_counts_as_it_was_at_its_last_checkpoint(tmp_path) -> None:
-    cell = Cell("inverted_pendulum", "infinite", 0, ("loss=clip", "optim.lr=1e30", *TINY))
-    (found,) = run(cell, tmp_path / "a.jsonl")
-    assert found["failed"].startswith("NonFiniteError")
-    assert 0 < found["return"] < 1000
-    assert found["se"] > 0
 
 
 @pytest.mark.integration

@@ -16,7 +16,7 @@ from benchmarks.shipped.__main__ import RESULTS
 from benchmarks.shipped.answers import Answers
 from benchmarks.shipped.best_of_n import best_of, best_of_n_kl, chances, tilted
 from benchmarks.shipped.sweeps import Sweep, by_labels, closing_return, words_of
-from benchmarks.shipped.tables import Measure, Row, cell, markdown, worst, write_csv
+from benchmarks.shipped.tables import Measure, Row, cell, markdown, worst
 from klrl.config.overrides import expand, job_name, quote_paths, split_overrides, swept_keys
 from klrl.report.runs import read_run
 from tests.report.toys import ROWS, rows_of, write_run
@@ -49,11 +49,6 @@ def test_best_of_n_is_the_mean_over_every_choice_of_n(n) -> None:
     expected = np.mean(found, axis=0)
     assert best_of(proxy[None], gold[None], n) == pytest.approx(tuple(expected))
     assert chances(proxy, n).sum() == pytest.approx(1)
-
-
-def test_best_of_n_takes_no_more_than_there_are() -> None:
-    with pytest.raises(ValueError, match=r"n=3: give 1 \.\. 2"):
-        chances(np.zeros(2), 3)
 
 
 @pytest.mark.parametrize("n", range(1, 5))
@@ -167,15 +162,6 @@ def test_the_worst_seed_is_the_least_the_most_or_the_farthest_from_1() -> None:
     assert [worst(values, kind) for kind in ("low", "high", "far")] == [0.2, 1.5, 0.2]
 
 
-def test_the_csv_has_every_seed(tmp_path: Path) -> None:
-    rows = [Row({"a": "1"}, {"x": np.array([1.0, 2.0, 6.0])}), Row({"b": "2"}, {})]
-    write_csv(rows, [Measure("x", "", "nats", worst="high")], tmp_path / "t.csv")
-    (line,) = csv.DictReader((tmp_path / "t.csv").read_text().splitlines())
-    assert (line["a"], line["b"], line["measure"], line["seeds"]) == ("1", "", "x", "1 2 6")
-    assert (float(line["mean"]), float(line["iqm"]), float(line["worst"])) == (3.0, 3.0, 6.0)
-    assert (line["low"], line["high"]) == ("", "")
-
-
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_klrl_accepts_the_words_of_every_sweep(sweep) -> None:
     from klrl.config.checks import to_config
@@ -193,12 +179,6 @@ def test_a_folders_name_gives_its_words_back() -> None:
     (name, _), *_ = jobs_of(Sweep("x", ("kl=legacy,retrieve", "kl.coef=0.1,1", "seed=0,1")))
     assert name == "kl=legacy,kl.coef=0.1,seed=0"
     assert words_of(name) == {"kl": "legacy", "kl.coef": "0.1"}
-
-
-def test_jobs_that_are_timed_take_turns() -> None:
-    words = ("seed=0,1",)
-    assert "launcher.n_jobs=2" in Sweep("x", words).command(2)
-    assert not any("launcher" in word for word in Sweep("x", words, alone=True).command(2))
 
 
 def toy_rows(language: bool) -> list[dict]:
@@ -272,20 +252,6 @@ def test_a_result_is_written_from_its_runs(number, tmp_path, monkeypatch) -> Non
     assert f"[{title}]({result.name}/README.md)" in (folder / "../README.md").read_text()
 
 
-def test_what_is_written_by_hand_stays(tmp_path: Path) -> None:
-    path = tmp_path / "README.md"
-    page.replace_measured(path, "first", "# Title\n")
-    path.write_text(path.read_text().replace("# Title", "# Title\n\nWhat it shows."))
-    page.replace_measured(path, "second", "# Other\n")
-    text = path.read_text()
-    assert text.startswith("# Title\n\nWhat it shows.")
-    assert "second" in text
-    assert "first" not in text
-    path.write_text("no marks")
-    with pytest.raises(SystemExit, match="marks"):
-        page.replace_measured(path, "third", "")
-
-
 def test_parity_compares_row_by_row(tmp_path: Path) -> None:
     rows = rows_of()
     rows = [{**row, "kl/ref/penalty": 0.5} for row in rows]
@@ -326,26 +292,6 @@ def test_a_diverged_run_counts_where_a_sweep_says_that_it_may() -> None:
     write_run(sweep.folder / "seed=2,loss.beta_rule=forward", **failed, error="OSError: no space")
     with pytest.raises(SystemExit, match="seed=2"):
         sweep.runs()
-
-
-def test_evaluations_are_kept(tmp_path, monkeypatch) -> None:
-    from benchmarks.shipped.sweeps import Plays
-    from klrl.domains import CONTROL
-    from klrl.train.evaluate import Evaluation
-
-    asked = []
-
-    def play(path, words, *, episodes, sampled):
-        asked.append((path, tuple(words)))
-        return Evaluation([2.0] * episodes, CONTROL, "deterministic")
-
-    monkeypatch.setattr("klrl.train.evaluate_run.evaluate_run", play)
-    run = read_run(write_run(tmp_path / "run", **ENDED))
-    for _ in range(2):
-        plays = Plays(tmp_path / "plays.json")
-        assert plays(run, ["env.kwargs.g=14"], episodes=3)["eval/return"] == 2.0
-    plays(run, episodes=3)
-    assert asked == [(tmp_path / "run", ("env.kwargs.g=14",)), (tmp_path / "run", ())]
 
 
 @pytest.mark.parametrize(("recorded", "asked"), [(100, 0), (20, 1), (None, 1)])
