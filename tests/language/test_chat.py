@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, set_list_to_stack
 from torch import Tensor
 from torchrl.collectors.llm import LLMCollector
+from torchrl.data.llm import History
 from torchrl.envs import InitTracker
 from torchrl.envs.llm import ChatEnv
 from torchrl.envs.llm.transforms import DataLoadingPrimer
@@ -190,6 +191,23 @@ def test_the_manifest_names_the_classes_in_order(job, mode, charging) -> None:
     assert issubclass(ChatPolicy, TransformersWrapper)
 
 
+def test_what_the_transforms_wrote_stands(job) -> None:
+    parts = Training(job("kl.apply=step")).parts
+    rollout = parts.rollout(0)
+    phases = []
+    rollout.phase = phases.append
+    batch = rollout.collect()
+    assert phases == ["reward", "scoring"]
+    kept = {}
+    for key in (REWARD, CHARGED, REF_LOG_PROBS):
+        batch[key] += 1
+        kept[key] = batch[key].clone()
+    parts.charge_kl(batch)
+    for key, value in kept.items():
+        assert torch.equal(batch[key], value)
+    rollout.close()
+
+
 def test_the_environment_goes_on_with_the_whole_conversation(job) -> None:
     """As TorchRL asks of a policy: ``history.full``, prompt and answer."""
     parts = Training(job("kl.apply=step")).parts
@@ -202,6 +220,15 @@ def test_the_environment_goes_on_with_the_whole_conversation(job) -> None:
     assert history.full.batch_size[1] == history.prompt.batch_size[1] + 1
     assert [row.content[-1] for row in history.full.unbind(0)] == rollout.responses
     rollout.close()
+
+
+def test_torchrl_extends_no_batch_of_conversations_of_different_lengths() -> None:
+    """A failure here shows that the fault is gone; then ``ChatPolicy`` need not go row by row."""
+    turn = {"role": "user", "content": "hello"}
+    with set_list_to_stack(True):
+        chats, more = History.from_chats([[turn], [turn] * 3]), History.from_chats([[turn]] * 2)
+        with pytest.raises(ValueError, match="zip"):
+            chats.extend(more, inplace=False, dim=-1)
 
 
 @pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")

@@ -140,6 +140,7 @@ class ChatRollout(PromptRollout):
             repeats=collector.group_size,
         )
         env = ChatEnv(batch_size=size, tokenizer=self.policy.causal.tokenizer, device=device)
+        # TorchRL 0.15 appends an InitTracker by itself; 0.14 warns where there is none.
         parts = (InitTracker(), loader, Score(self._scores), transform)
         served = self.prompts.state_dict()
         with set_list_to_stack(True):
