@@ -130,8 +130,7 @@ JOBS = (
     ),
     language(
         "lm_text",
-        f"env.data=prompts.jsonl env.reward=rewards:score actor.model={MODEL} "
-        "kl=none collector.sampler=wrapper",
+        f"env.data=prompts.jsonl env.reward=rewards:score actor.model={MODEL} kl=none",
         task="experiment=text",
     ),
     Job("lm_gae_resumed", "resume=runs/lm_gae frames=96", after=("lm_gae",)),

@@ -102,6 +102,7 @@ FACE = {
         "rlhf.KLRewardTransform",
     },
     "control.vector": {"base.NextTransform"},
+    "language.run.chat": {"kl.retrieve_kl.RetrieveKL", "kl.reward.KLRewardTransform"},
     "language.run.checks": {"kl.tokens.MARKS_ASSISTANT"},
 }
 

@@ -121,6 +121,7 @@ _ANSWERS = {
     "total_timesteps": "; did you mean frames?",
     "warmup": "; the learning rate falls from optim.lr to optim.lr_floor, without a warm-up",
     "stop": "; a response ends with an EOS of the model, or after collector.max_new_tokens",
+    "sampler": "; klrl's own loop samples; with kl.apply=step TorchRL's wrapper calls it",
     **dict.fromkeys(("top_p", "top_k"), _WHOLE),
     **dict.fromkeys(("gru", "lstm", "rnn"), _NO_MEMORY),
     "env.data": "; put the files into one folder and give that",

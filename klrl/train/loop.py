@@ -109,6 +109,12 @@ class Parts(ABC):
         """What the manifest says of a resumed run: exact, to the bit, or anew; and why not."""
         return {"resume": "exact"}
 
+    @property
+    def built(self) -> Sequence[object]:
+        """What the manifest names the classes of: the transforms that charge the KL, in order."""
+        whole = None if self.kl is None else self.kl.transform
+        return () if whole is None else (whole, *getattr(whole, "transforms", ()))
+
     def callbacks(self) -> Sequence[Callback]:
         """Hooks of the domain's own."""
         return ()
@@ -330,7 +336,8 @@ class Training:
         }
         if lost := [setting for setting, forgets in parts.items() if forgets]:
             say(f"resume: a resumed run begins anew with {lost[0]}, whose state is not saved")
-        files.update(**self.parts.resume | ({"resume": "anew"} if lost else {}))
+        built = [f"{type(each).__module__}.{type(each).__name__}" for each in self.parts.built]
+        files.update(built=built, **self.parts.resume | ({"resume": "anew"} if lost else {}))
         self._tell("started")
         return rollout
 

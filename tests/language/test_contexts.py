@@ -12,7 +12,6 @@ from klrl.config import TextConfig
 from klrl.language.data.tasks import make_task
 from klrl.language.model.pretrained import load_causal_lm
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
-from klrl.language.run.wrapper_sampler import WrapperSampler
 from tests.language.conftest import LENGTHS
 from tests.language.toys import EOS, PAD, network, prompts
 from tests.transforms.llm_toys import tokenizer
@@ -73,14 +72,9 @@ def test_a_context_is_read_from_every_form_of_a_config() -> None:
 
 
 @pytest.mark.parametrize("length", [255, 254, 253])
-@pytest.mark.parametrize("sampler", ["cache", "wrapper"])
-def test_a_prompt_that_leaves_little_room_is_checked_with_what_fits(sampler, length) -> None:
+def test_a_prompt_that_leaves_little_room_is_checked_with_what_fits(length) -> None:
     model, (ids, mask) = network("llama"), prompts(lengths=(length, 9))
-    made = (
-        CacheSampler(model, SPECIAL)
-        if sampler == "cache"
-        else WrapperSampler(model, tokenizer(), SPECIAL)
-    )
+    made = CacheSampler(model, SPECIAL)
     assert made.self_check(ids, mask, 2).value < 1e-4
     assert made(ids, mask, 2, Decoding(max_new_tokens=256 - length)).tokens.shape[1] <= 3
 

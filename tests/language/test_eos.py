@@ -14,7 +14,6 @@ from klrl.language.model.pretrained import load_causal_lm
 from klrl.language.run import checks as preflight
 from klrl.language.run.policy import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding
-from klrl.language.run.wrapper_sampler import WrapperSampler
 from tests.language.toys import prompts
 from tests.transforms import llm_toys as toys
 
@@ -50,11 +49,9 @@ def greedy(model, prompt, mask, **words) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["shared", "copied", "wrapper"])
+@pytest.mark.parametrize("kind", ["shared", "copied"])
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 def test_responses_end_where_plain_transformers_ends_them(kind, file, family) -> None:
     prompt, mask = prompts(pads=2)
     free = greedy(toys.network(family), prompt, mask, eos_token_id=None)
@@ -68,10 +65,7 @@ def test_responses_end_where_plain_transformers_ends_them(kind, file, family) ->
     loaded = load_causal_lm(folder, chat=True, say=lambda _: None)
     assert set(loaded.eos) == {eos, free[0][4], free[1][2]}
     special = Policy(loaded).special
-    if kind == "wrapper":
-        sampler = WrapperSampler(loaded.model, loaded.tokenizer, special)
-    else:
-        sampler = CacheSampler(loaded.model, special, way=kind)
+    sampler = CacheSampler(loaded.model, special, way=kind)
     found = sampler(prompt, mask, 1, Decoding(LONGEST, greedy=True))
     rows = [row[kept].tolist() for row, kept in zip(found.tokens, found.mask, strict=True)]
     assert rows == plain

@@ -120,7 +120,7 @@ def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
             marks=pytest.mark.slow,
         ),
         ["loss.target_kl=1e-9", "learner.epochs=3"],
-        ["collector.sampler=wrapper", "collector.temperature=0.7"],
+        ["kl.apply=step", "collector.temperature=0.7"],
         ["reference=ema", "controller=adaptive", "controller.unit=token"],
         pytest.param(
             ["reference=periodic", "reference.every=1", "controller=dual", "optim=adamw"],
@@ -174,6 +174,7 @@ def test_without_adapters_or_with_a_copy_the_numbers_are_the_same(job) -> None:
         ["advantage=gae", "loss=klpen_held", "reference=ema", "controller=adaptive"],
         ["actor.lora.r=2", "reference=adapter_off", "controller=dual", "optim=adamw"],
         ["controller=held", "controller.target=1e-9", "controller.unit=sequence"],
+        ["kl=legacy", "kl.apply=step", "reference=ema", "controller=adaptive"],
     ],
     ids=lambda words: " ".join(words) or "default",
 )

@@ -1,4 +1,4 @@
-"""Both samplers against plain transformers: tokens, masks, log-probs, truncation, determinism."""
+"""The sampler against plain transformers: tokens, masks, log-probs, truncation, determinism."""
 
 import re
 
@@ -9,26 +9,16 @@ from transformers import DynamicCache
 from klrl.language.data.batch import make_batch
 from klrl.language.model import decoders as module
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
-from klrl.language.run.wrapper_sampler import WrapperSampler
 from tests.language.toys import EOS, FAMILIES, GROUP, PAD, network, of_tokens, prompts, truth
-from tests.transforms.llm_toys import tokenizer
 
-#: Their use of an argument that torch calls deprecated.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
-]
 families = pytest.mark.parametrize("family", FAMILIES)
-KINDS = ("shared", "copied", "wrapper")
+KINDS = ("shared", "copied")
 kinds = pytest.mark.parametrize("kind", KINDS)
 MANY_EOS = tuple(range(2, 60))  # a fifth of the vocabulary ends a response: lengths vary
 
 
 def make(kind, model, eos=MANY_EOS, pad=PAD):
-    special = SpecialTokens(eos, pad)
-    if kind == "wrapper":
-        return WrapperSampler(model, tokenizer(), special)
-    return CacheSampler(model, special, way=kind, keep_states=True)
+    return CacheSampler(model, SpecialTokens(eos, pad), way=kind, keep_states=True)
 
 
 def seeded(seed=0):
@@ -58,7 +48,7 @@ def test_a_rollout_is_what_plain_transformers_says_of_it(kind, family, pad, temp
     assert not found.truncated.all()
 
 
-@pytest.mark.parametrize("kind", ["shared", "copied"])
+@kinds
 def test_the_kept_states_predict_the_tokens(kind) -> None:
     model, (ids, mask) = network(), prompts()
     found = make(kind, model)(ids, mask, GROUP, Decoding(6, 0.7), seeded())
@@ -195,35 +185,3 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
     monkeypatch.setattr(module.Recomputed, "start", lambda self: 2 * self._last())
     with pytest.raises(ValueError, match=r"no way to sample .*\(copied: .*; plain: .*\); choose"):
         settled()
-
-
-def test_the_wrapper_leaves_the_models_generation_config_alone() -> None:
-    model, (ids, mask) = network(), prompts()
-    plain = make("wrapper", model)(ids, mask, GROUP, Decoding(6), seeded())
-    model.generation_config.repetition_penalty = 50.0
-    model.generation_config.min_p = 0.9
-    found = make("wrapper", model)(ids, mask, GROUP, Decoding(6), seeded())
-    assert torch.equal(found.tokens, plain.tokens)
-    assert model.generation_config.repetition_penalty == 50.0
-
-
-def test_faults_of_the_wrapper_that_are_worked_around() -> None:
-    """A failure here shows that the fault is gone; then remove ``_corrected``."""
-    from tensordict import TensorDict
-
-    from tests.transforms.llm_toys import wrapper
-
-    model, (ids, _) = network(), prompts(lengths=(4, 4))
-    toy = tokenizer(pad_is_eos=True)
-    settings = {"max_new_tokens": 4, "do_sample": True, "temperature": 0.5}
-    policy = wrapper(model, "tokens", tokenizer=toy, generate=True, generate_kwargs=settings)
-    bias = torch.zeros(300)
-    bias[toy.eos_token_id] = 12.0
-    model.lm_head.bias = torch.nn.Parameter(bias)  # the first token is an EOS
-    out = policy(TensorDict({"tokens": {"prompt": ids}}, [2]).to_lazystack(0))
-    response = torch.stack(out.get(("tokens", "response"), as_list=True))
-    assert (response[:, 0] == toy.eos_token_id).all()
-    masks = torch.stack(out.get(("masks", "all_attention_mask"), as_list=True))
-    assert not masks[:, 4:].any(), "by value: the EOS is lost where pad == eos"
-    log_probs = torch.stack(out.get(("log_probs", "response"), as_list=True))
-    assert not log_probs[:, 0].any(), "the first token's log-prob is forced to 0"

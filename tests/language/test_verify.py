@@ -26,7 +26,7 @@ KINDS = {
     "adapters": ("actor.lora.r=2", "reference=adapter_off", "optim.lr=0.1"),
     "ema": ("reference=ema", "reference.decay=0.5", "advantage=gae"),
     "float64": ("actor.dtype=float64",),
-    "wrapper": ("collector.sampler=wrapper",),
+    "step": ("kl.apply=step",),
 }
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torchrl.envs import Compose
 
 import klrl
 from klrl.base.errors import ConfigError
 from klrl.cli.evaluate import main as evaluate_main
+from klrl.envs.transforms.rlhf import KLRewardTransform
+from klrl.kl import KLComputation, RetrieveLogProb
 from klrl.runs.folder import _git_commit
 from klrl.runs.metrics import METRICS
 from klrl.runs.resume import stored_config
@@ -53,6 +56,20 @@ def test_a_run_leaves_its_record(words, capsys) -> None:
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {"last", "best"}
     assert not list(folder.rglob("*.pkl"))
     assert stored_config(folder).kl.name == words[0].removeprefix("kl=").split(".")[0] or coef == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "built"),
+    [
+        (["kl=retrieve", "kl.apply=step"], [Compose, *[RetrieveLogProb] * 2, KLComputation]),
+        (["kl=legacy"], [KLRewardTransform]),
+        (["kl=none"], []),
+    ],
+)
+def test_the_manifest_names_the_transforms_that_charge_in_order(words, built) -> None:
+    exits(*QUICK, "eval.every=0", *words, "hydra.run.dir=run")
+    names = [f"{each.__module__}.{each.__name__}" for each in built]
+    assert manifest_of(Path("run"))["built"] == names
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_others() -> None:

@@ -102,11 +102,13 @@ def check_charged(c: JobConfig) -> None:
 
 
 @rule
-def check_step_divergence(c: JobConfig) -> None:
-    """The environment knows one divergence."""
-    if not isinstance(c.kl, RetrieveKLConfig):
+def check_step(c: JobConfig) -> None:
+    """The environment charges its reward, and knows one divergence."""
+    if not isinstance(c.kl, RetrieveKLConfig) or c.kl.apply != "step":
         return
-    if c.kl.divergence != "reverse" and c.kl.apply == "step":
+    if c.kl.placement == "loss":
+        raise ConfigError("kl.apply=step: kl.placement=loss puts no penalty in the reward; drop it")
+    if c.kl.divergence != "reverse":
         raise ConfigError(
             f"kl.apply=step: charges the reverse KL alone; with kl.divergence={c.kl.divergence} "
             "use kl.apply=rollout"

@@ -170,10 +170,19 @@ def check_lora(c: LanguageConfig) -> None:
 
 @rule
 def check_language_step(c: LanguageConfig) -> None:
-    """A response has no steps to charge one by one."""
-    if isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
+    """What TorchRL's environment and its transforms serve."""
+    if not isinstance(c.kl, LegacyKLConfig) or c.kl.apply != "step":
+        return
+    if isinstance(c.kl, RetrieveKLConfig) and c.kl.estimator == "exact":
         raise ConfigError(
-            "kl.apply=step: the KL of a response is known when it is complete; use kl.apply=rollout"
+            "kl.estimator=exact: kl.apply=step retrieves log-probs of the sampled tokens alone; "
+            "use kl.estimator=k1 or kl.apply=rollout"
+        )
+    if c.mixed or c.actor.dtype == "bfloat16":
+        dtype = "learner.dtype=mixed" if c.learner.dtype else "actor.dtype=bfloat16"
+        raise ConfigError(
+            f"{dtype}: kl.apply=step charges log-probs as they round while sampling; compute in "
+            "float32, or use kl.apply=rollout, which scores them once more"
         )
 
 

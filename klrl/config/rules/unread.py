@@ -17,7 +17,6 @@ from klrl.config import (
     ClipConfig,
     GroupConfig,
     JobConfig,
-    RetrieveKLConfig,
 )
 
 
@@ -95,11 +94,6 @@ _UNREAD_CONTROL = (
         "loss.samples_mc_kl",
         lambda c: c.loss.kl_old != "sampled",
         "loss.kl_old=exact draws no samples; set loss.kl_old=sampled",
-    ),
-    Unread(
-        "kl.apply",
-        lambda c: isinstance(c.kl, RetrieveKLConfig) and c.kl.placement == "loss",
-        "kl.placement=loss puts no penalty in the reward; drop it",
     ),
     Unread("loss.samples_mc_entropy", lambda c: not c.loss.entropy_bonus, _no_entropy),
     Unread(

@@ -91,6 +91,5 @@ class SamplerConfig(ChoiceConfig):
     group_size: int = number(ge=1)
     max_new_tokens: int = number(ge=1)
     temperature: float = number(gt=0)
-    sampler: str = choice("cache", "wrapper")
     samples_every: int = number(ge=0)
     samples_count: int = number(ge=1)

@@ -27,7 +27,7 @@ from klrl.language.model.vocabulary import NextTokens, exact_token_kl, response_
 from klrl.language.run.kl import Reference, starts_at_reference
 from klrl.language.run.policy import Policy
 from klrl.language.run.rollout import STATES, sample
-from klrl.language.run.sampler import Sampler, SpecialTokens
+from klrl.language.run.sampler import CacheSampler, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout, self_check
 from klrl.train.preflight import Check, kl_at_start, run_checks
 
@@ -51,7 +51,7 @@ def preflight_checks(
     config: LanguageConfig,
     policy: Policy,
     reference: Reference | None,
-    sampler: Sampler,
+    sampler: CacheSampler,
     prompts: PromptBatch,
     *,
     fresh: bool,
@@ -156,7 +156,7 @@ def sampled_against_recomputed(
     A temperature, a top-p, a forgotten first token or dropout on one side alone shows here.
     """
     off = (sampled - recomputed).detach().masked_fill(~mask, 0.0).abs().max()
-    remedy = "sampling and scoring disagree; try collector.sampler=wrapper, actor.dtype=float32"
+    remedy = "sampling and scoring disagree; try actor.dtype=float32"
     return Check("sampled - recomputed log-probs, nats", float(off), AGREEMENT[dtype], "", remedy)
 
 

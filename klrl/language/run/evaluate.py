@@ -18,7 +18,7 @@ from klrl.language.run.checks import PROMPTS, more_padding
 from klrl.language.run.load import check_place, language_config, trained_policy
 from klrl.language.run.policy import Policy
 from klrl.language.run.rollout import decoding_of, drawn_of, make_sampler, respond, texts_of
-from klrl.language.run.sampler import Sampler
+from klrl.language.run.sampler import CacheSampler
 from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Scores, Starts, evaluation
 from klrl.train.schedule import Size
 
@@ -32,7 +32,7 @@ def evaluate_policy(
     config: LanguageConfig,
     policy: Policy,
     task: Task,
-    sampler: Sampler,
+    sampler: CacheSampler,
     *,
     starts: Starts,
     size: Size,
@@ -126,11 +126,11 @@ def evaluate_trained(
     )
 
 
-def settled_sampler(config: LanguageConfig, policy: Policy, task: Task) -> Sampler:
+def settled_sampler(config: LanguageConfig, policy: Policy, task: Task) -> CacheSampler:
     """The sampler that a run with this policy takes."""
     limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
     few = more_padding(task.few(policy.causal.tokenizer, limit, PROMPTS, "eval"))
-    device, sampler = model_device(policy.model), make_sampler(config, policy)
+    device, sampler = model_device(policy.model), make_sampler(policy)
     try:
         sampler.self_check(few.ids.to(device), few.mask.to(device), config.collector.group_size)
     except ValueError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -44,6 +45,11 @@ class Reference(FrozenReference):
         """The distributions behind kept hidden states [B, R, D]."""
         own = head(self.module) if self.own else _OffHead(self.module)
         return NextTokens(states, own, temperature)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own forward."""
+        with nullcontext() if self.own else adapter_off(self.module):
+            return super().forward(*args, **kwargs)
 
     def states(self, batch: TensorDictBase, layout: ScoringLayout, prompts: int) -> Tensor:
         """The hidden states [B, R, D] of a rollout, computed once, ``prompts`` at a time."""
@@ -129,7 +135,8 @@ def annotate(
         names[DIVERGENCE] = divergence.name
     against = Against(reference, list(names.values()))
     _, [compared] = token_measures(policy, tokens, mask, [against])
-    batch[REF_LOG_PROBS] = on_full(batch, compared.log_prob)
+    if REF_LOG_PROBS not in batch.keys(include_nested=True):  # no transform has retrieved them
+        batch[REF_LOG_PROBS] = on_full(batch, compared.log_prob)
     for key, name in names.items():
         batch[key] = compared.divergence[name]
 
@@ -137,10 +144,14 @@ def annotate(
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
     """Write the reward of every token [B, R, 1]: the score on the last, minus coef * KL if charged.
 
+    Where the environment charged the KL, its reward stands.
+
     Args:
         batch: [B], scored; annotated where there is a KL.
         kl: how; None leaves the score alone.
     """
+    if kl is not None and kl.online:
+        return
     mask, score = response_mask(batch), batch[SCORE].flatten()
     if kl is None:
         batch[REWARD] = on_last(score, mask).unsqueeze(-1)

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from klrl.base.seeds import derived_seed, seed_generators
-from klrl.config import LanguageConfig, factory
+from klrl.config import LanguageConfig, LegacyKLConfig, factory
 from klrl.kl.divergences import REVERSE
 from klrl.language.data.tasks import make_task
 from klrl.language.model import pretrained as model
@@ -82,7 +82,13 @@ class LanguageParts(Parts):
             run = find_run(config.actor.init, "actor.init")
             load_component(run, "last", "agent", self.weights, self.device)
         self.reference = self._make_reference(before.get("reference") if before else None)
-        self.sampler = make_sampler(config, self.policy)
+        if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
+            from klrl.language.run.chat import in_environment
+
+            assert self.kl is not None
+            assert self.reference is not None
+            self.kl = in_environment(self.kl, config, self.policy, self.reference)
+        self.sampler = make_sampler(self.policy)
         if sum(p.nbytes for p in self.policy.model.parameters()) > model.LARGE:
             _say("preflight: sampling and scoring a few responses in each way that the run will")
         few = self.task.few(tokenizer, limit, PROMPTS)
@@ -152,11 +158,20 @@ class LanguageParts(Parts):
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
         """The sampler of responses, from an iteration on."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
+        if self.kl is not None and self.kl.online:
+            from klrl.language.run.chat import ChatRollout
+
+            make_rollout = partial(ChatRollout, transform=self.kl.transform)
         self.collector: PromptRollout = make_rollout(
             self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
         self.collector.phase = self.phase
         return self.collector
+
+    @property
+    def built(self) -> Sequence[object]:
+        """Of TorchRL's path also collector, policy and environment."""
+        return (*self.collector.built, *super().built)
 
     def components(self) -> dict[str, Any]:
         """Weights, optimiser, the place among the prompts, and a reference that must be kept."""

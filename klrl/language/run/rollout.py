@@ -28,9 +28,8 @@ from klrl.language.model.causal_lm import head, model_device
 from klrl.language.model.mixed import weights_cast_once
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
 from klrl.language.run.policy import Policy
-from klrl.language.run.sampler import CacheSampler, Decoding, Sampler
+from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
-from klrl.language.run.wrapper_sampler import WrapperSampler
 from klrl.runs.metrics import Row
 
 #: The hidden states that the responses were drawn from [B, R, D], and pi_ref's of the same tokens.
@@ -42,10 +41,8 @@ GOLD = ("next", "gold")
 PARTS = ("next", "reward_parts")
 
 
-def make_sampler(config: LanguageConfig, policy: Policy) -> CacheSampler | WrapperSampler:
-    """The sampler that ``collector.sampler`` names."""
-    if config.collector.sampler == "wrapper":
-        return WrapperSampler(policy.model, policy.causal.tokenizer, policy.special)
+def make_sampler(policy: Policy) -> CacheSampler:
+    """The sampler of training."""
     return CacheSampler(policy.model, policy.special, keep_states=True)
 
 
@@ -69,11 +66,14 @@ class PromptRollout:
         phase: takes the name of the phase that begins.
     """
 
+    #: Parts of TorchRL's that it is made of.
+    built: tuple[object, ...] = ()
+
     def __init__(
         self,
         config: LanguageConfig,
         policy: Policy,
-        sampler: Sampler,
+        sampler: CacheSampler,
         task: Task,
         prompts: PromptStream,
         iteration: int,
@@ -87,18 +87,22 @@ class PromptRollout:
 
     def collect(self) -> TensorDictBase:
         """The next rollout [B], scored."""
-        prompts = self.prompts.take(self.config.collector.prompts)
-        seed = derived_seed(self.config.seed, "sample", self._iteration)
-        batch = sample(self.policy, self.sampler, prompts, self.config, seed)
-        self._iteration += 1
-        self.scored_prompts = prompts.repeat(self.config.collector.group_size).prompts
-        self.responses = texts_of(self.policy, batch)
-        self.phase("reward")
-        self._score(batch)
+        batch = self.respond(self.prompts.take(self.config.collector.prompts))
+        self.score(batch)
         return batch
 
-    def _score(self, batch: TensorDictBase) -> None:
+    def respond(self, prompts: PromptBatch) -> TensorDict:
+        """A batch [B] of this iteration's responses to prompts."""
+        seed = derived_seed(self.config.seed, "sample", self._iteration)
+        self._iteration += 1
+        self.scored_prompts = prompts.repeat(self.config.collector.group_size).prompts
+        batch = sample(self.policy, self.sampler, prompts, self.config, seed)
+        self.responses = texts_of(self.policy, batch)
+        return batch
+
+    def score(self, batch: TensorDictBase) -> None:
         """Write scores, the parts of which they are the sum, and gold scores."""
+        self.phase("reward")
         samples = (self.scored_prompts, self.responses, drawn_of(batch))
         parts = self.task.reward.parts(*samples)
         set_scores(batch, self.task.reward.total(parts).to(batch.device))
@@ -115,7 +119,7 @@ class PromptRollout:
 
 
 def sample(
-    policy: Policy, sampler: Sampler, prompts: PromptBatch, config: LanguageConfig, seed: int
+    policy: Policy, sampler: CacheSampler, prompts: PromptBatch, config: LanguageConfig, seed: int
 ) -> TensorDict:
     """A batch [B] of responses to prompts as in training, without scores."""
     generator = torch.Generator(model_device(policy.model)).manual_seed(seed)
@@ -123,7 +127,7 @@ def sample(
 
 
 def respond(
-    sampler: Sampler,
+    sampler: CacheSampler,
     prompts: PromptBatch,
     group_size: int,
     decoding: Decoding,

@@ -1,4 +1,4 @@
-"""Sampling of responses: the protocol, its settings, and klrl's own loop, token by token.
+"""Sampling of responses: its settings, and klrl's own loop, token by token.
 
 How the model is fed, with which cache, is in ``model/decoders.py``. The preflight takes the
 fastest way that gives the model's own log-probs.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -55,48 +55,6 @@ class Decoding:
 Ends: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
 
 
-class Sampler(Protocol):
-    """Samples responses."""
-
-    def __call__(
-        self,
-        prompt: Tensor,
-        prompt_mask: Tensor,
-        group_size: int,
-        decoding: Decoding,
-        generator: torch.Generator | None = None,
-    ) -> Responses:
-        """Sample G responses for each of N prompts.
-
-        Args:
-            prompt: [N, P] int64, left-padded.
-            prompt_mask: [N, P], nonzero at real tokens.
-            group_size: G.
-            decoding: how tokens are chosen.
-            generator: on the model's device; equal seeds give equal tokens. None for torch's own.
-
-        Returns:
-            N x G rows, those of a prompt together; log-probs are of softmax(logits / temperature),
-            also where decoding is greedy.
-
-        Raises:
-            ValueError: prompt and response do not fit the model's context.
-        """
-        ...
-
-    def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
-        """Compare what tokens are drawn from with the model's own log-probs.
-
-        Raises:
-            ValueError: this sampler cannot be used with this family.
-        """
-        ...
-
-    def without_states(self) -> Sampler:
-        """The same sampler for evaluations, which keep no states."""
-        ...
-
-
 class CacheSampler:
     """Sampling token by token, in the fastest of :data:`WAYS` that is right.
 
@@ -128,7 +86,22 @@ class CacheSampler:
         decoding: Decoding,
         generator: torch.Generator | None = None,
     ) -> Responses:
-        """As :class:`Sampler`."""
+        """Sample G responses for each of N prompts.
+
+        Args:
+            prompt: [N, P] int64, left-padded.
+            prompt_mask: [N, P], nonzero at real tokens.
+            group_size: G.
+            decoding: how tokens are chosen.
+            generator: on the model's device; equal seeds give equal tokens. None for torch's own.
+
+        Returns:
+            N x G rows, those of a prompt together; log-probs are of softmax(logits / temperature),
+            also where decoding is greedy.
+
+        Raises:
+            ValueError: prompt and response do not fit the model's context.
+        """
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
         check_length(unwrapped(self.model), longest)
         eos = torch.tensor(self.special.eos, device=prompt.device)
