@@ -77,6 +77,11 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return ConfigError(
             f"{' '.join(overrides)}: nested too deep, or a YAML that includes itself; fix it"
         )
+    if match := re.search(r"In '(\w+)/(\w+)': Could not load '(\w+)/(\w+)'", text):
+        meant = nearest(match[4], choices(match[3], config_dir)) or "; name another"
+        return ConfigError(
+            f"{match[1]}={match[2]}: starts from {match[3]}={match[4]}, which is no choice{meant}"
+        )
     if match := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
         return ConfigError(
             f"{match[1]}={match[2]}: its YAML names the schema {match[3]}/{match[4]}, which is not "
@@ -153,7 +158,7 @@ def expected(error: Exception, key: str, value: object) -> str:
         return f"give one value{_ANSWERS.get(key, '')}"
     if "is not a ListConfig" in cause:
         return f"give a list, as in {key}=[{value}]"
-    if "to Dict[" in cause:
+    if "to Dict[" in cause or "Cannot merge DictConfig" in cause:
         return f"give a dictionary, as in '{key}={{name: value}}'"
     kinds = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
     if match := re.search(r"could not be converted to (\w+)", cause):
@@ -206,9 +211,10 @@ _OWN = "custom"
 
 
 def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> str:
-    """A hint at the settings of other groups with the same last part; empty without any."""
-    name = key.rpartition(".")[2]
-    same = {s.key: s for s in settings().values() if s.name == name and s.schemas != (_OWN,)}
+    """A hint at the settings of other groups with the same name there; empty without any."""
+    end = f".{key.partition('.')[2] or key}"
+    known = [s for s in settings().values() if s.schemas != (_OWN,)]
+    same = {s.key: s for s in known if f".{s.key}".endswith(end)}
     close = difflib.get_close_matches(key, same, n=1, cutoff=0.8)
     hints = []
     for setting in map(same.__getitem__, close or same):
