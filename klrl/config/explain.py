@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
@@ -20,38 +21,10 @@ from klrl.config.catalogue import (
 )
 from klrl.config.choices import ALL_GROUPS
 
-USAGE = """\
-klrl: KL-regularised reinforcement learning on TorchRL
-
-  python -m klrl env=pendulum kl.coef=0.1           train; writes a folder below outputs/
-  python -m klrl -m kl=legacy,retrieve seed=0,1     a sweep: every combination, one folder each
-  python -m klrl -m sweep=NAME ...                  ... in outputs/NAME; started again, it resumes
-  python -m klrl experiment=sort_digits             a language policy
-  python -m klrl resume=outputs/RUN                 continue a run from its checkpoint
-
-The same as klrl env=pendulum ..., where klrl is installed. Other commands, each with a --help:
-  klrl evaluate outputs/RUN                         play the policy
-  klrl ls                                           the progress of runs and sweeps
-  klrl report outputs/SWEEP                         compare runs in one offline page
-  klrl diff outputs/RUN outputs/RUN                 two runs side by side
-  klrl plan -m ...                                  what a sweep would cost
-  klrl export outputs/RUN FOLDER                    a language policy in Hugging Face's format
-  klrl verify outputs/RUN                           are a language run's recorded numbers true?
-  klrl doctor                                       are this machine's KL numbers true?
-  klrl completion bash                              completes words: eval "$(klrl completion bash)"
-
-Choose with GROUP=CHOICE, set with KEY=VALUE. To see what there is:
-  python -m klrl env=hopper --cfg job               every setting of a job, with what it does
-"""
-FLAGS = """\
-Flags: -m (--multirun) sweep; --cfg job print the settings; --config-dir DIR your own choices;
-       --version; --hydra-help Hydra's own flags. HYDRA_FULL_ERROR=1 shows tracebacks.
-"""
-
 
 def help_text(config_dir: str | None = None) -> str:
     """The text of ``--help``: usage, then every group with its choices and a line on each."""
-    lines = [USAGE]
+    lines = []
     default = defaults()
     found = {group: choice_files(group, config_dir) for group in ALL_GROUPS}
     width = max(len(name) for files in found.values() for name in files)
@@ -67,7 +40,7 @@ def help_text(config_dir: str | None = None) -> str:
                 next(notes, "") if path.stem == name else f"a choice that starts from {path.stem}"
             )
             lines.append(f"  {mark} {name:<{width}}  {said}")
-    return "\n".join([*lines, "", "* the default", "", FLAGS])
+    return Path(__file__).with_name("usage.txt").read_text("utf-8").format(groups="\n".join(lines))
 
 
 def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from klrl.evaluate import main as evaluate_main
 
 import klrl
 from klrl.base.errors import ConfigError
-from klrl.cli.evaluate import main as evaluate_main
 from klrl.runs.folder import _git_commit
 from klrl.runs.metrics import METRICS
 from klrl.runs.resume import stored_config
