@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
+from operator import ge, gt, le
 from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -219,6 +220,7 @@ def _own_part(key: str, value: Any, home: str = "") -> OwnPart | None:
 
 #: Integers of torch and numpy are smaller.
 _TOO_LARGE = 2**63
+_SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 
 
 def checked_value(key: str, value: Any, rule: Any) -> Any:
@@ -233,24 +235,15 @@ def checked_value(key: str, value: Any, rule: Any) -> Any:
         if value not in rule["allowed"]:
             raise ConfigError(f"{key}={value}: choose one of {', '.join(rule['allowed'])}")
         return value
-    bounds = " and ".join(
-        f"{sign} {rule[name]:g}"
-        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="))
-        if rule[name] is not None
-    )
+    limits = [each for each in _SIGNS if rule[each[1]] is not None]
+    bounds = " and ".join(f"{sign} {rule[name]:g}" for sign, name, _ in limits)
     if isinstance(value, int) and abs(value) >= _TOO_LARGE:
         raise ConfigError(f"{key}={value}: out of range; give a number below 2**63 in size")
     if rule["whole"]:
         if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
             raise ConfigError(f"{key}={value}: give a whole number {bounds}")
         value = int(value)
-    inside = (
-        math.isfinite(value)
-        and (rule["ge"] is None or value >= rule["ge"])
-        and (rule["gt"] is None or value > rule["gt"])
-        and (rule["le"] is None or value <= rule["le"])
-    )
-    if not inside:
+    if not (math.isfinite(value) and all(keeps(value, rule[name]) for _, name, keeps in limits)):
         raise ConfigError(f"{key}={value}: out of range; give a finite number {bounds}")
     return value
 
