@@ -14,14 +14,11 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-#: ``python -m NAME`` -> the module that it runs.
-COMMANDS = {
-    "klrl.evaluate": "klrl.cli.evaluate",
-    "klrl.diff": "klrl.cli.diff",
-    "klrl.plan": "klrl.cli.plan",
-    "klrl.report.__main__": "klrl.cli.report",
-    "klrl.doctor.__main__": "klrl.cli.doctor",
-}
+#: ``python -m NAME``, with which ``klrl/cli/module.py`` runs a command.
+COMMANDS = (
+    *("klrl.evaluate", "klrl.diff", "klrl.plan"),
+    *("klrl.report.__main__", "klrl.doctor.__main__"),
+)
 
 #: Names that klrl's pages use -> the modules.
 PUBLIC = {"klrl.kl.llm": "klrl.envs.llm.transforms.kl"}
@@ -36,7 +33,7 @@ class Moved(MetaPathFinder, Loader):
         """A spec for another name; None for every other module."""
         if fullname in COMMANDS:
             # A second module from the same file: runpy asks for the code by this name.
-            spec = importlib.util.find_spec(COMMANDS[fullname])
+            spec = importlib.util.find_spec("klrl.cli.module")
             assert spec is not None
             return importlib.util.spec_from_file_location(fullname, spec.origin)
         if fullname not in PUBLIC:

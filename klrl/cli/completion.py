@@ -1,8 +1,12 @@
-"""``klrl completion bash|zsh``: a script that completes klrl's command line in a shell.
+"""A script that completes klrl's commands, flags, settings and values; else files and folders.
 
-The script runs ``klrl completion query -- WORDS...`` at each <TAB>, so nothing here imports torch.
+    eval "$(klrl completion bash)"       in ~/.bashrc
+    eval "$(klrl completion zsh)"        in ~/.zshrc, after compinit
+
+At each <TAB> it runs klrl completion query -- WORDS...
 """
 
+# So nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -14,13 +18,6 @@ from klrl.cli.main import COMMANDS
 from klrl.cli.wrapper import Parser
 
 SHELLS = ("bash", "zsh")
-
-_HELP = """\
-A script that completes klrl's commands, flags, settings and values; else files and folders.
-
-  eval "$(klrl completion bash)"       in ~/.bashrc
-  eval "$(klrl completion zsh)"        in ~/.zshrc, after compinit
-"""
 
 #: Flags of ``run`` and ``plan``.
 _FLAGS = (
@@ -38,7 +35,7 @@ def completion_command(argv: list[str]) -> int:
         print("\n".join(candidates(words or [""])))
         return 0
     if argv in (["--help"], ["-h"]):
-        print(_HELP)
+        print(__doc__)
         return 0
     if len(argv) != 1 or argv[0] not in SHELLS:
         raise ConfigError(f"{' '.join(argv) or 'no shell'}: give bash or zsh")

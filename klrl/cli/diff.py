@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from klrl.cli.wrapper import Parser, execute
+from klrl.cli.wrapper import Parser
 
 
 def diff_command(argv: list[str]) -> int:
@@ -35,10 +33,3 @@ def parser() -> Parser:
         "the last checkpoints' parameters are",
     )
     return parser
-
-
-#: ``python -m klrl.diff``, which is ``klrl diff``.
-main = partial(execute, "diff")
-
-if __name__ == "__main__":
-    main()

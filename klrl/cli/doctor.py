@@ -7,10 +7,9 @@ import sys
 from argparse import Namespace
 from contextlib import redirect_stdout
 from dataclasses import asdict
-from functools import partial
 
 from klrl.base.errors import ConfigError
-from klrl.cli.wrapper import DONE, FAILED, Parser, execute
+from klrl.cli.wrapper import DONE, FAILED, Parser
 
 
 def doctor_command(argv: list[str]) -> int:
@@ -90,10 +89,3 @@ def parser() -> Parser:
     loss.add_argument("--seeds", type=int, help="problems of each kind (100)")
     loss.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="keywords of the loss")
     return parser
-
-
-#: ``python -m klrl.doctor``, which is ``klrl doctor``.
-main = partial(execute, "doctor")
-
-if __name__ == "__main__":
-    main()

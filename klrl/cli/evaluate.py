@@ -7,7 +7,7 @@ import json
 from functools import partial
 
 from klrl.base.text import escaped
-from klrl.cli.wrapper import Parser, execute
+from klrl.cli.wrapper import Parser
 from klrl.domains import CONTROL, LANGUAGE
 
 
@@ -86,10 +86,3 @@ def _at_least(least: int, text: str) -> int:
     if value < least:
         raise argparse.ArgumentTypeError(f"{text}: give a whole number >= {least}")
     return value
-
-
-#: ``python -m klrl.evaluate``, which is ``klrl evaluate``.
-main = partial(execute, "evaluate")
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,12 @@
-"""``klrl plan -m ...``: what a command line would run, and for how long."""
-
-from __future__ import annotations
-
-from functools import partial
-
-from klrl.cli.wrapper import execute
-
-HELP = """\
-What a command line would run, and for how long: klrl plan -m ...
+"""What a command line would run, and for how long: klrl plan -m ...
 
     klrl plan -m sweep=NAME kl=legacy,retrieve seed=0,1,2 launcher=joblib
 
 Takes the arguments of klrl, checks every job, measures one of each kind for some seconds and
 prints jobs, frames, speed, time and memory. Nothing is written.
 """
+
+from __future__ import annotations
 
 
 def plan_command(argv: list[str]) -> int:
@@ -22,16 +15,9 @@ def plan_command(argv: list[str]) -> int:
 
     args = parse_args(argv)
     if args.help:
-        print(HELP)
+        print(__doc__)
         return 0
     from klrl.sweep.plan import print_plan
 
     print_plan(args)
     return 0
-
-
-#: ``python -m klrl.plan``, which is ``klrl plan``.
-main = partial(execute, "plan")
-
-if __name__ == "__main__":
-    main()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.base.text import warn
-from klrl.cli.wrapper import Parser, execute
+from klrl.cli.wrapper import Parser
 
 
 def report_command(argv: list[str]) -> int:
@@ -59,10 +58,3 @@ def parser() -> Parser:
         help="aggregate over tasks: the returns that count as 0 and as 1, of every task",
     )
     return parser
-
-
-#: ``python -m klrl.report``, which is ``klrl report``.
-main = partial(execute, "report")
-
-if __name__ == "__main__":
-    main()

@@ -22,6 +22,7 @@ from klrl.base.imports import collection_paused
 from klrl.base.interrupt import stop_signals
 from klrl.base.streams import to_null
 from klrl.base.text import warn
+from klrl.config.fields import Settings
 
 #: From a command's arguments to its exit code.
 Command = Callable[[list[str]], int]
@@ -80,6 +81,12 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
             return code
     except ConfigError as error:
         _print_error(f"{name}: {error}")
+        return REFUSED
+    except AttributeError as error:
+        if not isinstance(error.obj, Settings):
+            raise
+        kind = type(error.obj).__name__
+        _print_error(f"{name}: {kind} has no setting {error.name}; declare it there and in conf/")
         return REFUSED
     except (*FAILURES, OSError) as error:
         if getattr(error, "errno", None) == errno.ENAMETOOLONG:

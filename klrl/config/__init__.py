@@ -1,4 +1,4 @@
-# ruff: noqa: F401 (these are the names of klrl.config)
+# ruff: noqa: F401, F403 (these are the names of klrl.config)
 """The schema of every setting; ``rules`` checks settings against each other.
 
 Values are in ``conf/`` (one YAML per choice); types and ranges are here. Nothing in here imports
@@ -6,7 +6,7 @@ torch or gymnasium, so that ``--help`` and config errors print at once.
 
 To add a setting: a field in the dataclass of its group in ``schemas/`` (of a sweep's groups in
 ``sweep.py``), and a commented line in the YAML of each choice that has it. To add a choice: a line
-in ``choices.py``, and where it has settings of its own a dataclass there and among the names below.
+in ``choices.py``, and where it has settings of its own a dataclass there.
 """
 
 from klrl.config.choices import (
@@ -25,66 +25,10 @@ from klrl.config.choices import (
 )
 from klrl.config.fields import ChoiceConfig, OwnPart
 from klrl.config.jobs import JOBS, Config, JobConfig, LanguageConfig
-from klrl.config.schemas.control import (
-    ActorConfig,
-    CNNActorConfig,
-    CollectorConfig,
-    CustomActorConfig,
-    CustomEnvConfig,
-    EnvConfig,
-    GaussianActorConfig,
-    RayCollectorConfig,
-)
-from klrl.config.schemas.language import (
-    CausalLMConfig,
-    InstructionsConfig,
-    LanguageEnvConfig,
-    LoraConfig,
-    SamplerConfig,
-    SortDigitsConfig,
-    TextConfig,
-)
-from klrl.config.schemas.learning import (
-    AdamWConfig,
-    AdvantageConfig,
-    ClipConfig,
-    CustomAdvantageConfig,
-    CustomLossConfig,
-    GroupConfig,
-    KLPENConfig,
-    LearnerConfig,
-    LossConfig,
-    OptimConfig,
-)
-from klrl.config.schemas.penalty import (
-    AdaptiveControllerConfig,
-    CheckpointReferenceConfig,
-    ControllerConfig,
-    CustomControllerConfig,
-    DualControllerConfig,
-    EMAReferenceConfig,
-    HeldControllerConfig,
-    KLConfig,
-    LegacyKLConfig,
-    PeriodicReferenceConfig,
-    ReferenceConfig,
-    RetrieveKLConfig,
-    ScheduleControllerConfig,
-    TargetControllerConfig,
-)
-from klrl.config.schemas.record import (
-    CheckpointConfig,
-    CustomLoggerConfig,
-    EvalConfig,
-    LoggerConfig,
-    WandbConfig,
-)
+from klrl.config.schemas.control import *
+from klrl.config.schemas.language import *
+from klrl.config.schemas.learning import *
+from klrl.config.schemas.penalty import *
+from klrl.config.schemas.record import *
 from klrl.config.schemas.root import RootConfig
-from klrl.config.sweep import (
-    JoblibConfig,
-    LauncherConfig,
-    OptunaConfig,
-    RayLauncherConfig,
-    SearchConfig,
-    SubmititConfig,
-)
+from klrl.config.sweep import *

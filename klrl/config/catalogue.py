@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.config import ALL_CHOICES, GROUPS, RootConfig, conf_dir
-from klrl.config.choices import NAME
+from klrl.config.choices import FOUND_OUT
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
     """The YAML of each choice of a group; of two with the same name Hydra reads klrl's."""
     folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
     files = {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
-    known = ALL_CHOICES.get(group, {})
-    return files | {name: files[choice.like] for name, choice in known.items() if choice.like}
+    known = ALL_CHOICES.get(group, {}).items()
+    return files | {name: files[each.like] for name, each in known if each.like in files}
 
 
 def choices(group: str, config_dir: str | None = None) -> list[str]:
@@ -62,8 +62,7 @@ def settings() -> dict[str, KnownSetting]:
     for name, each in _fields(RootConfig):
         if name not in GROUPS:
             by_key[name] = _setting(name, each)
-    of_choices = {f"{group}.{NAME}" for group in ALL_CHOICES}
-    return {key: by_key[key] for key in sorted(by_key) if key not in of_choices}
+    return {key: by_key[key] for key in sorted(by_key) if by_key[key].name not in FOUND_OUT}
 
 
 def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:

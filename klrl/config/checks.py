@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any
+from operator import ge, gt, le
+from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -29,7 +30,7 @@ from klrl.config import (
     choice_of,
     choices_for,
 )
-from klrl.config.choices import ALL_CHOICES, NAME
+from klrl.config.choices import ALL_CHOICES, FOUND_OUT, NAME
 from klrl.config.rules import rules_of
 from klrl.config.stored import check_plain, typed_group
 
@@ -108,6 +109,12 @@ def _domain(parts: Mapping[str, Any]) -> str:
         task = f"env.id={env.id}" if domain == CONTROL else f"env={env.name}"
         larger = f", or start from experiment={_STARTS[env.name]}" if domain == LANGUAGE else ""
         raise ConfigError(f"{group}={name}: {task} is a {domain} task; choose {fitting}{larger}")
+    for group, base in get_type_hints(JOBS[domain]).items():
+        if group in GROUPS and not isinstance(parts[group], base):
+            raise ConfigError(
+                f"{group}={parts[group].name}: its schema {type(parts[group]).__name__} lacks what "
+                f"every {group} has; derive it from {getattr(base, '__name__', base)}"
+            )
     return domain
 
 
@@ -213,6 +220,7 @@ def _own_part(key: str, value: Any, home: str = "") -> OwnPart | None:
 
 #: Integers of torch and numpy are smaller.
 _TOO_LARGE = 2**63
+_SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 
 
 def checked_value(key: str, value: Any, rule: Any) -> Any:
@@ -227,24 +235,15 @@ def checked_value(key: str, value: Any, rule: Any) -> Any:
         if value not in rule["allowed"]:
             raise ConfigError(f"{key}={value}: choose one of {', '.join(rule['allowed'])}")
         return value
-    bounds = " and ".join(
-        f"{sign} {rule[name]:g}"
-        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="))
-        if rule[name] is not None
-    )
+    limits = [each for each in _SIGNS if rule[each[1]] is not None]
+    bounds = " and ".join(f"{sign} {rule[name]:g}" for sign, name, _ in limits)
     if isinstance(value, int) and abs(value) >= _TOO_LARGE:
         raise ConfigError(f"{key}={value}: out of range; give a number below 2**63 in size")
     if rule["whole"]:
         if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
             raise ConfigError(f"{key}={value}: give a whole number {bounds}")
         value = int(value)
-    inside = (
-        math.isfinite(value)
-        and (rule["ge"] is None or value >= rule["ge"])
-        and (rule["gt"] is None or value > rule["gt"])
-        and (rule["le"] is None or value <= rule["le"])
-    )
-    if not inside:
+    if not (math.isfinite(value) and all(keeps(value, rule[name]) for _, name, keeps in limits)):
         raise ConfigError(f"{key}={value}: out of range; give a finite number {bounds}")
     return value
 
@@ -276,9 +275,9 @@ def check_device_name(device: str) -> None:
 def check_names_unset(overridden: Iterable[str]) -> None:
     """Refuse ``kl.name=legacy``: a name is set by the choice, the source of a part by its files."""
     for key in overridden:
-        group, _, name = key.partition(".")
-        found = name.rpartition(".")[2] in ("source", "version") or name.startswith("sources")
-        if group in ALL_CHOICES and found:
-            raise ConfigError(f"{key}: klrl finds it out; drop it")
-        if group in ALL_CHOICES and name == NAME:
+        group, *names = key.split(".")
+        if group in ALL_CHOICES and names == [NAME]:
             raise ConfigError(f"{key}: set by the choice; choose with {group}=...")
+        users = {"args", "kwargs"}.intersection(names)  # words of the user's own
+        if group in ALL_CHOICES and not users and FOUND_OUT.intersection(names):
+            raise ConfigError(f"{key}: klrl finds it out; drop it")

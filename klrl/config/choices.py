@@ -210,6 +210,8 @@ ALL_GROUPS = (*GROUPS, "experiment", *SWEEP_GROUPS)
 
 #: The setting that holds a choice's name, in every group.
 NAME = "name"
+#: Settings that klrl finds out, and no user gives.
+FOUND_OUT = frozenset((NAME, "source", "sources", "version"))
 
 
 def choice_of(group: str, name: str) -> Choice:
@@ -237,8 +239,13 @@ def factory(group: str, config: ChoiceConfig, domain: str) -> Callable[..., Any]
 def resolve(path: str) -> Callable[..., Any]:
     """Import the object at ``module:name``."""
     module, _, name = path.partition(":")
-    with collection_paused():
-        found: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
+    try:
+        with collection_paused():
+            found: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        found = None
     if found is None:
         raise ConfigError(f"{path}: klrl/config/choices.py names it, and it is not there; add it")
     return found

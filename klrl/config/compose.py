@@ -24,6 +24,7 @@ from klrl.config.choices import ALL_GROUPS
 from klrl.config.overrides import (
     check_no_second_choice,
     check_one_choice,
+    explained,
     key_of,
     parse_overrides,
     quote_paths,
@@ -141,26 +142,16 @@ class Composer:
     def explained(self, overrides: Sequence[str]) -> DictConfig:
         """One job's config; an error of Hydra, OmegaConf or YAML becomes a ConfigError."""
         check_one_choice(overrides)
-        try:
+        with explained(overrides, self._from[0], *_REFUSALS, OSError):
             return self._merged(overrides)
-        except (*_REFUSALS, OSError) as error:
-            from klrl.config.explain import explain
-
-            raise explain(error, overrides, self._from[0]) from error
 
     def job_config(self, overrides: list[str]) -> JobConfig:
         """One job's settings, typed and checked."""
         cfg = self.explained(overrides)
         given = keys(overrides)
         check_names_unset(given)
-        try:
+        with explained(overrides, self._from[0], OmegaConfBaseException, ValueError):
             config = to_config(cfg)
-        except ConfigError:
-            raise
-        except (OmegaConfBaseException, ValueError) as error:
-            from klrl.config.explain import explain
-
-            raise explain(error, overrides, self._from[0]) from error
         check_all_read(config, given)
         check_objective(config, overrides)
         complete(config)

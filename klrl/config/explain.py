@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
@@ -20,38 +21,10 @@ from klrl.config.catalogue import (
 )
 from klrl.config.choices import ALL_GROUPS
 
-USAGE = """\
-klrl: KL-regularised reinforcement learning on TorchRL
-
-  python -m klrl env=pendulum kl.coef=0.1           train; writes a folder below outputs/
-  python -m klrl -m kl=legacy,retrieve seed=0,1     a sweep: every combination, one folder each
-  python -m klrl -m sweep=NAME ...                  ... in outputs/NAME; started again, it resumes
-  python -m klrl experiment=sort_digits             a language policy
-  python -m klrl resume=outputs/RUN                 continue a run from its checkpoint
-
-The same as klrl env=pendulum ..., where klrl is installed. Other commands, each with a --help:
-  klrl evaluate outputs/RUN                         play the policy
-  klrl ls                                           the progress of runs and sweeps
-  klrl report outputs/SWEEP                         compare runs in one offline page
-  klrl diff outputs/RUN outputs/RUN                 two runs side by side
-  klrl plan -m ...                                  what a sweep would cost
-  klrl export outputs/RUN FOLDER                    a language policy in Hugging Face's format
-  klrl verify outputs/RUN                           are a language run's recorded numbers true?
-  klrl doctor                                       are this machine's KL numbers true?
-  klrl completion bash                              completes words: eval "$(klrl completion bash)"
-
-Choose with GROUP=CHOICE, set with KEY=VALUE. To see what there is:
-  python -m klrl env=hopper --cfg job               every setting of a job, with what it does
-"""
-FLAGS = """\
-Flags: -m (--multirun) sweep; --cfg job print the settings; --config-dir DIR your own choices;
-       --version; --hydra-help Hydra's own flags. HYDRA_FULL_ERROR=1 shows tracebacks.
-"""
-
 
 def help_text(config_dir: str | None = None) -> str:
     """The text of ``--help``: usage, then every group with its choices and a line on each."""
-    lines = [USAGE]
+    lines = []
     default = defaults()
     found = {group: choice_files(group, config_dir) for group in ALL_GROUPS}
     width = max(len(name) for files in found.values() for name in files)
@@ -67,7 +40,7 @@ def help_text(config_dir: str | None = None) -> str:
                 next(notes, "") if path.stem == name else f"a choice that starts from {path.stem}"
             )
             lines.append(f"  {mark} {name:<{width}}  {said}")
-    return "\n".join([*lines, "", "* the default", "", FLAGS])
+    return Path(__file__).with_name("usage.txt").read_text("utf-8").format(groups="\n".join(lines))
 
 
 def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
@@ -76,6 +49,11 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if isinstance(error, RecursionError):
         return ConfigError(
             f"{' '.join(overrides)}: nested too deep, or a YAML that includes itself; fix it"
+        )
+    if match := re.search(r"In '(\w+)/(\w+)': Could not load '(\w+)/(\w+)'", text):
+        meant = nearest(match[4], choices(match[3], config_dir)) or "; name another"
+        return ConfigError(
+            f"{match[1]}={match[2]}: starts from {match[3]}={match[4]}, which is no choice{meant}"
         )
     if match := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
         return ConfigError(
@@ -154,7 +132,7 @@ def expected(error: Exception, key: str, value: object) -> str:
         return f"give one value{_ANSWERS.get(key, '')}"
     if "is not a ListConfig" in cause:
         return f"give a list, as in {key}=[{value}]"
-    if "to Dict[" in cause:
+    if "to Dict[" in cause or "Cannot merge DictConfig" in cause:
         return f"give a dictionary, as in '{key}={{name: value}}'"
     kinds = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
     if match := re.search(r"could not be converted to (\w+)", cause):
@@ -207,9 +185,10 @@ _OWN = "custom"
 
 
 def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> str:
-    """A hint at the settings of other groups with the same last part; empty without any."""
-    name = key.rpartition(".")[2]
-    same = {s.key: s for s in settings().values() if s.name == name and s.schemas != (_OWN,)}
+    """A hint at the settings of other groups with the same name there; empty without any."""
+    end = f".{key.partition('.')[2] or key}"
+    known = [s for s in settings().values() if s.schemas != (_OWN,)]
+    same = {s.key: s for s in known if f".{s.key}".endswith(end)}
     close = difflib.get_close_matches(key, same, n=1, cutoff=0.8)
     hints = []
     for setting in map(same.__getitem__, close or same):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import glob
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -112,12 +113,23 @@ def quote_paths(overrides: Sequence[str]) -> list[str]:
 
 def parse(overrides: Sequence[str]) -> list[Override]:
     """Overrides as Hydra parses them; its errors in one line."""
-    try:
+    with explained(overrides, None, HydraException):
         return parse_overrides(overrides)
-    except HydraException as error:
+
+
+@contextmanager
+def explained(
+    overrides: Sequence[str], config_dir: str | None, *kinds: type[Exception]
+) -> Iterator[None]:
+    """Raise errors of Hydra, OmegaConf or YAML as a ConfigError of one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except kinds as error:
         from klrl.config.explain import explain
 
-        raise explain(error, overrides, None) from error
+        raise explain(error, overrides, config_dir) from error
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[Override]:
@@ -139,12 +151,8 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
                 f"{override.input_line}: an interval has no list of values; add search=optuna, or "
                 "give values"
             )
-    try:
+    with explained(overrides, None, HydraException):
         return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
-    except HydraException as error:
-        from klrl.config.explain import explain
-
-        raise explain(error, overrides, None) from error
 
 
 def swept_keys(overrides: Sequence[str]) -> list[str]:

@@ -21,7 +21,6 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import TanhNormal
 
-from klrl.base.errors import ConfigError
 from klrl.config import (
     CONTROL,
     ActorConfig,
@@ -46,7 +45,7 @@ from klrl.control.networks import (
     VectorNormalizer,
     mlp,
 )
-from klrl.control.observation import Layout, check_images, require_actor
+from klrl.control.observation import Layout
 
 
 @dataclass
@@ -147,18 +146,14 @@ def fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Age
 
 def normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=normal``; arguments as :func:`make_agent`."""
-    spec = _continuous(config, env)
-    return _agent(config, env, Normal(), spec.shape[-1], config.init_std, **how)
+    width = env.action_spec_unbatched.shape[-1]
+    return _agent(config, env, Normal(), width, config.init_std, **how)
 
 
 def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=tanh_normal``; arguments as :func:`make_agent`."""
-    spec = _continuous(config, env)
-    if not isinstance(spec, Bounded):
-        raise ConfigError(
-            "actor=tanh_normal: the environment's actions have no finite bounds; "
-            "choose actor=normal"
-        )
+    spec = env.action_spec_unbatched
+    assert isinstance(spec, Bounded)  # see preflight
     family = TanhNormalFamily(spec.space.low, spec.space.high)
     return _agent(config, env, family, spec.shape[-1], config.init_std, **how)
 
@@ -166,10 +161,7 @@ def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) ->
 def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=categorical``, or a product of them; arguments as :func:`make_agent`."""
     logits = _logits_of(env.action_spec_unbatched)
-    if logits is None:
-        raise ConfigError(
-            f"actor={config.name}: the environment's actions are continuous; choose actor=normal"
-        )
+    assert logits is not None  # see preflight
     family, outputs = logits
     return _agent(config, env, family, outputs, None, **how)
 
@@ -187,15 +179,6 @@ def _logits_of(spec: TensorSpec) -> tuple[Family, int] | None:
     return None
 
 
-def _continuous(config: ActorConfig, env: EnvBase) -> TensorSpec:
-    spec = env.action_spec_unbatched
-    if _logits_of(spec) is not None:
-        raise ConfigError(
-            f"actor={config.name}: the environment's actions are discrete; choose actor=categorical"
-        )
-    return spec
-
-
 def _agent(
     config: ActorConfig,
     env: EnvBase,
@@ -208,7 +191,6 @@ def _agent(
 ) -> Agent:
     """Actor and critic of a family; ``outputs`` is the width of the policy's head."""
     layout: Layout | None = getattr(env, "layout", None)
-    require_actor(config.name, layout)
     size = env.observation_spec_unbatched["observation"].shape[-1]
     # Of vectors; images, indices and masks are read as they are.
     normalizer: ObservationNormalizer | None = None
@@ -237,7 +219,6 @@ def _trunk(config: ActorConfig, size: int, layout: Layout | None) -> nn.Sequenti
         return mlp([size, 1], config.activation)  # stands in for networks of the user's
     cnn, scale = None, 1.0
     if isinstance(config, CNNActorConfig):
-        check_images(layout, config.arch)
         cnn, scale = config.arch, config.scale
     from klrl.control.encoders import Encoders
 

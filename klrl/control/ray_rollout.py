@@ -1,9 +1,9 @@
-"""``collector=ray``: rollouts from several processes or machines, through TorchRL's RayCollector.
+"""``collector=ray``: rollouts from several processes or machines, actors of a Ray cluster.
 
-RayCollector starts, places and ends the workers. Its loop and its weight transfer are not used,
-because of three faults of TorchRL 0.14.1, which ``tests/control/test_ray_rollout.py`` watches: when
-one worker dies the loop raises, drops the data of the others and ends; trajectory ids of two
-workers are the same; and the weights go through a server that listens on every address.
+TorchRL's RayCollector is not used, because of three faults of TorchRL 0.14.1, which
+``tests/control/test_ray_rollout.py`` watches: when one worker dies the loop raises, drops the data
+of the others and ends; trajectory ids of two workers are the same; and the weights go through a
+server that listens on every address.
 
 Here each request carries the weights to play with, and each worker plays exactly one part of a
 rollout. If it dies, its replacement plays that part with the same weights, and whatever the dead
@@ -15,9 +15,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -26,8 +24,6 @@ import numpy as np
 import ray
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.collectors import BaseCollector
-from torchrl.collectors.distributed import RayCollector
 from torchrl.envs import TransformedEnv
 
 from klrl.base.errors import WorkerError, last_line
@@ -58,7 +54,7 @@ def ray_rollout(context: RolloutContext) -> RayRollout:
 
 
 class RayRollout:
-    """Rollouts of ``steps`` steps of every copy, split among the W workers of a collector.
+    """Rollouts of ``steps`` steps of every copy, split among W workers.
 
     Worker i plays N / W copies from copy i * N / W on, with the environment seeds that they have in
     one process, and draws its actions from its own random stream. All is a function of ``seed`` as
@@ -87,9 +83,7 @@ class RayRollout:
         #: Per worker, the start of its trajectory ids; moves when the worker is replaced.
         self._first_id = [0] * config.workers
         self._next_id = [0] * config.workers
-        self._collector = self._make_collector()
-        for worker in range(config.workers):
-            self._add(worker)
+        self._workers = [self._start(worker) for worker in range(config.workers)]
 
     def collect(self) -> TensorDictBase:
         """The next rollout, [N, T]."""
@@ -100,57 +94,42 @@ class RayRollout:
 
     def close(self) -> None:
         """End the workers, and Ray if it was started here."""
-        self._collector.shutdown()
+        for worker in self._workers:
+            self._ray.kill(worker)
         self._cluster.leave()
 
     # ------------------------------------------------------------------------------- workers
 
-    def _make_collector(self) -> RayCollector:
-        with warnings.catch_warnings():
-            # The weights travel with the requests, so RayCollector is given no policy.
-            warnings.filterwarnings("ignore", message=".*policy", category=UserWarning)
-            # No workers yet: the constructor would wait for them, and if one fails, the half-built
-            # object remains and starts Ray again when it is garbage-collected.
-            return RayCollector(
-                [],
-                collector_class=RolloutWorker,
-                frames_per_batch=self._env.num_envs * self._config.steps,
-                weight_sync_schemes={},
-            )
-
-    def _add(self, worker: int) -> None:
-        """Start a worker, as the last of RayCollector's list; nothing waits for it."""
+    def _start(self, worker: int) -> Any:
+        """Start a worker, or its replacement; nothing waits for it."""
         config, replacements = self._config, self._replacements[worker]
-        resources = {"num_cpus": config.cpus_per_worker, "num_gpus": 0}
         copies = self._env.num_envs // config.workers
         seed = self._seed + worker * copies
         if replacements:
             seed = derived_seed(self._seed, f"replacement {worker}", replacements)
-        make = partial(make_env, self._env, seed=seed, num_envs=copies)
         agent = copy.deepcopy(self._agent)
         agent.modules.to("cpu")
-        arguments = {
-            "agent": agent,
-            "steps": config.steps,
-            "seed": derived_seed(self._seed, f"worker {worker}", replacements),
-            "threads": config.cpus_per_worker,
-        }
-        self._collector.add_collectors([make], 1, None, [arguments], [resources])
+        remote = self._ray.remote(num_cpus=config.cpus_per_worker, num_gpus=0)(RolloutWorker)
+        return remote.remote(
+            partial(make_env, self._env, seed=seed, num_envs=copies),
+            agent,
+            config.steps,
+            seed=derived_seed(self._seed, f"worker {worker}", replacements),
+            threads=config.cpus_per_worker,
+        )
 
     def _replace(self, worker: int) -> None:
         """Start a new worker in place of a lost one."""
-        workers = self._collector.remote_collectors
         # The lost one may be alive behind a broken connection.
-        self._ray.kill(workers[worker], no_restart=True)
+        self._ray.kill(self._workers[worker], no_restart=True)
         self._replacements[worker] += 1
         self._first_id[worker] = self._next_id[worker]
-        self._add(worker)
-        workers[worker] = workers.pop()
+        self._workers[worker] = self._start(worker)
 
     # ------------------------------------------------------------------------------ rollouts
 
     def _request(self, worker: int, weights: Any) -> Any:
-        return self._collector.remote_collectors[worker].play.remote(weights)
+        return self._workers[worker].play.remote(weights)
 
     def _part_of(self, worker: int, request: Any, weights: Any) -> Arrays:
         """The part that a worker, or its replacement, plays."""
@@ -206,56 +185,28 @@ class RayRollout:
 # ------------------------------------------------------------------------------------------ worker
 
 
-class RolloutWorker(BaseCollector):
+class RolloutWorker:
     """A local collector in a process of Ray's: plays with the weights that each request brings."""
 
     def __init__(
         self,
-        create_env_fn: Sequence[Callable[[], TransformedEnv]],
-        *,
+        make_env: Callable[[], TransformedEnv],
         agent: Agent,
         steps: int,
+        *,
         seed: int,
         threads: int,
-        **_: Any,
     ) -> None:
-        super().__init__()
         torch.set_num_threads(threads)
         seed_generators(seed)
         self._agent = agent
-        (make_env,) = create_env_fn
         self._rollout = native_rollout(make_env(), agent, steps, torch.device("cpu"))
-
-    def __bool__(self) -> bool:
-        """True: Ray tests it after a failure, and TorchRL's ``__len__`` fails without frames."""
-        return True
 
     def play(self, weights: Arrays) -> Arrays:
         """One rollout [N, T] of the policy with these weights, from where the last one ended."""
         state = {name: torch.tensor(value) for name, value in weights.items()}
         self._agent.actor.load_state_dict(state)
         return to_arrays(self._rollout.collect())
-
-    def iterator(self) -> Iterator[TensorDictBase]:
-        """Rollouts with the current weights, for RayCollector's own loop."""
-        while True:
-            yield self._rollout.collect()
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the actions; the environment was seeded when it was made."""
-        seed_generators(seed)
-        return seed if static_seed else seed + 1
-
-    def state_dict(self) -> OrderedDict[str, Any]:
-        """Empty: a resumed run starts new episodes."""
-        return OrderedDict()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], **_: Any) -> None:
-        """Load nothing: :meth:`state_dict` is empty."""
-
-    def shutdown(self, *_: Any, **__: Any) -> None:
-        """Close the environment."""
-        self._rollout.close()
 
 
 def weights_of(agent: Agent) -> Arrays:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from klrl.base.files import make_folder, refuse_link
 from klrl.config import LoggerConfig, choice_of, factory
@@ -47,6 +48,17 @@ class Logger(Protocol):
         """Log a film of the policy as it was at a position on the domain's axis."""
 
 
+class Closed(Logger, Protocol):
+    """A logger that is closed at the end of a run."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+#: What each choice of ``logger`` returns.
+Running: TypeAlias = AbstractContextManager[Sequence[Logger]]
+
+
 @dataclass(frozen=True)
 class Opened:
     """The run for which a logger is opened."""
@@ -74,55 +86,46 @@ def open_loggers(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logg
         yield loggers
 
 
-@contextmanager
-def no_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+def no_run(config: LoggerConfig, opened: Opened) -> Running:
     """``logger=none``: ``metrics.jsonl`` is written in any case."""
-    yield ()
+    return nullcontext(())
 
 
 @contextmanager
-def tensorboard_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
-    """``logger=tensorboard``: TorchRL's TensorboardLogger, in the run folder's ``tensorboard/``."""
-    with _in_folder("events.out.tfevents.*", _TensorboardLogger, opened) as loggers:
-        yield loggers
+def guarded(opened: Opened, part: str, begin: Callable[[], Closed]) -> Iterator[Sequence[Logger]]:
+    """A logger that may fail without ending the run; it is closed at the end."""
+    logger = opened.guard.call(part, begin)
+    try:
+        yield () if logger is None else (logger,)
+    finally:
+        if logger is not None:
+            opened.guard.call(part, logger.close)
 
 
-@contextmanager
-def csv_run(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
-    """``logger=csv``: TorchRL's CSVLogger, a file for each metric in ``csv/scalars``."""
-    with _in_folder("scalars/**/*.csv", _CSVLogger, opened) as loggers:
-        yield loggers
-
-
-@contextmanager
 def _in_folder(
-    written: str, make: type[_TensorboardLogger | _CSVLogger], opened: Opened
-) -> Iterator[Sequence[Logger]]:
+    make: type[_TensorboardLogger | _CSVLogger], config: LoggerConfig, opened: Opened
+) -> Running:
     # TorchRL's cannot take back the rows that a resumed run trains again: its files are made anew
     # from metrics.jsonl, which was cut at the checkpoint.
     def begin() -> _TorchRLLogger:
         for each in make_folder(opened.folder / make.part).rglob("*"):
             refuse_link(each)
         if opened.rows is not None:
-            for old in (opened.folder / make.part).glob(written):
+            for old in (opened.folder / make.part).glob(make.written):
                 old.unlink()
         logger = make(opened)
         for row in opened.rows() if opened.rows is not None else ():
             logger.log(row)
         return logger
 
-    logger = opened.guard.call(make.part, begin)
-    try:
-        yield () if logger is None else (logger,)
-    finally:
-        if logger is not None:
-            opened.guard.call(make.part, logger.close)
+    return guarded(opened, make.part, begin)
 
 
 class _TorchRLLogger:
     """A logger of TorchRL's, one scalar per metric."""
 
     part: str
+    written: str  # the files of rows, in its folder
 
     def __init__(self, logger: TorchRLLogger, axis: str) -> None:
         self._logger, self._axis, self._at = logger, axis, 0
@@ -148,7 +151,7 @@ class _TorchRLLogger:
 class _CSVLogger(_TorchRLLogger):
     """TorchRL's, whose folder of videos would take tensors only."""
 
-    part = "csv"
+    part, written = "csv", "scalars/**/*.csv"
 
     def __init__(self, opened: Opened) -> None:
         from torchrl.record.loggers.csv import CSVLogger
@@ -159,7 +162,7 @@ class _CSVLogger(_TorchRLLogger):
 class _TensorboardLogger(_TorchRLLogger):
     """TorchRL's, with the run's settings and, for language, responses as text."""
 
-    part = "tensorboard"
+    part, written = "tensorboard", "events.out.tfevents.*"
 
     def __init__(self, opened: Opened) -> None:
         from torchrl.record.loggers.tensorboard import TensorboardLogger
@@ -188,3 +191,9 @@ class _TensorboardLogger(_TorchRLLogger):
         """As a block of Markdown that keeps its lines."""
         block = "\n".join(f"    {line}" for line in text.splitlines())
         self._logger.experiment.add_text(name, block, self._at)
+
+
+#: ``logger=tensorboard``: TorchRL's TensorboardLogger, in the run folder's ``tensorboard/``.
+tensorboard_run = partial(_in_folder, _TensorboardLogger)
+#: ``logger=csv``: TorchRL's CSVLogger, a file for each metric in ``csv/scalars``.
+csv_run = partial(_in_folder, _CSVLogger)

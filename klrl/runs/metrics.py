@@ -7,15 +7,18 @@ response, and the x-axis counts samples, that is responses; the suffix ``_seq`` 
 response, averaged over responses. Every row of an iteration satisfies
 reward/shaped == reward/raw - kl/ref/penalty.
 
-To add a metric, declare it in :data:`METRICS` and write it into the rows: the progress line,
+To add a metric, declare it in ``metrics.yaml`` and write it into the rows: the progress line,
 ``curves.png``, wandb, the report and ``klrl.report.diff`` read the declaration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import yaml
 
 from klrl.base.digits import number
 from klrl.base.errors import ConfigError
@@ -42,6 +45,7 @@ PANELS: dict[str, Panel] = {
 }
 
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Sums of float32 have this error, about: a KL of equal policies is read as 3e-9 or -1e-10.
 _ROUNDING = 1e-7
 
@@ -55,8 +59,8 @@ class Metric:
 
     name: str  # its key in ``metrics.jsonl``
     title: str
-    unit: str  # of its values; empty if they have none
-    what: str
+    unit: str = ""  # of its values; empty if they have none
+    what: str = ""
     digits: int | None = 4  # significant; 0 for a count, None for a score: the domain's
     panel: str | None = None  # its key in PANELS; None if it is not drawn
     short: str = ""  # its label in the progress line; empty if it is not shown there
@@ -93,297 +97,15 @@ def heading(title: str) -> str:
     return title[:1].upper() + title[1:] if title.partition(" ")[0].isalpha() else title
 
 
-_KL_REF = "KL(policy||reference)"
+def _declared() -> Iterator[Metric]:
+    for entry in yaml.load(Path(__file__).with_suffix(".yaml").read_text("utf-8"), _LOADER):
+        for estimator in SAMPLED if "ESTIMATOR" in entry["name"] else ("",):
+            texts = {k: entry[k].replace("ESTIMATOR", estimator) for k in ("name", "title", "what")}
+            yield Metric(**{**entry, **texts})
 
-_DECLARED = (
-    Metric("iteration", "iterations", "rollouts", "rollouts so far", digits=0),
-    Metric(
-        "frames",
-        "frames",
-        "environment steps",
-        "environment steps so far, all copies counted; the x-axis",
-        digits=0,
-        domain="control",
-    ),
-    Metric(
-        "samples",
-        "samples",
-        "responses",
-        "responses so far; the x-axis",
-        digits=0,
-        domain="language",
-    ),
-    Metric(
-        "reward/episode",
-        "{drawn}training {score}",
-        "{score} per {episode}",
-        "mean unshaped {score} of the {episode}s that ended in this rollout",
-        digits=None,
-        panel="score",
-        short="{drawn}{score}",
-    ),
-    Metric(
-        "eval/return",
-        "{evaluation} {score}",
-        "{score} per {episode}",
-        "mean {score} of fresh {episode}s; in the last row that of the closing evaluation",
-        digits=None,
-        panel="score",
-        short="{evaluation}",
-    ),
-    Metric(
-        "reward/gold",
-        "{drawn}training gold score",
-        "gold score per {episode}",
-        "mean gold score, where the reward is a proxy of it",
-        digits=None,
-        panel="score",
-        domain="language",
-    ),
-    Metric(
-        "eval/gold",
-        "{evaluation} gold score",
-        "gold score per {episode}",
-        "mean gold score of the evaluation, where the reward is a proxy of it",
-        digits=None,
-        panel="score",
-        domain="language",
-    ),
-    Metric(
-        "eval/return_std",
-        "spread of the {evaluation} {score}",
-        "{score} per {episode}",
-        "standard deviation over the {episode}s of the evaluation, with n below",
-        digits=None,
-    ),
-    Metric(
-        "eval/return_se",
-        "standard error of the {evaluation} {score}",
-        "{score} per {episode}",
-        "of eval/return: s / sqrt(n), with n - 1 below s",
-        digits=2,
-    ),
-    Metric(
-        "eval/episodes",
-        "{episode}s of the {evaluation}",
-        "{episode}s",
-        "how many ended, and count in eval/return",
-        digits=0,
-    ),
-    Metric(
-        "eval/cut",
-        "unfinished {episode}s of the {evaluation}",
-        "{episode}s",
-        "how many did not end within the steps that they were given, and do not count",
-        digits=0,
-        domain="control",
-    ),
-    Metric(
-        "eval/best_return",
-        "{evaluation} {score} of the best checkpoint",
-        "{score} per {episode}",
-        "in the closing evaluation, from start states that did not choose it",
-        digits=None,
-    ),
-    Metric(
-        "eval/best_return_se",
-        "standard error of the {evaluation} {score} of the best checkpoint",
-        "{score} per {episode}",
-        "of eval/best_return",
-        digits=2,
-    ),
-    Metric(
-        "reward/episode_length",
-        "{episode} length",
-        "{unit}s",
-        "mean length of the {episode}s that ended in this rollout",
-    ),
-    Metric(
-        "reward/episodes",
-        "{episode}s",
-        "{episode}s per rollout",
-        "how many {episode}s ended in this rollout",
-    ),
-    Metric(
-        "reward/truncated",
-        "cut off",
-        "share of responses",
-        "share of responses cut off at collector.max_new_tokens",
-        domain="language",
-    ),
-    Metric(
-        "reward/raw",
-        "unshaped reward",
-        "reward per {unit}",
-        "mean reward as the environment or the reward function gave it",
-    ),
-    Metric(
-        "reward/shaped",
-        "shaped reward",
-        "reward per {unit}",
-        "mean reward less the penalty",
-    ),
-    Metric(
-        "kl/ref/exact",
-        _KL_REF,
-        "nats per {unit}",
-        "distance to the reference, in closed form: over all actions, or the whole vocabulary",
-        panel="kl",
-        short="KL ref",
-    ),
-    *(
-        Metric(
-            f"kl/ref/{name}",
-            f"{_KL_REF} by {name}",
-            "nats per {unit}",
-            f"distance to the reference, estimated by {name} from the samples",
-        )
-        for name in SAMPLED
-    ),
-    *(
-        Metric(
-            f"kl/ref/{name}_seq",
-            _KL_REF if name == "exact" else f"{_KL_REF} by {name}",
-            "nats per {episode}",
-            f"kl/ref/{name}, summed over a response",
-            domain="language",
-        )
-        for name in ("exact", *SAMPLED)
-    ),
-    Metric(
-        "kl/ref/floor",
-        "what rounding reads as KL",
-        "nats per {unit}",
-        "KL of the policy that sampled from the same policy scored, truly 0; recorded in bfloat16, "
-        "where no smaller KL is known",
-        digits=2,
-        domain="language",
-    ),
-    Metric(
-        "div/ref/charged",
-        "charged divergence",
-        "nats per {unit}",
-        "kl.divergence of policy and reference, where it is not the reverse KL",
-        panel="kl",
-    ),
-    Metric(
-        "div/ref/charged_seq",
-        "charged divergence",
-        "nats per {episode}",
-        "div/ref/charged, summed over a response",
-        domain="language",
-    ),
-    Metric(
-        "div/ref/charged_error",
-        "standard error of the charged divergence",
-        "nats per {unit}",
-        "of div/ref/charged, where it is sampled (js of Gaussians)",
-        domain="control",
-    ),
-    Metric(
-        "kl/old/exact",
-        "KL(old||new)",
-        "nats per {unit}",
-        "how far the update moved the policy, in closed form",
-        panel="kl",
-        short="KL old",
-    ),
-    Metric(
-        "learner/reward_norm",
-        "reward normaliser",
-        "1 per reward",
-        "env.normalize_reward: what the learner's rewards were multiplied by",
-        domain="control",
-    ),
-    Metric(
-        "kl/old/target",
-        "target of KL(old||new)",
-        "nats per {unit}",
-        "loss.dtarg in this iteration, where loss.dtarg_end anneals it or loss.unit=sequence "
-        "divides it by the mean length",
-    ),
-    Metric(
-        "kl/ref/coef",
-        "kl.coef",
-        "reward per nat",
-        f"coefficient of {_KL_REF} in this iteration",
-        panel="coefficient",
-    ),
-    Metric(
-        "kl/old/beta",
-        "loss.beta",
-        "advantage per nat",
-        "coefficient of KL(old||new) during the update",
-        panel="coefficient",
-        short="beta",
-    ),
-    Metric(
-        "kl/ref/penalty",
-        "penalty",
-        "reward per {unit}",
-        "penalty in the reward: kl.coef times the KL (or kl.divergence) that was applied",
-    ),
-    Metric(
-        "loss/kl_ref",
-        "penalty in the loss",
-        "reward per {unit}",
-        f"kl.coef times {_KL_REF} (or kl.divergence) in the loss (placement loss or split)",
-        charged=True,
-    ),
-    Metric(
-        "loss/objective",
-        "objective",
-        "",
-        "minus the policy's gain, penalty included",
-        charged=True,
-    ),
-    Metric("loss/critic", "critic loss", "", "the critic's loss, weighted", charged=True),
-    Metric("loss/entropy", "entropy loss", "", "minus the weighted entropy bonus", charged=True),
-    Metric(
-        "policy/entropy",
-        "entropy",
-        "nats per {unit}",
-        "of the action distribution; of tokens the mean of -log pi of those that were sampled",
-    ),
-    Metric(
-        "policy/gap",
-        "largest gap of sampled and scored log-probs",
-        "nats",
-        "of a token's log-prob while it was sampled and by scoring; recorded in bfloat16",
-        digits=2,
-        domain="language",
-    ),
-    Metric("learner/grad_norm", "gradient norm", "", "before clipping"),
-    Metric("learner/lr", "learning rate", "", "during the update"),
-    Metric("learner/epochs", "epochs", "passes over the rollout", "passes that the update made"),
-    Metric("learner/alpha", "step kept", "share", "of the actor's step, by loss.line_search"),
-    *(
-        Metric(
-            f"time/{axis}_per_second",
-            "throughput",
-            f"{axis} per second",
-            f"{axis} of this iteration over its seconds",
-            panel="speed",
-            domain=domain,
-        )
-        for axis, domain in (("frames", "control"), ("samples", "language"))
-    ),
-    Metric("time/iteration", "time", "seconds", "of this iteration"),
-    Metric("time/sampling", "time of sampling", "seconds", "of the rollout in this iteration"),
-    Metric(
-        "time/reward",
-        "time of the reward",
-        "seconds",
-        "of the reward functions in this iteration",
-        domain="language",
-    ),
-    Metric("time/scoring", "time of scoring", "seconds", "of reference, KL and advantage"),
-    Metric("time/update", "time of the update", "seconds", "of the update in this iteration"),
-    Metric("time/evaluation", "evaluation time", "seconds", "of the evaluations in this row"),
-)
 
 #: name -> metric
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
+METRICS = {metric.name: metric for metric in _declared()}
 
 #: Metrics of the machine's speed, which differ between two equal runs.
 TIMES = tuple(name for name in METRICS if name.startswith("time/"))
@@ -421,4 +143,4 @@ def require_declared(names: Iterable[str]) -> None:
     """Refuse metrics that have no declaration."""
     unknown = sorted(name for name in set(names) - set(METRICS) if not name.startswith(PART))
     if unknown:
-        raise ConfigError(f"metric {unknown[0]}: is not declared; add it to klrl/runs/metrics.py")
+        raise ConfigError(f"metric {unknown[0]}: is not declared; add it to klrl/runs/metrics.yaml")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.config import CustomLoggerConfig
 from klrl.config.own import find_target, make_own
-from klrl.runs.loggers import Logger, Opened, Samples, Video
+from klrl.runs.loggers import Opened, Running, Samples, Video, guarded
 from klrl.runs.metrics import Row
 
 
-@contextmanager
-def custom_run(config: CustomLoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+def custom_run(config: CustomLoggerConfig, opened: Opened) -> Running:
     """``logger=custom``; where it fails, the run goes on without it."""
     given = {
         "folder": opened.folder,
@@ -22,12 +19,7 @@ def custom_run(config: CustomLoggerConfig, opened: Opened) -> Iterator[Sequence[
         "group": opened.group,
         "axis": opened.domain.axis,
     }
-    logger = opened.guard.call(OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given)))
-    try:
-        yield () if logger is None else (logger,)
-    finally:
-        if logger is not None:
-            opened.guard.call(OwnLogger.part, logger.close)
+    return guarded(opened, OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given)))
 
 
 def check_logger(config: CustomLoggerConfig) -> None:

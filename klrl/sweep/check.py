@@ -10,7 +10,7 @@ from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import LiveLine
-from klrl.config import SWEEP_GROUPS, LauncherConfig, SearchConfig
+from klrl.config import GROUPS, SWEEP_GROUPS, LauncherConfig, SearchConfig, factory
 from klrl.config.checks import check_names_unset, to_settings
 from klrl.config.compose import Checked, Composer, keys
 from klrl.runs.machine import check_machine, check_package
@@ -38,6 +38,10 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
         if machine not in seen:
             check_machine(each.config, keys(each.overrides))
         seen.add(machine)
+    for group in GROUPS:
+        of = {getattr(each.config, group).name: each.config for each in checked}
+        for config in of.values() if len(of) > 1 else ():  # of one choice the first job says it
+            factory(group, getattr(config, group), config.domain)
     return checked
 
 

@@ -103,7 +103,7 @@ def test_every_setting_of_a_job_is_completed() -> None:
     for words in (["env=gym"], ["experiment=text"], ["reference=ema", "controller=dual"]):
         composed = by_dotted_key(OmegaConf.to_container(compose(words)))
         for key in composed:
-            if key.split(".")[-1] in ("name", "kind", "mode", "task", "distribution"):
+            if key.split(".")[-1] in ("name", "kind", "mode", "task", "distribution", "sources"):
                 continue
             expected = "env.kwargs." if key == "env.kwargs" else f"{key}="
             assert expected in candidates([*words, key]), key

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 import shutil
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -17,6 +18,7 @@ from klrl.config import (
     CHOICES,
     CONTROL,
     LANGUAGE,
+    ClipConfig,
     KLPENConfig,
     LossConfig,
     OptimConfig,
@@ -35,6 +37,9 @@ from klrl.config.compose import job_config
 from klrl.config.fields import ChoiceConfig, added, number
 from klrl.config.identity import canonical, settings_hash
 from klrl.config.stored import typed
+from klrl.losses.policy import ClipLoss
+from tests.conftest import QUICK
+from tests.runs.commands import exits
 
 EVERY = [(group, name) for group, known in ALL_CHOICES.items() for name in known]
 
@@ -107,15 +112,78 @@ def test_a_factory_of_another_domain_is_no_default() -> None:
 
 def test_a_choice_like_another_needs_no_yaml(monkeypatch) -> None:
     """A loss is its class and a line of the registry: two places."""
-    mine = Choice(KLPENConfig, CHOICES["loss"]["klpen"].factories, like="klpen_held")
-    monkeypatch.setitem(ALL_CHOICES["loss"], "mine", mine)
-    monkeypatch.setitem(CHOICES["loss"], "mine", mine)
-    register_schemas.__wrapped__()
-    config = job_config(["loss=mine", "loss.dtarg=0.02"])
+    register(monkeypatch, KLPENConfig, CHOICES["loss"]["klpen"].factories, like="klpen_held")
+    config = job_config(["loss=registered", "loss.dtarg=0.02"])
     held = job_config(["loss=klpen_held", "loss.dtarg=0.02"]).loss
-    assert config.loss == dataclasses.replace(held, name="mine")
+    assert config.loss == dataclasses.replace(held, name="registered")
     assert isinstance(factory("loss", config.loss, CONTROL), type)
-    assert "mine" in choices("loss")
+    assert "registered" in choices("loss")
+
+
+def register(monkeypatch, schema: type, factories: Mapping[str, str], like: str = "") -> None:
+    """The choice ``loss=registered``, with a YAML of its own ``loss=schemed``, for one test."""
+    name = "registered" if like else "schemed"
+    monkeypatch.setitem(ALL_CHOICES["loss"], name, Choice(schema, factories, like=like))
+    register_schemas.__wrapped__()
+
+
+@dataclasses.dataclass
+class Bare(ChoiceConfig):
+    """A schema that is not derived from that of its group."""
+
+    epsilon: float = number(gt=0)
+
+
+class ReadsMore(ClipLoss):
+    """Reads a setting that its schema does not have."""
+
+    def __init__(self, config, *given) -> None:
+        super().__init__(config, *given)
+        self.epsilon = config.epsilon
+
+
+MORE = {CONTROL: f"{__name__}:ReadsMore"}
+KLPEN = CHOICES["loss"]["klpen"].factories
+
+
+@pytest.mark.parametrize(
+    ("schema", "factories", "like", "says"),
+    [
+        (
+            Bare,
+            KLPEN,
+            "",
+            "loss=schemed: its schema Bare lacks what every loss has; derive it",
+        ),
+        (ClipConfig, MORE, "clip", "ClipConfig has no setting epsilon; declare it there and in "),
+        (KLPENConfig, {CONTROL: "klrl.losses.no:No"}, "klpen", "klrl.losses.no:No: klrl/config/ch"),
+        (
+            KLPENConfig,
+            KLPEN,
+            "klpem",
+            "loss=registered: starts from loss=klpem, which is no choice",
+        ),
+    ],
+)
+@pytest.mark.integration
+def test_a_choice_that_is_registered_wrongly_is_answered_in_one_line(
+    capsys, monkeypatch, tmp_path: Path, schema: type, factories, like: str, says: str
+) -> None:
+    register(monkeypatch, schema, factories, like)
+    own = tmp_path / "conf" / "loss" / "schemed.yaml"
+    own.parent.mkdir(parents=True)
+    top = "defaults: [/schema/loss/schemed@_here_, _self_]"
+    own.write_text(f"{top}\nname: schemed\nepsilon: 1\n", "utf-8")
+    name = "registered" if like else "schemed"
+    # In a sweep before the first job runs.
+    for words in ([f"loss={name}"], [f"loss=klpen,{name}", "-m"]):
+        if (like, len(words)) == ("clip", 2):  # what a class reads is seen when it runs
+            break
+        assert exits(*words[1:], "--config-dir", str(tmp_path / "conf"), *QUICK, words[0]) == 2
+        said = capsys.readouterr()
+        assert (said.out, len(said.err.splitlines())) == ("", 1), said
+        assert says in said.err
+        assert not any(Path("outputs").glob("*"))
 
 
 def test_settings_that_name_no_choice_are_refused() -> None:

@@ -61,8 +61,8 @@ def move(agent: Agent, by: float) -> None:
 
 
 def pids_of(rollout) -> list[int]:
-    workers = rollout._collector.remote_collectors
-    return rollout._ray.get([w.__ray_call__.remote(lambda _: os.getpid()) for w in workers])
+    calls = [w.__ray_call__.remote(lambda _: os.getpid()) for w in rollout._workers]
+    return rollout._ray.get(calls)
 
 
 @dataclass
@@ -223,7 +223,7 @@ def test_more_cpus_than_the_cluster_has_are_refused() -> None:
 
 
 def test_what_is_worked_around_is_still_so() -> None:
-    """When this fails, klrl/control/ray_rollout.py may use what TorchRL has fixed."""
+    """When this fails, klrl/control/ray_rollout.py may use TorchRL's RayCollector."""
     from functools import partial
 
     import ray

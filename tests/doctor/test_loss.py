@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from klrl.doctor.__main__ import main
 
-from klrl.cli.doctor import main
 from klrl.doctor.loss import COEF, LossReport, examine_loss, report_text
 from klrl.doctor.problems import KINDS, Problem
 from tests.doctor.test_problems import tables

@@ -1,8 +1,8 @@
 """``klrl.report.diff``: what differs between two run folders made by hand."""
 
 import torch
+from klrl.diff import main
 
-from klrl.cli.diff import main
 from klrl.runs.checkpoint import Checkpoints
 from klrl.runs.metrics import METRICS
 from tests.report.toys import rows_of, write_run

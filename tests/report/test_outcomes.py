@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
+from klrl.report.__main__ import main
 
-from klrl.cli.report import main
 from klrl.report.differences import differences_of, front, shown
 from klrl.report.measures import summary_lines
 from klrl.report.outcomes import count_runs, remarks, short_runs

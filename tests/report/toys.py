@@ -7,7 +7,7 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
-from klrl.cli.report import main
+from klrl.report.__main__ import main
 
 ROWS = 20
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from klrl.diff import main as diff
+from klrl.report.__main__ import main as report
 from tensordict import TensorDict
 
 import klrl
 from klrl.base.digits import number
-from klrl.cli.diff import main as diff
-from klrl.cli.report import main as report
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.record import rewards_of as control_rewards
 from klrl.control.reward_norm import RewardNormalizer

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from klrl.evaluate import main as evaluate_main
 
 import klrl
 from klrl.__main__ import main
-from klrl.cli.evaluate import main as evaluate_main
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK

@@ -11,8 +11,8 @@ from torchrl.envs import Compose
 
 import klrl
 from klrl.base.errors import ConfigError
-from klrl.cli.evaluate import main as evaluate_main
 from klrl.envs.transforms.rlhf import KLRewardTransform
+from klrl.evaluate import main as evaluate_main
 from klrl.kl import KLComputation, RetrieveLogProb
 from klrl.runs.folder import _git_commit
 from klrl.runs.metrics import METRICS

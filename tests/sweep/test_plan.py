@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from klrl.plan import main as plan_main
 
 from klrl.__main__ import main as klrl_main
 from klrl.base.errors import ConfigError
-from klrl.cli.plan import main as plan_main
 from klrl.config import JoblibConfig, LauncherConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer

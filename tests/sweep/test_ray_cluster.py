@@ -333,7 +333,7 @@ collect, count = RayRollout.collect, 0
 def doomed(self):
     global count
     if count == number:
-        actor = self._collector.remote_collectors[worker]
+        actor = self._workers[worker]
         os.kill(self._ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
     count += 1
     return collect(self)

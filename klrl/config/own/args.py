@@ -75,4 +75,6 @@ def _typed(key: str, value: Any, hint: Any, default: Any) -> Any:
     except ValidationError as error:
         why = error.errors()[0]["msg"].removeprefix("Input ")
         raise ConfigError(f"{key}={value}: {why}") from error
+    if isinstance(value, bool) and not isinstance(typed, bool):  # pydantic takes true for 1
+        raise ConfigError(f"{key}={value}: give a {type(typed).__name__}")
     return typed if isinstance(typed, _PLAIN) else value
