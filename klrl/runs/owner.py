@@ -323,7 +323,11 @@ def _start_by_ps(pid: int) -> str | None:
     """The same to the second, for macOS: it has no folder of processes."""
     command = ["ps", "-o", "stat=", "-o", "lstart=", "-p", str(pid)]
     told = subprocess.run(  # names of months, and the same hour always
-        command, env=os.environ | {"LC_ALL": "C", "TZ": "UTC"}, capture_output=True, text=True, check=False
+        command,
+        env=os.environ | {"LC_ALL": "C", "TZ": "UTC"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     state, _, started = told.stdout.strip().partition(" ")
     return None if state[:1] in ("", "Z") else started.strip()
