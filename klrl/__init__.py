@@ -5,7 +5,9 @@ The command line ``klrl`` (or ``python -m klrl``) trains; :func:`run`, :func:`co
 TorchRL's own loops. Nothing here imports torch before it is needed.
 """
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from klrl.base.imports import look_up
@@ -34,6 +36,9 @@ _WHERE = {
     "run": "klrl.api",
 }
 
+if find_spec("fcntl") is None:  # whatever is imported: as a command, and from Python
+    print("klrl: runs on Linux and macOS; on Windows, install it in WSL", file=sys.stderr)
+    raise SystemExit(2)
 install()
 
 

@@ -1,5 +1,6 @@
 """Shared fixtures. Warnings are errors (pyproject.toml); exceptions stand here with a reason."""
 
+import fcntl
 import gc
 import logging
 import os
@@ -97,6 +98,14 @@ def settings() -> Callable[..., object]:
     from klrl.config.compose import Composer
 
     return lambda *words: to_config(Composer().explained([*QUICK, *words]))
+
+
+def name_of(descriptor: int) -> str:
+    """The name of an open file; macOS has no /proc."""
+    if sys.platform != "darwin":
+        return Path(f"/proc/self/fd/{descriptor}").readlink().name
+    path: bytes = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024))
+    return Path(path.rstrip(b"\0").decode()).name
 
 
 #: A run of a second: two iterations of Pendulum, no wandb.

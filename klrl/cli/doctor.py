@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 
 from klrl.base.errors import ConfigError
+from klrl.base.text import text_table
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
 
@@ -21,6 +22,8 @@ def doctor_command(argv: list[str]) -> int:
     words = [f"{name} {value}" for name, value in given.items() if value is not None]
     for word in (*words, *args.settings):
         raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
+    if args.install:
+        return _print_installed(args.json)
 
     from klrl.doctor import examine
     from klrl.doctor.lines import off, table
@@ -36,6 +39,24 @@ def doctor_command(argv: list[str]) -> int:
     if wrong:
         print(f"\n{len(wrong)} of klrl's own lines are off", file=sys.stderr)
     return FAILED if wrong else DONE
+
+
+def _print_installed(as_json: bool) -> int:
+    """What is missing for what people do; fails where klrl itself is not complete."""
+    from klrl.doctor.install import uses
+
+    found = uses()
+    if as_json:
+        print(json.dumps([asdict(use) for use in found], indent=1))
+    else:
+        rows = [
+            (use.purpose, f"no: {', '.join(use.missing)}", use.remedy)
+            if use.missing
+            else (use.purpose, "yes")
+            for use in found
+        ]
+        print(text_table([("for", "installed", "install it with"), *rows]))
+    return FAILED if found[0].missing else DONE
 
 
 def _examine_loss(args: Namespace) -> int:
@@ -70,6 +91,7 @@ def parser() -> Parser:
         "have the gradient of E[return] - coef KL(pi||ref)?",
     )
     parser.add_flag("--parity", "only kl=legacy against kl=retrieve, on one trajectory")
+    parser.add_flag("--install", "what is installed for what people do, and what installs the rest")
     parser.add_flag("--json", "print JSON instead of tables")
     loss = parser.add_argument_group("a loss of your own (docs/doctor.md)")
     loss.add_argument(

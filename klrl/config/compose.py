@@ -8,11 +8,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import hydra
 import yaml
-from hydra._internal.utils import get_args_parser
+from hydra._internal import utils as hydras
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -34,6 +35,16 @@ from klrl.config.rules.objective import check_objective
 from klrl.config.rules.unread import check_all_read
 
 
+class _Unchecked(argparse.ArgumentParser):
+    """Hydra 1.3.8 writes an option's help as an object, which Python 3.14 refuses as no text."""
+
+    def _check_help(self, action: argparse.Action) -> None:
+        pass
+
+
+hydras.argparse = SimpleNamespace(**vars(argparse) | {"ArgumentParser": _Unchecked})
+
+
 class Checked(NamedTuple):
     """The overrides and the checked settings of a job."""
 
@@ -48,7 +59,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         Hydra's flags; ``overrides``, with ``++`` where a dictionary is open, and with paths quoted;
         ``given``, the overrides as they came; ``flags``, all else.
     """
-    parser = get_args_parser()
+    parser = hydras.get_args_parser()
     parser.exit_on_error = False  # it would print eight lines of usage
     argv = [_without_dashes(each) for each in argv]
     try:

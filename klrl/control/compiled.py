@@ -20,8 +20,6 @@ updates.
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +43,7 @@ from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
 from klrl.config import Config, OwnPart
 from klrl.control.step import Step, StepParts, eager_step, pure_step
+from klrl.runs.machine import cxx
 
 #: From so many gradient steps on, building a package pays: it saves about 2 ms for every three.
 AUTO_STEPS = 10_000
@@ -110,7 +109,7 @@ def choose(
             return HowItRuns("false", str(error))
         except BadPackage as error:
             unusable = f"{error}, learner.compile=aot builds it anew"
-    if mode != "false" and not _compiler():
+    if mode != "false" and not cxx():
         return HowItRuns("false", f"learner.compile={mode} needs a C++ compiler, and there is none")
     return HowItRuns(mode, unusable if mode == "false" else None)
 
@@ -270,17 +269,13 @@ def _torchs_own_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         warnings.filterwarnings("ignore", "`torch.jit.script_method`", DeprecationWarning)
+        # Debian's Python is without headers unless python3-dev is installed; a package needs none.
+        warnings.filterwarnings("ignore", "Can't find Python.h", UserWarning)
         yield
 
 
 def _copies(example: Sequence[Tensor]) -> list[Tensor]:
     return [value.detach().clone() for value in example]
-
-
-def _compiler() -> str | None:
-    """The C++ compiler that torch would call."""
-    names = [os.environ["CXX"]] if "CXX" in os.environ else ["c++", "g++", "clang++"]
-    return next(filter(None, map(shutil.which, names)), None)
 
 
 def _processor() -> str:

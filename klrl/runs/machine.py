@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from netrc import NetrcParseError, netrc
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -85,6 +86,12 @@ def require(package: str, setting: str, remedy: str) -> None:
     """Refuse a setting whose optional package is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{setting}: the package {package} is not installed; {remedy}")
+
+
+def cxx() -> str | None:
+    """The C++ compiler that torch would call."""
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["c++", "g++", "clang++"]
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def check_package(group: str, name: str) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,8 @@ _FOLDERS = (
 #: What queues call a job's id, and how often it was started again.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
+#: Linux's folder of processes.
+_PROCESSES = Path("/proc")
 #: Files and folders that a killed owner leaves.
 STAGING = ".staging-"
 _LEFT = (
@@ -310,10 +313,24 @@ def process_start(pid: int) -> str | None:
     It tells apart processes with the same id: ids are reused after a reboot, and in containers.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        stat = (_PROCESSES / f"{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
-        return None
+        return None if _PROCESSES.exists() else _start_by_ps(pid)
     return None if stat[0] in "ZX" else stat[19]  # ended, but its parent has not asked yet
+
+
+def _start_by_ps(pid: int) -> str | None:
+    """The same to the second, for macOS: it has no folder of processes."""
+    command = ["ps", "-o", "stat=", "-o", "lstart=", "-p", str(pid)]
+    told = subprocess.run(  # names of months, and the same hour always
+        command,
+        env=os.environ | {"LC_ALL": "C", "TZ": "UTC"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    state, _, started = told.stdout.strip().partition(" ")
+    return None if state[:1] in ("", "Z") else started.strip()
 
 
 def lives_here(process: Mapping[str, Any]) -> bool:

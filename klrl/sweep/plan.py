@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -111,10 +112,11 @@ def _probe(job: PlannedJob, copies: int) -> Cost:
     """Measure a job in several processes at a time; the mean of their costs."""
     also = f", {copies} at a time" if copies > 1 else ""
     print(f"  measuring {job.name} for {SECONDS:g} s{also} ...", file=sys.stderr, flush=True)
-    request = json.dumps({"settings": asdict(job.config), "seconds": SECONDS})
+    asked = {"settings": asdict(job.config), "seconds": SECONDS}
     command = [sys.executable, "-m", "klrl.sweep.probe"]
 
     def run(_: int) -> Cost:
+        request = json.dumps({**asked, "started": time.time()})
         done = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]

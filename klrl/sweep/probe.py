@@ -1,6 +1,8 @@
 """Runs a job for some seconds in a process of its own, and measures the cost of its parts.
 
-    python -m klrl.sweep.probe < request.json     {"settings": {...}, "seconds": 4}
+    python -m klrl.sweep.probe < request.json     {"settings": {...}, "seconds": 4, "started": ...}
+
+``started`` is when this process was started, in seconds since 1970.
 
 The answer is the last line of stdout: a :class:`Cost` as JSON.
 """
@@ -9,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import resource
 import sys
 import tempfile
@@ -79,7 +80,7 @@ class _Timer(Callback):
             training.stop()
 
 
-def probe(settings: dict[str, Any], seconds: float) -> Cost:
+def probe(settings: dict[str, Any], seconds: float, started: float) -> Cost:
     """Run a job with these checked settings twice, and stop it as by Ctrl-C, in temporary folders.
 
     What the first run takes longer than the second one is paid once per process.
@@ -100,7 +101,7 @@ def probe(settings: dict[str, Any], seconds: float) -> Cost:
                 training.train(RunFolder(Path(folder)), callbacks=[timer])
             return timer.now() - began, training
 
-    imported, first, timer = _age(), _Timer(_FIRST_SECONDS), _Timer(seconds)
+    imported, first, timer = time.time() - started, _Timer(_FIRST_SECONDS), _Timer(seconds)
     took_first, _ = run(first)
     took, training = run(timer)
     steps = len(timer.stamps) - 1
@@ -114,19 +115,18 @@ def probe(settings: dict[str, Any], seconds: float) -> Cost:
         iteration=iteration,
         episode=sum(timer.evaluations) / max(timer.episodes, 1),
         checkpoint=fmean(timer.checkpoints or [0.0]),
-        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        children=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        memory=_peak(resource.RUSAGE_SELF),
+        children=_peak(resource.RUSAGE_CHILDREN),
         longest=training.parts.longest_episode,
     )
 
 
-def _age() -> float:
-    """Seconds since this process was started."""
-    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+def _peak(who: int) -> int:
+    """The peak of memory in bytes; macOS counts in bytes, Linux in KiB."""
+    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":
     request = json.load(sys.stdin)
-    cost = probe(request["settings"], request["seconds"])
+    cost = probe(**request)
     print("\n" + json.dumps(asdict(cost)))

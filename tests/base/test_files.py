@@ -16,6 +16,7 @@ from klrl.base.files import (
     to_append,
     to_update,
 )
+from tests.conftest import name_of
 
 
 def test_a_reader_sees_the_old_text_until_the_new_one_is_whole(tmp_path: Path, monkeypatch) -> None:
@@ -60,7 +61,7 @@ def test_the_disk_confirms_the_contents_before_the_name_and_then_the_name(
     sync, rename = os.fsync, Path.replace
 
     def fsync(descriptor: int) -> None:
-        steps.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        steps.append(name_of(descriptor))
         sync(descriptor)
 
     def replace(path: Path, to: Path) -> Path:

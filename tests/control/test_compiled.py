@@ -251,7 +251,7 @@ def test_torchs_compiler_still_warns_of_its_own_code() -> None:
 
 
 def test_without_a_compiler_it_is_eager_and_says_so(settings, cache, monkeypatch) -> None:
-    monkeypatch.setattr(compiled, "_compiler", lambda: None)
+    monkeypatch.setattr(compiled, "cxx", lambda: None)
     for mode in ("aot", "jit"):
         experiment, batch = made(settings, f"learner.compile={mode}")
         told: list[str] = []

@@ -96,7 +96,7 @@ def test_auto_takes_a_package_however_short_the_run(settings, kept, no_build, mo
     packaged, _, _ = learn(settings, "aot", *PACKAGED)
     eager, _, _ = learn(settings, "false", *PACKAGED)
     assert not torch.equal(packaged, eager), "else this test could not tell one from the other"
-    monkeypatch.setattr(compiled, "_compiler", lambda: None)
+    monkeypatch.setattr(compiled, "cxx", lambda: None)
     found, _, told = learn(settings, "auto", *PACKAGED)
     assert told == [f"update: package {kept.name[:8]} found in the cache"]
     assert torch.equal(found, packaged)

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from klrl.runs.checkpoint import Checkpoints
+from tests.conftest import name_of
 from tests.runs.saves import (
     BEST,
     CPU,
@@ -108,7 +109,7 @@ def test_an_entry_is_on_the_disk_before_it_has_its_name(monkeypatch) -> None:
     sync, rename = os.fsync, os.rename
 
     def fsync(descriptor: int) -> None:
-        told.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        told.append(name_of(descriptor))
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)

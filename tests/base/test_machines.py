@@ -1,0 +1,175 @@
+"""Machines that this one is not: macOS, which has no /proc, Windows, Pythons that do not run."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from klrl.runs import owner
+from klrl.runs.owner import process_start
+from klrl.sweep import probe
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
+def test_without_proc_a_process_is_known_by_its_start(monkeypatch) -> None:
+    on_linux = process_start(os.getpid())
+    monkeypatch.setattr(owner, "_PROCESSES", Path("nowhere"))
+    started = process_start(os.getpid())
+    assert started != on_linux
+    assert re.fullmatch(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}", started)
+    assert process_start(os.getpid()) == started
+    this = {"pid": os.getpid(), "pid_started": started}
+    assert owner.lives_here(this)
+    assert not owner.lives_here(this | {"pid_started": "Thu Jan  1 00:00:00 1970"})
+
+    child = subprocess.Popen(["sleep", "60"])
+    assert process_start(child.pid) is not None
+    child.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_start(child.pid) is None, "ended, not yet collected"
+    child.wait()
+    assert process_start(child.pid) is None
+
+
+@pytest.mark.parametrize(("system", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_peak_memory_is_in_bytes(monkeypatch, system: str, unit: int) -> None:
+    usage = SimpleNamespace(ru_maxrss=3_000_000)
+    monkeypatch.setattr(probe.resource, "getrusage", lambda who: usage)
+    monkeypatch.setattr(probe.sys, "platform", system)
+    assert probe._peak(probe.resource.RUSAGE_SELF) == 3_000_000 * unit
+
+
+@pytest.mark.parametrize("words", [["-m", "klrl", "--version"], ["-m", "klrl.evaluate", "run"]])
+def test_on_windows_one_line_names_wsl(words: list[str]) -> None:
+    """As there: Python has no module fcntl."""
+    Path("sitecustomize.py").write_text("import sys\nsys.modules['fcntl'] = None\n")
+    env = os.environ | {"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "klrl: runs on Linux and macOS; on Windows, install it in WSL"
+    ]
+
+
+def test_hydras_help_is_still_no_text() -> None:
+    """Else ``_Unchecked`` in klrl/config/compose.py, which Python 3.14 needs for it, may go."""
+    from klrl.config.compose import hydras
+
+    helps = [action.help for action in hydras.get_args_parser()._actions]
+    assert any(not isinstance(each, str) for each in helps)
+
+
+#: Python as ``.ci/setup`` calls it: -c CODE, -m venv --clear FOLDER, -m pip; uv likewise.
+STUB = """#!/bin/sh
+echo "${0##*/} $*" >> log
+case "$1 $2" in
+  "-m venv") rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+  "-c import platform"*) echo "3.12.1 $0" ;;
+esac
+exit %d
+"""
+
+
+def set_up(*programs: str, broken: str = "", **environment: str) -> subprocess.CompletedProcess:
+    """``.ci/setup own`` where only these programs are found; a broken one is there and fails."""
+    bin_ = Path("bin")
+    shutil.rmtree(bin_, ignore_errors=True)
+    bin_.mkdir()
+    for name in ("bash", "sh", "rm", "mkdir", "cp"):
+        (bin_ / name).symlink_to(shutil.which(name))
+    for name in (*programs, *broken.split()):
+        (bin_ / name).write_text(STUB % (127 if name in broken else 0))
+        (bin_ / name).chmod(0o755)
+    Path("log").write_text("")
+    return subprocess.run(
+        [shutil.which("bash"), ROOT / ".ci/setup", "own", "-e", "."],
+        env={"PATH": str(bin_.resolve()), **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def log() -> list[str]:
+    """The calls that made or filled an environment."""
+    return [line for line in Path("log").read_text().splitlines() if " -c " not in line[:14]]
+
+
+def test_the_newest_python_that_runs_is_taken_and_said() -> None:
+    done = set_up("python3.12", "python3.11", "python3", broken="python3.14 python3.13")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"own: Python 3.12.1, {Path('bin/python3.12').resolve()}\n"
+    assert log()[0] == "python3.12 -m venv --clear own"
+    assert log()[1].startswith("python -m pip install ")
+    assert log()[1].endswith(" -c constraints.txt -e .")
+
+    again = set_up("python3.14", "python3.12")
+    assert (again.returncode, again.stderr) == (0, ""), "the environment that is there is kept"
+    assert len(log()) == 1
+
+    Path("own/bin/python").unlink()
+    Path("own/bin/python").symlink_to("gone")
+    assert set_up("python3.14", "python3.12").returncode == 0
+    assert log()[0] == "python3.14 -m venv --clear own", "its Python was removed"
+
+
+def test_the_python_that_is_named_is_taken() -> None:
+    assert set_up("python3.14", "mine", PYTHON="mine").returncode == 0
+    assert log()[0] == "mine -m venv --clear own"
+
+
+@pytest.mark.parametrize("python", ["", "mine"])
+def test_with_no_python_it_is_said_what_to_install(python: str) -> None:
+    named = {"PYTHON": python} if python else {}
+    done = set_up(*(["python3.14"] if python else []), broken="mine python3", **named)
+    assert done.returncode == 2
+    assert f"; {python or 'this PATH'} has none that runs." in done.stderr
+    assert all(each in done.stderr for each in ("apt install", "brew install", "or uv"))
+    assert not Path("own").exists()
+
+
+@pytest.mark.parametrize(("pythons", "taken"), [(["python3.12"], "python3.12"), ([], "3.13")])
+def test_uv_is_used_where_it_is_installed(pythons: list[str], taken: str) -> None:
+    assert set_up("uv", *pythons).returncode == 0
+    venv, pip = log()
+    assert venv.startswith("uv venv ")
+    assert venv.endswith(f"--python {taken} own")
+    assert pip.startswith("uv pip install ")
+    assert pip.endswith("--python own/bin/python -c constraints.txt -e .")
+
+
+def made(*words: str) -> str:
+    """What make would do; the make that runs these tests hands nothing on."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k != "PYTHON"}
+    command = ["make", "--dry-run", "--always-make", "-C", str(ROOT), *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_a_python_that_is_named_has_an_environment_of_its_own() -> None:
+    own = ".venv-{}.{}".format(*sys.version_info)
+    assert f"bash .ci/setup {own} -e '.[dev]'" in made("quick", f"PYTHON={sys.executable}")
+    assert "bash .ci/setup .venv -e '.[dev]'" in made("quick")
+    assert "\n.venv/bin/python -m klrl env=hopper\n" in made("run", "ARGS=env=hopper")
+
+
+def test_the_workflow_calls_targets_on_the_pythons_that_are_taken() -> None:
+    text = (ROOT / ".github/workflows/ci.yml").read_text()
+    targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    called = re.findall(r"run: make (\S+)", text)
+    assert called
+    assert set(called) <= set(targets)
+    setup = (ROOT / ".ci/setup").read_text()
+    first, end = (int(n) for n in re.search(r"\(3, (\d+)\) <= .* < \(3, (\d+)\)", setup).groups())
+    matrix = yaml.safe_load(text)["jobs"]["two-commands"]["strategy"]["matrix"]
+    assert matrix["python"] == [f"3.{minor}" for minor in range(first, end)]
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'requires-python = ">=3.{first}"' in project

@@ -1,0 +1,117 @@
+"""``klrl doctor --install``: every extra has its line, and what is missing is found in metadata."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from klrl.base.errors import ConfigError
+from klrl.cli.doctor import doctor_command
+from klrl.doctor import install
+from klrl.doctor.install import PURPOSES, Use, uses
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+
+def package(name: str, version: str, *requires: str) -> None:
+    """An installed package, as pip leaves it."""
+    folder = Path(f"{name}-{version}.dist-info")
+    folder.mkdir()
+    extras = {word.split("'")[1] for word in requires if "extra ==" in word}
+    lines = [f"Name: {name}", f"Version: {version}", *(f"Provides-Extra: {x}" for x in extras)]
+    lines += [f"Requires-Dist: {each}" for each in requires]
+    (folder / "METADATA").write_text("Metadata-Version: 2.4\n" + "\n".join(lines) + "\n")
+
+
+def test_every_extra_has_its_purpose_unless_it_only_joins_others() -> None:
+    extras = PROJECT["optional-dependencies"]
+    joining = {name for name, words in extras.items() if all("klrl[" in each for each in words)}
+    assert joining == {"games", "sweeps", "cluster", "all"}
+    assert set(PURPOSES) == {"", *extras} - joining
+    alone = {f"klrl[{name}]" for name in PURPOSES.keys() - {"", "dev", "test", "bench", "pixels"}}
+    assert alone <= reached("all"), "all is what users need, piece by piece"
+
+
+def reached(extra: str) -> set[str]:
+    """The extras that one joins, with theirs."""
+    names = set()
+    for each in PROJECT["optional-dependencies"][extra]:
+        if each.startswith("klrl["):
+            for name in each[5:].partition("]")[0].split(","):
+                names |= {f"klrl[{name}]"} | reached(name)
+    return names
+
+
+def test_what_is_missing_is_found_in_the_metadata(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    package("here", "2.1", "deep>=1; extra == 'more'", "never; extra == 'other'")
+    package("early", "3.0rc1")
+    package(
+        "toy",
+        "1.0",
+        *("here>=2", "early>=2", "windows; sys_platform == 'win32'"),
+        *("gone>=1; extra == 'video'", "here>=2; extra == 'video'"),
+        *("here[more]>=2; extra == 'data'", "early<2; extra == 'data'"),
+        "absent; extra == 'dev' and python_version > '3'",
+        *("toy[video]; extra == 'test'", "toy[data]; python_version < '3' and extra == 'test'"),
+    )
+    found = {use.purpose: use for use in uses("toy")}
+    assert found[PURPOSES[""]].missing == []
+    assert found[PURPOSES["video"]] == Use(PURPOSES["video"], ["gone"], "pip install 'toy[video]'")
+    assert found[PURPOSES["data"]].missing == ["deep", "early <2"]
+    assert found[PURPOSES["dev"]].missing == ["absent"]
+    assert found[PURPOSES["test"]].missing == ["gone"]
+    assert PURPOSES["ray"] not in found, "toy has no such extra"
+
+
+def test_smollm2_is_a_wheel_that_is_installed_alone(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    package("toy", "1.0", "toy; extra == 'smollm'")
+    monkeypatch.setattr(install, "_ALONE", {"smollm": "no-such-wheel"})
+    (found,) = (use for use in uses("toy") if use.purpose == PURPOSES["smollm"])
+    assert found.missing == ["no-such-wheel"]
+    assert found.remedy == "pip install 'toy[smollm]' && pip install --no-deps no-such-wheel"
+
+
+def test_the_machines_own_programs(monkeypatch) -> None:
+    there: set[str] = set()
+    monkeypatch.setattr(install.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.delenv("CXX", raising=False)
+    found = {use.purpose: use.missing for use in uses()}
+    assert found["compiled updates"] == ["a C++ compiler"]
+    assert found["launcher.cluster=slurm"] == ["sbatch"]
+    assert "NVIDIA's driver" in found["device=cuda"]
+    there |= {"clang++", "sbatch", "nvidia-smi"}
+    found = {use.purpose: use.missing for use in uses()}
+    assert found["compiled updates"] == found["launcher.cluster=slurm"] == []
+    assert "NVIDIA's driver" not in found["device=cuda"]
+
+
+def test_the_table_and_its_json_need_no_torch() -> None:
+    code = (
+        "import sys\nfrom klrl.cli.doctor import doctor_command\n"
+        "code = doctor_command(sys.argv[1:])\nassert 'torch' not in sys.modules\nsys.exit(code)"
+    )
+    words = [sys.executable, "-c", code, "--install"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["for", "installed", "install", "it", "with"]
+    assert lines[1].split("  ")[0] == PURPOSES[""]
+    done = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)) == len(lines) - 1
+
+
+def test_an_incomplete_core_fails(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(install, "uses", lambda: [Use("control", ["torch"], "pip install klrl")])
+    assert doctor_command(["--install"]) == 1
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        *("control", "no:", "torch", "pip", "install", "klrl")
+    ]
+
+
+def test_sources_that_are_not_installed_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--install: no-such-package is not installed"):
+        uses("no-such-package")
