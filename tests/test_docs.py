@@ -20,22 +20,23 @@ from tests.runs.commands import exits, rows_of
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
-#: Flags that only print the job.
-PRINTS = {"--cfg", "job"}
+#: A command of a page that starts, prints or plans a job: its words.
+STARTS = re.compile(
+    r"^    (?:python -m )?klrl (?:plan )?((?:-m |[\w.]+=).*?)(?: +#.*)?$", re.MULTILINE
+)
 
 
 def commands() -> list[str]:
-    """Every ``python -m klrl ...`` of the pages that starts or prints a job."""
-    lines = [line.strip() for page in PAGES for line in page.read_text("utf-8").splitlines()]
-    found = [line.partition("  #")[0] for line in lines if line.startswith("python -m klrl ")]
-    away = ("--help", "--config-dir", "resume=")
-    return sorted({line.rstrip() for line in found if not any(word in line for word in away)})
+    """Of all pages; tests/extending runs those that need a file of one's own."""
+    pages = [page for page in PAGES if page.name != "extending.md"]
+    found = {line.rstrip() for page in pages for line in STARTS.findall(page.read_text("utf-8"))}
+    return sorted(line for line in found if not line.startswith(("resume=", "env=custom")))
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("command", commands())
 def test_every_command_of_the_pages_composes(command: str) -> None:
-    args = parse_args([word for word in shlex.split(command)[3:] if word not in PRINTS])
+    args = parse_args([word for word in shlex.split(command) if word not in ("--cfg", "job")])
     words = split_overrides(args.overrides) if args.multirun else None
     if words is None:
         jobs = [args.overrides]
@@ -50,7 +51,16 @@ def test_every_command_of_the_pages_composes(command: str) -> None:
         assert config.iterations * config.frames_per_iteration >= config.frames > 0
 
 
-WHICH = (ROOT / "docs" / "which_kl.md").read_text("utf-8").splitlines()
+def test_readme_is_a_screen_and_a_half_of_short_sentences() -> None:
+    """Without its commands, pictures and targets of links; a line of a list is a sentence."""
+    page = PAGES[0].read_text("utf-8")
+    assert page.count("\n") <= 90
+    assert max(map(len, page.splitlines())) <= 120
+    text = re.sub(r"^(?:    |#|!).*$|\]\([^)]*\)", "", page, flags=re.MULTILINE)
+    sentences = re.split(r"[.?!](?=\W*\s)|\n\n|\n- ", text)
+    assert [line for line in sentences if len(line.split()) > 25] == []
+
+
 RUN = "outputs/RUN"
 
 
@@ -64,7 +74,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 #: The commands of which_kl.md.
-RUNS = [line.strip().partition("  #")[0] for line in WHICH if "python -m klrl" in line]
+RUNS = STARTS.findall((ROOT / "docs" / "which_kl.md").read_text("utf-8"))
 
 
 @pytest.mark.integration
@@ -76,7 +86,7 @@ RUNS = [line.strip().partition("  #")[0] for line in WHICH if "python -m klrl" i
     ],
 )
 def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> None:
-    words = shlex.split(line.replace(RUN, str(trained / RUN)))[3:]
+    words = shlex.split(line.replace(RUN, str(trained / RUN)))
     language = any(word.startswith("experiment=") for word in words)
     small = (*LANGUAGE_QUICK, f"actor.model={trained / 'model'}") if language else QUICK
     assert exits(*small, *words, "hydra.run.dir=run") == 0, capsys.readouterr().err

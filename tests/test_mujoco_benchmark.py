@@ -284,9 +284,9 @@ def ant_told(cells: dict) -> str:
 
 
 @pytest.mark.integration
-def test_readmes_numbers_are_those_of_the_committed_cells() -> None:
+def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
     cells = {setting: known(setting) for setting in (HELD, CLIP, KLPEN)}
-    told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    told = " ".join((ROOT / "docs/results/README.md").read_text("utf-8").split())
     assert ant_told(cells) in told
     for key, tasks in (("training", set(MAIN) - {"ant"}), ("return", MAIN)):
         gaps = [loss_beside_loss(cells, CLIP, KLPEN, task, key) for task in tasks]

@@ -350,7 +350,7 @@ def test_the_heavier_hopper_is_twice_as_heavy_in_its_torso_alone() -> None:
     assert masses[1] / masses[0] == pytest.approx([2, 1, 1, 1])
 
 
-def test_readmes_losses_on_the_old_task_are_those_of_the_figures() -> None:
+def test_the_pages_losses_on_the_old_task_are_those_of_the_figures() -> None:
     with (page.FOLDER / "forgetting" / "figures.csv").open(encoding="utf-8") as file:
         lines = [line for line in csv.DictReader(file) if line["measure"] == "old"]
     seeds = {(line["env"], line["kl.coef"]): line["seeds"].split() for line in lines}
@@ -360,5 +360,5 @@ def test_readmes_losses_on_the_old_task_are_those_of_the_figures() -> None:
         lost = [float(base) - float(tuned) for base, tuned in pairs]
         assert len(lost) == 5
         told.append(f"{env} {min(lost):.0f} to {max(lost):.0f}")
-    readme = " ".join((Path(__file__).parents[1] / "README.md").read_text("utf-8").split())
-    assert f"({told[0]} points, {told[1]})" in readme
+    index = " ".join((page.FOLDER / "README.md").read_text("utf-8").split())
+    assert f"({told[0]} points, {told[1]})" in index

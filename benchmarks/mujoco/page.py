@@ -57,7 +57,7 @@ def write_page(folder: Path = FOLDER) -> None:
         raise SystemExit(f"{folder}: no run is finished yet")
     write_csv(rows, MEASURES, folder / "figures.csv")
     draw_curves(folder / "mujoco.png", cells, "frames")
-    # README's picture: Stable-Baselines3 has CleanRL's settings here, its zoo's return far more.
+    # The index's picture: Stable-Baselines3 has CleanRL's settings here, its zoo's return far more.
     shown = {setting: tasks for setting, tasks in cells.items() if setting != SB3}
     draw_curves(folder / "main.png", shown, "frames", MAIN, columns=5)
     draw_curves(folder / "cpu.png", cells, "seconds")

@@ -1,11 +1,13 @@
-"""What docs/extending.md shows: its files, its commands."""
+"""What docs/extending.md and README show: files of one's own, and the commands that run them."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "extending.md"
+TEXT = PAGE.read_text("utf-8") + (ROOT / "README.md").read_text("utf-8")
 #: What makes a run of the page one of a second.
 SHORT = (
     *("frames=128", "env.num_envs=2", "collector.steps=32"),
@@ -13,14 +15,14 @@ SHORT = (
 )
 
 
-def blocks() -> list[str]:
-    """The indented blocks of the page, without their indent."""
-    found = re.findall(r"(?:^    .*\n|^\n(?=    |\n    ))+", PAGE.read_text("utf-8"), re.MULTILINE)
+def blocks(start: str = "") -> list[str]:
+    """The indented blocks of the pages, without their indent; those behind ``start``."""
+    found = re.findall(rf"{start}((?:^    .*\n|^\n(?=    |\n    ))+)", TEXT, re.MULTILINE)
     return ["\n".join(line[4:] for line in block.split("\n")).strip() + "\n" for block in found]
 
 
 def files() -> dict[str, str]:
-    """The files of the page, by their names."""
+    """Their files, by their names."""
     found = {}
     for block in blocks():
         if match := re.search(r"\A(?:# .*\n)*?# ([\w/]+\.(?:py|yaml))\n", block):
@@ -29,6 +31,5 @@ def files() -> dict[str, str]:
 
 
 def commands() -> list[str]:
-    """The commands of the page that start a run."""
-    lines = [line for block in blocks() for line in block.splitlines()]
-    return [line for line in lines if re.match(r"klrl .*=", line)]
+    """The commands that run those files."""
+    return [line for block in blocks("^Run it:\n") for line in block.splitlines()]

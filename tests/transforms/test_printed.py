@@ -79,19 +79,6 @@ def test_klrewardtransform_of_control_as_printed() -> None:
     assert transform.DEFAULT_IN_KEYS == ["reward"]
 
 
-def test_attributes_of_the_documents() -> None:
-    gen, _ = pair()
-    scored = klrl.envs.llm.transforms.RetrieveLogProb(gen, tokenizer_kwargs={"padding": True})
-    assert scored.log_probs_full_key == ("gen_log_probs", "full")
-    assert scored.tokenizer_kwargs["padding"] is True
-    assert scored.device is None
-    computation = klrl.envs.llm.transforms.KLComputation(
-        gen_log_probs_key=("a", "full"), ref_log_probs_key=("b", "full")
-    )
-    assert computation.gen_log_probs_full_key == ("a", "full")
-    assert computation.ref_log_probs_full_key == ("b", "full")
-
-
 @pytest.mark.parametrize("key", ["lp", ("lp", "response"), ("lp",)])
 def test_a_key_that_torchrl_does_not_expect_is_warned_of(key) -> None:
     gen, _ = pair()
