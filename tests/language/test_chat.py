@@ -37,7 +37,7 @@ from klrl.train.loop import Training
 from tests.language.conftest import LENGTHS
 from tests.language.toys import network, of_tokens, prompts, truth
 from tests.runs.commands import manifest_of
-from tests.transforms.llm_toys import tokenizer, wrapper
+from tests.transforms.llm_toys import alone, tokenizer, wrapper
 
 pytestmark = pytest.mark.integration
 
@@ -239,16 +239,17 @@ def test_faults_of_the_wrapper_that_are_worked_around() -> None:
     settings = {"max_new_tokens": 4, "do_sample": True, "temperature": 0.5}
     policy = wrapper(model, "tokens", tokenizer=toy, generate=True, generate_kwargs=settings)
     before = torch.get_rng_state()
-
-    def answers(key: tuple[str, str]) -> Tensor:
-        out = policy(TensorDict({"tokens": {"prompt": ids}}, [2]).to_lazystack(0))
-        return torch.stack(out.get(key, as_list=True))
-
-    log_probs = answers(("log_probs", "response"))
+    out = policy(TensorDict({"tokens": {"prompt": ids}}, [2]).to_lazystack(0))
     assert not torch.equal(before, torch.get_rng_state()), "it draws from torch's own generator"
+    log_probs = torch.stack(out.get(("log_probs", "response"), as_list=True))
     assert not log_probs[:, 0].any(), "the first token's log-prob is forced to 0"
+    raw = torch.stack([alone(model, row)[5:] for row in out.get(("tokens", "full"))])
+    torch.testing.assert_close(log_probs[:, 1:], raw, msg="the others' ignore the temperature")
     bias = torch.zeros(300)
     bias[toy.eos_token_id] = 12.0
     model.lm_head.bias = torch.nn.Parameter(bias)  # the first token is an EOS
-    assert (answers(("tokens", "response"))[:, 0] == toy.eos_token_id).all()
-    assert not answers(("masks", "all_attention_mask"))[:, 4:].any(), "the EOS is lost"
+    out = policy(TensorDict({"tokens": {"prompt": ids}}, [2]).to_lazystack(0))
+    response = torch.stack(out.get(("tokens", "response"), as_list=True))
+    assert (response[:, 0] == toy.eos_token_id).all()
+    masks = torch.stack(out.get(("masks", "all_attention_mask"), as_list=True))
+    assert not masks[:, 4:].any(), "by value: the EOS is lost where pad == eos"

@@ -176,7 +176,7 @@ def check_language_step(c: LanguageConfig) -> None:
     if isinstance(c.kl, RetrieveKLConfig) and c.kl.estimator == "exact":
         raise ConfigError(
             "kl.estimator=exact: kl.apply=step retrieves log-probs of the sampled tokens alone; "
-            "use kl.estimator=k1 or kl.apply=rollout"
+            "use kl.placement=reward kl.estimator=k1, or kl.apply=rollout"
         )
     if c.mixed or c.actor.dtype == "bfloat16":
         dtype = "learner.dtype=mixed" if c.learner.dtype else "actor.dtype=bfloat16"

@@ -1,8 +1,8 @@
 """``kl.apply=step``: the published path, with the KL transforms in TorchRL's environment.
 
 DataLoadingPrimer -> ChatEnv -> :class:`ChatPolicy` -> :class:`Score` -> KLRewardTransform or
-RetrieveKL, collected by TorchRL's LLMCollector. Slow: prompts are computed once per response, and
-every model scores in a forward of its own.
+RetrieveKL, collected by TorchRL's LLMCollector. Slow: every model scores the rollout in a forward
+of its own, a row per response, and keeps its logits for that long.
 """
 
 from __future__ import annotations
