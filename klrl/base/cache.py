@@ -63,9 +63,9 @@ def private_folder(path: Path) -> None:
 def compiling() -> Iterator[None]:
     """Have torch's compiler keep its files below klrl's cache; the user's settings stay.
 
-    By itself it loads libraries from ``$TMPDIR/torchinductor_USER``, which anybody may have made:
-    so says the variable that torch sets when it is imported. Its headers are there in any case.
-    Errors as of :func:`private_folder`.
+    torch's default is ``$TMPDIR/torchinductor_USER``, which another user may have made first, and
+    importing torch sets TORCHINDUCTOR_CACHE_DIR to it. Precompiled headers ignore that variable and
+    follow TMPDIR. Errors as of :func:`private_folder`.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 

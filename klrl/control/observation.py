@@ -177,7 +177,7 @@ class Layout:
 
     @property
     def names(self) -> str:
-        """What two policies share that read the same entries."""
+        """All entries in words; equal for two policies that read the same."""
         return "; ".join(map(str, self.entries))
 
     @property

@@ -54,8 +54,8 @@ def read_prompts(
         setting: that names it, for messages.
         split: of a folder whose files (or data sets) are called by splits, see :func:`_called`;
             others are read whole.
-        asked_by: the setting that asks for this split, so that data without splits are refused;
-            None: nobody does.
+        asked_by: the setting that asks for this split; data without splits are then refused. None
+            where the split is only the default.
     """
     folder, where = expanded(path), f"{setting}={path}"
     chosen = _Split(split, where, asked_by)

@@ -69,8 +69,8 @@ def in_full_precision(model: nn.Module) -> Iterator[None]:
 def weights_cast_once(device: torch.device) -> AbstractContextManager[Any]:
     """Inside, a trained weight gets its bfloat16 copy at its first use, not at every call.
 
-    Autocast drops its copies when the outermost context ends, so this one turns nothing on and
-    only lasts longer. No weight may change inside.
+    Autocast keeps its copies until its outermost context ends. This context is that outermost one;
+    it is disabled, so it converts nothing itself. No weight may change inside.
     """
     return torch.autocast(device.type, enabled=False)
 
