@@ -61,25 +61,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.integration
 @pytest.mark.parametrize("preset", [name for name in PRESETS if installed(name)])
 def test_both_kl_modes_record_the_same_kl_beta_and_reward(preset: str, model: Path) -> None:
-    """Each loss goes with each mode, wandb with one mode of each preset."""
+    """Each loss goes with each mode; wandb and an evaluation with one mode of each preset."""
     Path("mine.py").write_text(LENGTHS)
     Path("data.jsonl").write_text('{"prompt": "3 1 2"}\n{"prompt": "one two"}\n' * 8)
     known, place = WORDS.get(preset, ()), PRESETS.index(preset)
     language = (f"actor.model={model}",) if LANGUAGE[0] in known else PLAIN
     loss = ("klpen", "klpen_held", "clip")[place % 3]
-    found = {}
+    found = [[], []]
     for i, kl in enumerate(("legacy", "retrieve")):
         given = (f"kl={kl}", f"kl.coef={COEF}", f"loss={loss}", f"hydra.run.dir={kl}")
         words = (*language, *known, f"env={preset}", *given)
         if logged := (place + i) % 2:
-            words = (*words, "logger=wandb")
+            words = (*words, "logger=wandb", "eval.every=2", "eval.episodes=1", "eval.final=1")
         assert (child(*words).wait() if preset == "pendulum" and logged else exits(*words)) == 0
         assert manifest_of(Path(kl))["status"] == "finished"
-        found[kl] = rows = rows_of(Path(kl))
+        found[logged] = rows = rows_of(Path(kl))
         check(rows, loss, *REWARDS.get(preset, (-math.inf, math.inf)))
         if logged:
             told = [each["item"] for each in wandb_records(Path(kl))["history"]]
             assert [each | row for each, row in zip(told, rows, strict=True)] == told
+            assert rows[-1]["eval/episodes"] == 1
     # Differences of rounding grow in a simulator.
-    for one, other, rel in zip(*map(timeless, found.values()), (1e-3, 5e-2), strict=True):
-        assert one == pytest.approx(other, rel=rel, abs=rel / 100)
+    for plain, logged, rel in zip(*map(timeless, found), (1e-3, 5e-2), strict=True):
+        same = {name: logged[name] for name in plain}
+        assert same == pytest.approx(plain, rel=rel, abs=rel / 100)

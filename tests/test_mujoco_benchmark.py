@@ -24,8 +24,6 @@ from benchmarks.mujoco.runs import CLIP, HELD, KLPEN, MAIN, known
 from benchmarks.mujoco.sb3 import Row
 from benchmarks.results import ROOT
 from klrl.report.statistics import chance_of_more
-from klrl.runs.rows import read_rows
-from tests.runs.commands import exits
 
 ENVS = Path(__file__).parents[1] / "conf/env"
 WHOLE = 488 * 2048  # what CleanRL makes of a million
@@ -411,20 +409,3 @@ def test_a_diverged_run_counts_as_it_was_at_its_last_checkpoint(tmp_path) -> Non
     assert found["failed"].startswith("NonFiniteError")
     assert 0 < found["return"] < 1000
     assert found["se"] > 0
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    "task",
-    [
-        task if task in ("ant", "swimmer") else pytest.param(task, marks=pytest.mark.slow)
-        for task in NAMES
-        if task not in ("half_cheetah", "hopper")
-    ],
-)
-def test_a_preset_trains_and_is_evaluated(task: str) -> None:
-    words = ("collector.steps=8", "learner.minibatches=2", "learner.epochs=1", "frames=64")
-    evals = ("eval.evaluations=1", "eval.final=2", "learner.compile=false", "logger=none")
-    assert exits(f"env={task}", *words, *evals, "hydra.run.dir=run") == 0
-    (row,) = read_rows(Path("run/metrics.jsonl"))
-    assert np.isfinite([row["reward/raw"], row["eval/return"], row["kl/old/exact"]]).all()
