@@ -21,8 +21,6 @@ from benchmarks.mujoco.runs import CLIP, HELD, KLPEN, MAIN, known
 from benchmarks.mujoco.sb3 import Row
 from benchmarks.results import ROOT
 from klrl.report.statistics import chance_of_more
-from klrl.runs.rows import read_rows
-from tests.runs.commands import exits
 
 ENVS = Path(__file__).parents[1] / "conf/env"
 WHOLE = 488 * 2048  # what CleanRL makes of a million
@@ -302,20 +300,3 @@ def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
         line["cpu"] / 60 for tasks in cells.values() for lines in tasks.values() for line in lines
     ]
     assert f"{min(minutes):.0f} to {max(minutes):.0f} minutes of CPU a run" in told
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    "task",
-    [
-        task if task in ("ant", "swimmer") else pytest.param(task, marks=pytest.mark.slow)
-        for task in NAMES
-        if task not in ("half_cheetah", "hopper")
-    ],
-)
-def test_a_preset_trains_and_is_evaluated(task: str) -> None:
-    words = ("collector.steps=8", "learner.minibatches=2", "learner.epochs=1", "frames=64")
-    evals = ("eval.evaluations=1", "eval.final=2", "learner.compile=false", "logger=none")
-    assert exits(f"env={task}", *words, *evals, "hydra.run.dir=run") == 0
-    (row,) = read_rows(Path("run/metrics.jsonl"))
-    assert np.isfinite([row["reward/raw"], row["eval/return"], row["kl/old/exact"]]).all()

@@ -49,13 +49,12 @@ MAKE = {
 
 def signature(text: str) -> dict[str, str]:
     """Argument -> default, of the text between a signature's parentheses."""
-    known = ast.parse(f"def f({text}): pass").body[0].args  # type: ignore[attr-defined]
-    first = known.args[-len(known.defaults) :] if known.defaults else []
-    found = dict.fromkeys((each.arg for each in known.args), NO_DEFAULT)
-    found |= {arg.arg: ast.unparse(value) for arg, value in zip(first, known.defaults, strict=True)}
-    for arg, value in zip(known.kwonlyargs, known.kw_defaults, strict=True):
-        found[arg.arg] = NO_DEFAULT if value is None else ast.unparse(value)
-    return {name: value for name, value in found.items() if name != "self"}
+    known: ast.arguments = ast.parse(f"def f({text}): pass").body[0].args  # type: ignore[attr-defined]
+    without = [None] * (len(known.args) - len(known.defaults))
+    values = [*without, *known.defaults, *known.kw_defaults]
+    told = [NO_DEFAULT if value is None else ast.unparse(value) for value in values]
+    names = [each.arg for each in (*known.args, *known.kwonlyargs)]
+    return {name: value for name, value in zip(names, told, strict=True) if name != "self"}
 
 
 ENTRY = r"(?:^|(?<=[\s.]))(\w+) \((?:[^()]|\([^()]*\))*\)\s?(?:–|:)\s"
@@ -117,12 +116,12 @@ def table() -> list[tuple[str, str, Any, Any, Any]]:
     rows: list[tuple[str, str, Any, Any, Any]] = []
     for name, known in yaml.safe_load(STORED.read_text("utf-8")).items():
         module, kind = name.rsplit(".", 1)
-        ours = getattr(importlib.import_module(f"klrl.{module}"), kind, None)
-        theirs = getattr(importlib.import_module(f"torchrl.{module}"), kind, None)
-        made = MAKE[name]() if name in MAKE else None
-        rows.append(
-            (name, "", kind, *(each.__name__ if each else ABSENT for each in (ours, theirs)))
+        ours, theirs = (
+            getattr(importlib.import_module(f"{package}.{module}"), kind, None)
+            for package in ("klrl", "torchrl")
         )
+        made = MAKE[name]() if name in MAKE else None
+        rows.append((name, "", "named", *("there" if each else ABSENT for each in (ours, theirs))))
         for argument, default in known["arguments"].items():
             documented = default if default == NO_DEFAULT else ast.literal_eval(default)
             found = default_of(ours, argument)
@@ -130,15 +129,12 @@ def table() -> list[tuple[str, str, Any, Any, Any]]:
                 found = getattr(made, _RENAMED.get(argument, argument), None)
                 found = round(found.item(), 6) if isinstance(found, torch.Tensor) else found
             rows.append((name, argument, documented, found, default_of(theirs, argument)))
+        source = inspect.getsource(theirs) if theirs else ""
         for attribute in known["attributes"]:
-            found = [hasattr(made, attribute) or hasattr(ours, attribute)]
-            found += [
-                bool(theirs)
-                and (hasattr(theirs, attribute) or attribute in inspect.getsource(theirs))
-            ]
-            rows.append(
-                (name, f".{attribute}", "named", *("there" if each else ABSENT for each in found))
-            )
+            here = hasattr(made, attribute) or hasattr(ours, attribute)
+            there = hasattr(theirs, attribute) or attribute in source
+            said = ("there" if each else ABSENT for each in (here, there))
+            rows.append((name, f".{attribute}", "named", *said))
     return rows
 
 

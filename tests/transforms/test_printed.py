@@ -55,8 +55,6 @@ def test_every_exported_class_is_found_where_torchrl_has_it() -> None:
     for name in ("KLPENPPOLoss", "ClipPPOLoss"):
         ours = getattr(klrl.objectives, name)
         assert issubclass(ours, getattr(torchrl.objectives, name))
-    for name in klrl.envs.transforms.__all__:
-        assert getattr(klrl.envs.transforms, name).__name__ == name
 
 
 def test_klrewardtransform_of_control_as_printed() -> None:
@@ -74,9 +72,6 @@ def test_klrewardtransform_of_control_as_printed() -> None:
     assert float(env.reset()["reward_kl"].abs().sum()) == 0.0
     before = td.exclude("action")
     assert set(transform(before.copy()).keys(True)) == set(before.keys(True))  # no action: as it is
-    assert transform.sample_log_prob_key == "action_log_prob"
-    assert transform.action_key == "action"
-    assert transform.DEFAULT_IN_KEYS == ["reward"]
 
 
 @pytest.mark.parametrize("key", ["lp", ("lp", "response"), ("lp",)])
