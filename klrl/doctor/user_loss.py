@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,23 +54,27 @@ COEFS = ("ref_kl_coef", "ref_kl_coeff", "kl_to_ref_coeff", "kl_coef", "kl_coeff"
 NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
 
 
-class FunctionLoss:
+@dataclass
+class UserLoss:
+    """A function, or what builds a LossModule, with the keywords that the user gives it."""
+
+    name: str
+    call: Callable[..., Any]
+    settings: Mapping[str, Any]
+    placement: str
+
+
+@dataclass
+class FunctionLoss(UserLoss):
     """A plain function of tensors, called with the arguments of :data:`ARGUMENTS` that it has.
 
     With ``placement="reward"`` only a required ``coef`` is given.
     """
 
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        settings: Mapping[str, Any],
-        placement: str,
-    ) -> None:
-        self.name, self._function, self._settings = name, function, settings
-        self.placement = placement
+    def __post_init__(self) -> None:
+        name, placement = self.name, self.placement
         canonical = {other: key for key, others in ARGUMENTS.items() for other in (key, *others)}
-        free = _free(name, function, settings, canonical)
+        free = _free(name, self.call, self.settings, canonical)
         given = {p.name: canonical[p.name] for p in free if p.name in canonical}
         missing = [p.name for p in free if p.name not in given and p.default is p.empty]
         if missing:
@@ -107,13 +112,14 @@ class FunctionLoss:
                 for key, name in self._given.items()
             }
             with in_one_line(f"--loss {self.name}"):
-                value = self._function(**values, **self._settings)
+                value = self.call(**values, **self.settings)
             return _scalar(self.name, value)
 
         return loss
 
 
-class ModuleLoss:
+@dataclass
+class ModuleLoss(UserLoss):
     """A LossModule, built anew for every problem and coefficient.
 
     With ``placement="reward"`` it gets neither reference nor coefficient unless it requires them.
@@ -121,16 +127,9 @@ class ModuleLoss:
 
     has_return = True
 
-    def __init__(
-        self,
-        name: str,
-        build: Callable[..., Any],
-        settings: Mapping[str, Any],
-        placement: str,
-    ) -> None:
-        self.name, self._build, self._settings = name, build, settings
-        self.placement = placement
-        free = _free(name, build, settings, (*ACTORS, *REFERENCES, *COEFS))
+    def __post_init__(self) -> None:
+        name, placement = self.name, self.placement
+        free = _free(name, self.call, self.settings, (*ACTORS, *REFERENCES, *COEFS))
         required = {p.name for p in free if p.default is p.empty}
         names = [p.name for p in free]
         self._actor = _first(ACTORS, names)
@@ -176,7 +175,7 @@ class ModuleLoss:
         if self._coef is not None:
             given[self._coef] = coef
         with in_one_line(f"--loss {self.name}"):
-            module = self._build(**given, **self._settings)
+            module = self.call(**given, **self.settings)
 
         def loss(episodes: Rollouts, other_padding: bool = False) -> Tensor:
             data = _tensordict(problem, problem.numbers(episodes, coef, self.placement))
