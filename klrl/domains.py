@@ -29,8 +29,8 @@ class Domain:
     mode: str  # how a policy is played in one, unless its actions are sampled
     digits: int  # significant digits of a printed score
     plays: int  # episodes (responses) of ``klrl evaluate`` by default
-    #: ``parts`` of a run, ``preflight`` of a job, ``load``, ``evaluate`` and (control) ``film`` of a
-    #: policy, ``on_task``, another task's settings -> "module:function".
+    #: ``parts`` of a run, ``preflight`` of a job, ``load``, ``evaluate`` and ``film`` of a policy
+    #: (control), ``on_task``, another task's settings -> "module:function".
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
