@@ -26,6 +26,7 @@ from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError
+from klrl.config.own.find import arguments
 from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts, differentiate, flatten
 from klrl.doctor.user_code import in_one_line, load
 
@@ -206,8 +207,8 @@ Loss = FunctionLoss | ModuleLoss
 def find_loss(name: str, settings: Mapping[str, Any], placement: str) -> Loss:
     """The loss that ``--loss`` names, with its convention."""
     value = load("--loss", name)
-    parameters = _signature(name, value)
-    if _first(ACTORS, list(parameters)):
+    takes, _ = _arguments(name, value)
+    if _first(ACTORS, list(takes)):
         return ModuleLoss(name, value, settings, placement)
     if inspect.isclass(value):
         raise ConfigError(
@@ -295,34 +296,23 @@ def _tensordict(problem: Problem, numbers: Numbers) -> TensorDict:
     return data[mask] if problem.kind.ends else data
 
 
-def _signature(name: str, value: Any) -> Mapping[str, inspect.Parameter]:
-    """Its arguments; a class's are its ``__init__``'s, a module's its ``forward``'s."""
-    try:  # metaclasses hide the first, nn.Module.__call__ the second
-        if not inspect.isclass(value):
-            called = value.forward if isinstance(value, nn.Module) else value
-            return inspect.signature(called).parameters
-        parameters = list(inspect.signature(value.__init__).parameters.values())[1:]
-        return {p.name: p for p in parameters}
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"--loss {name}: its arguments cannot be read ({error}); wrap it in a Python function"
-        ) from error
+def _arguments(name: str, value: Any) -> tuple[Mapping[str, inspect.Parameter], bool]:
+    """The keywords that it takes, a module's ``forward``'s; and whether it takes any others."""
+    return arguments(f"--loss {name}", value.forward if isinstance(value, nn.Module) else value)
 
 
 def _free(
     name: str, value: Any, settings: Mapping[str, Any], given: Collection[str]
 ) -> list[inspect.Parameter]:
     """The keywords that the settings leave open; those that the doctor gives are not the user's."""
-    parameters = _signature(name, value)
-    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes, anything = _arguments(name, value)
     for key, setting in settings.items():
-        if key not in parameters and not anything:
-            has = ", ".join(parameters)
+        if key not in takes and not anything:
+            has = ", ".join(takes)
             raise ConfigError(f"{key}={setting}: --loss {name} has no such argument; it has {has}")
         if key in given:
             raise ConfigError(f"{key}={setting}: the doctor gives it; leave it out")
-    keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p for p in parameters.values() if p.name not in settings and p.kind in keywords]
+    return [p for p in takes.values() if p.name not in settings]
 
 
 def _first(names: tuple[str, ...], among: list[str]) -> str | None:

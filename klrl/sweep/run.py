@@ -27,37 +27,32 @@ from klrl.sweep.stop import passed_on
 from klrl.sweep.supervisor import Event
 
 
-def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
+def run_sweep(args: argparse.Namespace) -> int:
     """Run every job of a command line that is not finished yet; the exit code, 1 where one failed.
 
     Args:
-        overrides: those after ``-m``.
-        args: Hydra's flags.
+        args: Hydra's flags, and the overrides.
 
     Raises:
         ConfigError: an override or a job is refused; nothing was written.
         Interrupted: a signal came; the running jobs wrote their checkpoints.
     """
-    sweep = split_overrides(overrides)
+    sweep = split_overrides(args.overrides)
     launcher, search = sweep_settings(sweep.own, args)
     check_queue(launcher)
     check_cluster(launcher)
-    return factory("search", search, SWEEP)(sweep, search, launcher, overrides, args)
+    return factory("search", search, SWEEP)(sweep, search, launcher, args)
 
 
 def run_grid(
-    sweep: SweepOverrides,
-    config: SearchConfig,
-    launcher: LauncherConfig,
-    overrides: Sequence[str],
-    args: argparse.Namespace,
+    sweep: SweepOverrides, config: SearchConfig, launcher: LauncherConfig, args: argparse.Namespace
 ) -> int:
     """``search=grid``: every combination of the values given; the exit code."""
     checked = check_jobs(expand(sweep.job), args)
     check_launcher(launcher, checked)
     with sweep_folder(sweep) as folder:
         jobs = make_jobs(folder, named(sweep, checked))
-        ledger = Ledger(folder, command_of(overrides, args), jobs)
+        ledger = Ledger(folder, command_of(args), jobs)
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
 
@@ -190,11 +185,11 @@ def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
     return 1 if any(ledger.status(name) != "finished" for name in ledger.jobs) else 0
 
 
-def command_of(overrides: Sequence[str], args: argparse.Namespace) -> list[str]:
+def command_of(args: argparse.Namespace) -> list[str]:
     """A sweep's flags, then its overrides."""
     given = {"--config-dir": args.config_dir, "--config-name": args.config_name}
     flags = [part for flag, value in given.items() if value for part in (flag, value)]
-    return ["-m", *flags, *overrides]
+    return ["-m", *flags, *args.overrides]
 
 
 @contextmanager
