@@ -292,4 +292,4 @@ def load_policy(
         trust_run(run)
     check_device_name(device)
     folder = find_run(str(run), "run")
-    return domain_of(stored_config(folder)).load(folder, which, device)
+    return domain_of(stored_config(folder)).function("load")(folder, which, device)

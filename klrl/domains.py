@@ -5,9 +5,8 @@ No torch: a domain's functions are named here, and imported on first use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from klrl.config import CONTROL as CONTROL_NAME
@@ -30,7 +29,8 @@ class Domain:
     mode: str  # how a policy is played in one, unless its actions are sampled
     digits: int  # significant digits of a printed score
     plays: int  # episodes (responses) of ``klrl evaluate`` by default
-    #: Method below -> "module:function".
+    #: ``parts`` of a run, ``preflight`` of a job, ``load``, ``evaluate`` and ``film`` of a policy
+    #: (control), ``on_task``, another task's settings -> "module:function".
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
@@ -49,31 +49,9 @@ class Domain:
         """The domain as it names the evaluations of a run."""
         return replace(self, evaluation="sampled evaluation") if sampled else self
 
-    def preflight(
-        self, config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
-    ) -> None:
-        """Refuse a job that this machine cannot run; see ``klrl.runs.machine``."""
-        resolve(self.functions["preflight"])(config, overridden, resumed=resumed)
-
-    def parts(self, config: JobConfig, before: Mapping[str, Any] | None = None) -> Any:
-        """Build the parts of a run; arguments as :class:`klrl.train.loop.Training`."""
-        return resolve(self.functions["parts"])(config, before)
-
-    def load(self, run: Path, which: str = "last", device: str = "cpu") -> Any:
-        """The trained policy of a run; see :func:`klrl.api.load_policy`."""
-        return resolve(self.functions["load"])(run, which, device)
-
-    def on_task(self, run: Path, own: JobConfig, overrides: Sequence[str]) -> JobConfig:
-        """The settings of a run on another task; see :mod:`klrl.runs.other_task`."""
-        return resolve(self.functions["on_task"])(run, own, overrides)
-
-    def evaluate(self, run: Path, config: JobConfig, **how: Any) -> Any:
-        """Play a run's policy; see :func:`klrl.train.evaluate.evaluate_run`."""
-        return resolve(self.functions["evaluate"])(run, config, **how)
-
-    def film(self, run: Path, config: JobConfig, camera: Any, **how: Any) -> Any:
-        """Film an episode, where a domain has pictures; see :func:`klrl.train.film.film_run`."""
-        return resolve(self.functions["film"])(run, config, camera, **how)
+    def function(self, name: str) -> Callable[..., Any]:
+        """One of :attr:`functions`, imported now."""
+        return resolve(self.functions[name])
 
 
 CONTROL = Domain(

@@ -200,7 +200,7 @@ def closing(run: ReadRun) -> Row:
     if not diverged(run):
         return {key: float(column(run, key)[-1]) for key in ("eval/return", "eval/return_se")}
     config = config_on_task(run.path, ())
-    return run.domain.evaluate(
+    return run.domain.function("evaluate")(
         run.path,
         config,
         starts=CLOSING,

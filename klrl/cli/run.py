@@ -48,7 +48,7 @@ def _train(overrides: list[str], args: argparse.Namespace) -> int:
     if args.multirun:
         from klrl.sweep.run import run_sweep
 
-        return run_sweep(overrides, args)
+        return run_sweep(args)
     return _single(overrides, args)
 
 

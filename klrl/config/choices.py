@@ -195,7 +195,7 @@ SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
         "submitit": _sweep(sweep.SubmititConfig, "klrl.sweep.queue:submitit", "submitit"),
         "ray": _sweep(sweep.RayLauncherConfig, "klrl.sweep.cluster:ray", "ray"),
     },
-    # (sweep, config, launcher, overrides, args) -> exit code
+    # (sweep, config, launcher, args) -> exit code
     "search": {
         "grid": _sweep(sweep.SearchConfig, "klrl.sweep.run:run_grid"),
         "optuna": _sweep(sweep.OptunaConfig, "klrl.sweep.search:run_search", "optuna"),

@@ -9,6 +9,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torchrl.envs import EnvBase
 
 from klrl.control.actor import Agent
+from klrl.control.observation import Layout
 from klrl.domains import CONTROL
 from klrl.kl.reference import THE_POLICY, FrozenReference
 from klrl.train.preflight import kl_at_start, run_checks
@@ -25,22 +26,19 @@ def preflight_checks(
     if reference is None or not fresh or reference.rule.source != THE_POLICY:
         return []
     like = next(agent.actor.parameters())
-    seen = _observations(agent, env).to(like.device)
+    size = env.observation_spec_unbatched["observation"].shape[-1]
+    seen = made_up(agent.layout, size, OBSERVATIONS).to(like.device)
     policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
     remedy = "report this: a fresh policy must be its reference"
     kl = agent.family.kl(policy, ref)
     return run_checks([kl_at_start(kl, CONTROL, like.dtype, remedy)])
 
 
-def _observations(agent: Agent, env: EnvBase) -> torch.Tensor:
-    """Made-up ones, from a generator of their own: a check moves none of the run's draws."""
-    if agent.layout is not None:
-        rng = np.random.default_rng(0)
-        return torch.from_numpy(agent.layout.drawn(rng, OBSERVATIONS))
-    size = env.observation_spec_unbatched["observation"].shape[-1]
-    generator = torch.Generator().manual_seed(0)
-    like = next(agent.actor.parameters())
-    return torch.randn(OBSERVATIONS, size, generator=generator).to(like)
+def made_up(layout: Layout | None, size: int, count: int) -> torch.Tensor:
+    """Observations [count, D] to try networks with, always the same."""
+    if layout is not None:
+        return torch.from_numpy(layout.drawn(np.random.default_rng(0), count))
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(0))
 
 
 def _params(actor: ProbabilisticTensorDictSequential, seen: torch.Tensor) -> TensorDict:

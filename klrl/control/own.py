@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
@@ -19,6 +18,7 @@ from klrl.control.actor import (
     normal_agent,
     tanh_normal_agent,
 )
+from klrl.control.checks import made_up
 from klrl.control.distributions import Family
 from klrl.control.encoders import Given, Unpacked, given, given_sizes
 from klrl.control.networks import PolicyNet, ValueNet
@@ -100,10 +100,9 @@ class _Example(NamedTuple):
 
 def _example(size: int, layout: Layout | None) -> _Example:
     """Observations [2, 3, D], or six by entry."""
+    drawn = made_up(layout, size, 6)
     if layout is None:
-        seen = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(0))
-        return _Example(seen, (2, 3), list(seen.reshape(6, 1, size)))
-    drawn = torch.from_numpy(layout.drawn(np.random.default_rng(0), 6))
+        return _Example(drawn.reshape(2, 3, size), (2, 3), list(drawn.unsqueeze(1)))
     return _Example(given(layout, drawn), (6,), [given(layout, each[None]) for each in drawn])
 
 

@@ -6,10 +6,12 @@ so it is an expectation, like the gradient that it is compared with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import yaml
 from torch import Tensor
 
 from klrl.doctor.problems import Numbers, Problem, flat_gradient
@@ -77,89 +79,49 @@ def _in_reward(name: str, estimate: Summands) -> Known:
     return Known(fault, lambda numbers: _charged(numbers, estimate(numbers)))
 
 
-_LENGTH = (
-    "each response is divided by its own length, so that a token of a short one weighs more: "
-    "divide the batch's sum by one number"
-)
-_OWN = Fault(
-    "own_step",
-    "the KL of later steps is missing: only each step's own KL has a gradient (right for one "
-    "step): charge k1 in the reward (to go), or the exact KL in both (split)",
-)
+def _declared() -> Iterator[Fault]:
+    words = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+    length = words.pop("LENGTH")
+    for code, told in words.items():
+        yield Fault(code, told.replace("LENGTH", length))
+
+
+#: code -> fault, of those whose words are always the same
+FAULTS = {fault.code: fault for fault in _declared()}
+
+
+def _k1(numbers: Numbers) -> Tensor:
+    """What the KL's gradient should be: k1 in the reward."""
+    return _charged(numbers, _ratio(numbers))
+
+
+def _later(numbers: Numbers) -> Tensor:
+    """The same without each step's own."""
+    return _charged(numbers, _ratio(numbers), "split")
+
+
 #: What the gradient of the KL part may be, to be minimised; the first that fits is said.
 KNOWN_KL: tuple[Known, ...] = (
     Known(None),
-    Known(_OWN, _exact),
-    Known(
-        Fault(
-            "forward_kl",
-            "the KL's gradient is that of the forward KL(ref||pi), as k3 in a loss has it without "
-            "a ratio: multiply by exp(log_probs - old_log_probs), or take k2",
-        ),
-        _forward,
-    ),
-    Known(
-        Fault("later_only", "each step's own KL is missing: only that of later steps is charged"),
-        lambda numbers: _charged(numbers, _ratio(numbers), "split"),
-    ),
-    Known(
-        Fault("twice", "each step's own KL counts twice: in the reward and in the loss"),
-        lambda numbers: _exact(numbers) + _charged(numbers, _ratio(numbers)),
-    ),
-    Known(
-        Fault("later_twice", "the KL of later steps counts twice: charged before, and in the loss"),
-        lambda numbers: (
-            _charged(numbers, _ratio(numbers)) + _charged(numbers, _ratio(numbers), "split")
-        ),
-    ),
+    Known(FAULTS["own_step"], _exact),
+    Known(FAULTS["forward_kl"], _forward),
+    Known(FAULTS["later_only"], _later),
+    Known(FAULTS["twice"], lambda numbers: _exact(numbers) + _k1(numbers)),
+    Known(FAULTS["later_twice"], lambda numbers: _k1(numbers) + _later(numbers)),
     _in_reward("exact", _exact),
     _in_reward("k2", _sampled("k2")),
     _in_reward("k3", _sampled("k3")),
-    Known(
-        Fault("length", f"the KL: {_LENGTH}"),
-        _per_response(lambda numbers: _charged(numbers, _ratio(numbers))),
-    ),
-    Known(Fault("length_own_step", f"{_OWN.words}; and {_LENGTH}"), _per_response(_sampled("k2"))),
-    Known(
-        Fault(
-            "length_forward_kl",
-            "the KL's gradient is that of k3 in a loss without a ratio, a forward KL(ref||pi): "
-            f"multiply by exp(log_probs - old_log_probs), or take k2; and {_LENGTH}",
-        ),
-        _per_response(_sampled("k3")),
-    ),
+    Known(FAULTS["length"], _per_response(_k1)),
+    Known(FAULTS["length_own_step"], _per_response(_sampled("k2"))),
+    Known(FAULTS["length_forward_kl"], _per_response(_sampled("k3"))),
 )
-_RETURN_LENGTH = Fault("return_length", f"the return: {_LENGTH}")
-NO_KL = Fault(
-    "no_kl",
-    "the KL has no gradient in expectation, as k1 in a loss has none: put k1 in the reward, or "
-    "take k2 in the loss",
-)
+_RETURN_LENGTH = FAULTS["return_length"]
 #: What the gradient of the return's part may be, to be minimised.
 KNOWN_RETURN: tuple[Known, ...] = (
     Known(None),
-    Known(
-        Fault(
-            "own_reward",
-            "the return: each action is credited with its own reward alone; sum the rewards to "
-            "come",
-        ),
-        lambda numbers: -numbers.log_probs * numbers.rewards,
-    ),
+    Known(FAULTS["own_reward"], lambda numbers: -numbers.log_probs * numbers.rewards),
     Known(_RETURN_LENGTH, _per_response(lambda numbers: -numbers.log_probs * numbers.advantages)),
     Known(_RETURN_LENGTH, _per_response(lambda numbers: -_charged(numbers, numbers.rewards))),
-)
-NO_RETURN = Fault("no_return", "the return has no gradient: look for a detached log_probs")
-AWAY = Fault("sign", "points away: it raises the KL; flip its sign")
-AWAY_RETURN = Fault("return_sign", "points away: it lowers the return; flip its sign")
-PADDING = Fault(
-    "mask",
-    "positions outside the mask count: what padding holds changes the gradient; multiply by the "
-    "mask before you sum",
-)
-UNKNOWN = Fault("unknown", "the gradient of the KL part is none of the known ones")
-UNKNOWN_RETURN = Fault(
-    "unknown_return", "the gradient without the KL (coef=0) is not the return's, nor a known one"
 )
 
 
@@ -287,11 +249,11 @@ def diagnose(
         right: what they should be multiples of: ``kl`` and ``return``.
     """
     of_kl = fit(kl, problems, right["kl"], KNOWN_KL)
-    faults = _faults(of_kl, kl, right["kl"], (NO_KL, AWAY, UNKNOWN))
+    faults = _faults(of_kl, kl, right["kl"], ("no_kl", "sign", "unknown"))
     if returns is None:
         return Diagnosis(faults, None if of_kl is None else [abs(f) for f in of_kl.factors])
     of_return = fit(returns, problems, right["return"], KNOWN_RETURN)
-    told = NO_RETURN, AWAY_RETURN, UNKNOWN_RETURN
+    told = "no_return", "return_sign", "unknown_return"
     faults = [*_faults(of_return, returns, right["return"], told), *faults]
     if of_return is None or of_return.known.fault is not None:
         return Diagnosis(faults, None)
@@ -307,10 +269,10 @@ def _faults(
     fitted: Fit | None,
     gradients: Sequence[Tensor],
     right: Sequence[Tensor],
-    fallback: tuple[Fault, Fault, Fault],
+    fallback: tuple[str, str, str],
 ) -> list[Fault]:
     """The faults of one part; ``fallback``: no gradient, the opposite one, an unknown one."""
-    none, away, unknown = fallback
+    none, away, unknown = (FAULTS[code] for code in fallback)
     if all(g.norm() <= TOLERANCE * r.norm() for g, r in zip(gradients, right, strict=True)):
         return [none]
     if fitted is None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
-from klrl.doctor.faults import PADDING, Fault, diagnose, mixture
+from klrl.doctor.faults import FAULTS, Fault, diagnose, mixture
 from klrl.doctor.problems import KINDS, Kind, MakeNetwork, Problem, tabular
 from klrl.doctor.user_code import load, make_network
 from klrl.doctor.user_loss import FunctionLoss, Loss, find_loss, gradient
@@ -151,7 +151,10 @@ def _examine_kind(loss: Loss, kind: Kind, make: MakeNetwork, seeds: int) -> Kind
         faults = [mixed] if mixed else faults
     if any(case.padding for case in cases):
         # What padding has spoilt is no known gradient.
-        faults = [PADDING, *(fault for fault in faults if not fault.code.startswith("unknown"))]
+        faults = [
+            FAULTS["mask"],
+            *(fault for fault in faults if not fault.code.startswith("unknown")),
+        ]
     cosines, errors, parts = [], [], []
     for case, factor in zip(cases, factors, strict=True):
         true = case.true

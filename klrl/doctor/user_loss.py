@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError
+from klrl.config.own.find import arguments
 from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts, differentiate, flatten
 from klrl.doctor.user_code import in_one_line, load
 
@@ -53,23 +55,27 @@ COEFS = ("ref_kl_coef", "ref_kl_coeff", "kl_to_ref_coeff", "kl_coef", "kl_coeff"
 NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
 
 
-class FunctionLoss:
+@dataclass
+class UserLoss:
+    """A function, or what builds a LossModule, with the keywords that the user gives it."""
+
+    name: str
+    call: Callable[..., Any]
+    settings: Mapping[str, Any]
+    placement: str
+
+
+@dataclass
+class FunctionLoss(UserLoss):
     """A plain function of tensors, called with the arguments of :data:`ARGUMENTS` that it has.
 
     With ``placement="reward"`` only a required ``coef`` is given.
     """
 
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        settings: Mapping[str, Any],
-        placement: str,
-    ) -> None:
-        self.name, self._function, self._settings = name, function, settings
-        self.placement = placement
+    def __post_init__(self) -> None:
+        name, placement = self.name, self.placement
         canonical = {other: key for key, others in ARGUMENTS.items() for other in (key, *others)}
-        free = _free(name, function, settings, canonical)
+        free = _free(name, self.call, self.settings, canonical)
         given = {p.name: canonical[p.name] for p in free if p.name in canonical}
         missing = [p.name for p in free if p.name not in given and p.default is p.empty]
         if missing:
@@ -107,13 +113,14 @@ class FunctionLoss:
                 for key, name in self._given.items()
             }
             with in_one_line(f"--loss {self.name}"):
-                value = self._function(**values, **self._settings)
+                value = self.call(**values, **self.settings)
             return _scalar(self.name, value)
 
         return loss
 
 
-class ModuleLoss:
+@dataclass
+class ModuleLoss(UserLoss):
     """A LossModule, built anew for every problem and coefficient.
 
     With ``placement="reward"`` it gets neither reference nor coefficient unless it requires them.
@@ -121,16 +128,9 @@ class ModuleLoss:
 
     has_return = True
 
-    def __init__(
-        self,
-        name: str,
-        build: Callable[..., Any],
-        settings: Mapping[str, Any],
-        placement: str,
-    ) -> None:
-        self.name, self._build, self._settings = name, build, settings
-        self.placement = placement
-        free = _free(name, build, settings, (*ACTORS, *REFERENCES, *COEFS))
+    def __post_init__(self) -> None:
+        name, placement = self.name, self.placement
+        free = _free(name, self.call, self.settings, (*ACTORS, *REFERENCES, *COEFS))
         required = {p.name for p in free if p.default is p.empty}
         names = [p.name for p in free]
         self._actor = _first(ACTORS, names)
@@ -176,7 +176,7 @@ class ModuleLoss:
         if self._coef is not None:
             given[self._coef] = coef
         with in_one_line(f"--loss {self.name}"):
-            module = self._build(**given, **self._settings)
+            module = self.call(**given, **self.settings)
 
         def loss(episodes: Rollouts, other_padding: bool = False) -> Tensor:
             data = _tensordict(problem, problem.numbers(episodes, coef, self.placement))
@@ -207,8 +207,8 @@ Loss = FunctionLoss | ModuleLoss
 def find_loss(name: str, settings: Mapping[str, Any], placement: str) -> Loss:
     """The loss that ``--loss`` names, with its convention."""
     value = load("--loss", name)
-    parameters = _signature(name, value)
-    if _first(ACTORS, list(parameters)):
+    takes, _ = _arguments(name, value)
+    if _first(ACTORS, list(takes)):
         return ModuleLoss(name, value, settings, placement)
     if inspect.isclass(value):
         raise ConfigError(
@@ -296,34 +296,23 @@ def _tensordict(problem: Problem, numbers: Numbers) -> TensorDict:
     return data[mask] if problem.kind.ends else data
 
 
-def _signature(name: str, value: Any) -> Mapping[str, inspect.Parameter]:
-    """Its arguments; a class's are its ``__init__``'s, a module's its ``forward``'s."""
-    try:  # metaclasses hide the first, nn.Module.__call__ the second
-        if not inspect.isclass(value):
-            called = value.forward if isinstance(value, nn.Module) else value
-            return inspect.signature(called).parameters
-        parameters = list(inspect.signature(value.__init__).parameters.values())[1:]
-        return {p.name: p for p in parameters}
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"--loss {name}: its arguments cannot be read ({error}); wrap it in a Python function"
-        ) from error
+def _arguments(name: str, value: Any) -> tuple[Mapping[str, inspect.Parameter], bool]:
+    """The keywords that it takes, a module's ``forward``'s; and whether it takes any others."""
+    return arguments(f"--loss {name}", value.forward if isinstance(value, nn.Module) else value)
 
 
 def _free(
     name: str, value: Any, settings: Mapping[str, Any], given: Collection[str]
 ) -> list[inspect.Parameter]:
     """The keywords that the settings leave open; those that the doctor gives are not the user's."""
-    parameters = _signature(name, value)
-    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes, anything = _arguments(name, value)
     for key, setting in settings.items():
-        if key not in parameters and not anything:
-            has = ", ".join(parameters)
+        if key not in takes and not anything:
+            has = ", ".join(takes)
             raise ConfigError(f"{key}={setting}: --loss {name} has no such argument; it has {has}")
         if key in given:
             raise ConfigError(f"{key}={setting}: the doctor gives it; leave it out")
-    keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p for p in parameters.values() if p.name not in settings and p.kind in keywords]
+    return [p for p in takes.values() if p.name not in settings]
 
 
 def _first(names: tuple[str, ...], among: list[str]) -> str | None:

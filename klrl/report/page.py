@@ -68,6 +68,10 @@ class Together:
     pictures: list[str]
 
 
+#: What the template calls by name.
+_CALLED = (boxes, equal_kl, remarks, short_runs, count_states, heading)
+
+
 def make_page(
     tasks: Sequence[TaskSection],
     jobs: Sequence[LeftOut],
@@ -93,10 +97,7 @@ def make_page(
         script=script,
         data=_embed({each.key: each.data for each in drawings}),
         tables=tables,
-        boxes=boxes,
-        equal_kl=equal_kl,
-        remarks=remarks,
-        short_runs=short_runs,
+        **{each.__name__: each for each in _CALLED},
         tasks=tasks,
         together=together,
         jobs=jobs,
@@ -106,8 +107,6 @@ def make_page(
         counted=runs + f" ({count_states(left_out)})" * bool(left_out),
         versions=", ".join(versions),
         commands=dict.fromkeys(filter(None, commands)),
-        count_states=count_states,
-        heading=heading,
         enough=ENOUGH,
         all_pairs=ALL_PAIRS,
         knobs=" or ".join(KNOBS),

@@ -105,7 +105,16 @@ def read_settings(run: Path) -> dict[str, Any]:
         BrokenRun: there are none, or they cannot be read.
     """
     try:
-        settings = yaml.load(settings_text(run), _LOADER)
+        text = read_plain(run / ".hydra" / "config.yaml").decode()
+        depth = 0
+        for event in yaml.parse(text, _LOADER):  # which, unlike load, can neither overrun nor hang
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise ValueError("it is nested too deep")
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError("it has an alias, which klrl never writes")
+        settings = yaml.load(text, _LOADER)
     except FileNotFoundError as error:
         raise BrokenRun("it has no .hydra/config.yaml") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -113,26 +122,6 @@ def read_settings(run: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise BrokenRun("its .hydra/config.yaml holds no settings")
     return settings
-
-
-def settings_text(run: Path) -> str:
-    """The text of ``.hydra/config.yaml``, once a parser can neither overrun nor hang on it.
-
-    Raises:
-        FileNotFoundError: there is none.
-        OSError, ValueError, YAMLError: it cannot be read, is no YAML, is nested too deep, or
-            has an alias.
-    """
-    text = read_plain(run / ".hydra" / "config.yaml").decode()
-    depth = 0
-    for event in yaml.parse(text, _LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise ValueError("it is nested too deep")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("it has an alias, which klrl never writes")
-    return text
 
 
 class RunFolder:

@@ -131,7 +131,7 @@ def check_machine(
         from klrl.runs.own_logger import check_logger
 
         check_logger(config.logger)
-    domain_of(config).preflight(config, overridden, resumed=resumed)
+    domain_of(config).function("preflight")(config, overridden, resumed=resumed)
     check_device(config.device)
 
 

@@ -29,7 +29,8 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
     own = stored_config(run)
     if not overrides:
         return own
-    return domain_of(own).on_task(run, own, overrides)
+    config: JobConfig = domain_of(own).function("on_task")(run, own, overrides)
+    return config
 
 
 def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:

@@ -16,7 +16,6 @@ from klrl.domains import domain_of
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
-from klrl.runs.guard import Guard
 from klrl.runs.loggers import Logger, Opened, Samples, open_loggers
 from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Phases, Progress, duration
@@ -69,21 +68,16 @@ def _silent(line: str) -> None:
     """Bad lines were told when the run was resumed."""
 
 
+@dataclasses.dataclass
 class Recorder:
     """Writes the rows and samples of an open run."""
 
-    def __init__(
-        self,
-        files: RunFolder,
-        metrics: RowFile,
-        samples: RowFile,
-        loggers: Sequence[Logger],
-        progress: Progress,
-        guard: Guard,
-        run: str,
-    ) -> None:
-        self._files, self._metrics, self._samples, self._run = files, metrics, samples, run
-        self._loggers, self._progress, self._guard = loggers, progress, guard
+    _files: RunFolder
+    _metrics: RowFile
+    _samples: RowFile
+    _loggers: Sequence[Logger]
+    _progress: Progress
+    _run: str
 
     def record(self, row: Row) -> None:
         """Write an iteration's row, and show it.
@@ -95,15 +89,15 @@ class Recorder:
         self._files.check_owned()
         self._metrics.log(row)
         for logger in self._loggers:
-            self._guard.call(logger.part, logger.log, row)
+            self._files.guard.call(logger.part, logger.log, row)
         self._progress.show(row)
-        self._guard.check_streams()
+        self._files.guard.check_streams()
 
     def samples(self, samples: Samples) -> None:
         """Write responses, to be shown with the next row."""
         self._samples.log_all(samples)
         for logger in self._loggers:
-            self._guard.call(logger.part, logger.log_samples, samples)
+            self._files.guard.call(logger.part, logger.log_samples, samples)
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -156,7 +150,7 @@ def recording(
             open_loggers(config.logger, opened) as loggers,
             Progress(total, domain, done=counters.frames, guard=guard, phases=phases) as progress,
         ):
-            yield Recorder(files, metrics, samples, loggers, progress, guard, run)
+            yield Recorder(files, metrics, samples, loggers, progress, run)
     finally:
         metrics.close()
         samples.close()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
-from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -23,7 +20,7 @@ from klrl.config.own import own_parts
 from klrl.config.own.trust import check_known
 from klrl.config.stored import check_plain, typed
 from klrl.runs.find import check_not_running, find_run
-from klrl.runs.folder import RunFolder, run_id, settings_text
+from klrl.runs.folder import BrokenRun, RunFolder, read_settings, run_id
 from klrl.runs.one_run import check_one_run
 
 #: Settings that a resume may change; all others define the run. Micro-batches share out memory:
@@ -74,7 +71,11 @@ def stored_config(
             f"{run}: its manifest.json has no id of a run: klrl before 0.3.0 made it, or it is "
             "broken; use the klrl that made it"
         )
-    settings = _settings(run)
+    try:
+        settings = read_settings(run)
+    except BrokenRun as error:
+        raise ConfigError(f"{run}: {error}; give another run") from error
+    check_plain(f"{run}: .hydra/config.yaml", settings)
     try:
         cfg = typed(settings)
     except (ConfigError, OmegaConfBaseException) as error:
@@ -92,21 +93,6 @@ def stored_config(
     if {"env.id", "env.reward"} & set(map(key_of, overrides)):
         changed.env.sources = {}
     return changed
-
-
-def _settings(run: Path) -> dict[str, Any]:
-    try:
-        stored = OmegaConf.load(StringIO(settings_text(run)))
-        settings = OmegaConf.to_container(stored)
-    # OmegaConf raises OSError for a file that holds a single number.
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(
-            f"{run}: .hydra/config.yaml cannot be read ({first_line(error)}); give another run"
-        ) from error
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{run}: .hydra/config.yaml holds no settings; give another run")
-    check_plain(f"{run}: .hydra/config.yaml", settings)
-    return {str(key): value for key, value in settings.items()}
 
 
 def _change(cfg: DictConfig, override: str, changeable: Sequence[str]) -> None:

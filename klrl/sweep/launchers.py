@@ -14,7 +14,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 
 from klrl.config import SWEEP, JoblibConfig, LauncherConfig, factory
-from klrl.sweep.jobs import Job, Outcome
+from klrl.sweep.jobs import Job, Notice, Outcome
 from klrl.sweep.supervisor import Backend, Event, Lost, supervise
 from klrl.sweep.worker import run_for, run_job
 
@@ -24,9 +24,10 @@ def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
     return factory("launcher", config, SWEEP)(config, jobs, folder)
 
 
-def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Outcome]:
+def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
     """``launcher=local``: one after the other, in this process."""
-    for job in jobs:
+    for number, job in enumerate(jobs, 1):
+        yield Notice(f"[{number}/{len(jobs)}] {job.name}")
         yield run_job(job)
 
 

@@ -6,7 +6,7 @@ import argparse
 import fcntl
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from klrl.base.errors import ConfigError, Interrupted, WorkerError
@@ -19,44 +19,40 @@ from klrl.runs.owner import OwnedElsewhere, read_owner
 from klrl.runs.start import OwnFolder
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.cluster import check_cluster
-from klrl.sweep.jobs import Job, JobStatus, Outcome, Queued, make_jobs, status_of
+from klrl.sweep.jobs import Job, JobStatus, Notice, Outcome, Queued, make_jobs, status_of
 from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.queue import check_queue, settle, uses_slurm
 from klrl.sweep.stop import passed_on
+from klrl.sweep.supervisor import Event
 
 
-def run_sweep(overrides: Sequence[str], args: argparse.Namespace) -> int:
+def run_sweep(args: argparse.Namespace) -> int:
     """Run every job of a command line that is not finished yet; the exit code, 1 where one failed.
 
     Args:
-        overrides: those after ``-m``.
-        args: Hydra's flags.
+        args: Hydra's flags, and the overrides.
 
     Raises:
         ConfigError: an override or a job is refused; nothing was written.
         Interrupted: a signal came; the running jobs wrote their checkpoints.
     """
-    sweep = split_overrides(overrides)
+    sweep = split_overrides(args.overrides)
     launcher, search = sweep_settings(sweep.own, args)
     check_queue(launcher)
     check_cluster(launcher)
-    return factory("search", search, SWEEP)(sweep, search, launcher, overrides, args)
+    return factory("search", search, SWEEP)(sweep, search, launcher, args)
 
 
 def run_grid(
-    sweep: SweepOverrides,
-    config: SearchConfig,
-    launcher: LauncherConfig,
-    overrides: Sequence[str],
-    args: argparse.Namespace,
+    sweep: SweepOverrides, config: SearchConfig, launcher: LauncherConfig, args: argparse.Namespace
 ) -> int:
     """``search=grid``: every combination of the values given; the exit code."""
     checked = check_jobs(expand(sweep.job), args)
     check_launcher(launcher, checked)
     with sweep_folder(sweep) as folder:
         jobs = make_jobs(folder, named(sweep, checked))
-        ledger = Ledger(folder, command_of(overrides, args), jobs)
+        ledger = Ledger(folder, command_of(args), jobs)
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
 
@@ -92,20 +88,48 @@ def run_jobs(
     """
     todo = _opened(folder, jobs, launcher, ledger)
     outcomes: list[Outcome] = []
+    local = launcher.name == "local"
+    passing: AbstractContextManager[list[int]] = nullcontext([])
+    if not local:  # a job in this process sees to its signals itself
+        passing = passed_on(folder, lambda: todo, uses_slurm(launcher))
     try:
-        if launcher.name == "local":
-            signum = _one_by_one(launcher, todo, folder, ledger, outcomes)
-        else:
-            with passed_on(folder, lambda: todo, uses_slurm(launcher)) as signals:
-                _side_by_side(launcher, todo, folder, ledger, outcomes)
-            signum = signals[0] if signals else None
+        with passing as signals:
+            for event in launch(launcher, todo, folder):
+                _take(event, ledger, outcomes, len(todo), local=local)
+                if local and isinstance(event, Outcome) and event.signum is not None:
+                    signals.append(event.signum)
+                    break
     except WorkerError:
         ledger.print_table("stopped: ")
         raise
-    if signum is not None:
+    if signals:
         ledger.print_table("stopped: ")
-        raise Interrupted(signum)
+        raise Interrupted(signals[0])
     return outcomes
+
+
+def _take(
+    event: Event, ledger: Ledger, outcomes: list[Outcome], total: int, *, local: bool
+) -> None:
+    """Record what a launcher reports, and print it."""
+    if isinstance(event, Notice):
+        print(event.line, flush=True)
+    elif isinstance(event, Queued):
+        ledger.queued(event.ids)
+        arrays = dict.fromkeys(each.partition("_")[0] for each in event.ids.values())
+        print(
+            "in SLURM's queue, also once this process is gone: "
+            f"scancel {' '.join(arrays)} ends them",
+            flush=True,
+        )
+    else:
+        outcomes.append(event)
+        ledger.take(event)
+        if not local and event.status != "waiting":
+            job = ledger.jobs[event.name]
+            print(ended_line(event, job, len(outcomes), total), flush=True)
+        elif local and event.error:
+            print(f"klrl: {event.status}: {event.error}", file=sys.stderr, flush=True)
 
 
 def _opened(
@@ -137,55 +161,6 @@ def _opened(
     return status.open
 
 
-def _side_by_side(
-    launcher: LauncherConfig,
-    jobs: Sequence[Job],
-    folder: Path,
-    ledger: Ledger,
-    outcomes: list[Outcome],
-) -> None:
-    """Run jobs in processes of their own, and print a line for each that ends."""
-    by_name = {job.name: job for job in jobs}
-    for event in launch(launcher, jobs, folder):
-        if isinstance(event, Outcome):
-            outcomes.append(event)
-            ledger.take(event)
-            if event.status != "waiting":
-                line = ended_line(event, by_name[event.name], len(outcomes), len(jobs))
-                print(line, flush=True)
-        elif isinstance(event, Queued):
-            ledger.queued(event.ids)
-            arrays = dict.fromkeys(each.partition("_")[0] for each in event.ids.values())
-            print(
-                "in SLURM's queue, also once this process is gone: "
-                f"scancel {' '.join(arrays)} ends them",
-                flush=True,
-            )
-        else:
-            print(event.line, flush=True)
-
-
-def _one_by_one(
-    launcher: LauncherConfig,
-    jobs: Sequence[Job],
-    folder: Path,
-    ledger: Ledger,
-    outcomes: list[Outcome],
-) -> int | None:
-    """Run jobs in this process; the signal that stopped one, if any."""
-    for number, job in enumerate(jobs, 1):
-        print(f"[{number}/{len(jobs)}] {job.name}", flush=True)
-        for outcome in launch(launcher, [job], folder):
-            assert isinstance(outcome, Outcome)
-            outcomes.append(outcome)
-            ledger.take(outcome)
-            if outcome.error:
-                print(f"klrl: {outcome.status}: {outcome.error}", file=sys.stderr, flush=True)
-            if outcome.signum is not None:
-                return outcome.signum
-    return None
-
-
 def _opening(folder: Path, status: JobStatus, jobs: Sequence[Job]) -> str:
     parts = [
         f"{len(group)} {text}"
@@ -210,11 +185,11 @@ def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
     return 1 if any(ledger.status(name) != "finished" for name in ledger.jobs) else 0
 
 
-def command_of(overrides: Sequence[str], args: argparse.Namespace) -> list[str]:
+def command_of(args: argparse.Namespace) -> list[str]:
     """A sweep's flags, then its overrides."""
     given = {"--config-dir": args.config_dir, "--config-name": args.config_name}
     flags = [part for flag, value in given.items() if value for part in (flag, value)]
-    return ["-m", *flags, *overrides]
+    return ["-m", *flags, *args.overrides]
 
 
 @contextmanager

@@ -134,18 +134,14 @@ def _dimension(key: str, override: Override) -> Dimension:
 
 
 def run_search(
-    sweep: SweepOverrides,
-    config: OptunaConfig,
-    launcher: LauncherConfig,
-    overrides: Sequence[str],
-    args: argparse.Namespace,
+    sweep: SweepOverrides, config: OptunaConfig, launcher: LauncherConfig, args: argparse.Namespace
 ) -> int:
     """Run trials until there are ``search.trials``; the exit code, 1 where a job failed."""
     space = space_of(sweep.job)
     check_launcher(launcher, check_jobs(space.ends(), args))
     with sweep_folder(sweep) as folder:
         search = Search(folder, config, space, args)
-        ledger = Ledger(folder, command_of(overrides, args), [])
+        ledger = Ledger(folder, command_of(args), [])
         outcomes: list[Outcome] = []
         while trials := search.next_trials():
             jobs = {trial.number: search.jobs(trial) for trial in trials}

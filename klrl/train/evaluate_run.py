@@ -54,7 +54,7 @@ def evaluate_run(
     for line in filter(None, [edited_settings(folder), *changed_sources(config, ("env", "actor"))]):
         warn(line)
     domain = domain_of(config)
-    return domain.evaluate(
+    evaluated: Evaluation = domain.function("evaluate")(
         folder,
         config,
         starts=Starts("evaluate", seed),
@@ -63,3 +63,4 @@ def evaluate_run(
         which=which,
         device=device_of(device),
     )
+    return evaluated

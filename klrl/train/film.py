@@ -72,7 +72,7 @@ def film_run(
     parts = [which, *["sampled"] * sampled, *[f"seed={seed}"] * (seed != 0), *words]
     name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts))[:200]
     with filming(folder / "videos", name) as camera:
-        film = domain.film(
+        film = domain.function("film")(
             folder,
             config,
             camera,

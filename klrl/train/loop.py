@@ -133,7 +133,7 @@ class Training:
         self.config = config
         self.domain: Domain = domain_of(config)
         self.counters = Counters()
-        self.parts: Parts = self.domain.parts(config, before)
+        self.parts: Parts = self.domain.function("parts")(config, before)
         coef = 0.0 if self.parts.kl is None else self.parts.kl
         self.controller: FixedKLController = factory(
             "controller", config.controller, config.domain
