@@ -3,15 +3,19 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from klrl.domains import CONTROL, LANGUAGE
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import Opened, open_loggers
 from tests.conftest import QUICK
 from tests.runs.commands import exits, rows_of
+
+written = pytest.importorskip(
+    "tensorboard.backend.event_processing.event_accumulator", reason="needs klrl[tensorboard]"
+)
 
 ROWS = [
     {"frames": 64, "kl/ref/exact": 0.5, "eval/return": -3.0},
@@ -29,8 +33,10 @@ def from_csv(run: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def events(run: Path) -> EventAccumulator:
-    read = EventAccumulator(str(run / "tensorboard"), {"tensors": 0, "scalars": 0, "images": 0})
+def events(run: Path) -> Any:
+    read = written.EventAccumulator(
+        str(run / "tensorboard"), {"tensors": 0, "scalars": 0, "images": 0}
+    )
     read.Reload()
     return read
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import PendulumEnv
 from PIL import Image, ImageSequence
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from klrl.base.errors import ConfigError
 from klrl.runs.video import filming
@@ -17,6 +16,11 @@ from klrl.train.evaluate_run import evaluate_run
 from klrl.train.film import check_film, film_run
 from tests.conftest import QUICK
 from tests.runs.commands import exits
+
+pytest.importorskip("imageio_ffmpeg", reason="needs klrl[video]")
+written = pytest.importorskip(
+    "tensorboard.backend.event_processing.event_accumulator", reason="needs klrl[tensorboard]"
+)
 
 #: imageio's reader, which klrl does not use, leaves ffmpeg's pipes open.
 pytestmark = pytest.mark.filterwarnings(
@@ -104,7 +108,7 @@ def test_the_film_is_the_first_episode_of_the_evaluation_and_goes_to_tensorboard
     assert filmed.film.steps == STEPS
     assert filmed.film.score == evaluate_run(run, episodes=3, which="last").returns[0]
     assert len(imageio.mimread(filmed.video.mp4)) == STEPS + 1
-    read = EventAccumulator(str(run / "tensorboard"), {"images": 0})
+    read = written.EventAccumulator(str(run / "tensorboard"), {"images": 0})
     read.Reload()
     (image,) = read.Images("video/last")
     assert image.encoded_image_string == filmed.video.gif.read_bytes()
