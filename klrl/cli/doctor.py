@@ -50,13 +50,18 @@ def _print_installed(as_json: bool) -> int:
         print(json.dumps([use._asdict() for use in found], indent=1))
     else:
         rows = [
-            (use.purpose, f"no: {', '.join(use.missing)}", use.remedy)
+            (use.purpose, f"no: {_few(use.missing)}", use.remedy)
             if use.missing
             else (use.purpose, "yes")
             for use in found
         ]
         print(text_table([("for", "installed", "install it with"), *rows]))
     return FAILED if found[0].missing else DONE
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _examine_loss(args: Namespace) -> int:

@@ -175,6 +175,11 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
         )
     hint = _ANSWERS.get(key.rpartition(".")[2].removesuffix("_steps"), "")
     hint = hint or _elsewhere(key, overrides, config_dir)
+    rest = key.partition(".")[2]
+    if current == _OWN and rest.isidentifier() and not hint:
+        names = [each.key.partition(".")[2] for each in known.values() if each.group == group]
+        close = difflib.get_close_matches(rest, names, n=1, cutoff=0.8)
+        hint = f"; did you mean {group}.{close[0] if close else f'args.{rest}'}?"
     hint = hint or nearest(key, [*ALL_GROUPS, "sweep", *known])
     hint = hint or nearest(group, [*ALL_GROUPS, *(k for k in known if "." not in k)])
     return ConfigError(f"{value}: no such setting{hint or '; see --help'}")

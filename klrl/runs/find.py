@@ -35,7 +35,10 @@ def find_manifest(path: str, setting: str) -> Path:
     try:
         read_manifest(run)
     except FileNotFoundError as error:
-        raise ConfigError(f"{setting}={path}: no manifest.json in it; give a run folder") from error
+        what = "no manifest.json in it; give a run folder"
+        if (run / "sweep.json").is_file():
+            what = "is a sweep's folder; give one of its runs, or start its command again"
+        raise ConfigError(f"{setting}={path}: {what}") from error
     except BrokenRun as error:
         raise ConfigError(f"{setting}={path}: {error}; give another run") from error
     return run

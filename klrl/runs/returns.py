@@ -45,7 +45,9 @@ def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = 
     """What an evaluation scored, for a person to read; ``how`` it was played, as greedy."""
     cut = int(row.get("eval/cut", 0))
     if "eval/return" not in row:
-        return f"no {domain.score}: none of {cut} {domain.episode}s ended ({how})"
+        why = f"none of {cut} {domain.episode}s ended ({how})"
+        limit = "env.wrappers=[{target: TimeLimit, args: {max_episode_steps: 1000}}]"
+        return f"no {domain.score}: {why}; a task without ends needs a limit: '{limit}'"
     count, over = (
         int(row.get("eval/episodes", 0)),
         "standard error over " * ("eval/return_se" in row),

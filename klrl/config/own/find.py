@@ -65,6 +65,8 @@ def find_target(setting: str, part: OwnPart) -> Callable[..., Any]:
         )
     text, (module, _, name) = named(setting, part), part.target.rpartition(":")
     parts = [*module.split("."), *name.split(".")]
+    if module.endswith(".py") and module[:-3].isidentifier():
+        raise ConfigError(f"{text}: drop the .py: write {module[:-3]}:{name}")
     if not module or not all(each.isidentifier() for each in parts):
         raise ConfigError(f"{text}: write package.module:Name")
     if module == "__main__":
