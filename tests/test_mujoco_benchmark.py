@@ -25,6 +25,7 @@ from benchmarks.mujoco.sb3 import Row
 from benchmarks.results import ROOT
 from klrl.report.statistics import chance_of_more
 from klrl.runs.rows import read_rows
+from tests.conftest import marked
 from tests.runs.commands import exits
 
 ENVS = Path(__file__).parents[1] / "conf/env"
@@ -415,12 +416,7 @@ def test_a_diverged_run_counts_as_it_was_at_its_last_checkpoint(tmp_path) -> Non
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    "task",
-    [
-        task if task in ("ant", "swimmer") else pytest.param(task, marks=pytest.mark.slow)
-        for task in NAMES
-        if task not in ("half_cheetah", "hopper")
-    ],
+    "task", marked("slow", NAMES.keys() - {"half_cheetah", "hopper"}, "ant", "swimmer")
 )
 def test_a_preset_trains_and_is_evaluated(task: str) -> None:
     words = ("collector.steps=8", "learner.minibatches=2", "learner.epochs=1", "frames=64")
