@@ -120,10 +120,10 @@ class PolicyKind(NamedTuple):
     """What two policies share that act on one task, whatever their networks."""
 
     distribution: str
-    observation: Any
-    action: Any
+    observation: object
+    action: object
 
-    def differences(self, other: PolicyKind) -> list[tuple[str, Any, Any]]:
+    def differences(self, other: PolicyKind) -> list[tuple[str, object, object]]:
         """(what differs, here, there)."""
         names = ("action distribution", "observation", "action")
         triples = zip(names, self, other, strict=True)
@@ -156,7 +156,7 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
     # Of a TorchRL environment of the user's own.
     specs = getattr(copy.unwrapped, "require_specs", None)
 
-    def step() -> tuple[Any, Any]:
+    def step() -> tuple[Any, object]:
         if specs is not None:
             specs()
         reset = copy.reset(seed=0)
@@ -215,7 +215,7 @@ def _raising_wrapper(env: EnvConfig, error: BaseException) -> tuple[str, OwnPart
     return None
 
 
-def _check_answers(space: Any, reset: Any, step: Any) -> None:
+def _check_answers(space: Any, reset: object, step: object) -> None:
     """What an environment of the user's own answers must fit its space."""
     import numpy as np
     from gymnasium import spaces
