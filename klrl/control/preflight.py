@@ -21,6 +21,7 @@ from klrl.config import (
     CustomEnvConfig,
     EnvConfig,
     OwnPart,
+    RetrieveKLConfig,
 )
 from klrl.config.choices import choices_for
 from klrl.config.own import errors_of
@@ -33,9 +34,8 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
     if config.collector.elsewhere:
         check_ray_address()
     check_env(config.env, config.actor, overridden)
-    divergence = getattr(config.kl, "divergence", "reverse")
-    if divergence in ("js", "custom"):
-        _check_joint_actions(config.env, divergence)
+    if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
+        _check_joint_actions(config.env, config.kl.divergence)
     if not resumed:
         for setting, path, run in other_runs(config):
             from klrl.runs.resume import warn_edited  # only a job with another run loads it
