@@ -11,7 +11,7 @@ from typing import Any
 
 from klrl.config import CONTROL as CONTROL_NAME
 from klrl.config import LANGUAGE as LANGUAGE_NAME
-from klrl.config import JobConfig
+from klrl.config import JobConfig, SamplerConfig
 from klrl.config.choices import resolve
 
 
@@ -42,8 +42,9 @@ class Domain:
         """How a run is evaluated, in words."""
         if not config.eval.sampled:
             return self.mode
-        temperature = getattr(config.collector, "temperature", None)
-        return "sampled" if temperature is None else f"sampled at temperature {temperature:g}"
+        if not isinstance(config.collector, SamplerConfig):
+            return "sampled"
+        return f"sampled at temperature {config.collector.temperature:g}"
 
     def evaluated(self, *, sampled: bool) -> Domain:
         """The domain as it names the evaluations of a run."""

@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,13 @@ LIBRARY_WARNINGS = (
     # gymnasium 1.4 says so of every -v4 MuJoCo id and of ids with a newer version.
     "ignore:.*The environment .* is out of date:DeprecationWarning",
 )
+
+
+def marked(mark: str, cases: Iterable[object], *plain: object) -> list[object]:
+    """Cases of a parameter (tuples: of several), all but the ``plain`` ones marked, as ``slow``."""
+    marks = getattr(pytest.mark, mark)
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*v, marks=() if {v, v[0]} & {*plain} else marks) for v in values]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

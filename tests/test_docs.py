@@ -12,7 +12,7 @@ from klrl.config.compose import job_config, parse_args
 from klrl.config.overrides import expand, split_overrides
 from klrl.sweep.check import sweep_settings
 from klrl.sweep.search import space_of
-from tests.conftest import QUICK
+from tests.conftest import QUICK, marked
 from tests.language.conftest import QUICK as LANGUAGE_QUICK
 from tests.language.conftest import QUICK_MODEL
 from tests.runs.commands import exits, rows_of
@@ -78,13 +78,7 @@ RUNS = STARTS.findall((ROOT / "docs" / "which_kl.md").read_text("utf-8"))
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    "line",
-    [
-        line if i % 3 == 0 else pytest.param(line, marks=pytest.mark.slow)
-        for i, line in enumerate(RUNS)
-    ],
-)
+@pytest.mark.parametrize("line", marked("slow", RUNS, *RUNS[::3]))
 def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> None:
     words = shlex.split(line.replace(RUN, str(trained / RUN)))
     language = any(word.startswith("experiment=") for word in words)

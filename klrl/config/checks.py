@@ -132,7 +132,7 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
     return parts
 
 
-def typed_choice(group: str, settings: Any) -> Any:
+def typed_choice(group: str, settings: object) -> Any:
     """A group of settings, as a manifest holds them, typed and checked as those of a command."""
     node = settings.get(group) if isinstance(settings, Mapping) else None
     check_plain(f"{group}: its stored settings", node)
@@ -199,7 +199,7 @@ def _check_fields(path: str, value: Any) -> None:
             setattr(value, f.name, checked_value(key, setting, f.metadata))
 
 
-def _own_part(key: str, value: Any, home: str = "") -> OwnPart | None:
+def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
     """A custom part: from its target, or from its settings; ``home``: the default module."""
     if value is None or isinstance(value, OwnPart):
         return value

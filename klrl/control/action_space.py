@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -22,22 +21,22 @@ from gymnasium import Space, spaces
 from klrl.base.errors import ConfigError
 
 #: The spaces whose distribution has logits, and its name.
-FAMILIES: dict[type[Space[Any]], str] = {
+FAMILIES: dict[type[Space], str] = {
     spaces.Discrete: "categorical",
     spaces.MultiDiscrete: "multi_categorical",
     spaces.MultiBinary: "bernoulli",
 }
 
 #: From the policy's actions [N] or [N, A] to those of the copies of the environment.
-Convert = Callable[[np.ndarray], Iterable[Any]]
+Convert = Callable[[np.ndarray], Iterable[object]]
 
 
-def is_discrete(space: Space[Any]) -> bool:
+def is_discrete(space: Space) -> bool:
     """Whether its actions are chosen among finitely many."""
     return type(space) in FAMILIES
 
 
-def require_served(setting: str, space: Space[Any]) -> None:
+def require_served(setting: str, space: Space) -> None:
     """Refuse an action space that no policy here acts in; ``setting`` names the environment."""
     if isinstance(space, spaces.Box):
         if not np.issubdtype(space.dtype, np.floating):
@@ -54,7 +53,7 @@ def require_served(setting: str, space: Space[Any]) -> None:
         raise ConfigError(f"{setting}: its actions have no entries; wrap the environment")
 
 
-def kind_of(space: Space[Any]) -> Any:
+def kind_of(space: Space) -> object:
     """What two policies share that act alike: number of actions, numbers of them, or shape."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
@@ -63,7 +62,7 @@ def kind_of(space: Space[Any]) -> Any:
     return space.shape
 
 
-def joint_actions(space: Space[Any]) -> int | None:
+def joint_actions(space: Space) -> int | None:
     """How many actions a product of categoricals or Bernoullis has; None for other spaces."""
     if isinstance(space, spaces.MultiDiscrete):
         return math.prod(map(int, space.nvec.reshape(-1)))
@@ -72,7 +71,7 @@ def joint_actions(space: Space[Any]) -> int | None:
     return None
 
 
-def conversion(space: Space[Any]) -> Convert | None:
+def conversion(space: Space) -> Convert | None:
     """How an action gets the shape, the type and the first number of its space.
 
     None where it has them: a Discrete that starts at 0, a Box of one dimension.
@@ -88,7 +87,7 @@ def conversion(space: Space[Any]) -> Convert | None:
     return lambda action: [(x.reshape(shape) + first).astype(dtype) for x in action]
 
 
-def conversion_note(space: Space[Any]) -> str | None:
+def conversion_note(space: Space) -> str | None:
     """A line about actions that are not given to the environment as they are; None for others."""
     if conversion(space) is None:
         return None

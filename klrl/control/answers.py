@@ -8,7 +8,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,9 @@ class Misfit(Exception):
     """An answer that is not what Gymnasium's contract and the spaces promise."""
 
 
-def require_observation(observation: Any, shape: Sequence[int], name: str = "observation") -> None:
+def require_observation(
+    observation: object, shape: Sequence[int], name: str = "observation"
+) -> None:
     """Require an array of real numbers of the space's shape; lists are taken.
 
     Raises:
@@ -36,7 +37,7 @@ def require_observation(observation: Any, shape: Sequence[int], name: str = "obs
         raise Misfit(f"{name} has shape {array.shape}, its space {tuple(shape)}")
 
 
-def require_picture(picture: Any) -> np.ndarray:
+def require_picture(picture: object) -> np.ndarray:
     """Require an RGB picture, uint8 [height, width, 3].
 
     Raises:
@@ -48,7 +49,7 @@ def require_picture(picture: Any) -> np.ndarray:
     return array
 
 
-def require_number(reward: Any) -> float:
+def require_number(reward: object) -> float:
     """A reward: one real number, in an array of one too.
 
     Raises:
@@ -60,7 +61,7 @@ def require_number(reward: Any) -> float:
     return float(array.item())
 
 
-def require_flag(name: str, flag: Any) -> bool:
+def require_flag(name: str, flag: object) -> bool:
     """``terminated`` or ``truncated``: a bool, or 0 or 1.
 
     Raises:
@@ -80,7 +81,7 @@ def fault(error: Exception) -> str:
     return f"raised {in_one_line(error)} ({Path(at.filename).name}, line {at.lineno})"
 
 
-def _array(name: str, value: Any) -> np.ndarray:
+def _array(name: str, value: object) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -90,7 +91,7 @@ def _array(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, np.ndarray | np.generic):
         return f"{value.dtype} of shape {value.shape}"
     return f"{value!r:.40} ({type(value).__name__})"

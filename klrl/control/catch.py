@@ -28,7 +28,7 @@ class Catch(gymnasium.Env[np.ndarray, np.int64]):
     does not about -5/7 on average.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 8}
+    metadata: ClassVar[dict[str, object]] = {"render_modes": ["rgb_array"], "render_fps": 8}
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.observation_space = spaces.Box(0, 255, (SIZE, SIZE, 1), np.uint8)
@@ -37,15 +37,15 @@ class Catch(gymnasium.Env[np.ndarray, np.int64]):
         self._column = self._paddle = self._row = 0
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[np.ndarray, dict[str, object]]:
         """A ball at the top, the paddle in the middle."""
         super().reset(seed=seed)
         self._column, self._row = int(self.np_random.integers(CELLS)), 0
         self._paddle = CELLS // 2
         return self._picture(), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
         """Move the paddle by ``action - 1`` cells, then the ball by one."""
         self._paddle = min(max(self._paddle + int(action) - 1, 0), CELLS - 1)
         self._row += 1

@@ -41,7 +41,7 @@ from klrl.base.cache import (
 )
 from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
-from klrl.config import Config, OwnPart
+from klrl.config import Config, OwnPart, RetrieveKLConfig
 from klrl.control.step import Step, StepParts, eager_step, pure_step
 from klrl.runs.machine import cxx
 
@@ -90,9 +90,9 @@ def choose(
     ``package`` says where the step's package would lie; it is called for auto and aot on a CPU.
     """
     own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
-    if getattr(config.kl, "placement", "reward") != "reward":
-        names = ("estimator", "divergence")
-        own += [f"kl.{name}" for name in names if getattr(config.kl, name, "") == "custom"]
+    if isinstance(config.kl, RetrieveKLConfig) and config.kl.placement != "reward":
+        charged = {"estimator": config.kl.estimator, "divergence": config.kl.divergence}
+        own += [f"kl.{name}" for name, chosen in charged.items() if chosen == "custom"]
     if own and asked != "jit":
         # A package is told from another by settings and klrl's sources, not by the user's.
         return HowItRuns("false", f"own {' and '.join(own)} (learner.compile=jit tries to compile)")

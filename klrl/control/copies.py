@@ -68,7 +68,7 @@ class VectorGymEnv(EnvBase):
         env_id: str,
         num_envs: int = 1,
         *,
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, object] | None = None,
         seed: int = 0,
         step_timeout: float | None = None,
         make: Callable[[], gymnasium.Env] | None = None,
@@ -206,7 +206,7 @@ class VectorGymEnv(EnvBase):
         self._call_copies(lambda: self._step_copies(given, mask), "step")
         return self._observations, self._rewards, *self._ends
 
-    def _step_copies(self, action: Iterable[Any], mask: np.ndarray | None) -> None:
+    def _step_copies(self, action: Iterable[object], mask: np.ndarray | None) -> None:
         observations, rewards = self._observations, self._rewards
         terminated, truncated = self._ends
         place, shape, episodes = self._place, observations.shape[1:], self._episodes
@@ -246,7 +246,7 @@ class VectorGymEnv(EnvBase):
     def _where(self, what: str) -> str:
         return f"{self._setting}: {what} {self._place.step} of copy {self._place.copy}"
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
+    def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
         observations = self.reset_native(None if mask is None else mask.reshape(-1).cpu().numpy())
         no = torch.zeros(self.num_copies, 1, dtype=torch.bool)
@@ -312,7 +312,7 @@ class VectorGymEnv(EnvBase):
             self._episodes = Episodes(self._answers)
         return ""
 
-    def episodes(self) -> dict[str, Any] | None:
+    def episodes(self) -> dict[str, object] | None:
         """The running episodes; None where they are not kept, or one is too long."""
         state = None if self._episodes is None else self._episodes.state()
         if state is None:

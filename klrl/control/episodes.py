@@ -63,7 +63,7 @@ class Episodes:
     def _longest(self) -> int:
         return self._steps - int(self._begun.min())
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> dict[str, object] | None:
         """What :func:`replayed` needs, and the digests; None where an episode is too long."""
         if self._longest > LONGEST:
             return None
@@ -129,15 +129,15 @@ def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
     return ""
 
 
-def _reset(env: gymnasium.Env, seed: int, call: Call) -> Any:
+def _reset(env: gymnasium.Env, seed: int, call: Call) -> object:
     return _as_bytes(call(partial(env.reset, seed=seed))[0])
 
 
-def _step(env: gymnasium.Env, action: Any, call: Call) -> tuple[Any, ...]:
+def _step(env: gymnasium.Env, action: object, call: Call) -> tuple[object, ...]:
     observation, reward, terminated, truncated, _ = call(partial(env.step, action))
     return _as_bytes(observation), _as_bytes(reward), bool(terminated), bool(truncated)
 
 
-def _as_bytes(value: Any) -> tuple[str, bytes]:
+def _as_bytes(value: object) -> tuple[str, bytes]:
     array = np.asarray(value)
     return f"{array.dtype.str} {array.shape}", array.tobytes()

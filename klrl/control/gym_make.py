@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import gymnasium
 from gymnasium import spaces
@@ -60,7 +59,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
     return make_gym(config.id, config.kwargs)
 
 
-def _of_torchrl(config: CustomEnvConfig, made: Any) -> Any:
+def _of_torchrl(config: CustomEnvConfig, made: object) -> object:
     """TorchRL's environments as Gymnasium's; others as they are."""
     if "torchrl.envs" not in sys.modules:  # whoever made one imported it
         return made
@@ -71,7 +70,7 @@ def _of_torchrl(config: CustomEnvConfig, made: Any) -> Any:
     return TorchRLEnv(config.named, made) if isinstance(made, EnvBase) else made
 
 
-def make_gym(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
+def make_gym(env_id: str, kwargs: Mapping[str, object]) -> gymnasium.Env:
     """``gymnasium.make`` of an id or ``module:id``, with MuJoCo's warnings in Python's logging."""
     module, _, name = env_id.rpartition(":")
     if module:

@@ -32,6 +32,9 @@ from gymnasium import Space, spaces
 from klrl.base.errors import ConfigError
 from klrl.control.answers import Misfit, require_observation
 
+#: Keys of a Dict and places in a Tuple, from the outermost inwards.
+Path = tuple[str | int, ...]
+Info = dict[str, object]
 #: The key of an observation, or of an info, that says which actions can be taken.
 MASK = "action_mask"
 #: The order of the entries in transport.
@@ -43,7 +46,7 @@ class ObservationPart:
     """One part of an observation."""
 
     key: str  # of a Dict, or the place in a Tuple, joined by dots; empty for all
-    path: tuple[Any, ...]  # the same, as it is looked up
+    path: Path  # the same, as it is looked up
     kind: str  # one of KINDS
     shape: tuple[int, ...]
     #: index: how many values each number has. mask: how many actions each choice has.
@@ -120,7 +123,7 @@ class Layout:
             yield entry, slice(start, start + entry.size)
             start += entry.size
 
-    def pack(self, observation: Any, mask: Any = None, *, ended: bool = False) -> np.ndarray:
+    def pack(self, observation: object, mask: object = None, *, ended: bool = False) -> np.ndarray:
         """An observation of the environment, and the info's mask, as transport [D].
 
         ``ended``: no action follows, so the mask may be missing, and may allow none.
@@ -135,7 +138,9 @@ class Layout:
             packed[place] = _from_zero(entry, value)
         return packed
 
-    def _mask(self, entry: ObservationPart, mask: Any, observation: Any, ended: bool) -> np.ndarray:
+    def _mask(
+        self, entry: ObservationPart, mask: object, observation: object, ended: bool
+    ) -> np.ndarray:
         if not self.from_info:
             mask = _at(observation, entry)
         elif mask is None:
@@ -187,7 +192,7 @@ class Layout:
 
 
 def layout_of(
-    setting: str, observation: Space[Any], action: Space[Any], action_mask: str = "auto"
+    setting: str, observation: Space, action: Space, action_mask: str = "auto"
 ) -> Layout | None:
     """The layout of a space; None for a single vector. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
@@ -223,7 +228,7 @@ def layout_of(
 _MOST_VALUES = 2**24
 
 
-def _require_sizes(setting: str, parts: Mapping[tuple[Any, ...], Space[Any]]) -> None:
+def _require_sizes(setting: str, parts: Mapping[Path, Space]) -> None:
     """Every part has a name of its own, numbers, and no number of too many values."""
     if not parts:
         raise ConfigError(f"{setting}: its observation holds nothing; add what it shows")
@@ -284,14 +289,14 @@ def check_images(layout: Layout | None, cnn: str) -> None:
             )
 
 
-def is_image(space: Space[Any]) -> bool:
+def is_image(space: Space) -> bool:
     """Whether it is read as an image; see the table."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
     return len(space.shape) in (3, 4) or (len(space.shape) == 2 and int(space.high.max()) == 255)
 
 
-def flattened(space: Space[Any]) -> str | None:
+def flattened(space: Space) -> str | None:
     """A line about a single vector that is flattened; None for a Box of one dimension."""
     if isinstance(space, spaces.Box):
         if len(space.shape) == 1:
@@ -300,30 +305,30 @@ def flattened(space: Space[Any]) -> str | None:
     return f"observation: {space}, one-hot, {spaces.flatdim(space)} numbers"
 
 
-class Packed(gymnasium.Wrapper[np.ndarray, Any, Any, Any]):
+class Packed(gymnasium.Wrapper):
     """An environment whose observations are transports [D]."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], layout: Layout) -> None:
+    def __init__(self, env: gymnasium.Env, layout: Layout) -> None:
         super().__init__(env)
         self.layout, self.observation_space = layout, layout.space
 
-    def reset(self, **how: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, **how: object) -> tuple[np.ndarray, Info]:
         """As the environment's."""
         observation, info = self.env.reset(**how)
         return self.layout.pack(observation, self._mask(info)), info
 
-    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[np.ndarray, object, bool, bool, Info]:
         """As the environment's."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         ended = bool(terminated or truncated)
         packed = self.layout.pack(observation, self._mask(info), ended=ended)
         return packed, reward, terminated, truncated, info
 
-    def _mask(self, info: Any) -> Any:
+    def _mask(self, info: object) -> object:
         return info.get(MASK) if self.layout.from_info and isinstance(info, Mapping) else None
 
 
-def _leaves(space: Space[Any], path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _leaves(space: Space, path: Path) -> Iterator[tuple[Path, Space]]:
     """(path, space) of every part that holds no others."""
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
@@ -335,7 +340,7 @@ def _leaves(space: Space[Any], path: tuple[Any, ...]) -> Iterator[tuple[tuple[An
         yield path, space
 
 
-def _entry(setting: str, path: tuple[Any, ...], space: Space[Any]) -> ObservationPart:
+def _entry(setting: str, path: Path, space: Space) -> ObservationPart:
     key = ".".join(map(str, path))
     shape = tuple(space.shape or ())
     if is_image(space):
@@ -353,7 +358,7 @@ def _entry(setting: str, path: tuple[Any, ...], space: Space[Any]) -> Observatio
     )
 
 
-def _mask_entry(setting: str, action: Space[Any], space: Space[Any] | None) -> ObservationPart:
+def _mask_entry(setting: str, action: Space, space: Space | None) -> ObservationPart:
     """The mask of Discrete or MultiDiscrete actions; ``space`` None where it is the info's."""
     if isinstance(action, spaces.Discrete):
         counts: tuple[int, ...] = (int(action.n),)
@@ -372,8 +377,8 @@ def _mask_entry(setting: str, action: Space[Any], space: Space[Any] | None) -> O
     return ObservationPart(MASK, (MASK,), "mask", (sum(counts),), counts)
 
 
-def _at(observation: Any, entry: ObservationPart) -> Any:
-    value = observation
+def _at(observation: object, entry: ObservationPart) -> object:
+    value: Any = observation
     for step in entry.path:
         try:
             value = value[step]
@@ -386,7 +391,7 @@ def _named(entry: ObservationPart) -> str:
     return f"observation's {entry.key}" if entry.key else "observation"
 
 
-def _from_zero(entry: ObservationPart, value: Any) -> np.ndarray:
+def _from_zero(entry: ObservationPart, value: object) -> np.ndarray:
     """Flat, and numbers counted from 0."""
     flat = np.asarray(value).reshape(-1)
     if entry.kind != "index":

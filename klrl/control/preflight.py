@@ -21,6 +21,7 @@ from klrl.config import (
     CustomEnvConfig,
     EnvConfig,
     OwnPart,
+    RetrieveKLConfig,
 )
 from klrl.config.choices import choices_for
 from klrl.config.own import errors_of
@@ -33,9 +34,8 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
     if config.collector.elsewhere:
         check_ray_address()
     check_env(config.env, config.actor, overridden)
-    divergence = getattr(config.kl, "divergence", "reverse")
-    if divergence in ("js", "custom"):
-        _check_joint_actions(config.env, divergence)
+    if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
+        _check_joint_actions(config.env, config.kl.divergence)
     if not resumed:
         for setting, path, run in other_runs(config):
             from klrl.runs.resume import warn_edited  # only a job with another run loads it
@@ -120,10 +120,10 @@ class PolicyKind(NamedTuple):
     """What two policies share that act on one task, whatever their networks."""
 
     distribution: str
-    observation: Any
-    action: Any
+    observation: object
+    action: object
 
-    def differences(self, other: PolicyKind) -> list[tuple[str, Any, Any]]:
+    def differences(self, other: PolicyKind) -> list[tuple[str, object, object]]:
         """(what differs, here, there)."""
         names = ("action distribution", "observation", "action")
         triples = zip(names, self, other, strict=True)
@@ -156,7 +156,7 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
     # Of a TorchRL environment of the user's own.
     specs = getattr(copy.unwrapped, "require_specs", None)
 
-    def step() -> tuple[Any, Any]:
+    def step() -> tuple[Any, object]:
         if specs is not None:
             specs()
         reset = copy.reset(seed=0)
@@ -215,7 +215,7 @@ def _raising_wrapper(env: EnvConfig, error: BaseException) -> tuple[str, OwnPart
     return None
 
 
-def _check_answers(space: Any, reset: Any, step: Any) -> None:
+def _check_answers(space: Any, reset: object, step: object) -> None:
     """What an environment of the user's own answers must fit its space."""
     import numpy as np
     from gymnasium import spaces

@@ -42,7 +42,7 @@ from klrl.control.answers import Misfit
 Key = str | tuple[str, ...]
 
 
-class TorchRLEnv(gymnasium.Env[Any, Any]):
+class TorchRLEnv(gymnasium.Env):
     """A copy of a TorchRL environment of batch size [], with one action and one reward."""
 
     specs_calls = 10  # resets and steps of :meth:`require_specs`, at most
@@ -171,7 +171,7 @@ def _require_one(setting: str, base: EnvBase) -> None:
 # ------------------------------------------------------------------------------------------ specs
 
 
-def _space(what: str, spec: TensorSpec) -> gymnasium.Space[Any]:
+def _space(what: str, spec: TensorSpec) -> gymnasium.Space:
     """A spec of batch size [] as a space; ``what`` names it in errors."""
     if isinstance(spec, Composite):
         return spaces.Dict({key: _space(f"{what}'s {key}", each) for key, each in spec.items()})

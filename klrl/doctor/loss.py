@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +86,7 @@ def examine_loss(
     *,
     actor: str | None = None,
     placement: str = "loss",
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     seeds: int = 100,
 ) -> LossReport:
     """Compare the gradient of a loss with the true one; arguments as of ``klrl doctor --loss``.

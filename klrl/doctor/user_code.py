@@ -61,7 +61,7 @@ def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:
     return checked
 
 
-def settings_of(words: list[str]) -> dict[str, Any]:
+def settings_of(words: list[str]) -> dict[str, object]:
     """``NAME=VALUE`` as keywords; a value is a Python literal, true, false, null, or a text."""
     values = {}
     for word in words:

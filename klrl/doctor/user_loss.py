@@ -61,7 +61,7 @@ class UserLoss:
 
     name: str
     call: Callable[..., Any]
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     placement: str
 
 
@@ -168,7 +168,7 @@ class ModuleLoss(UserLoss):
 
     def on(self, problem: Problem, coef: float) -> LossOfBatch:
         """The loss of batches of a problem."""
-        given: dict[str, Any] = {str(self._actor): _actor(problem.policy)}
+        given: dict[str, object] = {str(self._actor): _actor(problem.policy)}
         if self._critic is not None:
             given[self._critic] = _critic(problem.kind.states)
         if self._reference is not None:
@@ -186,7 +186,7 @@ class ModuleLoss(UserLoss):
 
         return loss
 
-    def _total(self, out: Any) -> Tensor:
+    def _total(self, out: object) -> Tensor:
         if not isinstance(out, TensorDictBase | Mapping):
             return _scalar(self.name, out)
         terms = [key for key in out.keys() if isinstance(key, str) and key.startswith("loss_")]
@@ -204,7 +204,7 @@ class ModuleLoss(UserLoss):
 Loss = FunctionLoss | ModuleLoss
 
 
-def find_loss(name: str, settings: Mapping[str, Any], placement: str) -> Loss:
+def find_loss(name: str, settings: Mapping[str, object], placement: str) -> Loss:
     """The loss that ``--loss`` names, with its convention."""
     value = load("--loss", name)
     takes, _ = _arguments(name, value)
@@ -234,7 +234,7 @@ def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
     return flat
 
 
-def _scalar(name: str, value: Any, term: str = "") -> Tensor:
+def _scalar(name: str, value: object, term: str = "") -> Tensor:
     setting = f"--loss {name}"
     what = f"{term} is" if term else "returned"
     if not isinstance(value, Tensor):
@@ -302,7 +302,7 @@ def _arguments(name: str, value: Any) -> tuple[Mapping[str, inspect.Parameter], 
 
 
 def _free(
-    name: str, value: Any, settings: Mapping[str, Any], given: Collection[str]
+    name: str, value: Any, settings: Mapping[str, object], given: Collection[str]
 ) -> list[inspect.Parameter]:
     """The keywords that the settings leave open; those that the doctor gives are not the user's."""
     takes, anything = _arguments(name, value)

@@ -239,9 +239,5 @@ def _against_kl(
 
 def first_shown(lines: Sequence[Line]) -> list[int]:
     """The settings drawn at first: all, or the :data:`SHOWN` with the highest final return."""
-    order = sorted(range(len(lines)), key=lambda i: -_or_least(line_value(lines[i], "return")))
-    return sorted(order[:SHOWN])
-
-
-def _or_least(value: float) -> float:
-    return value if value == value else float("-inf")
+    returns = np.nan_to_num([line_value(line, "return") for line in lines], nan=-np.inf)
+    return sorted(sorted(range(len(lines)), key=lambda i: -returns[i])[:SHOWN])

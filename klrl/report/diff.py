@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
@@ -36,12 +35,12 @@ def compare(first: ReadRun, second: ReadRun) -> list[Part]:
     ]
 
 
-def _settings(run: ReadRun) -> dict[str, Any]:
+def _settings(run: ReadRun) -> dict[str, object]:
     """All but the version of the arithmetic, which is among the circumstances."""
     return {key: value for key, value in run.settings.items() if key != "numerics"}
 
 
-def _facts(run: ReadRun) -> dict[str, Any]:
+def _facts(run: ReadRun) -> dict[str, object]:
     facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
     commit = facts.get("git_commit")
     if commit:
@@ -51,7 +50,7 @@ def _facts(run: ReadRun) -> dict[str, Any]:
 
 
 def _unequal(
-    first: Mapping[str, Any], second: Mapping[str, Any]
+    first: Mapping[str, object], second: Mapping[str, object]
 ) -> list[tuple[str, str, str, str]]:
     rows = []
     for key in differing([dict(first), dict(second)]):

@@ -78,7 +78,7 @@ class ReadRun:
         return self.domain.axis
 
 
-def task_of(settings: Mapping[str, Any]) -> str:
+def task_of(settings: Mapping[str, object]) -> str:
     """The name of the task that settings train on."""
     return str(settings.get("env.id") or settings.get("env") or "task")
 
@@ -173,7 +173,7 @@ def _read_run(folder: Path) -> ReadRun:
     )
 
 
-def _presets(argv: Sequence[str], settings: Mapping[str, Any]) -> dict[str, str]:
+def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
     """Choices whose typed name says more than the stored one, as klpen_held of klpen."""
     words = (str(word).removeprefix("--").partition("=") for word in argv)
     typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}

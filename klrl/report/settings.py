@@ -85,7 +85,7 @@ def identity(run: ReadRun) -> str:
     return json.dumps(run.settings, sort_keys=True, default=str)
 
 
-def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Keys whose value, or presence, differs among the settings.
 
     Choices come first, then keys that all settings have, then by position.
@@ -102,7 +102,7 @@ def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     )
 
 
-def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
+def name_settings(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """Short names that tell settings apart: a key that separates no more settings is left out."""
     kept: list[str] = []
     classes: list[tuple[str, ...]] = [() for _ in settings]
@@ -116,13 +116,13 @@ def name_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
     return [_name(each, kept) for each in settings]
 
 
-def _name(setting: dict[str, Any], keys: Sequence[str]) -> str:
+def _name(setting: Mapping[str, object], keys: Sequence[str]) -> str:
     """The values of the keys; ``no KEY`` if the setting has none of them."""
     values = [f"{key}={show(setting[key])}" for key in keys if key in setting]
     return " ".join(values or [f"no {key}" for key in keys]) or "all runs"
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """A setting's value as on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

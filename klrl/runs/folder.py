@@ -193,7 +193,7 @@ class RunFolder:
         if self._claim is not None:
             self._claim.check()
 
-    def open(self, config: JobConfig, **more: Any) -> dict[str, Any]:
+    def open(self, config: JobConfig, **more: object) -> dict[str, Any]:
         """Write the manifest of a run that starts or resumes, with further entries; returns it.
 
         ``klrl``, ``numerics``, ``argv`` and ``started`` stay those of the start; ``resumed`` lists
@@ -241,7 +241,7 @@ class RunFolder:
         self.guard.call("code that you ran", note, self.path, config)
         return manifest
 
-    def close(self, status: str, **more: Any) -> None:
+    def close(self, status: str, **more: object) -> None:
         """Record how the run ended: finished, interrupted or failed."""
         ended = {**self._written, "status": status, "ended": _now(), "pid": None, **more}
         try:
@@ -252,7 +252,7 @@ class RunFolder:
                 file.write(_as_text(ended).encode())
                 file.truncate()
 
-    def update(self, **entries: Any) -> None:
+    def update(self, **entries: object) -> None:
         """Change entries of the manifest."""
         self._write({**self._written, **entries})
 

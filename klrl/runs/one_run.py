@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import read_plain
@@ -14,7 +13,7 @@ from klrl.runs.rows import run_of
 _SETTINGS = (".hydra/config.yaml", ".hydra/overrides.yaml")
 
 
-def another_run(what: str, theirs: Any, run: str | None) -> ConfigError:
+def another_run(what: str, theirs: object, run: str | None) -> ConfigError:
     """The refusal of a file that is of another run than its folder's manifest."""
     return ConfigError(
         f"{what}: is of run {str(theirs)[:8]}, and manifest.json of run {str(run)[:8]}; put the "

@@ -51,7 +51,7 @@ class RowFile:
         """Append one line."""
         self.log_all([row])
 
-    def log_all(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def log_all(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Append one line per row.
 
         Raises:
@@ -71,7 +71,7 @@ class RowFile:
             raise
         self._sha.update(whole)
 
-    def mark(self) -> dict[str, Any]:
+    def mark(self) -> dict[str, object]:
         """``bytes`` of the file, which the disk has confirmed, and their ``sha256``.
 
         The digest is kept with each row, so that no save reads the file.
@@ -125,14 +125,14 @@ def parse_row(line: bytes) -> Row | None:
     return row if all(map(_is_value, row.values())) else None
 
 
-def run_of(line: bytes, run: str | None, unnamed: str | None = None) -> Any:
+def run_of(line: bytes, run: str | None, unnamed: str | None = None) -> object:
     """The run that a line names, where ``run`` is expected; ``unnamed`` where it names none."""
     if run is None or f'"{run}"'.encode() in line[:64]:  # without parsing what may be long
         return run
     return (_parse(line) or {}).get(RUN, unnamed)
 
 
-def _is_value(value: Any) -> bool:
+def _is_value(value: object) -> bool:
     if isinstance(value, int):
         return value.bit_length() < 1024  # else it is no float
     return value is None or isinstance(value, float)

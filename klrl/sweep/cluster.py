@@ -41,7 +41,7 @@ def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
     Raises:
         WorkerError: Ray does not start; no machine of the cluster is left for the jobs.
     """
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     alone = not config.address and "RAY_ADDRESS" not in os.environ
     if alone:
         options["num_cpus"] = config.cpus
@@ -65,7 +65,7 @@ class _Tasks(Backend):
         self._task = started.remote(run_logged).options(
             num_cpus=config.cpus_per_job, num_gpus=config.gpus_per_job, max_retries=0
         )
-        self._running: dict[Any, Job] = {}  # by the handle of its task
+        self._running: dict[object, Job] = {}  # by the handle of its task
         self._notices: list[str] = []
         self._shortage = Shortage(config.cpus_timeout, self._notices.append)
         self._headless = Shortage(min(config.cpus_timeout, HEADLESS), self._notices.append)
@@ -88,7 +88,7 @@ class _Tasks(Backend):
         yield from map(Notice, self._notices)
         self._notices.clear()
 
-    def _ended(self, handle: Any, job: Job) -> Outcome | Lost:
+    def _ended(self, handle: object, job: Job) -> Outcome | Lost:
         errors = self._ray.exceptions
         try:
             outcome: Outcome = self._ray.get(handle)

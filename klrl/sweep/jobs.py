@@ -8,7 +8,6 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import refuse_link
@@ -194,7 +193,7 @@ def _own_folder(
     return own, f"{path} holds a job with {other}; this one is another, in {own.name}"
 
 
-def _differences(old: JobConfig, new: JobConfig) -> dict[str, tuple[Any, Any]]:
+def _differences(old: JobConfig, new: JobConfig) -> dict[str, tuple[object, object]]:
     """Up to three settings in which two jobs differ: key -> both values."""
     ignored = ("logger", *([] if old.eval.on or new.eval.on else ["eval."]))
     both = flat_settings(old), flat_settings(new)
@@ -203,6 +202,6 @@ def _differences(old: JobConfig, new: JobConfig) -> dict[str, tuple[Any, Any]]:
     return dict([(key, (a, b)) for key, (a, b) in values.items() if a != b][:3])
 
 
-def flat_settings(config: JobConfig) -> dict[str, Any]:
+def flat_settings(config: JobConfig) -> dict[str, object]:
     """Settings by dotted key, with values as in JSON."""
     return by_dotted_key(json.loads(json.dumps(dataclasses.asdict(config))))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError, WorkerError
 from klrl.base.interrupt import StopRequest
-from klrl.config import JobConfig, factory
+from klrl.config import JobConfig, TargetControllerConfig, factory
 from klrl.config.identity import NUMERICS
 from klrl.config.own import check_sources
 from klrl.domains import Domain, domain_of
@@ -237,7 +237,8 @@ class Training:
         if self.parts.reference is None:
             return
         self.parts.reference.move(self.parts.actor, self.counters.iteration)
-        unit = getattr(self.config.controller, "unit", None)
+        config = self.config.controller
+        unit = config.unit if isinstance(config, TargetControllerConfig) else None
         self.controller.update(in_unit(measured, unit), n=batch.numel())
 
     def record(self, row: Row, batch: TensorDictBase) -> None:

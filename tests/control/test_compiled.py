@@ -21,7 +21,7 @@ from klrl.control import compiled
 from klrl.control.compiled import check_inputs, choose, decide, package_key
 from klrl.control.step import StepParts, eager_step, loss_terms, pure_step
 from klrl.control.update import ControlSteps
-from tests.conftest import QUICK
+from tests.conftest import QUICK, marked
 from tests.control.updates import CPU, learn, made, minibatch
 
 #: Every branch of loss, family and optimiser; the third word list is what the loss charges.
@@ -42,15 +42,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        case
-        if case in ("klpen", "clip", "split")
-        else pytest.param(case, marks=pytest.mark.integration)
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize("case", marked("integration", CASES, "klpen", "clip", "split"))
 def test_the_pure_step_is_the_eager_one(case: str, settings) -> None:
     """100 steps with moving coefficients, parameters and metrics to 1e-5."""
     experiment, batch = made(settings, *CASES[case])
@@ -185,7 +177,7 @@ def command(
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("mode", ["aot", pytest.param("jit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", marked("slow", ("aot", "jit"), "aot"))
 def test_no_compiler_looks_into_the_machines_folder_for_temporary_files(mode: str) -> None:
     """Another user's folder is where torch's compiler keeps its libraries, unless it is told.
 
@@ -231,7 +223,7 @@ def test_the_compilers_folders_are_klrls_or_the_users(monkeypatch, tmp_path) -> 
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("mode", ["aot", pytest.param("jit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", marked("slow", ("aot", "jit"), "aot"))
 def test_a_broken_compiler_ends_no_run_and_the_manifest_says_eager(mode: str, cache) -> None:
     done = command(f"learner.compile={mode}", CXX=shutil.which("false") or "false")
     assert done.returncode == 0, done.stderr

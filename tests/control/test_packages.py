@@ -1,5 +1,6 @@
 """Compiled updates on disk: built once, found again, loaded only where all is well."""
 
+import itertools
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from klrl.control import compiled
 from klrl.control.compiled import choose, package_key
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training, start
-from tests.conftest import QUICK
+from tests.conftest import QUICK, marked
 from tests.control.updates import CPU, learn, made, minibatch
 
 
@@ -231,21 +232,11 @@ def test_a_package_with_one_other_bit_is_not_loaded_but_built_anew(
 @pytest.mark.services
 @pytest.mark.parametrize(
     ("what", "fault"),
-    [
-        ("package", "owner"),
-        ("digest", "mode"),
-        ("folder", "mode"),
-        ("cache", "owner"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (
-                ("package", "mode"),
-                ("digest", "owner"),
-                ("folder", "owner"),
-                ("cache", "mode"),
-            )
-        ),
-    ],
+    marked(
+        "slow",
+        itertools.product(("package", "digest", "folder", "cache"), ("owner", "mode")),
+        *(("package", "owner"), ("digest", "mode"), ("folder", "mode"), ("cache", "owner")),
+    ),
 )
 def test_what_another_user_could_have_written_is_not_loaded(
     what, fault, settings, kept, loaded, no_build

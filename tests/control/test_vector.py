@@ -28,6 +28,7 @@ from klrl.control.rollout import TorchRLRollout, native_rollout
 from klrl.control.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from tests.agents import agent_of, gym, moved
+from tests.conftest import marked
 from tests.control.toys import ACTIONS
 
 CPU = torch.device("cpu")
@@ -96,13 +97,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        case
-        if case in ("pendulum", "cartpole", "tanh_normal", "hopper")
-        else pytest.param(case, marks=pytest.mark.integration)
-        for case in CASES
-    ],
+    "case", marked("integration", CASES, "pendulum", "cartpole", "tanh_normal", "hopper")
 )
 def test_the_same_actions_give_the_same_batch(case: str) -> None:
     """Two rollouts in a row, over several ends of episodes; every key of either side."""

@@ -10,6 +10,7 @@ from benchmarks.reliability.folder import PARTS
 from benchmarks.reliability.places import Bench
 from benchmarks.reliability.report import Report
 from benchmarks.reliability.small_run import import_all
+from tests.conftest import marked
 
 #: The parts whose every operation is safe, and files with a bit of which nothing is lost.
 SAFE_PARTS = ("save", "metrics", "manifest", "settings", "curves")
@@ -36,10 +37,7 @@ def test_every_part_of_a_run_is_written_in_one_iteration(bench) -> None:
     assert {"mkdir", "open", "write", "half a write", "fsync", "rename", "unlink"} <= {*of_a_save}
 
 
-@pytest.mark.parametrize(
-    "part",
-    [p if p == "save" else pytest.param(p, marks=pytest.mark.slow) for p in SAFE_PARTS],
-)
+@pytest.mark.parametrize("part", marked("slow", SAFE_PARTS, "save"))
 def test_a_run_outlives_a_fault_anywhere(bench, part) -> None:
     report, places = Report(), bench.places(part)
     chosen = {places[0], places[len(places) // 2], places[-1]}

@@ -17,7 +17,7 @@ from klrl.runs.rows import read_rows
 from klrl.train.callbacks import Callback
 from klrl.train.evaluate import CLOSING, IN_RUN
 from klrl.train.schedule import Size
-from tests.conftest import QUICK
+from tests.conftest import QUICK, marked
 from tests.runs.commands import exits, manifest_of
 
 pytestmark = pytest.mark.integration
@@ -153,9 +153,7 @@ class StopAfter(Callback):
             training.stop()
 
 
-@pytest.mark.parametrize(
-    "iteration", [3, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 5))]
-)
+@pytest.mark.parametrize("iteration", marked("slow", (1, 3, 5), 3))
 def test_a_resumed_run_has_the_same_evaluations(iteration: int) -> None:
     assert exits(*WORDS, "hydra.run.dir=whole") == 0
     with pytest.raises(Interrupted):

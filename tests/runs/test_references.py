@@ -1,5 +1,6 @@
 """References that move, policies that start from trained ones, coefficients that move: in runs."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from klrl.kl.reference import (
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
-from tests.conftest import QUICK
+from tests.conftest import QUICK, marked
 from tests.runs.commands import exits, rows_of, timeless
 
 
@@ -104,16 +105,11 @@ def test_an_ema_reference_stays_nearer_than_the_initial_one() -> None:
 
 @pytest.mark.parametrize(
     ("reference", "controller"),
-    [
+    marked(
+        "slow",
+        itertools.product(("ema", "periodic"), ("adaptive", "dual", "held", "schedule")),
         *(("ema", "adaptive"), ("periodic", "dual"), ("ema", "held"), ("periodic", "schedule")),
-        *(
-            pytest.param(*others, marks=pytest.mark.slow)
-            for others in (
-                *(("periodic", "adaptive"), ("ema", "dual")),
-                *(("periodic", "held"), ("ema", "schedule")),
-            )
-        ),
-    ],
+    ),
 )
 @pytest.mark.integration
 def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, controller) -> None:

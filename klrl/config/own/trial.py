@@ -16,7 +16,7 @@ from klrl.config.own.find import errors_of, make_own
 from klrl.config.own.parts import top_level
 
 
-def saves(part: Any) -> bool:
+def saves(part: object) -> bool:
     """Whether a part has ``load_state_dict``, and a ``state_dict``."""
     return all(callable(getattr(part, f"{name}state_dict", None)) for name in ("", "load_"))
 
@@ -24,11 +24,11 @@ def saves(part: Any) -> bool:
 def make_tried(
     setting: str,
     part: OwnPart,
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     kind: type,
     use: Callable[[Any], object],
     *,
-    trial: Mapping[str, Callable[[], Any]] | None = None,
+    trial: Mapping[str, Callable[[], object]] | None = None,
     saved: bool = True,
 ) -> tuple[Any, bool]:
     """A custom part, and whether it has state that no checkpoint holds.
@@ -48,7 +48,7 @@ def make_tried(
     """
     from klrl.base.seeds import generators_kept  # numpy, which a command line does without
 
-    def make(given: Mapping[str, Any]) -> Any:
+    def make(given: Mapping[str, object]) -> Any:
         with generators_kept():  # both draw the same
             return make_own(setting, part, given, kind)
 
@@ -66,14 +66,14 @@ def make_tried(
     return make_own(setting, part, given, kind), forgets
 
 
-def moved_by(part: OwnPart, function: Any, use: Callable[[], object]) -> bool:
+def moved_by(part: OwnPart, function: object, use: Callable[[], object]) -> bool:
     """Whether a call moves what a custom function holds, or what its modules share."""
     before = _shared(part), _held(function, ())
     use()
     return (_shared(part), _held(function, ())) != before
 
 
-def _held(part: Any, given: Iterable[Any]) -> object:
+def _held(part: object, given: Iterable[object]) -> object:
     """What one object holds; never the same where that cannot be said."""
     part = getattr(part, "__self__", part)  # of a method
     if isinstance(part, types.FunctionType):
@@ -94,7 +94,7 @@ def _shared(part: OwnPart) -> dict[tuple[int, str], object]:
     }
 
 
-def _spaces(modules: Iterable[types.ModuleType]) -> Iterator[Any]:
+def _spaces(modules: Iterable[types.ModuleType]) -> Iterator[object]:
     for module in modules:
         yield module
         for value in vars(module).values():
@@ -105,7 +105,7 @@ def _spaces(modules: Iterable[types.ModuleType]) -> Iterator[Any]:
 _CODE = types.FunctionType | type
 
 
-def _pickled(value: Any, given: Iterable[Any] = ()) -> bytes | None:
+def _pickled(value: object, given: Iterable[object] = ()) -> bytes | None:
     """None where it cannot be pickled."""
     pickler = _Pickler(file := io.BytesIO())
     pickler.given = tuple(given)
@@ -119,9 +119,9 @@ def _pickled(value: Any, given: Iterable[Any] = ()) -> bytes | None:
 class _Pickler(pickle.Pickler):
     """Writes tensors and functions by what they hold; classes, modules, klrl's by identity."""
 
-    given: tuple[Any, ...] = ()
+    given: tuple[object, ...] = ()
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         known = isinstance(obj, type | types.ModuleType) or any(obj is each for each in self.given)
         return id(obj) if known else None
 
