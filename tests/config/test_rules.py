@@ -6,7 +6,7 @@ from pkgutil import iter_modules
 
 import pytest
 
-from klrl.config import GROUPS, JOBS, rules
+from klrl.config import ALL_CHOICES, GROUPS, JOBS, rules
 from klrl.config.catalogue import settings
 from klrl.config.rules.unread import UNREAD
 
@@ -29,3 +29,15 @@ def test_every_check_of_a_file_is_made(file) -> None:
 def test_a_setting_that_is_never_read_is_a_setting(key) -> None:
     nested = [name for name in settings() if name.startswith(f"{key}.")]
     assert key in settings() or key in GROUPS or nested
+
+
+def test_a_condition_names_settings_and_values_that_there_are() -> None:
+    rules_of_both = [rule for rules in UNREAD.values() for rule in rules]
+    asked = [each for rule in rules_of_both for each in ({**rule.where}, {**rule.unless})]
+    for key, values in [item for each in asked for item in each.items()]:
+        group, _, name = key.partition(".")
+        if name == "name":
+            assert {*values} <= {*ALL_CHOICES[group]}, key
+        elif key != "eval.on":  # found out
+            allowed = settings()[key].allowed
+            assert not allowed or {*map(str, values)} <= {*allowed}, key
