@@ -48,7 +48,7 @@ def _print_installed(as_json: bool) -> int:
 
     found = uses()
     if as_json:
-        print(json.dumps([asdict(use) for use in found], indent=1))
+        print(json.dumps([use._asdict() for use in found], indent=1))
     else:
         rows = [
             (use.purpose, f"no: {', '.join(use.missing)}", use.remedy)

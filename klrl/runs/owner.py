@@ -11,13 +11,13 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from subprocess import getstatusoutput
 from typing import Any
 
 from klrl.base.errors import ConfigError, OwnerError
@@ -36,8 +36,7 @@ _FOLDERS = (
 #: What queues call a job's id, and how often it was started again.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
-#: Linux's folder of processes.
-_PROCESSES = Path("/proc")
+_PROCESSES = Path("/proc")  # of Linux
 #: Files and folders that a killed owner leaves.
 STAGING = ".staging-"
 _LEFT = (
@@ -321,16 +320,10 @@ def process_start(pid: int) -> str | None:
 
 def _start_by_ps(pid: int) -> str | None:
     """The same to the second, for macOS: it has no folder of processes."""
-    command = ["ps", "-o", "stat=", "-o", "lstart=", "-p", str(pid)]
-    told = subprocess.run(  # names of months, and the same hour always
-        command,
-        env=os.environ | {"LC_ALL": "C", "TZ": "UTC"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    state, _, started = told.stdout.strip().partition(" ")
-    return None if state[:1] in ("", "Z") else started.strip()
+    # In English, and in one time zone, whatever those of the user are.
+    status, told = getstatusoutput(f"LC_ALL=C TZ=UTC ps -o stat= -o lstart= -p {pid}")
+    state, _, started = told.partition(" ")
+    return None if status or state.startswith("Z") else started.strip()
 
 
 def lives_here(process: Mapping[str, Any]) -> bool:

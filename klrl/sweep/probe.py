@@ -2,9 +2,8 @@
 
     python -m klrl.sweep.probe < request.json     {"settings": {...}, "seconds": 4, "started": ...}
 
-``started`` is when this process was started, in seconds since 1970.
-
-The answer is the last line of stdout: a :class:`Cost` as JSON.
+``started``: when this process was, in seconds since 1970. The last line of stdout is the answer, a
+:class:`Cost` as JSON.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def test_every_extra_has_its_purpose_unless_it_only_joins_others() -> None:
     extras = PROJECT["optional-dependencies"]
     joining = {name for name, words in extras.items() if all("klrl[" in each for each in words)}
     assert joining == {"games", "sweeps", "cluster", "all"}
-    assert set(PURPOSES) == {"", *extras} - joining
-    alone = {f"klrl[{name}]" for name in PURPOSES.keys() - {"", "dev", "test", "bench", "pixels"}}
+    assert set(PURPOSES) == {"", *extras} - joining - {"dev", "test", "bench"}
+    alone = {f"klrl[{name}]" for name in PURPOSES.keys() - {""}}
     assert alone <= reached("all"), "all is what users need, piece by piece"
 
 
@@ -53,18 +53,19 @@ def test_what_is_missing_is_found_in_the_metadata(monkeypatch) -> None:
         "toy",
         "1.0",
         *("here>=2", "early>=2", "windows; sys_platform == 'win32'"),
+        "lost; python_version > '3'",
         *("gone>=1; extra == 'video'", "here>=2; extra == 'video'"),
         *("here[more]>=2; extra == 'data'", "early<2; extra == 'data'"),
-        "absent; extra == 'dev' and python_version > '3'",
-        *("toy[video]; extra == 'test'", "toy[data]; python_version < '3' and extra == 'test'"),
+        "absent; extra == 'ray' and python_version > '3'",
+        *("toy[video]; extra == 'optuna'", "toy[data]; python_version < '3' and extra == 'optuna'"),
     )
     found = {use.purpose: use for use in uses("toy")}
-    assert found[PURPOSES[""]].missing == []
+    assert found[PURPOSES[""]].missing == ["lost"]
     assert found[PURPOSES["video"]] == Use(PURPOSES["video"], ["gone"], "pip install 'toy[video]'")
     assert found[PURPOSES["data"]].missing == ["deep", "early <2"]
-    assert found[PURPOSES["dev"]].missing == ["absent"]
-    assert found[PURPOSES["test"]].missing == ["gone"]
-    assert PURPOSES["ray"] not in found, "toy has no such extra"
+    assert found[PURPOSES["ray"]].missing == ["absent"]
+    assert found[PURPOSES["optuna"]].missing == ["gone"]
+    assert PURPOSES["atari"] not in found, "toy has no such extra"
 
 
 def test_smollm2_is_a_wheel_that_is_installed_alone(monkeypatch) -> None:
