@@ -34,13 +34,8 @@ from klrl.config.rules.objective import check_objective
 from klrl.config.rules.unread import check_all_read
 
 
-class _Unchecked(argparse.ArgumentParser):
-    """Hydra 1.3.8 writes an option's help as an object, which Python 3.14 refuses as no text."""
-
-    def _check_help(self, action: argparse.Action) -> None:
-        pass
-
-
+# Hydra 1.3.8 writes an option's help as an object, which Python 3.14 refuses as no text.
+_Unchecked = type("_Unchecked", (argparse.ArgumentParser,), {"_check_help": lambda *_: None})
 hydras.argparse = SimpleNamespace(**vars(argparse) | {"ArgumentParser": _Unchecked})
 
 
