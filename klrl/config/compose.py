@@ -33,7 +33,6 @@ from klrl.config.own import complete
 from klrl.config.rules.objective import check_objective
 from klrl.config.rules.unread import check_all_read
 
-
 # Hydra 1.3.8 writes an option's help as an object, which Python 3.14 refuses as no text.
 _Unchecked = type("_Unchecked", (argparse.ArgumentParser,), {"_check_help": lambda *_: None})
 hydras.argparse = SimpleNamespace(**vars(argparse) | {"ArgumentParser": _Unchecked})
