@@ -131,7 +131,7 @@ def test_with_no_python_it_is_said_what_to_install(python: str) -> None:
     named = {"PYTHON": python} if python else {}
     done = set_up(*(["python3.14"] if python else []), broken="mine python3", **named)
     assert done.returncode == 2
-    assert f"; {python or 'this PATH'} has none that runs." in done.stderr
+    assert f"; {'mine is' if python else 'PATH has'} none that runs." in done.stderr
     assert all(each in done.stderr for each in ("apt install", "brew install", "or uv"))
     assert not Path("own").exists()
 
