@@ -117,15 +117,7 @@ def name_of(descriptor: int) -> str:
 
 #: A run of a second: two iterations of Pendulum, no wandb.
 QUICK = (
-    "env=pendulum",
-    "frames=128",
-    "env.num_envs=2",
-    "env.normalize_observation=true",
-    "collector.steps=32",
-    "learner.minibatches=2",
-    "learner.epochs=2",
-    "optim.lr_floor=0",
-    "actor.hidden=[8]",
-    "eval.every=0",
-    "logger=none",
+    *("env=pendulum", "frames=128", "env.num_envs=2", "env.normalize_observation=true"),
+    *("collector.steps=32", "learner.minibatches=2", "learner.epochs=2", "optim.lr_floor=0"),
+    *("actor.hidden=[8]", "eval.every=0", "logger=none"),
 )

@@ -44,12 +44,8 @@ BOUND = 1e-12
 COMPOSER = Composer()
 #: Each pass is one minibatch, and Adam's eps so large that its step moves nothing.
 BOTH = (
-    "device=cpu",
-    "learner.minibatches=1",
-    "learner.compile=false",
-    f"optim.lr={LR}",
-    "optim.eps=1e30",
-    "optim.max_grad_norm=1e6",
+    *("device=cpu", "learner.minibatches=1", "learner.compile=false"),
+    *(f"optim.lr={LR}", "optim.eps=1e30", "optim.max_grad_norm=1e6"),
 )
 JOB = {
     CONTROL: ("env=cartpole", "env.normalize_observation=false", *BOTH),

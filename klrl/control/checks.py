@@ -27,7 +27,8 @@ def preflight_checks(
         return []
     like = next(agent.actor.parameters())
     size = env.observation_spec_unbatched["observation"].shape[-1]
-    seen = made_up(agent.layout, size, OBSERVATIONS).to(like.device)
+    seen = made_up(agent.layout, size, OBSERVATIONS)
+    seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # bytes stay bytes
     policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
     remedy = "report this: a fresh policy must be its reference"
     kl = agent.family.kl(policy, ref)

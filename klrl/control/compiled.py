@@ -162,7 +162,7 @@ def check_inputs(example: Sequence[Tensor], given: Sequence[Tensor]) -> None:
             raise RuntimeError(f"input {i} of the compiled update is {layout}, not {built_for}")
 
 
-def _layout(value: Tensor) -> tuple[Any, ...]:
+def _layout(value: Tensor) -> tuple[object, ...]:
     return tuple(value.shape), value.stride(), value.dtype, value.device
 
 

@@ -37,7 +37,7 @@ class AnnotatedReference(FrozenPolicy):
     def __init__(self, reference: ProbabilisticTensorDictSequential) -> None:
         super().__init__(reference, own=False)
 
-    def log_prob(self, tensordict: TensorDictBase, **how: Any) -> Tensor:
+    def log_prob(self, tensordict: TensorDictBase, **how: object) -> Tensor:
         """log pi_ref(a|s), [N, T]."""
         known = tensordict.get(("ref", "log_prob"), None)
         return super().log_prob(tensordict, **how) if known is None else known

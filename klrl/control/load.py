@@ -61,7 +61,7 @@ def load_agent(run: str, agent: Agent) -> None:
     load_component(folder, "last", "agent", agent.modules, torch.device("cpu"))
 
 
-def describe_policy(config: Config) -> dict[str, Any]:
+def describe_policy(config: Config) -> dict[str, object]:
     """What it takes, in addition to the environment's specs, to build a run's networks again."""
     return {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
 

@@ -26,6 +26,7 @@ from klrl.kl.charge import ReferenceKL
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.reference import FrozenReference, Loaded
 from klrl.runs.machine import device_of
+from klrl.runs.state import Component
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rollout
@@ -159,7 +160,7 @@ class ControlParts(Parts):
         """Of the running episodes."""
         return self._episodes.manifest
 
-    def components(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Component]:
         """Networks, optimiser, rollout, and what else there is: reference, scale of rewards."""
         components = {
             "agent": self.agent.modules,

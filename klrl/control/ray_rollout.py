@@ -35,7 +35,7 @@ from klrl.control.env import make_env
 from klrl.control.rollout import RolloutContext, native_rollout
 
 #: A rollout or a policy in transit: plain arrays, which Ray passes without a copy.
-Arrays = dict[Any, np.ndarray]
+Arrays = dict[str | tuple[str, ...], np.ndarray]
 
 #: How often a worker is tried within one rollout before the run gives up.
 ATTEMPTS = 3
@@ -128,10 +128,10 @@ class RayRollout:
 
     # ------------------------------------------------------------------------------ rollouts
 
-    def _request(self, worker: int, weights: Any) -> Any:
+    def _request(self, worker: int, weights: object) -> Any:
         return self._workers[worker].play.remote(weights)
 
-    def _part_of(self, worker: int, request: Any, weights: Any) -> Arrays:
+    def _part_of(self, worker: int, request: object, weights: object) -> Arrays:
         """The part that a worker, or its replacement, plays."""
         errors, losses = self._ray.exceptions, 0
         while True:
@@ -155,7 +155,7 @@ class RayRollout:
             self._replace(worker)
             request = self._request(worker, weights)
 
-    def _answer(self, request: Any) -> Arrays:
+    def _answer(self, request: object) -> Arrays:
         """Wait for a part; for CPUs that the cluster has lost, not without end."""
         while not wait(self._ray, [request], _LOOK):
             self._look()

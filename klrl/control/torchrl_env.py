@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -69,8 +68,8 @@ class TorchRLEnv(gymnasium.Env):
         self._carried = TensorDict()
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[object, dict[str, object]]:
         """As Gymnasium's; no ``options`` are read."""
         if seed is not None:
             self._generator = torch.Generator().manual_seed(seed).get_state()
@@ -80,7 +79,7 @@ class TorchRLEnv(gymnasium.Env):
             self._carried = self.base.reset()
         return self._seen(self._carried), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
         """As Gymnasium's; an end that is not terminal is a truncation."""
         given = self._carried.copy().set(self._action_key, self._as_action(action))
         with self._drawing():
@@ -92,7 +91,7 @@ class TorchRLEnv(gymnasium.Env):
         reward = float(_entry(after, self._reward_key).item())
         return self._seen(after), reward, terminated, truncated, {}
 
-    def render(self) -> Any:
+    def render(self) -> object:
         """Its own picture."""
         drawn = self.base.render()  # which EnvBase has not
         return drawn.cpu().numpy() if isinstance(drawn, Tensor) else drawn
@@ -134,14 +133,14 @@ class TorchRLEnv(gymnasium.Env):
             self._generator = torch.get_rng_state()
             torch.set_rng_state(before)
 
-    def _as_action(self, action: Any) -> Tensor:
+    def _as_action(self, action: object) -> Tensor:
         spec = self._action_spec
         given = torch.tensor(np.asarray(action))
         if isinstance(spec, OneHot):
             given = spec.to_categorical_spec().to_one_hot(given.long())
         return given.to(spec.dtype).reshape(spec.shape).to(self.base.device)
 
-    def _seen(self, data: TensorDictBase) -> Any:
+    def _seen(self, data: TensorDictBase) -> object:
         if self._alone is not None:
             return _array(data, self._alone)
         return _arrays(data, self.base.observation_spec)
@@ -232,7 +231,7 @@ def _array(data: TensorDictBase, key: Key) -> np.ndarray:
     return _entry(data, key).detach().cpu().numpy()
 
 
-def _arrays(data: TensorDictBase, spec: Composite) -> dict[str, Any]:
+def _arrays(data: TensorDictBase, spec: Composite) -> dict[str, object]:
     """The entries of a spec, nested as there."""
     return {
         key: _arrays(data[key], each) if isinstance(each, Composite) else _array(data, key)

@@ -33,6 +33,9 @@ from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
 from klrl.envs.transforms.base import NextTransform
 
+#: A key of a tensordict: a name, or several of nested ones.
+Key = str | tuple[str, ...]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -81,12 +84,12 @@ def _acts_on_batches(transform: Transform) -> bool:
     )
 
 
-def entries_of(held: Mapping[Any, Tensor]) -> list[tuple[tuple[str, ...], Tensor]]:
+def entries_of(held: Mapping[Key, Tensor]) -> list[tuple[tuple[str, ...], Tensor]]:
     """Entries by key, nested keys too, as a checkpoint holds them."""
     return [(key if isinstance(key, tuple) else (key,), value) for key, value in held.items()]
 
 
-def named(entries: Iterable[tuple[tuple[str, ...], Tensor]]) -> Iterator[tuple[Any, Tensor]]:
+def named(entries: Iterable[tuple[tuple[str, ...], Tensor]]) -> Iterator[tuple[Key, Tensor]]:
     """The same back."""
     for key, value in entries:
         yield key if len(key) > 1 else key[0], value
@@ -109,7 +112,7 @@ class VectorRollout:
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
         #: Entries of the last step that the next rollout starts from; 0 where an episode ended.
-        self._carried: dict[Any, Tensor] = {}
+        self._carried: dict[Key, Tensor] = {}
 
     def collect(self) -> TensorDictBase:
         """The next rollout, [N, T]."""

@@ -6,7 +6,8 @@ d is the mean KL(old||new) over the whole rollout after the update, in nats per 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from klrl.config import KLPENConfig
 from klrl.config.own import make_tried
@@ -31,7 +32,7 @@ class BetaRule:
         """Beta, for a checkpoint."""
         return {"beta": self.beta}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint's beta."""
         self.beta = float(state["beta"])
 

@@ -25,6 +25,7 @@ from klrl.runs.entry import CheckpointEntry, DamagedEntry, write_entry
 from klrl.runs.folder import run_id
 from klrl.runs.one_run import another_run
 from klrl.runs.owner import STAGING, remove_leftovers
+from klrl.runs.state import Component
 
 Say = Callable[[str], None]
 
@@ -55,7 +56,7 @@ class Counters:
 class Checkpoints:
     """``last`` and ``best`` of a run, from named objects with a ``state_dict``."""
 
-    def __init__(self, folder: Path, components: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, components: Mapping[str, Component]) -> None:
         self._folder = folder
         self._components = {**components, "rng": GlobalRNGState()}
         self._refused: list[Path] = []
@@ -125,7 +126,7 @@ class Checkpoints:
 
 
 def load_component(
-    run: Path, which: str, name: str, module: Any, device: torch.device, say: Say = warn
+    run: Path, which: str, name: str, module: Component, device: torch.device, say: Say = warn
 ) -> int:
     """Restore one component of another run's ``last`` or ``best``; the frames that it had seen.
 
@@ -157,7 +158,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
 
 
 def _load(
-    folder: Path, components: Mapping[str, Any], device: torch.device, say: Say, setting: str
+    folder: Path, components: Mapping[str, Component], device: torch.device, say: Say, setting: str
 ) -> tuple[CheckpointEntry, list[Path]]:
     """Restore components from the newest whole entry; that entry, and those refused."""
     refused: dict[Path, DamagedEntry] = {}
@@ -189,7 +190,7 @@ def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
                 raise another_run(f"{setting}: {path}", theirs, run)
 
 
-def _restore(component: Any, state: Any, place: str, name: str) -> None:
+def _restore(component: Component, state: Any, place: str, name: str) -> None:
     if state is None and name in _MAY_LACK:
         return
     if state is None:

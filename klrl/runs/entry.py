@@ -22,7 +22,7 @@ from torch import Tensor
 
 from klrl.base.errors import first_line
 from klrl.base.files import sync, writing
-from klrl.runs.state import decode, encode, safetensors_chunks
+from klrl.runs.state import Component, decode, encode, safetensors_chunks
 
 MANIFEST = "manifest.json"
 _STATE = "state.json"
@@ -46,7 +46,7 @@ class DamagedEntry(Exception):
 
 
 def write_entry(
-    folder: Path, components: Mapping[str, Any], frames: int, metadata: Mapping[str, Any]
+    folder: Path, components: Mapping[str, Component], frames: int, metadata: Mapping[str, Any]
 ) -> None:
     """Write an entry into a new folder, and have the disk confirm each file.
 

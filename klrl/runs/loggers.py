@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from klrl.base.files import make_folder, refuse_link
 from klrl.config import LoggerConfig, choice_of, factory
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchrl.record.loggers.common import Logger as TorchRLLogger
 
 #: The responses of an iteration that go to ``samples.jsonl``, one mapping each.
-Samples = Sequence[Mapping[str, Any]]
+Samples = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Opened:
     """The run for which a logger is opened."""
 
     folder: Path
-    settings: dict[str, Any]  # the job's settings, for wandb's config
+    settings: dict[str, object]  # the job's settings, for wandb's config
     group: str | None  # the sweep's name
     run_id: str  # wandb's id; a resumed run has the same, so that wandb continues it
     domain: Domain

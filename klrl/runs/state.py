@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,16 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+class Component(Protocol):
+    """What a checkpoint holds by a name."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """All that goes on with a resumed run."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> object:
+        """Take it up."""
 
 
 def encode(value: Any, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:

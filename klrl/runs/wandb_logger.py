@@ -25,7 +25,7 @@ class WandbLogger:
 
     def __init__(self, run: Any, axis: str) -> None:
         self._run, self._axis = run, axis
-        self._table: dict[str, Any] = {}
+        self._table: dict[str, object] = {}
 
     def log(self, row: Row) -> None:
         """Log one row, and the last table of responses with it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import device
 
@@ -16,6 +16,7 @@ from klrl.runs.checkpoint import Counters, load_component
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row, require_declared
 from klrl.runs.record import Recorder
+from klrl.runs.state import Component
 from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.schedule import Schedule, Size, schedule
 
@@ -31,7 +32,7 @@ class Played(Protocol):
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Play the policy as it is; training's random numbers stay as they were."""
 
-    def components(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Component]:
         """``agent`` is the policy."""
 
 

@@ -32,6 +32,7 @@ from klrl.runs.metrics import Row
 from klrl.runs.one_run import check_one_run
 from klrl.runs.progress import Phases
 from klrl.runs.record import Recorder, keep_status, recording
+from klrl.runs.state import Component
 from klrl.train.callbacks import Callback
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.evaluations import Evaluations
@@ -89,7 +90,7 @@ class Parts(ABC):
         """The live policy, which the reference may follow."""
 
     @abstractmethod
-    def components(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Component]:
         """What a checkpoint holds next to counters, coefficients and random states, by name."""
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
@@ -278,7 +279,7 @@ class Training:
 
     def checkpoints(self, files: RunFolder) -> Checkpoints:
         """Of a run folder: the domain's components, counters and coefficients."""
-        components = {
+        components: dict[str, Component] = {
             **self.parts.components(),
             "counters": self.counters,
             "controller": self.controller,

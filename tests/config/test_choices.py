@@ -151,20 +151,10 @@ KLPEN = CHOICES["loss"]["klpen"].factories
 @pytest.mark.parametrize(
     ("schema", "factories", "like", "says"),
     [
-        (
-            Bare,
-            KLPEN,
-            "",
-            "loss=schemed: its schema Bare lacks what every loss has; derive it",
-        ),
+        (Bare, KLPEN, "", "loss=schemed: its schema Bare lacks what every loss has; derive "),
         (ClipConfig, MORE, "clip", "ClipConfig has no setting epsilon; declare it there and in "),
         (KLPENConfig, {CONTROL: "klrl.losses.no:No"}, "klpen", "klrl.losses.no:No: klrl/config/ch"),
-        (
-            KLPENConfig,
-            KLPEN,
-            "klpem",
-            "loss=registered: starts from loss=klpem, which is no choice",
-        ),
+        (KLPENConfig, KLPEN, "klpem", "loss=registered: starts from loss=klpem, which is no c"),
     ],
 )
 @pytest.mark.integration

@@ -117,11 +117,8 @@ def test_what_is_written_is_declared_and_what_is_declared_is_written(domain, row
 
 #: What is a ratio, or in units of the learner's own scale.
 UNITLESS = {
-    "loss/objective",
-    "loss/critic",
-    "loss/entropy",
-    "learner/grad_norm",
-    "learner/lr",
+    *("loss/objective", "loss/critic", "loss/entropy"),
+    *("learner/grad_norm", "learner/lr"),
 }
 
 
