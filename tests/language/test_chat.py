@@ -126,16 +126,33 @@ def test_the_published_path_gives_the_fast_ones_numbers(job, words) -> None:
     assert fast[2]["kl"].abs().max() > 100 * BOUND, "a KL that is there"
     assert fast[0]["score"].std() > 0
     for found in runs.values():
-        for one, other in zip(found, fast, strict=True):
-            assert torch.equal(one["tokens"], other["tokens"])
-            assert_same(one, {k: v for k, v in other.items() if k != "tokens"})
+        for one in found:
             assert_same(one, by_hand(one))
+        assert_same_iterations(found, fast)
+
+
+def assert_same_iterations(found: list[dict[str, Tensor]], fast: list[dict[str, Tensor]]) -> None:
+    for one, other in zip(found, fast, strict=True):
+        assert torch.equal(one["tokens"], other["tokens"])
+        assert_same(one, {k: v for k, v in other.items() if k != "tokens"})
+
+
+def test_the_chosen_estimator_is_charged(job) -> None:
+    words = ("kl=retrieve", "kl.estimator=k3", "kl.allow_biased=true", *WORDS)
+    fast, step = (three_iterations(job(f"kl.apply={a}", *words)) for a in ("rollout", "step"))
+    assert_same_iterations(step, fast)
+    r = step[2]["plain_ref"] - step[2]["plain"]
+    k3 = (r.exp() - 1 - r).masked_fill(~step[2]["mask"], 0.0)
+    assert_same(step[2], {"kl": k3})
+    assert not torch.allclose(k3, -r * step[2]["mask"], atol=100 * BOUND)
 
 
 def collected(config) -> TensorDict:
-    rollout = Training(config).parts.rollout(0)
+    parts = Training(config).parts
+    rollout = parts.rollout(0)
     rollout.collect()
     batch = rollout.collect()  # the second: prompts and samples go on
+    parts.charge_kl(batch)
     rollout.close()
     return batch
 
@@ -159,6 +176,7 @@ def test_ids_scores_and_their_parts_are_those_of_the_fast_path(job, special) -> 
         "experiment=text",
         "env.data=data.jsonl",
         "env.reward=[sizes:reward,sizes:short]",
+        "env.reward_weights=[1,-0.5]",
         "actor.model=model",
         "actor.dtype=float64",
         "collector.temperature=0.9",
@@ -170,6 +188,7 @@ def test_ids_scores_and_their_parts_are_those_of_the_fast_path(job, special) -> 
     assert set(step[PARTS].keys()) == set(fast[PARTS].keys()) != set()
     for name, part in step[PARTS].items():
         assert torch.equal(part, fast[PARTS][name])
+    assert_same({"reward": step[REWARD]}, {"reward": fast[REWARD]})
 
 
 def test_the_gold_score_comes_along(job) -> None:
@@ -217,6 +236,9 @@ def test_the_environment_goes_on_with_the_whole_conversation(job) -> None:
     rollout.answer = lambda shown: seen.append(shown) or answer(shown)
     rollout.collect()
     history = seen[0]["history"]
+    asked = [[turn["content"] for turn in prompt.content] for prompt in rollout._taken.prompts]
+    every = rollout.config.collector.group_size
+    assert [row.content for row in history.prompt[::every].unbind(0)] == asked
     assert history.full.batch_size[1] == history.prompt.batch_size[1] + 1
     assert [row.content[-1] for row in history.full.unbind(0)] == rollout.responses
     rollout.close()

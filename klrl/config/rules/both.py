@@ -107,7 +107,9 @@ def check_step(c: JobConfig) -> None:
     if not isinstance(c.kl, RetrieveKLConfig) or c.kl.apply != "step":
         return
     if c.kl.placement == "loss":
-        raise ConfigError("kl.apply=step: kl.placement=loss puts no penalty in the reward; drop it")
+        raise ConfigError(
+            "kl.apply=step: kl.placement=loss charges no reward; use kl.apply=rollout"
+        )
     if c.kl.divergence != "reverse":
         raise ConfigError(
             f"kl.apply=step: charges the reverse KL alone; with kl.divergence={c.kl.divergence} "

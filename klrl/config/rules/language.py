@@ -181,8 +181,8 @@ def check_language_step(c: LanguageConfig) -> None:
     if c.mixed or c.actor.dtype == "bfloat16":
         dtype = "learner.dtype=mixed" if c.learner.dtype else "actor.dtype=bfloat16"
         raise ConfigError(
-            f"{dtype}: kl.apply=step charges log-probs as they round while sampling; compute in "
-            "float32, or use kl.apply=rollout, which scores them once more"
+            f"{dtype}: with kl.apply=step the loss takes log-probs as they round while sampling; "
+            "compute in float32, or use kl.apply=rollout, which scores them once more"
         )
 
 
