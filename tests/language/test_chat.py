@@ -229,7 +229,7 @@ def test_what_the_transforms_wrote_stands(job) -> None:
 
 def test_the_environment_goes_on_with_the_whole_conversation(job) -> None:
     """As TorchRL asks of a policy: ``history.full``, prompt and answer."""
-    parts = Training(job("kl.apply=step")).parts
+    parts = Training(job("kl.apply=step", "env.shots=1")).parts
     rollout = parts.rollout(0)
     seen = []
     answer = rollout.answer
