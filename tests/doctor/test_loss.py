@@ -194,6 +194,11 @@ def leave_one_out(log_probs, ref_log_probs, rewards, mask, coef):
     gain = advantages * (log_probs * mask).sum(1)
     return penalty(log_probs, ref_log_probs, mask, coef) - gain.mean()
 
+def later_only(log_probs, ref_log_probs, rewards, mask, coef):
+    r = (log_probs - ref_log_probs).detach() * mask
+    to_come = (rewards * mask - coef * r).flip(1).cumsum(1).flip(1) + coef * r
+    return -(log_probs * mask * to_come).sum(1).mean()
+
 def of_actions(logits, ref_logits, tokens, mask, coef):
     chosen = tokens[..., None]
     log_probs, ref_log_probs = (x.gather(-1, chosen)[..., 0] for x in (logits, ref_logits))
@@ -229,6 +234,7 @@ def mine(tmp_path: Path) -> Path:
         ("flipped", {kind: ["return_sign", "sign"] for kind in (ONE, THREE, MANY)}),
         ("doubled", everywhere("scale")),
         ("own_reward", {THREE: ["own_reward", "own_step"], MANY: ["own_reward", "own_step"]}),
+        ("later_only", {ONE: ["no_kl"], THREE: ["later_only"], MANY: ["later_only"]}),
         ("detached", everywhere("no_return")),
         ("k3_in_reward", everywhere("k3_in_reward")),
     ],
