@@ -79,19 +79,21 @@ exit %d
 """
 
 
-def set_up(*programs: str, broken: str = "", **environment: str) -> subprocess.CompletedProcess:
-    """``.ci/setup own`` where only these programs are found; a broken one is there and fails."""
+def set_up(
+    *programs: str, broken: str = "", folder: str = ".venv-own", **environment: str
+) -> subprocess.CompletedProcess:
+    """``.ci/setup FOLDER`` where only these programs are found; a broken one is there and fails."""
     bin_ = Path("bin")
     shutil.rmtree(bin_, ignore_errors=True)
     bin_.mkdir()
-    for name in ("bash", "sh", "rm", "mkdir", "cp"):
+    for name in ("bash", "sh", "rm", "mkdir", "cp", "ls", "basename"):
         (bin_ / name).symlink_to(shutil.which(name))
     for name in (*programs, *broken.split()):
         (bin_ / name).write_text(STUB % (127 if name in broken else 0))
         (bin_ / name).chmod(0o755)
     Path("log").write_text("")
     return subprocess.run(
-        [shutil.which("bash"), ROOT / ".ci/setup", "own", "-e", "."],
+        [shutil.which("bash"), ROOT / ".ci/setup", folder, "-e", "."],
         env={"PATH": str(bin_.resolve()), **environment},
         capture_output=True,
         text=True,
@@ -100,14 +102,18 @@ def set_up(*programs: str, broken: str = "", **environment: str) -> subprocess.C
 
 def log() -> list[str]:
     """The calls that made or filled an environment."""
-    return [line for line in Path("log").read_text().splitlines() if " -c " not in line[:14]]
+    return [
+        line
+        for line in Path("log").read_text().splitlines()
+        if " -c " not in line[:14] and "--version" not in line
+    ]
 
 
 def test_the_newest_python_that_runs_is_taken_and_said() -> None:
     done = set_up("python3.12", "python3.11", "python3", broken="python3.14 python3.13")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == f"own: Python 3.12.1, {Path('bin/python3.12').resolve()}\n"
-    assert log()[0] == "python3.12 -m venv --clear own"
+    assert done.stderr == f".venv-own: Python 3.12.1, {Path('bin/python3.12').resolve()}\n"
+    assert log()[0] == "python3.12 -m venv --clear .venv-own"
     assert log()[1].startswith("python -m pip install ")
     assert log()[1].endswith(" -c constraints.txt -e .")
 
@@ -115,15 +121,42 @@ def test_the_newest_python_that_runs_is_taken_and_said() -> None:
     assert (again.returncode, again.stderr) == (0, ""), "the environment that is there is kept"
     assert len(log()) == 1
 
-    Path("own/bin/python").unlink()
-    Path("own/bin/python").symlink_to("gone")
+    Path(".venv-own/bin/python").unlink()
+    Path(".venv-own/bin/python").symlink_to("gone")
     assert set_up("python3.14", "python3.12").returncode == 0
-    assert log()[0] == "python3.14 -m venv --clear own", "its Python was removed"
+    assert log()[0] == "python3.14 -m venv --clear .venv-own", "its Python was removed"
+
+
+@pytest.mark.parametrize("folder", [".", "mine", "linked/.venv"])
+@pytest.mark.parametrize("program", ["python3.12", "uv"])
+def test_nothing_is_emptied_that_make_did_not_name(program: str, folder: str) -> None:
+    """``--clear`` empties a folder: a checkout (VENV=.), a folder of the user's, a link to one."""
+    for kept in ("mine/photos/a", "mine/bin/x", "linked/x"):
+        Path(kept).parent.mkdir(parents=True, exist_ok=True)
+        Path(kept).write_text("kept")
+    Path("linked/.venv").symlink_to(Path("mine").resolve())
+    done = set_up(program, folder=folder)
+    assert done.returncode == 2
+    assert done.stderr == f"VENV={folder}: is not empty and no environment; name another folder\n"
+    assert not [line for line in log() if " venv " in line]
+    assert Path("mine/photos/a").read_text() == "kept"
+
+
+def test_an_environment_without_pip_gets_it() -> None:
+    """Ctrl-C while it is made leaves one; it may be the user's, and is not made anew."""
+    assert set_up("python3.12").returncode == 0
+    python = Path(".venv-own/bin/python")
+    fails = 'case "$*" in "-m pip --version") exit 1 ;; esac\n'
+    python.write_text(python.read_text().replace("exit 0", fails + "exit 0"))
+    assert set_up("python3.12").returncode == 0
+    assert [line.split(" -c constraints")[0] for line in log()][:1] == [
+        "python -m ensurepip --upgrade"
+    ]
 
 
 def test_the_python_that_is_named_is_taken() -> None:
     assert set_up("python3.14", "mine", PYTHON="mine").returncode == 0
-    assert log()[0] == "mine -m venv --clear own"
+    assert log()[0] == "mine -m venv --clear .venv-own"
 
 
 @pytest.mark.parametrize("python", ["", "mine"])
@@ -133,7 +166,7 @@ def test_with_no_python_it_is_said_what_to_install(python: str) -> None:
     assert done.returncode == 2
     assert f"; {'mine is' if python else 'PATH has'} none that runs." in done.stderr
     assert all(each in done.stderr for each in ("apt install", "brew install", "or uv"))
-    assert not Path("own").exists()
+    assert not Path(".venv-own").exists()
 
 
 @pytest.mark.parametrize(("pythons", "taken"), [(["python3.12"], "python3.12"), ([], "3.13")])
@@ -141,9 +174,9 @@ def test_uv_is_used_where_it_is_installed(pythons: list[str], taken: str) -> Non
     assert set_up("uv", *pythons).returncode == 0
     venv, pip = log()
     assert venv.startswith("uv venv ")
-    assert venv.endswith(f"--python {taken} own")
+    assert venv.endswith(f"--python {taken} .venv-own")
     assert pip.startswith("uv pip install ")
-    assert pip.endswith("--python own/bin/python -c constraints.txt -e .")
+    assert pip.endswith("--python .venv-own/bin/python -c constraints.txt -e .")
 
 
 def made(*words: str) -> str:

@@ -28,11 +28,15 @@ def package(name: str, version: str, *requires: str) -> None:
 
 def test_every_extra_has_its_purpose_unless_it_only_joins_others() -> None:
     extras = PROJECT["optional-dependencies"]
-    joining = {name for name, words in extras.items() if all("klrl[" in each for each in words)}
+    # Written out: hatchling drops the marker of an extra that is joined.
+    box2d = f"{extras['box2d'][0]}; python_version < '3.14'"
+    joins = {name: [e for e in words if e != box2d] for name, words in extras.items()}
+    joining = {name for name, words in joins.items() if all("klrl[" in each for each in words)}
     assert joining == {"games", "sweeps", "cluster", "all"}
     assert set(PURPOSES) == {"", *extras} - joining - {"dev", "test", "bench"}
     alone = {f"klrl[{name}]" for name in PURPOSES.keys() - {""}}
-    assert alone <= reached("all"), "all is what users need, piece by piece"
+    assert box2d in extras["games"]
+    assert alone - {"klrl[box2d]"} <= reached("all"), "all is what users need, piece by piece"
 
 
 def reached(extra: str) -> set[str]:
