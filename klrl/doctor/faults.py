@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 
+from klrl.base.tables import read_table
 from klrl.doctor.problems import Numbers, Problem, flat_gradient
 from klrl.kl.charge import to_go
 from klrl.kl.estimators import ESTIMATORS
@@ -80,7 +80,7 @@ def _in_reward(name: str, estimate: Summands) -> Known:
 
 
 def _declared() -> Iterator[Fault]:
-    words = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+    words = read_table(Path(__file__).with_suffix(".yaml"))
     length = words.pop("LENGTH")
     for code, told in words.items():
         yield Fault(code, told.replace("LENGTH", length))

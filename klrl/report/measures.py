@@ -28,8 +28,8 @@ _KLS = ("kl/ref/exact_seq", "kl/ref/exact", "kl/ref/k3_seq", "kl/ref/k3")
 _IN_BAND = Metric(
     "in_band",
     "in band",
-    "share of iterations",
     "iterations after the tenth with KL(old||new) within a factor 1.5 of loss.dtarg",
+    "share of iterations",
 )
 
 

@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from klrl import __version__
 from klrl.base.errors import first_line
 from klrl.base.files import make_folder, read_plain, replace_file, to_update
+from klrl.base.tables import LOADER
 from klrl.config import JobConfig
 from klrl.config.identity import identity
 from klrl.config.own import manifest_of
@@ -45,7 +46,6 @@ _KINDS: dict[str, tuple[type, str]] = {
 }
 #: How deep settings may be nested; libyaml overruns the stack somewhere above 10,000.
 _DEEPEST = 100
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class BrokenRun(ValueError):
@@ -107,14 +107,14 @@ def read_settings(run: Path) -> dict[str, Any]:
     try:
         text = read_plain(run / ".hydra" / "config.yaml").decode()
         depth = 0
-        for event in yaml.parse(text, _LOADER):  # which, unlike load, can neither overrun nor hang
+        for event in yaml.parse(text, LOADER):  # which, unlike load, can neither overrun nor hang
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
                 raise ValueError("it is nested too deep")
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError("it has an alias, which klrl never writes")
-        settings = yaml.load(text, _LOADER)
+        settings = yaml.load(text, LOADER)
     except FileNotFoundError as error:
         raise BrokenRun("it has no .hydra/config.yaml") from error
     except (OSError, ValueError, yaml.YAMLError) as error:

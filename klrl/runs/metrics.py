@@ -13,19 +13,15 @@ To add a metric, declare it in ``metrics.yaml`` and write it into the rows: the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import yaml
 
 from klrl.base.digits import number
 from klrl.base.errors import ConfigError
+from klrl.base.tables import entry_of, read_table
 from klrl.config.placement import SAMPLED
-
-if TYPE_CHECKING:
-    from klrl.domains import Domain
+from klrl.domains import DOMAINS, Domain
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ PANELS: dict[str, Panel] = {
 }
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TABLE = Path(__file__).with_suffix(".yaml")
 #: Sums of float32 have this error, about: a KL of equal policies is read as 3e-9 or -1e-10.
 _ROUNDING = 1e-7
 
@@ -59,8 +55,8 @@ class Metric:
 
     name: str  # its key in ``metrics.jsonl``
     title: str
+    what: str
     unit: str = ""  # of its values; empty if they have none
-    what: str = ""
     digits: int | None = 4  # significant; 0 for a count, None for a score: the domain's
     panel: str | None = None  # its key in PANELS; None if it is not drawn
     short: str = ""  # its label in the progress line; empty if it is not shown there
@@ -89,7 +85,10 @@ class Metric:
 
 def fill(text: str, domain: Domain) -> str:
     """``nats per {unit}`` -> ``nats per frame``."""
-    return text.format_map(vars(domain))
+    try:
+        return text.format_map(vars(domain))
+    except KeyError as error:
+        raise ConfigError(f"{_TABLE.name}: {text}: has no term {error}") from error
 
 
 def heading(title: str) -> str:
@@ -97,15 +96,29 @@ def heading(title: str) -> str:
     return title[:1].upper() + title[1:] if title.partition(" ")[0].isalpha() else title
 
 
-def _declared() -> Iterator[Metric]:
-    for entry in yaml.load(Path(__file__).with_suffix(".yaml").read_text("utf-8"), _LOADER):
-        for estimator in SAMPLED if "ESTIMATOR" in entry["name"] else ("",):
-            texts = {k: entry[k].replace("ESTIMATOR", estimator) for k in ("name", "title", "what")}
-            yield Metric(**{**entry, **texts})
+def _declared() -> dict[str, Metric]:
+    found: dict[str, Metric] = {}
+    for entry in read_table(_TABLE):
+        metric = entry_of(Metric, _TABLE, entry)
+        where = f"{_TABLE.name}: {metric.name}"
+        if metric.panel not in (None, *PANELS):
+            raise ConfigError(f"{where}: panel={metric.panel}: there are {', '.join(PANELS)}")
+        if metric.domain not in (None, *DOMAINS):
+            raise ConfigError(f"{where}: domain={metric.domain}: give {' or '.join(DOMAINS)}")
+        for domain in DOMAINS.values():
+            metric.of(domain)  # its terms
+        if metric.name in found:
+            raise ConfigError(f"{where}: stands there twice; drop one")
+        for each in SAMPLED if "ESTIMATOR" in metric.name else ("",):
+            name, title, what = (
+                text.replace("ESTIMATOR", each) for text in (metric.name, metric.title, metric.what)
+            )
+            found[name] = replace(metric, name=name, title=title, what=what)
+    return found
 
 
 #: name -> metric
-METRICS = {metric.name: metric for metric in _declared()}
+METRICS = _declared()
 
 #: Metrics of the machine's speed, which differ between two equal runs.
 TIMES = tuple(name for name in METRICS if name.startswith("time/"))
@@ -135,8 +148,8 @@ def metric_of(name: str, domain: Domain) -> Metric:
     if metric is None and name.startswith(PART):
         label, unit = name.removeprefix(PART), f"reward per {domain.episode}"
         what = "mean score by this reward function, before its weight"
-        return Metric(name, f"reward {label}", unit, what, digits=domain.digits)
-    return Metric(name, name, "", "", digits=5) if metric is None else metric.of(domain)
+        return Metric(name, f"reward {label}", what, unit, digits=domain.digits)
+    return Metric(name, name, "", digits=5) if metric is None else metric.of(domain)
 
 
 def require_declared(names: Iterable[str]) -> None:

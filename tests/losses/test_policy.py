@@ -85,15 +85,15 @@ def test_rows_of_many_lengths_are_their_real_steps(kind, estimator, reduction, n
     leaves = numbers(ROWS, STEPS)
     settings = {"reduction": reduction, "normalize_advantage": normalize}
     tokens = at(leaves, lambda value: value.masked_fill(~mask, torch.nan), mask)
-    mine = outcome(loss_of(kind, estimator, **settings), tokens, leaves)
+    loss = loss_of(kind, estimator, **settings)
+    mine = outcome(loss, tokens, leaves)
     if reduction == "sequence":
         settings["reduction"] = "sum"
     other = outcome(
         loss_of(kind, estimator, **settings), at(leaves, lambda v: v[mask], None), leaves
     )
     rows = ROWS if reduction == "sequence" else 1
-    charged = len(other[1]) - 2
-    other[1] = torch.cat([other[1][:charged] / rows, other[1][charged:]])
+    other[1] /= torch.tensor([rows if METRICS[name].charged else 1 for name in loss.measures])
     for i, (value, expected) in enumerate(zip(mine, other, strict=True)):
         scaled = expected if i == 1 else expected / rows
         torch.testing.assert_close(value, scaled, rtol=1e-12, atol=1e-12)
@@ -130,7 +130,7 @@ def test_the_total_is_its_weighted_measures() -> None:
 
 def test_a_metric_is_reduced_as_its_declaration_says(monkeypatch) -> None:
     """Charged: a mean over two rows of the sums, 3 and 1. Observed: the mean over four steps."""
-    mine = Metric("loss/mine", "mine", "", "mine", charged=True)
+    mine = Metric("loss/mine", "mine", "mine", charged=True)
     monkeypatch.setitem(METRICS, mine.name, mine)
     loss = loss_of("clip", None, reduction="sequence")
     mask = torch.arange(STEPS) < torch.tensor([[3], [1]])

@@ -36,13 +36,14 @@ from klrl.sweep.jobs import Job
 from klrl.sweep.ledger import Ledger
 from klrl.train.evaluate import Evaluation
 from klrl.train.row import Rewards, make_row
+from tests.losses.test_policy import loss_of
 from tests.report.toys import Page, rows_of, told, write_run
 
 #: What an update gives, and its loss of what it charges.
 LEARNED = dict.fromkeys(
     (
-        *("kl/old/exact", "kl/old/beta", "kl/old/target", "loss/objective", "loss/critic"),
-        *("loss/entropy", "loss/kl_ref", "policy/entropy"),
+        *loss_of("klpen", "k3").measures,
+        *("kl/old/beta", "kl/old/target"),
         *(f"learner/{name}" for name in ("grad_norm", "lr", "epochs", "alpha")),
     ),
     1.0,
@@ -263,8 +264,8 @@ def curvature(monkeypatch: pytest.MonkeyPatch) -> Metric:
     metric = Metric(
         "learner/curvature",
         "curvature",
-        "nats per {unit} squared",
         "how bent the policy is",
+        "nats per {unit} squared",
         digits=2,
         panel="kl",
         short="bent",

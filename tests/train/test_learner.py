@@ -235,7 +235,7 @@ def test_a_metric_of_a_loss_is_one_entry_and_its_declaration(settings, monkeypat
     config = settings("optim.lr=0.1")
     with pytest.raises(ConfigError, match="^metric learner/mine: is not declared; add it to klrl/"):
         Learner(config, OneParameter(Observing(config.loss)))
-    monkeypatch.setitem(METRICS, "learner/mine", Metric("learner/mine", "mine", "", "mine"))
+    monkeypatch.setitem(METRICS, "learner/mine", Metric("learner/mine", "mine", "mine"))
     learned = Learner(config, OneParameter(Observing(config.loss))).update(torch.zeros(6), 0.0)
     assert learned["learner/mine"] == 1.0
     with pytest.raises(NonFiniteError, match="^learner/mine is nan in minibatch"):

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-import yaml
-
 from klrl.base.errors import ConfigError
+from klrl.base.tables import entry_of, read_table
 from klrl.config import CONTROL, LANGUAGE, JobConfig
 
 #: Setting -> some of its values.
@@ -43,13 +42,13 @@ def _value(config: JobConfig, setting: str) -> object:
         return ...
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_ENTRIES = yaml.load(Path(__file__).with_suffix(".yaml").read_text("utf-8"), _LOADER)
-#: domain -> the rules of its jobs
-UNREAD = {
-    domain: [Unread(**entry) for entry in (*_ENTRIES["both"], *_ENTRIES[domain])]
-    for domain in (CONTROL, LANGUAGE)
+_TABLE = Path(__file__).with_suffix(".yaml")
+_RULES = {
+    part: [entry_of(Unread, _TABLE, entry) for entry in entries]
+    for part, entries in read_table(_TABLE, "both", CONTROL, LANGUAGE).items()
 }
+#: domain -> the rules of its jobs
+UNREAD = {domain: [*_RULES["both"], *_RULES[domain]] for domain in (CONTROL, LANGUAGE)}
 
 
 def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:

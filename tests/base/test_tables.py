@@ -1,0 +1,101 @@
+"""A wrong entry of klrl's own tables is a line that names file and entry, never a traceback."""
+
+import importlib
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import klrl
+from klrl.base.errors import ConfigError
+from klrl.base.tables import entry_of, read_table
+
+HERE = Path(klrl.__file__).parent
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    what: str
+    digits: int | None = 4
+    shown: bool = False
+    where: dict[str, list[object]] = field(default_factory=dict)
+
+
+def test_a_row_is_its_entry() -> None:
+    entry = {"name": "a", "what": "b", "digits": None, "where": {"x": [1]}}
+    assert entry_of(Row, Path("t.yaml"), entry) == Row("a", "b", None, where={"x": [1]})
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"name": "a", "wat": "b"}, "a: has no field wat; did you mean what?"),
+        ({"name": "a"}, "a: has no what; add it"),
+        ({"what": "b"}, "b: has no name; add it"),
+        ({"name": "a", "what": 3}, "a: what=3: give str"),
+        ({"name": "a", "what": "b", "digits": "four"}, r"a: digits=four: give int \| None"),
+        ({"name": "a", "what": "b", "shown": "yes"}, "a: shown=yes: give bool"),
+        ({"name": "a", "what": "b", "where": "x"}, "a: where=x: give dict"),
+        ("a", "a: is no entry"),
+    ],
+)
+def test_a_wrong_entry_is_named(entry: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^t.yaml: {words}"):
+        entry_of(Row, Path("t.yaml"), entry)
+
+
+def test_a_broken_table_is_named(tmp_path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("- {a: [}\n")
+    with pytest.raises(ConfigError, match=r"t\.yaml: is broken \(.*line 1"):
+        read_table(path)
+    path.write_text("both: []\nconrol: []\n")
+    with pytest.raises(
+        ConfigError, match=r"t\.yaml: has both, conrol; its parts are both, control"
+    ):
+        read_table(path, "both", "control")
+
+
+METRICS, UNREAD = "runs/metrics.yaml", "config/rules/unread.yaml"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("table", "old", "new", "says"),
+    [
+        (METRICS, "panel: speed", "panle: speed", "has no field panle; did you mean panel?"),
+        (METRICS, "title: entropy, ", "", "policy/entropy: has no title; add it"),
+        (METRICS, "panel: speed", "panel: sped", "panel=sped: there are score, kl, coefficient"),
+        (METRICS, "name: policy/gap", "name: policy/entropy", "policy/entropy: stands there twice"),
+        (METRICS, "domain: control", "domain: contrl", "domain=contrl: give control or language"),
+        (METRICS, 'unit: "nats per {unit}"', 'unit: "nats per {unt}"', "has no term 'unt'"),
+        (METRICS, "- {name: iteration", "- {name: [iteration", "is broken"),
+        (UNREAD, "keys: loss.gain", "kyes: loss.gain", "has no field kyes; did you mean keys?"),
+        (UNREAD, "\ncontrol:", "\ncontrl:", "its parts are both, control, language"),
+    ],
+)
+def test_the_command_line_names_it(tmp_path, table, old, new, says) -> None:
+    """With a copy of klrl, as somebody has it who adds a metric."""
+    shutil.copytree(HERE, "klrl", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    (HERE.parent / "conf").exists() and shutil.copytree(HERE.parent / "conf", "conf")
+    path = Path("klrl", table)
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), "utf-8")
+    words = ["env=pendulum", "frames=2048", "logger=none", "learner.compile=false"]
+    run = [sys.executable, "-m", "klrl", *words]
+    done = subprocess.run(run, env={"PYTHONPATH": ".", "PATH": ""}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    (line,) = done.stderr.splitlines()
+    assert Path(table).name in line
+    assert says in line
+    assert not Path("outputs").exists()
+
+
+def test_klrls_own_tables_are_read() -> None:
+    for module in ("klrl.runs.metrics", "klrl.config.rules.unread", "klrl.doctor.faults"):
+        assert importlib.import_module(module)
