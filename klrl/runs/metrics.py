@@ -7,8 +7,9 @@ response, and the x-axis counts samples, that is responses; the suffix ``_seq`` 
 response, averaged over responses. Every row of an iteration satisfies
 reward/shaped == reward/raw - kl/ref/penalty.
 
-To add a metric, declare it in ``metrics.yaml`` and write it into the rows: the progress line,
-``curves.png``, wandb, the report and ``klrl.report.diff`` read the declaration.
+To add a metric, declare it in ``metrics.yaml`` and write it: a metric of a loss into ``measured``,
+one number per position, of which the row gets the mean; one of a rollout into ``record.py`` of its
+domain. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read the declaration.
 """
 
 from __future__ import annotations

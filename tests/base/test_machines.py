@@ -74,6 +74,7 @@ echo "${0##*/} $*" >> log
 case "$1 $2" in
   "-m venv") rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
   "-c import platform"*) echo "3.12.1 $0" ;;
+  "-c import sys; sys.exit"*) exit ${OLD:-0} ;;
 esac
 exit %d
 """
@@ -154,9 +155,20 @@ def test_an_environment_without_pip_gets_it() -> None:
     ]
 
 
-def test_the_python_that_is_named_is_taken() -> None:
-    assert set_up("python3.14", "mine", PYTHON="mine").returncode == 0
-    assert log()[0] == "mine -m venv --clear .venv-own"
+def test_an_environment_of_another_python_is_named_and_kept() -> None:
+    assert set_up("python3.12").returncode == 0
+    done = set_up("python3.12", OLD="1")
+    assert (done.returncode, log()) == (2, [])
+    assert done.stderr == (
+        "VENV=.venv-own: its Python is 3.12.1, and klrl needs 3.11 to 3.14; remove it, or name "
+        "another folder\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["mine", "my python"])
+def test_the_python_that_is_named_is_taken(name: str) -> None:
+    assert set_up("python3.14", name, PYTHON=name).returncode == 0
+    assert log()[0] == f"{name} -m venv --clear .venv-own"
 
 
 @pytest.mark.parametrize("python", ["", "mine"])
@@ -164,7 +176,8 @@ def test_with_no_python_it_is_said_what_to_install(python: str) -> None:
     named = {"PYTHON": python} if python else {}
     done = set_up(*(["python3.14"] if python else []), broken="mine python3", **named)
     assert done.returncode == 2
-    assert f"; {'mine is' if python else 'PATH has'} none that runs." in done.stderr
+    none = "mine does not run, or is of another version" if python else "none is on PATH"
+    assert f"klrl needs Python 3.11 to 3.14 with its module venv: {none}." in done.stderr
     assert all(each in done.stderr for each in ("apt install", "brew install", "or uv"))
     assert not Path(".venv-own").exists()
 
@@ -179,10 +192,10 @@ def test_uv_is_used_where_it_is_installed(pythons: list[str], taken: str) -> Non
     assert pip.endswith("--python .venv-own/bin/python -c constraints.txt -e .")
 
 
-def made(*words: str) -> str:
+def made(*words: str, always: bool = True) -> str:
     """What make would do; the make that runs these tests hands nothing on."""
     env = {"PATH": os.environ["PATH"]}
-    command = ["make", "--dry-run", "--always-make", "-C", str(ROOT), *words]
+    command = ["make", "--dry-run", *["--always-make"] * always, "-C", str(ROOT), *words]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
@@ -192,6 +205,20 @@ def test_a_python_that_is_named_has_an_environment_of_its_own() -> None:
     assert f"bash .ci/setup {own} -e '.[dev]'" in made("quick", f"PYTHON={sys.executable}")
     assert "bash .ci/setup .venv -e '.[dev]'" in made("quick")
     assert "\n.venv/bin/python -m klrl env=hopper\n" in made("run", "ARGS=env=hopper")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_an_environment_whose_python_is_gone_is_set_up_again(tmp_path) -> None:
+    for name in ("bin/python", ".dev"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "bin/python").chmod(0o755)
+    os.utime(tmp_path / ".dev", (2**32, 2**32))
+    words = ("lint", f"VENV={tmp_path}")
+    assert ".ci/setup" not in made(*words, always=False)
+    (tmp_path / "bin/python").unlink()
+    (tmp_path / "bin/python").symlink_to("gone")
+    assert f"bash .ci/setup {tmp_path} -e '.[dev]'" in made(*words, always=False)
 
 
 def test_the_workflow_calls_targets_on_the_pythons_that_are_taken() -> None:
