@@ -5,7 +5,6 @@ The extras and what they require come from klrl's own metadata; nothing of them 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -53,10 +52,9 @@ class Use(NamedTuple):
 
 def uses(package: str = "klrl") -> list[Use]:
     """The uses of klrl and its extras, then those of programs; ConfigError without metadata."""
-    pip = pip_install()
+    pip, root = pip_install(), _short(CONSTRAINTS.parent)
     if (klrl := _found(package)) is None:
-        source = _short(CONSTRAINTS.parent)
-        raise ConfigError(f"--install: {package} is not installed; {pip} -e {source}")
+        raise ConfigError(f"--install: {package} is not installed; {pip} -e {root}")
     extras = ["", *klrl.metadata.get_all("Provides-Extra", [])]
     found = []
     for extra in (each for each in PURPOSES if each in extras):
@@ -73,18 +71,13 @@ def uses(package: str = "klrl") -> list[Use]:
 
 def pip_install() -> str:
     """``pip install`` into klrl's environment, with the constraints of a checkout."""
-    python = _short(Path(sys.executable))
-    if not importlib.util.find_spec("pip") and shutil.which("uv"):
-        pip = f"uv pip install --python {python}"
-    else:
-        named = "python" if shutil.which("python") == sys.executable else python
-        pip = f"{named} -m pip install"
+    active = shutil.which("python") == sys.executable
+    pip = f"{'python' if active else _short(Path(sys.executable))} -m pip install"
     return f"{pip} -c {_short(CONSTRAINTS)}" if CONSTRAINTS.is_file() else pip
 
 
 def _short(path: Path) -> str:
-    below = path.is_relative_to(Path.cwd())
-    return shlex.quote(os.path.relpath(path) if below else str(path))
+    return shlex.quote(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
 
 
 def _programs(pip: str) -> Iterator[Use]:
@@ -105,9 +98,8 @@ def _programs(pip: str) -> Iterator[Use]:
             ("torch with CUDA", cuda, f"{pip} --force-reinstall {build}"),
         ),
     ):
-        lacking = [(name, remedy) for name, there, remedy in needs if not there]
-        names, remedies = [name for name, _ in lacking], [remedy for _, remedy in lacking]
-        yield Use(purpose, names, "; ".join(remedies))
+        lacking = [each for each in needs if not each[1]]
+        yield Use(purpose, [each[0] for each in lacking], "; ".join(each[2] for each in lacking))
 
 
 def _missing(package: Distribution, extra: str) -> Iterator[str]:

@@ -60,6 +60,19 @@ def test_on_windows_one_line_names_wsl(words: list[str]) -> None:
     ]
 
 
+def test_a_python_that_klrl_is_not_installed_for_is_named_in_a_line() -> None:
+    """As where a checkout is started by the machine's own Python."""
+    Path("sitecustomize.py").write_text("import sys\nsys.modules['hydra'] = None\n")
+    env = os.environ | {"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{ROOT}"}
+    words = [sys.executable, "-m", "klrl", "env=pendulum"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.replace("hydra.core", "hydra") == (
+        f"klrl: {sys.executable} has no module hydra; start klrl with the Python of its "
+        "environment, as .venv/bin/python -m klrl\n"
+    )
+
+
 def test_hydras_help_is_still_no_text() -> None:
     """Else ``_Unchecked`` in klrl/config/compose.py, which Python 3.14 needs for it, may go."""
     from klrl.config.compose import hydras

@@ -110,13 +110,6 @@ def test_pip_is_that_of_the_python_that_runs(monkeypatch, path: str, python: str
         assert install.pip_install() == f"{said} -c {named}", "of a checkout"
 
 
-def test_an_environment_that_uv_made_has_no_pip(monkeypatch) -> None:
-    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(install, "CONSTRAINTS", Path("none"))
-    monkeypatch.setattr(install.shutil, "which", lambda name: "uv" if name == "uv" else None)
-    assert install.pip_install() == f"uv pip install --python {sys.executable}"
-
-
 def test_a_checkout_has_constraints() -> None:
     assert CONSTRAINTS == install.CONSTRAINTS
     assert install.CONSTRAINTS.is_file()
