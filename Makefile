@@ -5,6 +5,10 @@ export PYTHON
 OWN := -$(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null)
 endif
 VENV ?= .venv$(OWN)
+# A space ends a target's name; with no folder at all it would be /bin.
+ifneq ($(words $(VENV)),1)
+$(error VENV=$(VENV): make takes one folder without spaces; name another)
+endif
 # Words for the command line, as in: make run ARGS="env=hopper frames=200000"
 ARGS ?= env=pendulum kl.coef=0.1
 # Runs at a time, for make results

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from klrl.cli.main import main
+try:
+    from klrl.cli.main import main
+except ModuleNotFoundError as error:  # as in a checkout, by a Python without klrl's packages
+    remedy = "start klrl with the Python of its environment, as .venv/bin/python -m klrl"
+    print(f"klrl: {sys.executable} has no module {error.name}; {remedy}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 __all__ = ["compose", "main"]  # noqa: F822 (compose comes from __getattr__)
 

@@ -46,12 +46,16 @@ def stop_signals(handler: Handler) -> Iterator[None]:
 
 
 def stops_at_once(signum: int, before: int | None) -> bool:
-    """Whether a signal that follows another is to stop a run without its checkpoint.
+    """Whether a signal that follows another is to stop a run without its checkpoint; says so.
 
     SLURM sends SIGTERM to a job when its time to end begins, and several times when it is over.
     """
     urgent = (signal.SIGINT,) if os.environ.get("SLURM_JOB_ID") else _URGENT
-    return signum in urgent and before in urgent
+    at_once = signum in urgent and before in urgent
+    if at_once:
+        warn("")  # below ^C and the live line
+        warn("stopped at once; the last checkpoint is kept")
+    return at_once
 
 
 class StopRequest:

@@ -9,6 +9,7 @@ import torch
 
 from klrl.base.errors import ConfigError, EnvError, in_one_line
 from klrl.base.seeds import derived_seed
+from klrl.base.text import warn
 from klrl.config import Config, CustomEnvConfig, EnvConfig
 from klrl.control.acting import make_acting
 from klrl.control.copies import VectorGymEnv
@@ -38,6 +39,7 @@ def film_trained(
         acting = make_acting(trained_agent(folder, which, str(device)), device)
         noise = Noise(derived_seed(starts.seed, f"{starts.use}, film"), 1) if sampled else None
         limit = env.longest_episode or MAX_STEPS
+        warn(f"filming an episode of at most {limit:,} steps")
         camera.start(env.pictures_per_second)
         scores, steps = play(
             env, acting, starts.seeds(1), limit, noise, lambda: camera.take(env.picture())

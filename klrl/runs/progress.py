@@ -76,6 +76,7 @@ class Progress:
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
+        self._first: tuple[float, int] | None = None  # when an iteration that may compile ended
         self._phases = phases or Phases()
         self._row: Row = {domain.axis: done}
         self._shown: tuple[Row, str] | None = None
@@ -97,6 +98,11 @@ class Progress:
     def show(self, row: Row) -> None:
         """Show the newest row."""
         self._row = {**self._row, **row}
+        frames = int(self._row[self._axis])
+        if self._first is None and frames > self._start_frames:
+            self._first = time.monotonic(), frames
+        elif self._first and frames > self._first[1]:
+            self._started, self._start_frames = self._first
         if _SCORE in row:
             self._scores.append(row[_SCORE])
             self._row[_SCORE] = sum(self._scores) / len(self._scores)

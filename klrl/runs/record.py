@@ -167,7 +167,7 @@ def _evaluated(row: Row, config: JobConfig) -> list[str]:
         same = row[best] == row.get("eval/return")  # it is the last policy, or no worse
         value = with_error(row, best, domain)
         told = f"the same {domain.score}" if same else f"{domain.score} {value}"
-        lines.append(f"best checkpoint: {told} (chosen from other start states)")
+        lines.append(f"best checkpoint, by the evaluations during the run: {told}")
     return lines
 
 

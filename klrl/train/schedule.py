@@ -39,10 +39,11 @@ class Schedule:
 
     def line(self, domain: Domain, longest: int | None) -> str:
         """For a person to read."""
-        few = f"0 during the run (eval.share of it is less than two {domain.episode}s at each end)"
-        during = f"{len(self.iterations)} during the run of {_told(self.size, longest)}"
+        each = f"({_told(self.size, longest)} {domain.episode}s each)"
+        none = "none during the run (eval.share is too small for one at each end)"
+        during = f"{len(self.iterations)} during the run {each}" if self.iterations else none
         closing = f"{_told(self.closing, longest)} {domain.episode}s at the end"
-        return f"evaluation: {during if self.iterations else few}, {closing}"
+        return f"evaluations: {during}, then {closing}"
 
 
 def fitting(size: Size, longest: int | None) -> int:

@@ -60,6 +60,19 @@ def test_on_windows_one_line_names_wsl(words: list[str]) -> None:
     ]
 
 
+def test_a_python_that_klrl_is_not_installed_for_is_named_in_a_line() -> None:
+    """As where a checkout is started by the machine's own Python."""
+    Path("sitecustomize.py").write_text("import sys\nsys.modules['hydra'] = None\n")
+    env = os.environ | {"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{ROOT}"}
+    words = [sys.executable, "-m", "klrl", "env=pendulum"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.replace("hydra.core", "hydra") == (
+        f"klrl: {sys.executable} has no module hydra; start klrl with the Python of its "
+        "environment, as .venv/bin/python -m klrl\n"
+    )
+
+
 def test_hydras_help_is_still_no_text() -> None:
     """Else ``_Unchecked`` in klrl/config/compose.py, which Python 3.14 needs for it, may go."""
     from klrl.config.compose import hydras
@@ -75,6 +88,8 @@ case "$1 $2" in
   "-m venv") rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
   "-c import platform"*) echo "3.12.1 $0" ;;
   "-c import sys; sys.exit"*) exit ${OLD:-0} ;;
+  "$FAILS") echo Retrying >&2; exit 1 ;;
+  "$WAITS") kill -INT 0; exit 1 ;;
 esac
 exit %d
 """
@@ -95,9 +110,10 @@ def set_up(
     Path("log").write_text("")
     return subprocess.run(
         [shutil.which("bash"), ROOT / ".ci/setup", folder, "-e", "."],
-        env={"PATH": str(bin_.resolve()), **environment},
+        env={"PATH": str(bin_.resolve()), "FAILS": "-", "WAITS": "-", **environment},
         capture_output=True,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -110,16 +126,22 @@ def log() -> list[str]:
     ]
 
 
+INSTALLS = ".venv-own: installing -e . takes some minutes where it is new"
+
+
 def test_the_newest_python_that_runs_is_taken_and_said() -> None:
     done = set_up("python3.12", "python3.11", "python3", broken="python3.14 python3.13")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == f".venv-own: Python 3.12.1, {Path('bin/python3.12').resolve()}\n"
+    assert done.stderr.splitlines() == [
+        f".venv-own: Python 3.12.1, {Path('bin/python3.12').resolve()}",
+        INSTALLS,
+    ]
     assert log()[0] == "python3.12 -m venv --clear .venv-own"
     assert log()[1].startswith("python -m pip install ")
     assert log()[1].endswith(" -c constraints.txt -e .")
 
     again = set_up("python3.14", "python3.12")
-    assert (again.returncode, again.stderr) == (0, ""), "the environment that is there is kept"
+    assert (again.returncode, again.stderr) == (0, f"{INSTALLS}\n"), "what is there is kept"
     assert len(log()) == 1
 
     Path(".venv-own/bin/python").unlink()
@@ -192,6 +214,33 @@ def test_uv_is_used_where_it_is_installed(pythons: list[str], taken: str) -> Non
     assert pip.endswith("--python .venv-own/bin/python -c constraints.txt -e .")
 
 
+@pytest.mark.parametrize(
+    ("program", "fails", "what"),
+    [
+        ("python3.12", "-m pip", "pip install -e ."),
+        ("uv", "pip install", "uv pip install -e ."),
+        ("uv", "venv --quiet", "uv venv"),
+    ],
+)
+def test_what_fails_is_said_below_the_words_of_pip(program: str, fails: str, what: str) -> None:
+    """Without network they are a page of retries, which does not name it."""
+    done = set_up(program, *(["python3.12"] if program == "uv" else []), FAILS=fails)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-2:] == [
+        "Retrying",
+        f".venv-own: {what} failed, see above; where no index was reached, see to the network, "
+        "the proxy (HTTPS_PROXY) or pip's index, and run the same command again",
+    ]
+
+
+def test_ctrl_c_during_a_set_up_is_a_line() -> None:
+    done = set_up("python3.12", WAITS="-m pip")
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == (
+        ".venv-own: stopped; the same command goes on with what is there"
+    )
+
+
 def made(*words: str, always: bool = True) -> str:
     """What make would do; the make that runs these tests hands nothing on."""
     env = {"PATH": os.environ["PATH"]}
@@ -205,6 +254,17 @@ def test_a_python_that_is_named_has_an_environment_of_its_own() -> None:
     assert f"bash .ci/setup {own} -e '.[dev]'" in made("quick", f"PYTHON={sys.executable}")
     assert "bash .ci/setup .venv -e '.[dev]'" in made("quick")
     assert "\n.venv/bin/python -m klrl env=hopper\n" in made("run", "ARGS=env=hopper")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("folder", ["a folder", ""])
+def test_a_folder_that_make_cannot_take_is_named(folder: str) -> None:
+    command = ["make", "--dry-run", "-C", ROOT, "run", f"VENV={folder}", "--no-print-directory"]
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert f"*** VENV={folder}: make takes one folder without spaces; name another." in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
@@ -231,5 +291,8 @@ def test_the_workflow_calls_targets_on_the_pythons_that_are_taken() -> None:
     first, end = (int(n) for n in re.search(r"\(3, (\d+)\) <= .* < \(3, (\d+)\)", setup).groups())
     matrix = yaml.safe_load(text)["jobs"]["two-commands"]["strategy"]["matrix"]
     assert matrix["python"] == [f"3.{minor}" for minor in range(first, end)]
+    # Two environments with CUDA may not fit a runner's disk. No index is named in a file.
+    assert "CPU" in yaml.safe_load(text)["jobs"]["all"]["env"]["PIP_EXTRA_INDEX_URL"]
+    assert "://" not in text + (ROOT / "constraints.txt").read_text()
     project = (ROOT / "pyproject.toml").read_text()
     assert f'requires-python = ">=3.{first}"' in project

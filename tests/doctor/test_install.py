@@ -1,6 +1,7 @@
 """``klrl doctor --install``: every extra has its line, and what is missing is found in metadata."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,8 @@ from klrl.cli.doctor import doctor_command
 from klrl.doctor import install
 from klrl.doctor.install import PURPOSES, Use, uses
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+PROJECT = tomllib.loads(CONSTRAINTS.with_name("pyproject.toml").read_text())["project"]
 
 
 def package(name: str, version: str, *requires: str) -> None:
@@ -65,7 +67,8 @@ def test_what_is_missing_is_found_in_the_metadata(monkeypatch) -> None:
     )
     found = {use.purpose: use for use in uses("toy")}
     assert found[PURPOSES[""]].missing == ["lost"]
-    assert found[PURPOSES["video"]] == Use(PURPOSES["video"], ["gone"], "pip install 'toy[video]'")
+    remedy = f"{install.pip_install()} 'toy[video]'"
+    assert found[PURPOSES["video"]] == Use(PURPOSES["video"], ["gone"], remedy)
     assert found[PURPOSES["data"]].missing == ["deep", "early <2"]
     assert found[PURPOSES["ray"]].missing == ["absent"]
     assert found[PURPOSES["optuna"]].missing == ["gone"]
@@ -78,7 +81,51 @@ def test_smollm2_is_a_wheel_that_is_installed_alone(monkeypatch) -> None:
     monkeypatch.setattr(install, "_ALONE", {"smollm": "no-such-wheel"})
     (found,) = (use for use in uses("toy") if use.purpose == PURPOSES["smollm"])
     assert found.missing == ["no-such-wheel"]
-    assert found.remedy == "pip install 'toy[smollm]' && pip install --no-deps no-such-wheel"
+    pip = install.pip_install()
+    assert found.remedy == f"{pip} 'toy[smollm]' && {pip} --no-deps no-such-wheel"
+
+
+@pytest.mark.parametrize(
+    ("path", "python", "said"),
+    [
+        (".venv/bin", ".venv/bin/python", "python -m pip install"),
+        ("/usr/bin", ".venv/bin/python", ".venv/bin/python -m pip install"),
+        ("/usr/bin", "/opt/my env/bin/python3", "'/opt/my env/bin/python3' -m pip install"),
+    ],
+)
+def test_pip_is_that_of_the_python_that_runs(monkeypatch, path: str, python: str, said) -> None:
+    """A bare ``pip`` may fill another environment: an activated one may be none or another."""
+    Path(".venv/bin").mkdir(parents=True)
+    Path(".venv/bin/python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(Path(path).absolute()))
+    monkeypatch.setattr(sys, "executable", str(Path(python).absolute()))
+    monkeypatch.setattr(install, "CONSTRAINTS", Path("none").absolute())
+    assert install.pip_install() == said
+    Path("constraints.txt").write_text("")
+    for file, named in (
+        (Path("constraints.txt").absolute(), "constraints.txt"),
+        (CONSTRAINTS, CONSTRAINTS),
+    ):
+        monkeypatch.setattr(install, "CONSTRAINTS", file)
+        assert install.pip_install() == f"{said} -c {named}", "of a checkout"
+
+
+def test_a_checkout_has_constraints() -> None:
+    assert CONSTRAINTS == install.CONSTRAINTS
+    assert install.CONSTRAINTS.is_file()
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_torch_of_a_machine_without_cuda_is_named(monkeypatch, driver: bool) -> None:
+    """On Linux pip's own is 5 to 7 GB with CUDA (docs/install.md)."""
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.setattr(install.sys, "platform", "linux")
+    monkeypatch.setattr(install.shutil, "which", lambda name: name if driver else None)
+    package("torch", "2.1")
+    package("toy", "1.0", "torch>=2.13,<3")
+    core = uses("toy")[0]
+    assert core.missing == ["torch <3,>=2.13"]
+    assert ("CPU" in core.remedy) is not driver
 
 
 def test_the_machines_own_programs(monkeypatch) -> None:
@@ -93,6 +140,18 @@ def test_the_machines_own_programs(monkeypatch) -> None:
     found = {use.purpose: use.missing for use in uses()}
     assert found["compiled updates"] == found["launcher.cluster=slurm"] == []
     assert "NVIDIA's driver" not in found["device=cuda"]
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_what_is_there_has_no_remedy(monkeypatch, driver: bool) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.setattr(install.shutil, "which", lambda name: name if driver else None)
+    for torch, needs in (("2.14.1+cpu", ()), ("2.14.2", ("nvidia-cublas>=1",))):
+        shutil.rmtree("torch-2.14.1+cpu.dist-info", ignore_errors=True)
+        package("torch", torch, *needs)
+        (found,) = (use for use in uses() if use.purpose == "device=cuda")
+        assert ("apt install nvidia-driver" in found.remedy) is not driver
+        assert ("--force-reinstall torch==2.14.1" in found.remedy) is not bool(needs)
 
 
 def test_the_table_and_its_json_need_no_torch() -> None:
@@ -118,5 +177,6 @@ def test_an_incomplete_core_fails(monkeypatch, capsys) -> None:
 
 
 def test_sources_that_are_not_installed_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--install: no-such-package is not installed"):
+    said = "no-such-package is not installed; .* -m pip install -c .*constraints.txt -e /"
+    with pytest.raises(ConfigError, match=said):
         uses("no-such-package")

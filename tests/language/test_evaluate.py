@@ -74,7 +74,7 @@ def test_a_run_says_what_is_sampled_and_what_is_greedy(exits) -> None:
         (1, None),
         (2, 12),
     ]
-    assert "evaluation: 2 during the run of 8, 12 responses at the end" in out
+    assert "evaluations: 2 during the run (8 responses each), then 12 responses at the end" in out
     assert "| sampled score " in out
     assert "| greedy evaluation " in out
     assert "(standard error over 12 responses, greedy, " in out

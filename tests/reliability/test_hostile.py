@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.reliability.ended import Ended, in_fork
 from benchmarks.reliability.hostile import COMMANDS, changes, snapshot
-from benchmarks.reliability.hostile_cases import bomb, cases
+from benchmarks.reliability.hostile_cases import cases
+from benchmarks.reliability.hostile_edits import bomb
 from benchmarks.reliability.hostile_watch import Watch
 
 ROOT = Path(__file__).parents[2]

@@ -64,7 +64,7 @@ def test_rows_hold_an_evaluation_of_the_start_and_the_closing_one(capsys) -> Non
     assert [rows[i]["eval/episodes"] for i in (0, 3, 6)] == [4, 4, 6]
     last = evals(rows[-1])
     assert {k: last[k] for k in last if "best" not in k} == played("run", "last", CLOSING, 6)
-    assert "evaluation: 3 during the run of 4, 6 episodes at the end" in told
+    assert "evaluations: 3 during the run (4 episodes each), then 6 episodes at the end" in told
     mean, error = re.search(r"return (\S+) \+- (\S+) \(standard error over 6", told).groups()
     decimals = len(mean.partition(".")[2])
     assert decimals == len(error.partition(".")[2])

@@ -27,6 +27,18 @@ def test_a_quick_run_shows_frames_per_second() -> None:
     assert "| 64/s |" in shown({"samples": 6400, "time/iteration": 0.5}, total=12800)
 
 
+def test_the_first_iteration_which_compiles_says_nothing_of_the_time_that_is_left(
+    monkeypatch,
+) -> None:
+    """1,024 frames took 90 s, the next take 0.2 s each."""
+    now = 0.0
+    monkeypatch.setattr("klrl.runs.progress.time.monotonic", lambda: now)
+    progress = Progress(200_704, CONTROL, stream=io.StringIO())
+    for now, frames in ((0.1, 0), (90.0, 1024), (90.2, 2048), (90.4, 3072)):  # noqa: B007
+        progress.show({"frames": frames})
+    assert progress.line() == "3,072/200,704 frames | 5,120/s | 0:39 left"
+
+
 def test_before_the_first_row_no_speed_is_claimed() -> None:
     assert Progress(2560, LANGUAGE, stream=io.StringIO()).line() == "0/2,560 samples"
 

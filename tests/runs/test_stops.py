@@ -66,7 +66,7 @@ def test_a_failing_run_says_so_in_a_line_and_exits_with_1(capfd) -> None:
     assert list(only_run().glob("checkpoints/last/*/manifest.json")), "there is one from the start"
 
 
-def test_a_second_signal_stops_at_once() -> None:
+def test_a_second_signal_stops_at_once(capsys) -> None:
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGINT)
@@ -76,6 +76,8 @@ def test_a_second_signal_stops_at_once() -> None:
         with pytest.raises(Interrupted):
             stop.obey()
     assert signal.getsignal(signal.SIGINT) == before
+    told = capsys.readouterr().err.splitlines()
+    assert told[2:] == ["", "stopped at once; the last checkpoint is kept"]
 
 
 NOTICES = (signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2)
@@ -196,10 +198,11 @@ def test_a_signal_after_the_save_waits_for_the_next_one(monkeypatch, settings) -
 
 
 @pytest.mark.parametrize("folder", [".", "deleted"])
-def test_a_second_sigterm_stops_a_sweep_at_once_whatever_came_between(folder: str) -> None:
+def test_a_second_sigterm_stops_a_sweep_at_once_whatever_came_between(folder, capsys) -> None:
     with passed_on(Path(folder), list) as received:
         for signum in (signal.SIGTERM, signal.SIGXCPU):
             os.kill(os.getpid(), signum)
         assert received == [signal.SIGTERM, signal.SIGXCPU]
         with pytest.raises(Interrupted):
             os.kill(os.getpid(), signal.SIGTERM)
+    assert capsys.readouterr().err.endswith("\nstopped at once; the last checkpoint is kept\n")

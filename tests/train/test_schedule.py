@@ -24,7 +24,7 @@ def test_the_main_job_is_evaluated_ten_times() -> None:
     assert fitting(main.closing, 200) == 100
     assert (
         main.line(CONTROL, 200)
-        == "evaluation: 10 during the run of 15 to 20, 100 episodes at the end"
+        == "evaluations: 10 during the run (15 to 20 episodes each), then 100 episodes at the end"
     )
 
 
@@ -100,7 +100,7 @@ def test_an_episode_that_is_longer_than_the_share_is_left_to_the_end() -> None:
     assert not planned.iterations
     assert fitting(planned.closing, 1_000) == 4
     assert planned.line(CONTROL, 1_000) == (
-        "evaluation: 0 during the run (eval.share of it is less than two episodes at each end), "
+        "evaluations: none during the run (eval.share is too small for one at each end), then "
         "4 to 100 episodes at the end"
     )
 
