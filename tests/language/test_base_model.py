@@ -16,7 +16,7 @@ from benchmarks.sort_digits_base import (
     make_tokenizer,
     sampled_accuracy,
 )
-from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream, left_pad
+from klrl.language.data.prompts import PromptStream
 from klrl.language.data.sort_digits import BASE_MODEL, SortDigits
 from klrl.language.model.pretrained import load_causal_lm
 from tests.transforms import llm_toys as toys
@@ -71,42 +71,6 @@ def test_the_loss_is_the_mean_over_all_answers_and_their_eos(shots: int) -> None
         scores.append(log_probs[answers])
     loss = module._supervised_loss(model, *module._dialogues(recipe, tokenizer, 0))
     assert loss.item() == pytest.approx(-torch.cat(scores).mean().item(), abs=1e-5)
-
-
-class Scripted(torch.nn.Module):
-    """Writes what it is told after each prompt."""
-
-    def __init__(self, tokenizer, texts: list[str]) -> None:
-        super().__init__()
-        self._tokenizer, self._texts = tokenizer, texts
-        self.asked: dict = {}
-
-    def generate(self, input_ids, **kwargs):
-        self.asked = kwargs
-        written = self._tokenizer(
-            self._texts, padding=True, padding_side="right", return_tensors="pt"
-        )["input_ids"]
-        return torch.cat([input_ids, written], 1)
-
-
-def test_the_measured_reward_counts_right_answers_that_ended() -> None:
-    tokenizer = make_tokenizer()
-    answers = ["13", "1234567", "13", "13"]
-    problems = [Prompt("", {"answer": answer}) for answer in answers]
-    # Right; right but cut off; one digit too many; right, and what follows EOS is not read.
-    texts = ["13<|im_end|>", "1234567", "139<|im_end|>", "13<|im_end|>\n4"]
-    model = Scripted(tokenizer, texts)
-    batch = PromptBatch(*left_pad([[2, 5, 4]] * 4, 0), problems)
-    assert sampled_accuracy(model, tokenizer, batch, 9) == 2 / 4
-    asked = {name: model.asked[name] for name in ("do_sample", "temperature", "top_k", "top_p")}
-    assert asked == {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-
-
-def test_a_target_out_of_reach_is_told() -> None:
-    recipe = replace(QUICK, target=1.0, steps=8)
-    tokenizer = make_tokenizer()
-    with pytest.raises(RuntimeError, match=r"reached reward 0.00 after 8 updates, not 1; "):
-        module.train(make_model(recipe, tokenizer), tokenizer, recipe)
 
 
 def test_the_same_recipe_gives_the_same_bits_and_leaves_the_generator_alone(
