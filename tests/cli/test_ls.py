@@ -74,18 +74,6 @@ def test_the_closing_evaluation_has_its_error_and_stands_beside_the_best(tmp_pat
     ]
 
 
-def test_the_head_names_the_score_of_the_runs(tmp_path, capsys) -> None:
-    write_run(tmp_path / "a")
-    rows = [{"iteration": 1, "samples": 64, "reward/raw": -0.00012}]
-    for folders, head in (((), "return"), (("b",), "return, score")):
-        for name in folders:
-            write_run(tmp_path / name, rows=rows)
-        assert ls_command([str(tmp_path)]) == 0
-        assert f"  {head}  KL(ref)" in capsys.readouterr().out.splitlines()[0]
-    assert ls_command([str(tmp_path / "b")]) == 0
-    assert "  score  KL(ref)" in capsys.readouterr().out.splitlines()[0]
-
-
 def test_language_counts_samples(tmp_path, capsys) -> None:
     rows = [{"iteration": 1, "samples": 64, "reward/raw": -0.00012, "kl/ref/exact": 0.5}]
     write_run(tmp_path / "a", rows=rows, config={"frames": "1e2"})
@@ -143,11 +131,6 @@ def test_a_sweep_is_a_line_and_its_folder_lists_the_jobs(tmp_path, capsys) -> No
     ]
     assert jobs[1][2:4] == ["100/2,000 frames", "5%"]
     assert jobs[2][-1] == "no model there"
-
-
-def test_one_run_is_listed_by_its_name(tmp_path, capsys) -> None:
-    write_run(tmp_path / "a")
-    assert listed(capsys, str(tmp_path / "a"))[0][:2] == ["a", "finished"]
 
 
 BREAK = {
@@ -211,11 +194,6 @@ def test_json_holds_the_same(tmp_path, capsys) -> None:
     }
     assert jobs["jobs"] == {"failed": 1, "finished": 1, "interrupted": 1, "waiting": 2}
     assert (jobs["done"], jobs["total"], jobs["unit"]) == (1, 5, "jobs")
-
-
-def test_an_empty_folder(tmp_path, capsys) -> None:
-    assert ls_command([str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: no runs\n"
 
 
 def test_a_file_of_many_blocks_is_read_from_its_end(tmp_path) -> None:
