@@ -68,15 +68,6 @@ def test_a_phase_that_lasts_is_shown_once_in_a_log() -> None:
     assert len(lines) == 4
 
 
-def test_a_terminal_follows_the_phase_from_second_to_second(monkeypatch) -> None:
-    monkeypatch.setattr("klrl.runs.progress._LIVE_SECONDS", 0.05)
-    live, phases = Terminal(), Phases()
-    with Progress(100, CONTROL, stream=live, phases=phases):
-        phases("sampling")
-        time.sleep(0.3)
-    assert live.getvalue().count("sampling") >= 2
-
-
 def test_the_seconds_of_phases_add_up_to_the_iteration(monkeypatch) -> None:
     phases, now = Phases(), 10.0
     monkeypatch.setattr("klrl.runs.progress.time.perf_counter", lambda: now)

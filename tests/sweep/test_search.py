@@ -60,15 +60,6 @@ def test_a_trials_value_is_the_mean_over_its_seeds(runs, capfd) -> None:
     assert f"{best:.4g}" in capfd.readouterr().out.split("best of 4 trials")[1].splitlines()[1]
 
 
-def test_it_finds_the_top_of_a_hill_of_one_setting(runs) -> None:
-    """Twenty of a random search's values would lie within a factor 1.5 of it with chance 0.83."""
-    assert exits(*SEARCH[:2], "seed=0", "search.trials=25") == 0
-    best = study().best_trial
-    assert abs(math.log10(best.params["kl.coef"]) + 1) < math.log10(1.5)
-    late = [abs(math.log10(t.params["kl.coef"]) + 1) for t in study().trials[-8:]]
-    assert sum(late) / len(late) < 0.8, "at random it would be 1.1"
-
-
 def test_a_search_that_was_stopped_goes_on_with_the_same_trial(runs, monkeypatch, capfd) -> None:
     real, calls = klrl.train.loop.start, []
 
