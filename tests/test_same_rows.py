@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from benchmarks.same_rows import (
     compare,
     differences,
-    ignoring,
     picked,
     read_rows,
 )
@@ -120,10 +119,3 @@ def test_a_picked_job_brings_those_that_it_reads() -> None:
     ]
     with pytest.raises(SystemExit, match="choose among lm, main, clip"):
         picked(JOBS, ["mane"])
-
-
-def test_what_is_ignored_is_in_neither() -> None:
-    start = {"iteration": 0, "samples": 0, "eval/return": 1.0}
-    rows = {"main": [start, *changed(2, eval_return=3.0)]}
-    assert ignoring(rows, ["eval/"]) == {"main": ROWS}
-    assert ignoring(rows, []) == rows

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from klrl.cli.ls import ls_command
-from klrl.report.listing import entries, last_values
+from klrl.report.listing import last_values
 from tests.report.toys import rows_of, write_run, write_sweep
 from tests.runs.commands import live_elsewhere
 
@@ -37,18 +37,6 @@ def test_a_line_says_state_progress_return_and_kl(tmp_path, capsys) -> None:
     ]
 
 
-def test_an_evaluation_counts_before_the_returns_of_training(tmp_path) -> None:
-    rows = rows_of(reward=5.0)
-    rows[9]["eval/return"] = 40.0
-    del rows[19]["reward/episode"]
-    write_run(tmp_path / "a", rows=rows, config={"eval": {"every": 10}}, started=at(1))
-    write_run(tmp_path / "b", rows=rows, config={"eval": {"every": 0}}, started=at(2))
-    ten, none = ({"every": None, "evaluations": count} for count in (10, 0))
-    write_run(tmp_path / "c", rows=rows, config={"eval": ten}, started=at(3))
-    write_run(tmp_path / "d", rows=rows, config={"eval": none}, started=at(4))
-    assert [entry.score for entry in entries(tmp_path)] == [40.0, 4.0, 40.0, 4.0]
-
-
 def test_the_closing_evaluation_has_its_error_and_stands_beside_the_best(tmp_path, capsys) -> None:
     rows = rows_of(reward=5.0)
     rows[9] |= {"eval/return": 40.0, "eval/return_se": 3.0}
@@ -72,13 +60,6 @@ def test_the_closing_evaluation_has_its_error_and_stands_beside_the_best(tmp_pat
         [-152.68, 9.9, -141.25, 12.3],
         [-152.68, None, -141.25, 12.3],
     ]
-
-
-def test_language_counts_samples(tmp_path, capsys) -> None:
-    rows = [{"iteration": 1, "samples": 64, "reward/raw": -0.00012, "kl/ref/exact": 0.5}]
-    write_run(tmp_path / "a", rows=rows, config={"frames": "1e2"})
-    (line,) = listed(capsys, str(tmp_path))
-    assert line[:6] == ["a", "finished", "64/100 samples", "64%", "-0.00012", "0.5"]
 
 
 def test_a_run_whose_process_is_gone_was_interrupted(tmp_path, capsys) -> None:

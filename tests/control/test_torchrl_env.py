@@ -1,7 +1,5 @@
 """A TorchRL environment of the user's own, against the Gymnasium environment that it is made of."""
 
-from __future__ import annotations
-
 import re
 
 import gymnasium
@@ -295,7 +293,6 @@ def test_specs_that_are_not_served_are_named(fault: str) -> None:
     [
         (CartPole(), ""),
         (CartPole(leave="reward"), "step wrote no reward, which its spec has; write it"),
-        (CartPole(leave="observation"), "step wrote no observation, which its spec has; write it"),
         (
             CartPole(more="truncated"),
             "torchrl's check_env_specs refuses it: AssertionError: The keys of the specs",
@@ -307,10 +304,6 @@ def test_specs_that_are_not_served_are_named(fault: str) -> None:
         (
             CartPole(spec=Unbounded(3)),
             "reset wrote observation of shape [4], and its spec says [3]",
-        ),
-        (
-            CartPole(spec=Bounded(-1e-9, 1e-9, (4,))),
-            "torchrl's check_env_specs refuses it: AssertionError: spec check failed",
         ),
     ],
 )

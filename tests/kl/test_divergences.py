@@ -260,12 +260,3 @@ def test_what_is_charged_is_measured_and_controlled_in_its_unit() -> None:
     assert float(frames["div/ref/charged_error"]) == pytest.approx(0.025)  # sqrt(.03^2 + .04^2) / 2
     with pytest.raises(NonFiniteError, match=r"div/ref/charged is inf; raise kl\.coef"):
         mean_charged(torch.tensor([[math.inf]]))
-
-
-def test_a_sequences_js_has_no_such_bound(settings) -> None:
-    from klrl.config.compose import Composer
-
-    words = ("experiment=sort_digits", *EXACT, "kl.divergence=js", "controller=dual")
-    job = Composer().job_config([*words, "controller.target=3", "controller.unit=sequence"])
-    assert job.kl.divergence == "js"
-    assert settings(*QUICK).kl.divergence == "reverse"

@@ -2,16 +2,13 @@
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from benchmarks import sort_digits_base as module
 from benchmarks.sort_digits_base import (
     Recipe,
-    build,
     make_model,
     make_tokenizer,
     sampled_accuracy,
@@ -71,26 +68,3 @@ def test_the_loss_is_the_mean_over_all_answers_and_their_eos(shots: int) -> None
         scores.append(log_probs[answers])
     loss = module._supervised_loss(model, *module._dialogues(recipe, tokenizer, 0))
     assert loss.item() == pytest.approx(-torch.cat(scores).mean().item(), abs=1e-5)
-
-
-def test_the_same_recipe_gives_the_same_bits_and_leaves_the_generator_alone(
-    tmp_path: Path,
-) -> None:
-    threads = torch.get_num_threads()
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    build(QUICK, tmp_path / "a")
-    assert torch.equal(torch.rand(3), expected)
-    torch.set_num_threads(2)
-    try:
-        build(QUICK, tmp_path / "b")
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-    build(replace(QUICK, seed=1), tmp_path / "c")
-    a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    assert not all(torch.equal(a[name], c[name]) for name in a)
-    loaded = load_causal_lm(tmp_path / "a", chat=True).model.state_dict()
-    assert all(torch.equal(loaded[name], a[name]) for name in a)

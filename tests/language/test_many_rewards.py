@@ -258,11 +258,9 @@ def _causal() -> None:
         (_causal, "weights are not in its files (score.weight"),
         (_spoilt("config.json", hidden_size="abc"), "'hidden_size' expected int, got str"),
         (_spoilt("config.json"), "classifier: cannot be read ("),
-        (_spoilt("tokenizer_config.json"), "classifier: cannot be read ("),
-        (_spoilt("tokenizer.json"), "classifier: cannot be read ("),
         (_spoilt("config.json", hidden_act="nope"), "its weights cannot be read (KeyError: 'nope'"),
     ],
-    ids=["missing", "labels", "pickle", "remote", "causal", "type", "null", "tok", "json", "act"],
+    ids=["missing", "labels", "pickle", "remote", "causal", "type", "null", "act"],
 )
 def test_a_folder_that_is_no_reward_model_is_refused_before_anything_is_written(
     exits, capsys, make, told

@@ -120,13 +120,3 @@ def test_a_space_is_checked_at_its_ends() -> None:
     assert ("frames=8", "kl.coef=0.1", "kl=a", "seed=4") in words, "the middle in logarithms"
     assert ("frames=8", "kl.coef=0.01", "kl=a", "seed=3") in words
     assert ("frames=8", "kl.coef=0.1", "kl=b", "seed=3") in words
-
-
-def test_a_stored_value_is_of_a_setting_that_is_searched() -> None:
-    numbers, names = space_of(
-        ["kl.coef=interval(0.001, 10)", "loss=choice(clip, klpen)"]
-    ).dimensions
-    assert numbers.holds("kl.coef=0.1")
-    assert not any(map(numbers.holds, ("kl.coef=inf", "kl.coef=custom", "env=custom")))
-    assert names.holds("loss=clip")
-    assert not any(map(names.holds, ("loss=custom", "env=clip")))
