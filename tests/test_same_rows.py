@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from benchmarks.same_rows import (
     compare,
     differences,
-    picked,
     read_rows,
 )
 from benchmarks.small_jobs import JOBS, SLOW_JOBS, Job
@@ -111,11 +110,3 @@ def test_the_jobs_are_valid_and_in_order() -> None:
         if is_fresh(job):
             assert to_config(composed(job)).iterations == 4
     assert len(JOBS) == 16
-
-
-def test_a_picked_job_brings_those_that_it_reads() -> None:
-    assert [job.name for job in picked(JOBS, ["lm_gae_resumed", "main"])] == [
-        *("lm", "main", "lm_gae", "lm_gae_resumed")
-    ]
-    with pytest.raises(SystemExit, match="choose among lm, main, clip"):
-        picked(JOBS, ["mane"])

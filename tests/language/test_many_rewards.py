@@ -114,11 +114,6 @@ def test_the_score_is_the_weighted_sum_and_parts_are_recorded(job) -> None:
         assert sample["reward"] == 0.5 * parts["length"] + 2 * parts["cut"] + parts["exact"]
 
 
-def test_one_reward_has_no_parts(job) -> None:
-    Training(job()).train(RunFolder(Path("run")))
-    assert not [name for name in rows_of(Path("run"))[0] if name.startswith("reward/part")]
-
-
 def test_rewards_of_one_name_are_told_apart() -> None:
     for name in ("a_reward", "b_reward"):
         Path(f"{name}.py").write_text("def score(prompts, responses, rows): return [1.0] * 3\n")

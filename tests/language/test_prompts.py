@@ -77,11 +77,6 @@ def test_a_bad_line_is_told_by_its_number(line: object, told: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_character_of_two_escapes_is_one_text() -> None:
-    (prompt,) = read_jsonl(write(r'{"prompt": "\ud83d\ude00"}'))
-    assert prompt.content == "\N{GRINNING FACE}"
-
-
 def test_a_line_that_is_no_utf8_is_told_by_its_number() -> None:
     Path("data.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
     with pytest.raises(ConfigError, match="line 2: not JSON"):

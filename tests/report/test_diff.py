@@ -29,13 +29,6 @@ def test_settings_circumstances_and_metrics_side_by_side(tmp_path, capsys):
     assert ["loss/kl_ref", "-", "2"] in lines
 
 
-def test_equal_runs_differ_in_nothing(tmp_path, capsys):
-    for name in "ab":
-        write_run(tmp_path / name)
-    main([str(tmp_path / "a"), str(tmp_path / "b")])
-    assert capsys.readouterr().out.count("nothing differs") == 2
-
-
 def bits(capsys, first, second) -> str:
     main([str(first), str(second), "--bits"])
     return capsys.readouterr().out.rstrip("\n")

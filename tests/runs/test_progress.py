@@ -23,14 +23,6 @@ def test_a_slow_run_shows_seconds_per_iteration() -> None:
     assert "4:25:00 left" in line  # 2,544 samples at 16 in 100 s
 
 
-def test_a_quick_run_shows_frames_per_second() -> None:
-    assert "| 64/s |" in shown({"samples": 6400, "time/iteration": 0.5}, total=12800)
-
-
-def test_before_the_first_row_no_speed_is_claimed() -> None:
-    assert Progress(2560, LANGUAGE, stream=io.StringIO()).line() == "0/2,560 samples"
-
-
 def test_at_80_columns_the_kl_is_whole_and_comes_before_the_evaluation(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     live = Terminal()
