@@ -1,12 +1,14 @@
 """Environments, policies and what they moved away from, for tests of control and of transforms."""
 
 import torch
+from tensordict import TensorDictBase
 from torch import nn
 from torchrl.envs import EnvBase
 
 from klrl.config import EnvConfig, GaussianActorConfig
 from klrl.control.actor import Agent, make_agent
 from klrl.kl import freeze
+from klrl.train.loop import Training
 
 
 def gym(env_id: str, num_envs: int = 2, **kwargs: object) -> EnvConfig:
@@ -40,3 +42,12 @@ def apart(actor: nn.Module, by: float = 0.3) -> tuple[nn.Module, nn.Module]:
     """(the policy, the reference that it moved away from)."""
     reference = freeze(actor)
     return moved(actor, by), reference
+
+
+def moved_rollout(training: Training, by: float) -> TensorDictBase:
+    """A batch that is not charged yet, after noise of this scale on all weights."""
+    moved(training.parts.agent.modules, by)
+    rollout = training.parts.rollout(0)
+    batch = rollout.collect()
+    rollout.close()
+    return batch

@@ -75,7 +75,8 @@ def _own_processes() -> Iterator[None]:
         if process.poll() is None:
             process.kill()
             process.wait()
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
     if commands is not None:
         commands.CHILDREN.clear()
 

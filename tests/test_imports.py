@@ -92,19 +92,6 @@ def upward(graph: dict[str, set[str]]) -> list[str]:
 
 #: Folders of ``language`` by floor, from the ground up.
 LANGUAGE = ("data", "model", "run")
-#: What the runner takes of the TorchRL face; all else of it is for TorchRL's own loops.
-FACE = {
-    "control.kl": {
-        "constrained.KLDivergenceTransform",
-        "constrained.RewardAdjustmentTransform",
-        "kl.retrieve.KLComputation",
-        "kl.retrieve.RetrieveLogProb",
-        "rlhf.KLRewardTransform",
-    },
-    "control.vector": {"base.NextTransform"},
-    "language.run.chat": {"kl.retrieve_kl.RetrieveKL", "kl.reward.KLRewardTransform"},
-    "language.run.checks": {"kl.tokens.MARKS_ASSISTANT"},
-}
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -167,33 +154,6 @@ def test_the_torchrl_face_imports_kl_alone() -> None:
     }
     rooms = {other.split(".")[1] for others in face.values() for other in others}
     assert rooms == {"base", "envs", "kl", "objectives"}
-
-
-def test_what_the_runner_takes_of_the_torchrl_face() -> None:
-    found: dict[str, set[str]] = {}
-    for name, source in MODULES.items():
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("klrl.envs."):
-                where = (
-                    str(node.module)
-                    .removeprefix("klrl.envs.")
-                    .removeprefix("llm.")
-                    .removeprefix("transforms.")
-                )
-                taken = found.setdefault(name.removeprefix("klrl."), set())
-                taken |= {f"{where}.{alias.name}" for alias in node.names}
-    assert {name: taken for name, taken in found.items() if not name.startswith("envs")} == FACE
-
-
-def test_same_names_in_both_domains() -> None:
-    """Who knows ``control/record.py`` knows ``language/run/record.py``."""
-    control, language = (
-        {path.stem for path in (PACKAGE / where).glob("*.py")}
-        for where in ("control", "language/run")
-    )
-    both = {"advantage", "evaluate", "kl", "load", "parts", "preflight", "record"}
-    both |= {"checks", "rollout", "update"}
-    assert both <= control & language
 
 
 @pytest.mark.parametrize("name", PUBLIC)

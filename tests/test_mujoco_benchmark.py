@@ -1,28 +1,19 @@
-"""``benchmarks/mujoco``: the published figures, Stable-Baselines3's run, cells and the page."""
+"""``benchmarks/mujoco``: the published figures, SB3's run, intervals, the numbers of the index."""
 
-import json
-from dataclasses import replace
-from itertools import pairwise
 from math import erf
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import yaml
 
 from benchmarks.mujoco import sb3
-from benchmarks.mujoco.cells import Cell, Lines, job_identity
-from benchmarks.mujoco.curves import training_cpu, x_of
-from benchmarks.mujoco.losses import default_told, loss_beside_loss, over_tasks
-from benchmarks.mujoco.peers import against_published, aim_told, chance_interval
-from benchmarks.mujoco.published import FRAMES, NAMES, SOURCES, V5, best
+from benchmarks.mujoco.losses import loss_beside_loss, over_tasks
+from benchmarks.mujoco.peers import against_published, chance_interval
+from benchmarks.mujoco.published import SOURCES, best
 from benchmarks.mujoco.runs import CLIP, HELD, KLPEN, MAIN, known
-from benchmarks.mujoco.sb3 import Row
 from benchmarks.results import ROOT
 from klrl.report.statistics import chance_of_more
 
-ENVS = Path(__file__).parents[1] / "conf/env"
 WHOLE = 488 * 2048  # what CleanRL makes of a million
 
 
@@ -36,90 +27,12 @@ def test_the_best_by_hand():
         best("reacher", SOURCES[:1])
 
 
-@pytest.mark.parametrize("task", NAMES)
-def test_every_task_has_its_preset(task):
-    preset = yaml.safe_load((ENVS / f"{task}.yaml").read_text("utf-8"))
-    assert preset["env"]["id"] == sb3.env_id(task)
-    assert preset["frames"] == FRAMES
-
-
-def test_the_sources_are_whole():
-    assert len({source.name for source in SOURCES}) == len(SOURCES)
-    assert V5.keys() <= NAMES.keys()
-    for source in SOURCES:
-        assert source.returns.keys() <= NAMES.keys()
-        assert 0.999e6 <= source.frames <= 1e6
-        spreads = {spread is not None for _, spread in source.returns.values()}
-        assert spreads == {bool(source.spread)}, source.name
-        assert not (source.approximate and source.spread)
-
-
 def test_the_learning_rate_is_that_of_cleanrl():
     """frac = 1 - (iteration - 1) / num_iterations, iterations from 1; SB3 tells what is left."""
     for iteration in (1, 2, 488):
         left = 1 - iteration * 2048 / WHOLE
         by_cleanrl = 3e-4 * (1 - (iteration - 1) / 488)
         assert sb3.learning_rate(left, WHOLE) == pytest.approx(by_cleanrl, rel=1e-9)
-
-
-def test_the_identity_is_of_all_settings_and_versions():
-    versions = {"stable-baselines3": "2.9.2"}
-    first = sb3.identity(sb3.settings("hopper", 0, WHOLE), versions)
-    assert first == sb3.identity(sb3.settings("hopper", 0, WHOLE), versions)
-    others = [
-        sb3.identity(sb3.settings("walker2d", 0, WHOLE), versions),
-        sb3.identity(sb3.settings("hopper", 1, WHOLE), versions),
-        sb3.identity(sb3.settings("hopper", 0, 2048), versions),
-        sb3.identity(sb3.settings("hopper", 0, WHOLE), {"stable-baselines3": "2.9.3"}),
-    ]
-    assert len({first, *others}) == 5
-
-
-def test_training_tells_the_episodes_of_each_iteration():
-    """Episodes of 1 and 3, then none, then 5: no episode counts twice."""
-    iterations = [[1.0, 3.0], [], [5.0]]
-
-    class Model:
-        num_timesteps, ep_info_buffer = 0, []
-
-        def train(self):
-            pass
-
-        def learn(self, frames):
-            for returns in iterations:
-                self.num_timesteps += frames // len(iterations)
-                self.ep_info_buffer.extend({"r": each} for each in returns)
-                self.train()
-
-    rows = sb3.train(Model(), 30)
-    assert [row[:2] for row in rows] == [(10, 2.0), (20, None), (30, 5.0)]
-    assert all(a.seconds <= b.seconds for a, b in pairwise(rows))
-
-
-def test_the_curve_has_few_points_and_loses_no_iteration():
-    rows = [Row(10 * i, float(i), i / 10) for i in range(1, 101)]
-    points = sb3.curve(rows)
-    assert points["frames"] == list(range(20, 1001, 20))
-    assert points["return"][:2] == [1.5, 3.5]
-    assert points["seconds"][-1] == 10.0
-    assert sb3.last_tenth(rows) == pytest.approx(95.5)  # 91 to 100
-    few = [Row(10, None, 1.0), Row(20, 2.0, 2.0)]
-    assert sb3.curve(few) == {"frames": [10, 20], "return": [None, 2.0], "seconds": [1.0, 2.0]}
-    assert (sb3.last_tenth(few), sb3.last_tenth(few[:1])) == (2.0, None)
-
-
-@pytest.mark.integration
-def test_a_line_of_stable_baselines3(monkeypatch):
-    """One rollout of the shortest task, two episodes from klrl's closing start states."""
-    pytest.importorskip("stable_baselines3")
-    monkeypatch.setattr(sb3, "EPISODES", 2)
-    line = json.loads(json.dumps(sb3.run("inverted_pendulum", 3, 2048)))
-    assert line["name"] == "inverted_pendulum sb3 3"
-    assert {"seed=3", "frames=2048", "gamma=0.99", "env=InvertedPendulum-v5"} <= set(line["words"])
-    assert line["curve"]["frames"] == [2048]
-    assert line["training"] == pytest.approx(line["curve"]["return"][0], rel=1e-4)
-    assert line["return"] >= 1
-    assert line["cpu"] > 0
 
 
 def test_evaluation_starts_where_klrl_closes(monkeypatch):
@@ -142,27 +55,6 @@ def test_evaluation_starts_where_klrl_closes(monkeypatch):
             count += 1
         steps.append(count - 1.0)  # 1 for each step but the one that ends it
     assert sb3.evaluate(model, "inverted_pendulum") == steps
-
-
-CELL = Cell("hopper", "klpen_held", 3, ("kl=none", "loss=klpen_held"))
-
-
-def line(cell: Cell, **values: object) -> dict:
-    return {"name": cell.name, "identity": job_identity(cell), "return": 1.0, "se": 0.1, **values}
-
-
-def test_a_fresh_clone_knows_a_finished_cell_while_its_settings_are_the_same(tmp_path) -> None:
-    path = tmp_path / "cells" / "klpen_held.jsonl"
-    Lines(path).add(line(CELL, cpu=7.0))
-    known = Lines(path).get(CELL)
-    assert known is not None
-    assert known["cpu"] == 7.0
-    for other in (
-        replace(CELL, seed=4),
-        replace(CELL, words=("kl=none", "loss=clip")),
-        replace(CELL, task="walker2d"),
-    ):
-        assert Lines(path).get(other) is None
 
 
 def test_the_interval_of_the_chance_of_more_covers_it_with_few_seeds() -> None:
@@ -235,41 +127,6 @@ def test_the_aim_is_the_interquartile_mean_of_the_ratios() -> None:
     # Of 0 to 9, five times each: the middle half of 50 numbers, 12 cut at either end.
     ordered = np.sort(np.tile(np.arange(10.0), 5))
     assert against_published(cells, HELD, dict.fromkeys(MAIN, 10.0)) == ordered[12:-12].mean()
-
-
-def test_the_aim_is_told_as_missed_or_reached() -> None:
-    def cells(**factors: float) -> dict:
-        ratios = {task: factors.get(task, 1.2) for task in MAIN}
-        return {
-            setting: {task: [{"return": r * best(task)[0]}] * 10 for task, r in ratios.items()}
-            for setting in (HELD, CLIP, KLPEN)
-        }
-
-    assert "It is reached: 1.20.**" in aim_told(cells())
-    assert "It is missed: 1.20, Swimmer 0.80.**" in aim_told(cells(swimmer=0.8))
-    assert "It is missed: 1.05.**" in aim_told(cells(**dict.fromkeys(MAIN, 1.05)))
-
-
-def test_the_default_changes_only_where_every_task_says_yes() -> None:
-    near = [98, 99, 100, 101, 102]
-
-    def cells(**held: list[int]) -> dict:
-        by_task = {task: [{"return": v} for v in near] for task in MAIN}
-        taken = {task: [{"return": v} for v in held.get(task, near)] for task in MAIN}
-        wide = {task: [{"return": v} for v in (50, 150, 100, 80, 120)] for task in MAIN}
-        return {HELD: taken, CLIP: wide, KLPEN: by_task}
-
-    assert default_told(cells()).startswith("**klpen_held takes klpen's place.**")
-    assert default_told(cells(ant=[93, 94, 95, 96, 97])).startswith("**klpen stays the default.**")
-
-
-def test_cpu_seconds_are_spread_as_the_clocks() -> None:
-    """A process of 60 CPU seconds: 90 seconds of training and 30 of evaluation by the clock."""
-    curve = {"frames": [1000, 2000], "seconds": [45.0, 90.0]}
-    line = {"cpu": 60.0, "seconds": 90.0, "evaluation_seconds": 30.0, "curve": curve}
-    assert training_cpu(line) == pytest.approx(45.0)
-    assert x_of(line, "seconds") == pytest.approx([22.5, 45.0])
-    assert x_of(line, "frames") == pytest.approx([1.0, 2.0])
 
 
 def ant_told(cells: dict) -> str:

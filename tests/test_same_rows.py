@@ -10,12 +10,7 @@ from omegaconf import DictConfig
 from benchmarks.same_rows import (
     compare,
     differences,
-    ignoring,
-    picked,
-    read_record,
     read_rows,
-    run_jobs,
-    write_record,
 )
 from benchmarks.small_jobs import JOBS, SLOW_JOBS, Job
 from klrl.__main__ import compose
@@ -94,22 +89,6 @@ def test_the_first_differences_of_each_job_are_told_and_the_rest_counted(capsys)
     assert capsys.readouterr().out == "6 rows of 3 jobs: equal\n"
 
 
-def test_a_record_is_read_back(tmp_path: Path) -> None:
-    jobs = [Job("a", "env=pendulum"), Job("b", "env=cartpole")]
-    write_record(tmp_path, jobs, {"a": ROWS, "b": ROWS[:1]})
-    assert read_record(tmp_path, jobs[:1]) == {"a": ROWS}
-    assert read_record(tmp_path, jobs) == {"a": ROWS, "b": ROWS[:1]}
-    with pytest.raises(SystemExit, match="b had other words there"):
-        read_record(tmp_path, [jobs[0], Job("b", "env=hopper")])
-    with pytest.raises(SystemExit, match="make it with --record"):
-        read_record(tmp_path / "none", jobs)
-
-
-def test_a_folder_without_klrl_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no klrl/ in it"):
-        run_jobs(JOBS, tmp_path, tmp_path, 2)
-
-
 def is_fresh(job: Job) -> bool:
     return not job.words.startswith("resume=")
 
@@ -131,20 +110,3 @@ def test_the_jobs_are_valid_and_in_order() -> None:
         if is_fresh(job):
             assert to_config(composed(job)).iterations == 4
     assert len(JOBS) == 16
-
-
-def test_a_picked_job_brings_those_that_it_reads() -> None:
-    assert [job.name for job in picked(JOBS, ["lm_gae_resumed", "main"])] == [
-        *("lm", "main", "lm_gae", "lm_gae_resumed")
-    ]
-    with pytest.raises(SystemExit, match="choose among lm, main, clip"):
-        picked(JOBS, ["mane"])
-
-
-def test_what_is_ignored_is_in_neither() -> None:
-    start = {"iteration": 0, "samples": 0, "eval/return": 1.0}
-    rows = {"main": [start, *changed(2, eval_return=3.0)]}
-    assert ignoring(rows, ["eval/"]) == {"main": ROWS}
-    assert ignoring(rows, []) == rows
-    only = ignoring(rows, ["eval/", "loss/"])
-    assert [list(row) for row in only["main"]] == [["iteration", "frames", "kl/ref/exact"]] * 2

@@ -27,8 +27,9 @@ FAULTS = {
     each["fault"]: each
     for each in yaml.safe_load((ROOT / "tests/seeded_faults.yaml").read_text("utf-8"))
 }
+OWN = ("-m", "not slow")  # services too
 #: The tests of a fault that has its own, else the ordinary ones.
-TESTS = {name: (each["test"],) for name, each in FAULTS.items() if "test" in each}
+TESTS = {name: (*OWN, each["test"]) for name, each in FAULTS.items() if "test" in each}
 
 
 def run_tests(copy: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:

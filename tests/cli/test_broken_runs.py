@@ -107,13 +107,3 @@ def test_a_report_is_not_written_through_a_link(tmp_path: Path, capsys) -> None:
     assert exit_code("klrl report", partial(run_command, "report"), [str(tmp_path / "a")]) == 2
     assert "report: is a link" in capsys.readouterr().err
     assert not list((tmp_path / "mine").iterdir())
-
-
-@pytest.mark.usefixtures("without_pictures")
-def test_a_name_moves_no_cursor(tmp_path: Path, capsys) -> None:
-    run = tmp_path / "a\x1b[2Jb\nklrl: c"
-    write_run(run)
-    assert exit_code("klrl report", partial(run_command, "report"), [str(run)]) == 0
-    said = capsys.readouterr()
-    assert "\x1b" not in said.out + said.err
-    assert len(said.out.splitlines()) == 1

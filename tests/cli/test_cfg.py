@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from benchmarks.mujoco.published import NAMES
-from klrl.cli.show import annotated
 from klrl.config import conf_dir
 from klrl.config.catalogue import choices
 from tests.runs.commands import exits
@@ -139,17 +138,3 @@ def test_the_users_own_choice_has_its_own_comments(capsys) -> None:
     assert line_of(text, "coef") == "coef: 3.0  # dear"
     assert line_of(text, "seed").startswith("seed: ${eval.episodes}  # seeds parameters")
     assert line_of(printed(capsys, *words, "--resolve"), "seed").startswith("seed: 20  # seeds")
-
-
-def test_a_text_of_several_lines_and_a_hash_stay_whole() -> None:
-    text = "a: one\n  two\nb: 'x # y'\nc: |\n  d\n"
-    notes = dict.fromkeys("abc", "note")
-    said = annotated(text, notes)
-    assert said == "a: one\n  two\nb: 'x # y'  # note\nc: |\n  d\n"
-    assert yaml.safe_load(said) == yaml.safe_load(text)
-
-
-def test_the_rest_is_hydras(capsys) -> None:
-    assert printed(capsys, "--cfg", "hydra").startswith("hydra:\n")
-    assert "hydra:\n" in printed(capsys, "--cfg", "all")
-    assert "Defaults List" in printed(capsys, "--info", "defaults")

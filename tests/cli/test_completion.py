@@ -23,36 +23,22 @@ def yamls(group: str) -> list[str]:
 QUERIES = {
     "kl.co": ["kl.coef="],
     "kl.estimator=": [f"kl.estimator={name}" for name in ESTIMATORS],
-    "kl.estimator=k": ["kl.estimator=k1", "kl.estimator=k2", "kl.estimator=k3"],
     "env=": [f"env={name}" for name in yamls("env")],
     "run env=half": ["env=half_cheetah"],
-    "experiment=": [f"experiment={name}" for name in yamls("experiment")],
     "kl.allow_biased=": ["kl.allow_biased=false", "kl.allow_biased=true"],
-    "ev": ["eval.", "evaluate"],
     "lo": ["logger.", "logger=", "loss.", "loss="],
     "fr": ["frames="],
-    "eval.": [
-        *("eval.episodes=", "eval.evaluations=", "eval.every=", "eval.final="),
-        *("eval.sampled=", "eval.share=", "eval.steps="),
-    ],
     # Set by the choice, never by hand.
     "kl.m": [],
     "-m search.n": [],
     "env.kw": ["env.kwargs."],
     "++kl.co": ["++kl.coef="],
-    "device=": ["device=auto", "device=cpu", "device=cuda"],
     "actor=causal_lm actor.lora.": [
         f"actor.lora.{name}=" for name in ("alpha", "dropout", "r", "target_modules")
     ],
     # Of the chosen loss alone; where it has none, those of the others.
     "loss=clip loss.clip": ["loss.clip_epsilon=", "loss.clip_epsilon_high=", "loss.clip_value="],
     "loss.clip": ["loss.clip_value="],
-    "experiment=sort_digits loss.clip": [
-        "loss.clip_epsilon=",
-        "loss.clip_epsilon_high=",
-        "loss.clip_value=",
-    ],
-    "env=half_cheetah env.num": ["env.num_envs="],
     "loss=clip loss.beta_r": ["loss.beta_rule="],
     # A sweep has words of its own, and lists of values.
     "launcher=": [f"launcher={name}" for name in yamls("launcher")],
@@ -62,21 +48,15 @@ QUERIES = {
     "--mu": ["--multirun"],
     "evaluate a --ch": ["--checkpoint"],
     "evaluate a --checkpoint ": ["best", "last"],
-    "evaluate a --device c": ["cpu", "cuda"],
     "evaluate a --episodes ": [],
     "evaluate a env.kw": ["env.kwargs."],
     "export a --": ["--help", "--merge", "--model", "--which"],
-    "export a b --which ": ["best", "last"],
-    "verify a --": ["--device", "--help", "--json", "--model"],
-    "verify a --device c": ["cpu", "cuda"],
     "report --un": ["--unfinished"],
     "doctor ": [],
-    "doctor --p": ["--parity", "--placement"],
     "doctor --placement ": ["loss", "reward", "split"],
     "completion ": ["bash", "zsh"],
     "completion bash ": [],
     "nothing.such=": [],
-    "kl.estimator=k1": [],
 }
 
 

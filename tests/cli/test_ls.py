@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from klrl.cli.ls import ls_command
-from klrl.report.listing import entries, last_values
+from klrl.report.listing import last_values
 from tests.report.toys import rows_of, write_run, write_sweep
 from tests.runs.commands import live_elsewhere
 
@@ -37,18 +37,6 @@ def test_a_line_says_state_progress_return_and_kl(tmp_path, capsys) -> None:
     ]
 
 
-def test_an_evaluation_counts_before_the_returns_of_training(tmp_path) -> None:
-    rows = rows_of(reward=5.0)
-    rows[9]["eval/return"] = 40.0
-    del rows[19]["reward/episode"]
-    write_run(tmp_path / "a", rows=rows, config={"eval": {"every": 10}}, started=at(1))
-    write_run(tmp_path / "b", rows=rows, config={"eval": {"every": 0}}, started=at(2))
-    ten, none = ({"every": None, "evaluations": count} for count in (10, 0))
-    write_run(tmp_path / "c", rows=rows, config={"eval": ten}, started=at(3))
-    write_run(tmp_path / "d", rows=rows, config={"eval": none}, started=at(4))
-    assert [entry.score for entry in entries(tmp_path)] == [40.0, 4.0, 40.0, 4.0]
-
-
 def test_the_closing_evaluation_has_its_error_and_stands_beside_the_best(tmp_path, capsys) -> None:
     rows = rows_of(reward=5.0)
     rows[9] |= {"eval/return": 40.0, "eval/return_se": 3.0}
@@ -72,25 +60,6 @@ def test_the_closing_evaluation_has_its_error_and_stands_beside_the_best(tmp_pat
         [-152.68, 9.9, -141.25, 12.3],
         [-152.68, None, -141.25, 12.3],
     ]
-
-
-def test_the_head_names_the_score_of_the_runs(tmp_path, capsys) -> None:
-    write_run(tmp_path / "a")
-    rows = [{"iteration": 1, "samples": 64, "reward/raw": -0.00012}]
-    for folders, head in (((), "return"), (("b",), "return, score")):
-        for name in folders:
-            write_run(tmp_path / name, rows=rows)
-        assert ls_command([str(tmp_path)]) == 0
-        assert f"  {head}  KL(ref)" in capsys.readouterr().out.splitlines()[0]
-    assert ls_command([str(tmp_path / "b")]) == 0
-    assert "  score  KL(ref)" in capsys.readouterr().out.splitlines()[0]
-
-
-def test_language_counts_samples(tmp_path, capsys) -> None:
-    rows = [{"iteration": 1, "samples": 64, "reward/raw": -0.00012, "kl/ref/exact": 0.5}]
-    write_run(tmp_path / "a", rows=rows, config={"frames": "1e2"})
-    (line,) = listed(capsys, str(tmp_path))
-    assert line[:6] == ["a", "finished", "64/100 samples", "64%", "-0.00012", "0.5"]
 
 
 def test_a_run_whose_process_is_gone_was_interrupted(tmp_path, capsys) -> None:
@@ -143,11 +112,6 @@ def test_a_sweep_is_a_line_and_its_folder_lists_the_jobs(tmp_path, capsys) -> No
     ]
     assert jobs[1][2:4] == ["100/2,000 frames", "5%"]
     assert jobs[2][-1] == "no model there"
-
-
-def test_one_run_is_listed_by_its_name(tmp_path, capsys) -> None:
-    write_run(tmp_path / "a")
-    assert listed(capsys, str(tmp_path / "a"))[0][:2] == ["a", "finished"]
 
 
 BREAK = {
@@ -211,11 +175,6 @@ def test_json_holds_the_same(tmp_path, capsys) -> None:
     }
     assert jobs["jobs"] == {"failed": 1, "finished": 1, "interrupted": 1, "waiting": 2}
     assert (jobs["done"], jobs["total"], jobs["unit"]) == (1, 5, "jobs")
-
-
-def test_an_empty_folder(tmp_path, capsys) -> None:
-    assert ls_command([str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}: no runs\n"
 
 
 def test_a_file_of_many_blocks_is_read_from_its_end(tmp_path) -> None:

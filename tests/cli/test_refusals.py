@@ -10,7 +10,6 @@ import gymnasium
 import pytest
 
 from klrl.base.errors import ConfigError
-from klrl.config.overrides import quote_paths
 from klrl.runs.rows import read_rows
 from tests.conftest import QUICK
 from tests.runs.commands import exits
@@ -94,11 +93,6 @@ def test_the_run_folder_is_read_as_hydra_reads_it(capsys) -> None:
     assert "hydra.run.dir=${env.it}: " in refused(capsys, *QUICK, "hydra.run.dir=${env.it}")
 
 
-def test_a_folder_with_dollars_is_no_formula() -> None:
-    exits(*QUICK, "frames=128", "hydra.run.dir='a$_{b$'")
-    assert Path("a$_{b$/curves.png").is_file()
-
-
 SPACES = {
     "integers": (gymnasium.spaces.Box(0, 5, (2,), int), gymnasium.spaces.Box(-1, 1, (2,))),
     "a sequence": (
@@ -124,7 +118,3 @@ def test_spaces_that_cannot_be_served_are_refused_beforehand(capsys, spaces) -> 
         assert "wrap the environment" in refused(capsys, "env=gym", "env.id=klrl-test/Odd-v0")
     finally:
         del gymnasium.registry["klrl-test/Odd-v0"]
-
-
-def test_the_home_of_no_user_completes_to_nothing(capsys) -> None:
-    assert quote_paths(["a=~nosuchuser/b,c"]) == ["a=~nosuchuser/b,c"]

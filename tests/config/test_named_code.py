@@ -125,18 +125,3 @@ def test_what_a_registration_names_in_a_text_counts(tmp_path: Path, monkeypatch)
     before = source_of("registered")
     (tmp_path / "dynamics" / "pole.py").write_text("FACTOR = 5\n", encoding="utf-8")
     assert source_of("registered") != before
-
-
-SAME = [
-    # words, their hash before the sources of ids and rewards counted
-    (("env=pendulum",), "81cd79821026"),
-    (("env=catch",), "e2cec6fba226"),
-    (("env=atari",), "037e9c14b107"),
-    (("env=minigrid",), "8bd273a8e6c3"),
-    (("experiment=sort_digits",), "3128efd8a712"),  # since collector.sampler is gone
-]
-
-
-@pytest.mark.parametrize(("words", "before"), SAME)
-def test_jobs_without_such_code_keep_their_identity(words: tuple[str, ...], before: str) -> None:
-    assert settings_hash(job_config([*words, "logger=none"])) == before

@@ -174,13 +174,6 @@ def test_the_digest_is_over_names_and_bytes(tmp_path: Path, monkeypatch) -> None
     assert (found.folder, found.version) == (str(tmp_path), None)
 
 
-def test_an_installed_package_is_known_by_its_version() -> None:
-    import gymnasium
-
-    found = source_of("gymnasium.wrappers")
-    assert (found.digest, found.version) == (None, gymnasium.__version__)
-
-
 def test_completing_twice_changes_nothing(module: str) -> None:
     config = job("controller.target=parts:Ruled", "controller.args.target=1")
     before = settings_hash(config)

@@ -1,7 +1,5 @@
 """Every served action space: what the environment is given, and its distribution's numbers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Every pair of env, actor, KL, loss and collector trains, resumes and is evaluated."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Encoders of entries against torch's own layers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -73,9 +73,3 @@ def test_out_of_bounds_actions_are_clipped_for_the_simulator_only() -> None:
     stepped = env.step(far)
     assert float(stepped["action"]) == 50.0
     torch.testing.assert_close(stepped["next", "reward"], clipped.step(bound)["next", "reward"])
-
-
-def test_mujoco_leaves_no_log_in_the_working_folder(tmp_path, caplog) -> None:
-    make_env(gym("HalfCheetah-v5", 1), seed=0)
-    assert not list(tmp_path.glob("MUJOCO_LOG*"))
-    assert not caplog.records or caplog.records[0].levelname == "DEBUG"

@@ -1,7 +1,5 @@
 """Single episodes: played again from seed and actions they are, to the byte, what they were."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Episodes of an evaluation: from which states, how far, with which actions."""
 
-from __future__ import annotations
-
 import gymnasium
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Observations of several parts: packed without loss, read by key, masked; images as images."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import gymnasium
@@ -18,7 +16,7 @@ from klrl.control.actor import Agent, make_agent
 from klrl.control.catch import Catch
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_copies, make_env
-from klrl.control.observation import Layout, layout_of
+from klrl.control.observation import layout_of
 from klrl.control.preflight import check_env
 from klrl.control.rollout import native_rollout
 from klrl.control.step import Columns
@@ -291,7 +289,6 @@ def test_a_mask_is_read_where_it_is_asked_for() -> None:
         (spaces.Dict(action_mask=spaces.MultiBinary(2)), TWO, "auto", "is a mask alone"),
         (spaces.Dict(a=TWO, action_mask=spaces.MultiBinary(2)), TWO, "info", "choose .*=auto"),
         (spaces.Dict(), TWO, "auto", "its observation holds nothing; add what it shows"),
-        (spaces.Tuple(()), TWO, "info", "its observation holds nothing; add what it shows"),
         (spaces.Box(0, 1, (2, 0)), TWO, "auto", "its observation space has no numbers; wrap the"),
         (
             spaces.Dict(a=spaces.Box(0, 1, (0,)), b=TWO), TWO, "auto",
@@ -307,7 +304,7 @@ def test_a_mask_is_read_where_it_is_asked_for() -> None:
             "two parts of its observation are called a.b; rename one",
         ),
     ],
-    ids=range(13),
+    ids=range(12),
 )  # fmt: skip
 def test_layouts_that_are_refused(observation, action, how, named) -> None:
     with pytest.raises(ConfigError, match=named) as refused:
@@ -365,14 +362,3 @@ def test_catch_pays_who_stands_below_the_ball() -> None:
         returns.append(total)
     assert returns == [1.0] * 30
     assert env.render().shape == (42, 42, 3)
-
-
-def test_a_layout_is_told() -> None:
-    assert made("Masked").notes == [
-        "observation, by key: observation: 2 numbers; action_mask: mask of 6 actions"
-    ]
-    assert VectorGymEnv("CartPole-v1", 1).notes == []
-    assert VectorGymEnv("CliffWalking-v1", 1).notes == [
-        "observation: Discrete(48), one-hot, 48 numbers"
-    ]
-    assert isinstance(VectorGymEnv("Blackjack-v1", 1).layout, Layout)

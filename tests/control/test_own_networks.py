@@ -1,7 +1,5 @@
 """Networks of the user's own on images and keys: what they are given, and what that comes to."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

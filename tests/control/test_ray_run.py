@@ -1,10 +1,8 @@
 """``collector=ray`` through the command line: a death, Ctrl-C, resume; and what is refused."""
 
-from __future__ import annotations
-
 import importlib.util
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,13 +10,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.control.preflight import check_ray_address
+from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
 from tests.conftest import QUICK
+from tests.runs.commands import CHILDREN
+from tests.sweep.commands import frames_of
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
@@ -53,81 +55,81 @@ def listening(pids: set[int]) -> set[str]:
 LOOPBACK = {"0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF00000100007F"}
 
 
-def processes_below(pid: int) -> dict[int, str]:
-    """Every process that one has started, with its name; itself too."""
-    parents, names = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            text = (folder / "stat").read_text()
-            names[int(folder.name)] = (folder / "cmdline").read_text().split("\0")[0]
-        except OSError:
-            continue
-        parents[int(folder.name)] = int(text.rpartition(")")[2].split()[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {child: names[child] for child in found if child in names}
+#: What Ray says of itself; a page of it begins with one of these words.
+RAYS_WORDS = re.compile(r"raylet|ray\.|ray::|\(pid=|node_id|Node ID|Traceback|WARNING|core_worker")
 
 
-def start(*words: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "klrl", *words]
-    with Path("told").open("w") as told:
-        return subprocess.Popen(
-            command, stdout=told, stderr=subprocess.STDOUT, start_new_session=True
-        )
+class Command:
+    """klrl as a user starts it, its output and its errors in two files."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        self._files = [Path(f"told-{time.monotonic_ns()}-{name}") for name in ("out", "err")]
+        with self._files[0].open("w") as out, self._files[1].open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "klrl", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        CHILDREN.append(self.process)
+
+    @property
+    def out(self) -> str:
+        return self._files[0].read_text(encoding="utf-8")
+
+    @property
+    def err(self) -> str:
+        return self._files[1].read_text(encoding="utf-8")
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            late = time.monotonic() > deadline or self.process.poll() is not None
+            assert not late, self.out + self.err
+            time.sleep(0.05)
+
+    def ends(self, code: int) -> str:
+        """What it said, once it has ended; nothing of it is Ray's."""
+        assert self.process.wait(200) == code, self.out + self.err
+        print(self.out, self.err, sep="")
+        assert not RAYS_WORDS.search(self.out + self.err)
+        return self.out
+
+    def processes(self) -> set[psutil.Process]:
+        """It and every process that it has started."""
+        process = psutil.Process(self.process.pid)
+        return {process, *process.children(recursive=True)}
 
 
-def rows() -> list[dict]:
-    path = Path("run/metrics.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+RUN = Path("run")
 
 
-def wait_for(true: Callable[[], object], process: subprocess.Popen | None = None) -> None:
-    deadline = time.monotonic() + 120
-    while not true():
-        late = time.monotonic() > deadline or (process and process.poll() is not None)
-        assert not late, Path("told").read_text()
-        time.sleep(0.05)
-
-
-def ended(process: subprocess.Popen, tree: dict[int, str]) -> int:
-    """The exit code, once no process is left of those that there were."""
-    code = process.wait(120)
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in tree))
-    told = Path("told").read_text()
-    assert not any(word in told for word in ("Traceback", "raylet", "ray.", "Error")), told
-    return code
-
-
-def _interrupt(process: subprocess.Popen) -> None:
-    """A worker killed, then Ctrl-C."""
-    wait_for(rows, process)
-    tree = processes_below(process.pid)
-    assert listening(set(tree)) <= LOOPBACK
-    (victim, _) = sorted(pid for pid, name in tree.items() if "RolloutWorker" in name)
-    os.kill(victim, signal.SIGKILL)
-    wait_for(lambda: "is lost" in Path("told").read_text())
-    done = len(rows())
-    wait_for(lambda: len(rows()) > done + 2)
-    tree |= processes_below(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # as the terminal does for Ctrl-C
-    assert ended(process, tree) == 130
-    assert Path("told").read_text().count("is lost") == 1
-    assert json.loads(Path("run/manifest.json").read_text())["status"] == "interrupted"
+def _interrupt(command: Command) -> None:
+    """A worker killed, then Ctrl-C; no process is left."""
+    command.wait_for(lambda: frames_of(RUN))
+    tree = command.processes()
+    assert listening({each.pid for each in tree}) <= LOOPBACK
+    victim, _ = (each for each in tree if "RolloutWorker" in each.name())
+    victim.kill()
+    command.wait_for(lambda: "is lost" in command.out)
+    done = len(frames_of(RUN))
+    command.wait_for(lambda: len(frames_of(RUN)) > done + 2)
+    tree |= command.processes()
+    os.killpg(command.process.pid, signal.SIGINT)  # as the terminal does for Ctrl-C
+    assert command.ends(130).count("is lost") == 1
+    assert not psutil.wait_procs(tree, 120)[1]
+    assert RunFolder(RUN).status == "interrupted"
 
 
 def test_a_run_survives_a_death_stops_when_told_and_goes_on() -> None:
-    process = start(*RAY_RUN, "frames=1e7", "hydra.run.dir=run")
-    try:
-        _interrupt(process)
-    finally:
-        process.kill()
-        process.wait()
-    before = rows()
+    _interrupt(Command(*RAY_RUN, "frames=1e7", "hydra.run.dir=run"))
+    before = frames_of(RUN)
     with pytest.raises(SystemExit) as stop:
-        main(["resume=run", f"frames={before[-1]['frames'] + 256}"])
+        main(["resume=run", f"frames={before[-1] + 256}"])
     assert stop.value.code == 0
-    assert [row["frames"] for row in rows()] == [128 * (i + 1) for i in range(len(before) + 2)]
+    assert frames_of(RUN) == [128 * (i + 1) for i in range(len(before) + 2)]
 
 
 # ------------------------------------------------------------------------------------ refusals

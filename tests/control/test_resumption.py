@@ -1,7 +1,5 @@
 """Control runs that are interrupted and go on are, to the bit, those that never were."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -1,7 +1,5 @@
 """The running scale of rewards, against Gymnasium's wrapper and sums written out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiny environments of every space, whose optimal return is known; ids ``klrl-test/...``."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -5,7 +5,7 @@ import torch
 from klrl.control.score import draw
 from klrl.control.step import Columns, StepParts
 from klrl.train.loop import Training
-from tests.rollouts import moved_rollout
+from tests.agents import moved_rollout
 
 CPU = torch.device("cpu")
 

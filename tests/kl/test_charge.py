@@ -16,14 +16,13 @@ from torch import nn
 from torchrl.modules import ProbabilisticActor
 
 import klrl
-from klrl.base.errors import ConfigError, NonFiniteError
+from klrl.base.errors import NonFiniteError
 from klrl.config import RetrieveKLConfig
 from klrl.config.placement import (
     ESTIMATORS,
     PLACEMENTS,
     VERDICTS,
     Gradient,
-    check_placement,
 )
 from klrl.control import kl as control_charge
 from klrl.control.kl import make_reference_kl
@@ -153,25 +152,6 @@ def test_a_controller_moves_what_the_transform_charges(estimator: str) -> None:
         assert batch["next", "reward"].item() == pytest.approx(expected, abs=1e-12)
         assert kl.coef == controller.coef == pytest.approx(coef, rel=1e-12)
         controller.load_state_dict({"coef": 0.125})
-
-
-STATES, STEPS = 3, 3
-
-
-@pytest.mark.parametrize(("placement", "estimator"), PAIRS)
-def test_what_is_refused(placement: str, estimator: str) -> None:
-    gradient = VERDICTS[placement][estimator]
-    if gradient is Gradient.TWICE:
-        for allow_biased in (False, True):
-            with pytest.raises(ConfigError, match="would count a step twice; add kl.estimator=ex"):
-                check_placement(placement, estimator, allow_biased)
-        return
-    check_placement(placement, estimator, allow_biased=True)
-    if gradient is Gradient.WRONG:
-        with pytest.raises(ConfigError, match=f"kl.estimator={estimator}: .*kl.allow_biased=true"):
-            check_placement(placement, estimator)
-    else:
-        check_placement(placement, estimator)
 
 
 def test_the_page_has_the_table() -> None:

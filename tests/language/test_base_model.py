@@ -2,21 +2,18 @@
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from benchmarks import sort_digits_base as module
 from benchmarks.sort_digits_base import (
     Recipe,
-    build,
     make_model,
     make_tokenizer,
     sampled_accuracy,
 )
-from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream, left_pad
+from klrl.language.data.prompts import PromptStream
 from klrl.language.data.sort_digits import BASE_MODEL, SortDigits
 from klrl.language.model.pretrained import load_causal_lm
 from tests.transforms import llm_toys as toys
@@ -71,62 +68,3 @@ def test_the_loss_is_the_mean_over_all_answers_and_their_eos(shots: int) -> None
         scores.append(log_probs[answers])
     loss = module._supervised_loss(model, *module._dialogues(recipe, tokenizer, 0))
     assert loss.item() == pytest.approx(-torch.cat(scores).mean().item(), abs=1e-5)
-
-
-class Scripted(torch.nn.Module):
-    """Writes what it is told after each prompt."""
-
-    def __init__(self, tokenizer, texts: list[str]) -> None:
-        super().__init__()
-        self._tokenizer, self._texts = tokenizer, texts
-        self.asked: dict = {}
-
-    def generate(self, input_ids, **kwargs):
-        self.asked = kwargs
-        written = self._tokenizer(
-            self._texts, padding=True, padding_side="right", return_tensors="pt"
-        )["input_ids"]
-        return torch.cat([input_ids, written], 1)
-
-
-def test_the_measured_reward_counts_right_answers_that_ended() -> None:
-    tokenizer = make_tokenizer()
-    answers = ["13", "1234567", "13", "13"]
-    problems = [Prompt("", {"answer": answer}) for answer in answers]
-    # Right; right but cut off; one digit too many; right, and what follows EOS is not read.
-    texts = ["13<|im_end|>", "1234567", "139<|im_end|>", "13<|im_end|>\n4"]
-    model = Scripted(tokenizer, texts)
-    batch = PromptBatch(*left_pad([[2, 5, 4]] * 4, 0), problems)
-    assert sampled_accuracy(model, tokenizer, batch, 9) == 2 / 4
-    asked = {name: model.asked[name] for name in ("do_sample", "temperature", "top_k", "top_p")}
-    assert asked == {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-
-
-def test_a_target_out_of_reach_is_told() -> None:
-    recipe = replace(QUICK, target=1.0, steps=8)
-    tokenizer = make_tokenizer()
-    with pytest.raises(RuntimeError, match=r"reached reward 0.00 after 8 updates, not 1; "):
-        module.train(make_model(recipe, tokenizer), tokenizer, recipe)
-
-
-def test_the_same_recipe_gives_the_same_bits_and_leaves_the_generator_alone(
-    tmp_path: Path,
-) -> None:
-    threads = torch.get_num_threads()
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    build(QUICK, tmp_path / "a")
-    assert torch.equal(torch.rand(3), expected)
-    torch.set_num_threads(2)
-    try:
-        build(QUICK, tmp_path / "b")
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-    build(replace(QUICK, seed=1), tmp_path / "c")
-    a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    assert not all(torch.equal(a[name], c[name]) for name in a)
-    loaded = load_causal_lm(tmp_path / "a", chat=True).model.state_dict()
-    assert all(torch.equal(loaded[name], a[name]) for name in a)

@@ -261,22 +261,15 @@ def test_template_arguments_reach_the_chat_template() -> None:
     [
         (["env.template_kwargs={deep:1}"], "env.template_kwargs.deep: the chat template reads no"),
         (["env.template_kwargs={user:1}"], "env.template_kwargs.user: the chat template reads no"),
+        (["env.template_kwargs={messages:1}"], "env.template_kwargs: no prompt is a conversation"),
     ],
     ids=" ".join,
 )
 def test_settings_of_data_that_fit_nothing_are_refused(capsys, model, words, told) -> None:
-    code, _, err = started(
-        capsys, model, [{"messages": [{"role": "user", "content": "1"}]}], *words
-    )
+    rows = DIGITS if "messages" in words[0] else [{"messages": TURNS}]
+    code, _, err = started(capsys, model, rows, *words)
     assert (code, len(err.splitlines())) == (2, 1), err
     assert told in err
-
-
-@pytest.mark.integration
-def test_template_arguments_without_a_conversation_are_refused(capsys, model: str) -> None:
-    code, _, err = started(capsys, model, DIGITS, "env.template_kwargs={messages:1}")
-    assert (code, len(err.splitlines())) == (2, 1), err
-    assert "env.template_kwargs: no prompt is a conversation, so no chat template is used" in err
 
 
 TRIMS = toys.TEMPLATE.replace(

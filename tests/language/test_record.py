@@ -83,8 +83,3 @@ def test_without_a_reference_there_are_the_policys_alone(job) -> None:
     for sample in samples_of(Path("run")):
         assert len(sample["log_probs"]) == len(sample["response_ids"])
         assert not {"ref_log_probs", "kl"} & set(sample)
-
-
-def test_closing_samples_are_left_out_where_none_are_shown(job) -> None:
-    Training(job("collector.samples_every=0")).train(RunFolder(Path("run")))
-    assert not Path("run/samples.jsonl").exists()

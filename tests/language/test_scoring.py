@@ -203,12 +203,6 @@ def test_a_chunks_logits_are_not_kept_for_the_backward(monkeypatch) -> None:
     assert states.grad.abs().sum() > 0
 
 
-def test_the_chunk_follows_the_vocabulary() -> None:
-    small = NextTokens(torch.zeros(1, 1, 4), torch.nn.Linear(4, 1000))
-    assert small.chunk == vocabulary.CHUNK_ELEMENTS // 1000
-    assert NextTokens(torch.zeros(1, 1, 4), lambda x: x).chunk == 2**26 // 2**18
-
-
 def test_padding_that_holds_nan_reaches_neither_value_nor_gradient() -> None:
     states = torch.randn(2, 3, 4)
     states[:, 2] = torch.nan

@@ -12,17 +12,6 @@ TOKENIZER = load_tokenizer(BASE_MODEL, chat=True, setting="")
 RENDERED = [2, 5, 4, 13, 11, 9, 3, 4, 2, 6, 4]
 
 
-def test_the_special_tokens_are_four_different_ones() -> None:
-    special = [
-        TOKENIZER.pad_token_id,
-        TOKENIZER.unk_token_id,
-        TOKENIZER.bos_token_id,
-        TOKENIZER.eos_token_id,
-    ]
-    assert special == [0, 1, 2, 3]
-    assert len(TOKENIZER) == 18
-
-
 def test_a_prompt_is_rendered_token_by_token_as_by_hand() -> None:
     prompt = Prompt([{"role": "user", "content": "531"}])
     assert encode(prompt, TOKENIZER) == RENDERED

@@ -57,13 +57,6 @@ def test_keywords_give_what_a_tensordict_gives(kind, reference: bool) -> None:
 
 
 @both
-def test_keywords_without_a_critic(kind) -> None:
-    known = Problem()
-    loss = kind(known.actor)
-    assert "loss_critic" not in loss.out_keys
-
-
-@both
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
 def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str) -> None:

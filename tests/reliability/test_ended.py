@@ -1,10 +1,7 @@
 """What counts as a wrong end of a command, and that a hang is ended."""
 
-import os
 import signal
 import sys
-import warnings
-from pathlib import Path
 
 import pytest
 
@@ -15,19 +12,6 @@ TRACEBACK = "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"
 
 def ended(code: int, err: str = "", out: str = "") -> Ended:
     return Ended(code, out, err, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("answer", "codes"),
-    [
-        (ended(0), [0]),
-        (ended(0, "checkpoint x is refused; y is taken\n"), [0]),
-        (ended(2, "klrl: kl.coef=x: give a number\n"), [0, 2]),
-        (ended(-signal.SIGKILL), [-signal.SIGKILL]),
-    ],
-)
-def test_right_ends(answer, codes) -> None:
-    assert not answer.faults(codes)
 
 
 @pytest.mark.parametrize(
@@ -45,23 +29,6 @@ def test_right_ends(answer, codes) -> None:
 )
 def test_wrong_ends(answer, codes, fault) -> None:
     assert answer.faults(codes)[0].startswith(fault)
-
-
-def test_a_fork_says_what_a_process_would(tmp_path) -> None:
-    def go() -> None:
-        print(Path.cwd().name)
-        print("klrl: no", file=sys.stderr)
-        warnings.warn("old", DeprecationWarning, stacklevel=1)
-        sys.exit(2)
-
-    answer = in_fork(go, tmp_path)
-    assert (answer.code, answer.out) == (2, f"{tmp_path.name}\n")
-    assert answer.lines[0] == "klrl: no"
-    assert "DeprecationWarning: old" in answer.err
-    assert in_fork(lambda: 1 / 0, tmp_path).faults([0])[1] == "traceback: " + (
-        "ZeroDivisionError: division by zero"
-    )
-    assert in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL), tmp_path).code == -9
 
 
 def test_what_hangs_is_killed(tmp_path) -> None:

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability import bits, places
+from benchmarks.reliability import bits
 from benchmarks.reliability.bits import COMMANDS, flip_bits
-from benchmarks.reliability.folder import PARTS
 from benchmarks.reliability.places import Bench
 from benchmarks.reliability.report import Report
 from benchmarks.reliability.small_run import import_all
@@ -30,13 +29,6 @@ def bench(tmp_path_factory) -> Bench:
     return Bench(tmp_path_factory.mktemp("faults").resolve())
 
 
-def test_every_part_of_a_run_is_written_in_one_iteration(bench) -> None:
-    written = {part for part, _ in bench.operations}
-    assert {*PARTS} <= written
-    of_a_save = [name for part, name in bench.operations if part == "save"]
-    assert {"mkdir", "open", "write", "half a write", "fsync", "rename", "unlink"} <= {*of_a_save}
-
-
 @pytest.mark.parametrize("part", marked("slow", SAFE_PARTS, "save"))
 def test_a_run_outlives_a_fault_anywhere(bench, part) -> None:
     report, places = Report(), bench.places(part)
@@ -45,22 +37,6 @@ def test_a_run_outlives_a_fault_anywhere(bench, part) -> None:
         bench.place(at, ("kill", "disk full", "EIO")[number % 3], report)
     assert report.violations == []
     assert sum(line.places for line in report.lines.values()) == len(chosen)
-
-
-def test_a_checkpoint_that_is_lost_is_reported(bench, monkeypatch) -> None:
-    monkeypatch.setattr(places, "whole_entries", lambda run: [64])
-    report = Report()
-    bench.place(bench.places("manifest")[0], "kill", report)
-    assert "the last good checkpoint is lost" in report.violations[0]
-    assert "--of 'manifest' --fault 'kill' --at" in report.violations[0]
-
-
-def test_rows_that_are_lost_are_reported(bench) -> None:
-    bench.start_anew()
-    metrics = bench.run / "metrics.jsonl"
-    lines = metrics.read_text().splitlines(keepends=True)
-    metrics.write_text("".join(lines[1:]))
-    assert [wrong for wrong in bench._after() if "rows of iterations" in wrong]
 
 
 @pytest.mark.parametrize("file", SAFE_FILES)

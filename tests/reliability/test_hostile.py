@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reliability.ended import Ended, in_fork
-from benchmarks.reliability.hostile import COMMANDS, changes, snapshot
 from benchmarks.reliability.hostile_cases import cases
 from benchmarks.reliability.hostile_edits import bomb
 from benchmarks.reliability.hostile_watch import Watch
@@ -39,14 +38,6 @@ def wrong(tmp_path_factory) -> dict[str, list[str]]:
 @pytest.mark.parametrize("case", QUICK)
 def test_a_hostile_folder_does_nothing(wrong, case) -> None:
     assert wrong[case] == []
-
-
-def test_cases_have_a_name_each_and_commands_that_there_are() -> None:
-    listed = cases()
-    assert len({case.name for case in listed}) == len(listed) > 200
-    for case in listed:
-        assert {*case.commands, *case.quick} <= {*COMMANDS}, case.name
-        assert {*case.quick} <= {*case.commands}, case.name
 
 
 def watched(tmp_path: Path, act, **how: bool) -> str:
@@ -108,13 +99,3 @@ def test_the_hook_sees(tmp_path, monkeypatch, act) -> None:
     do, event = ACTS[act]
     told = watched(tmp_path, do)
     assert f"{event}: " in told if event else told == ""
-
-
-def test_what_changed_in_a_folder_is_told(tmp_path) -> None:
-    (tmp_path / "kept").write_text("x")
-    (tmp_path / "gone").write_text("x")
-    before = snapshot(tmp_path)
-    (tmp_path / "gone").unlink()
-    (tmp_path / "new").symlink_to("kept")
-    os.utime(tmp_path / "kept", (0, 0))
-    assert changes(before, snapshot(tmp_path)) == ["changed kept", "removed gone", "new new"]

@@ -5,11 +5,6 @@ import pytest
 from benchmarks.reliability.kills import main
 
 
-def test_an_unknown_job_is_refused() -> None:
-    with pytest.raises(SystemExit, match="--only nobody: choose among lm, main"):
-        main(["--only", "nobody"])
-
-
 @pytest.mark.slow
 def test_a_killed_run_is_equal_to_the_bit(capsys, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")  # main sets another

@@ -115,11 +115,6 @@ class Tab:
         for kind in ("mousePressed", "mouseReleased"):
             self.do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def tap(self, x: float, y: float) -> None:
-        """Touch with a finger there, and let go."""
-        self.do("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
-        self.do("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
-
     def middle(self, selector: str) -> tuple[float, float]:
         """Where in the window the middle of an element is, once it was scrolled to."""
         # The page hears of the scrolling in the next frame.

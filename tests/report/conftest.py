@@ -1,7 +1,5 @@
 """Pages without their charts, which take most of the time."""
 
-from __future__ import annotations
-
 import pytest
 from markupsafe import Markup
 

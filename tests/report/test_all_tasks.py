@@ -104,16 +104,3 @@ def test_marks_stand_where_the_axis_says(two_tasks, tmp_path):
     np.testing.assert_allclose(
         np.polyval(scale, np.array(ends[1], float)), [0.4585, 0.4815], atol=1e-3
     )
-
-
-def test_many_tasks_of_few_seeds_have_a_figure_without_intervals(tmp_path):
-    tasks = [f"<b>{i}" for i in range(5)]
-    for i, task in enumerate(tasks):
-        write(tmp_path / f"{i}", {1.0: (i, i + 1)}, env={"id": task})
-    text, page = page_of(tmp_path, "--normalise", *(f"{task}=0:10" for task in tasks))
-    # The mean of .05, .15 ... .45; the tasks have one shape, and one line of the legend.
-    assert told(page.charts[-1][1], "all runs")[0] == ("0.250", "mean over tasks")
-    (figure,) = re.findall(r'class="dots">.*?</figure>', text, re.S)
-    assert [figure.count(f'class="{kind}"') for kind in ("point", "up", "dot")] == [1, 0, 5]
-    assert figure.count("means of the tasks</text>") == 1
-    assert "b" not in page.tags

@@ -4,7 +4,6 @@ import torch
 from klrl.diff import main
 
 from klrl.runs.checkpoint import Checkpoints
-from klrl.runs.metrics import METRICS
 from tests.report.toys import rows_of, write_run
 from tests.runs.saves import Held
 
@@ -28,25 +27,6 @@ def test_settings_circumstances_and_metrics_side_by_side(tmp_path, capsys):
     assert lines[at[1] + 1 : at[2] - 1] == [["seed", "0", "1"], ["numpy", "2.0", "2.1"]]
     assert ["reward/episode", "9.5", "13.5", "+4"] in lines
     assert ["loss/kl_ref", "-", "2"] in lines
-
-
-def test_equal_runs_differ_in_nothing(tmp_path, capsys):
-    for name in "ab":
-        write_run(tmp_path / name)
-    main([str(tmp_path / "a"), str(tmp_path / "b")])
-    assert capsys.readouterr().out.count("nothing differs") == 2
-
-
-def test_metrics_stand_in_the_order_in_which_klrl_declares_them(tmp_path, capsys):
-    first = [{"frames": 1, "users/own": 1.0, "kl/ref/exact": 0.1}]
-    second = [{"frames": 1, "reward/episode": 2.0, "kl/ref/exact": 0.1}]
-    write_run(tmp_path / "a", rows=first)
-    write_run(tmp_path / "b", rows=second)
-    main([str(tmp_path / "a"), str(tmp_path / "b")])
-    table = capsys.readouterr().out.partition("metrics, ")[2].splitlines()[1:]
-    names = [line.split()[0] for line in table]
-    assert names[-1] == "users/own"
-    assert names[:-1] == [name for name in METRICS if name in names]
 
 
 def bits(capsys, first, second) -> str:

@@ -101,13 +101,6 @@ def test_a_run_that_failed_before_its_first_row_counts_as_the_worst(tmp_path):
     assert np.isnan(line.values["kl_ref"][0])
 
 
-def test_runs_of_failures_alone_make_no_section(tmp_path):
-    write_run(tmp_path / "a", status="failed", rows=[])
-    text, page = page_of(tmp_path)
-    assert page.labels == []
-    assert "nothing to compare yet" in text
-
-
 def test_a_failed_rerun_replaces_no_finished_run(tmp_path):
     """Of two finished ones the later counts, as ever."""
     days = {"first": (1, "finished"), "then": (2, "finished"), "failed": (3, "failed")}
@@ -304,14 +297,3 @@ def test_language_says_score_and_how_it_was_evaluated(evaluation, told, tmp_path
     assert f"{told} evaluation score of the best checkpoint" in text
     # But in the names of metrics.
     assert "return" not in re.sub(r"eval/\w+", "", " ".join(page.cells))
-
-
-def test_evaluations_of_both_kinds_are_told(tmp_path):
-    for coef, evaluation in ((1.0, {}), (0.1, {"evaluation": "sampled"})):
-        config = {"kl": {"coef": coef}}
-        write_run(tmp_path / f"{coef}", config=config, domain="control", **evaluation)
-        close(tmp_path / f"{coef}", 1.0, 0.5)
-    text, page = page_of(tmp_path)
-    assert "<strong>Evaluations are sampled in 1 run and deterministic in 1.</strong>" in text
-    assert "1.00 +- 0.50|100 episodes, sampled" in page.cells
-    assert "1.00 +- 0.50|100 episodes, deterministic" in page.cells

@@ -10,8 +10,6 @@ import pytest
 from klrl.domains import CONTROL, LANGUAGE
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import Opened, open_loggers
-from tests.conftest import QUICK
-from tests.runs.commands import exits, rows_of
 
 written = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator", reason="needs klrl[tensorboard]"
@@ -117,28 +115,3 @@ def test_responses_are_text_in_tensorboard(settings, tmp_path) -> None:
     told = events(tmp_path).Tensors("samples_shown/text_summary")[0]
     assert told.step == 64
     assert json.loads(told.tensor_proto.string_val[0]) == samples
-
-
-@pytest.mark.integration
-def test_a_run_has_all_three_and_a_full_disk_ends_one_of_them_only(monkeypatch) -> None:
-    from torchrl.record.loggers.csv import CSVLogger
-
-    words = [word for word in QUICK if word != "logger=none"]
-    words += ["logger=wandb", "logger.mode=offline", "frames=192", "hydra.run.dir=run"]
-    log_scalar = CSVLogger.log_scalar
-
-    def fails_late(self, name: str, value: float, step: int | None = None) -> None:
-        if step == 192:
-            raise OSError(28, "No space left on device")
-        log_scalar(self, name, value, step)
-
-    monkeypatch.setattr(CSVLogger, "log_scalar", fails_late)
-    assert exits(*words, "logger.also=[tensorboard,csv]") == 0
-    rows = rows_of(Path("run"))
-    assert from_csv(Path("run")) == series(rows[:2])
-    assert {k: v for k, v in from_tensorboard(Path("run")).items() if k == "frames"} == {
-        "frames": [(64, 64.0), (128, 128.0), (192, 192.0)]
-    }
-    assert from_tensorboard(Path("run")).keys() == series(rows).keys()
-    manifest = json.loads(Path("run/manifest.json").read_text())
-    assert [each["part"] for each in manifest["side_failures"]] == ["csv"]

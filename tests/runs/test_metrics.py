@@ -13,7 +13,6 @@ from klrl.diff import main as diff
 from klrl.report.__main__ import main as report
 from tensordict import TensorDict
 
-import klrl
 from klrl.base.digits import number
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.control.record import rewards_of as control_rewards
@@ -30,10 +29,8 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import Opened
 from klrl.runs.metrics import METRICS, PANELS, Metric, metrics_of
 from klrl.runs.progress import Progress
-from klrl.runs.record import recording, summary
+from klrl.runs.record import summary
 from klrl.runs.wandb_logger import wandb_run
-from klrl.sweep.jobs import Job
-from klrl.sweep.ledger import Ledger
 from klrl.train.evaluate import Evaluation
 from klrl.train.row import Rewards, make_row
 from tests.losses.test_policy import loss_of
@@ -142,17 +139,6 @@ def test_every_metric_has_a_title_a_unit_digits_and_a_panel_that_exists(domain) 
     assert metrics[domain.axis].digits == 0
 
 
-def test_only_the_domains_know_what_counts_their_frames() -> None:
-    switch = re.compile(r"""axis *[!=]= *["']|["']samples["'] (if|in)\b""")
-    root = Path(klrl.__file__).parent
-    found = [
-        str(path.relative_to(root))
-        for path in root.rglob("*.py")
-        if path.name != "domains.py" and switch.search(path.read_text(encoding="utf-8"))
-    ]
-    assert found == []
-
-
 @pytest.mark.parametrize(
     "value, digits, told",
     [
@@ -186,42 +172,6 @@ def test_a_number_reads_back_and_zero_is_never_negative(value, digits) -> None:
         assert read == pytest.approx(value, rel=0.5 * 10 ** (1 - digits), abs=0)
     else:
         assert abs(read - value) <= max(0.5, 1e-15 * abs(value))
-
-
-#: A rollout and an update that moved nothing.
-NOTHING = {
-    "frames": 64,
-    "time/iteration": 1.0,
-    "time/frames_per_second": 64.0,
-    "reward/episode": -0.0,
-    "eval/return": -0.0,
-    "kl/ref/exact": -0.0,
-    "kl/ref/penalty": -0.0,
-    "kl/ref/coef": 0.0,
-    "kl/old/exact": -0.0,
-}
-
-
-@pytest.mark.usefixtures("without_pictures")
-def test_nothing_that_is_printed_says_minus_zero(settings, tmp_path, capsys) -> None:
-    write_run(tmp_path / "a", rows=[NOTHING])
-    write_run(tmp_path / "b", seed=1, rows=[{**NOTHING, "frames": 128}])
-    job = Job("a", tmp_path / "a", (), settings(), "sweep", tmp_path, "")
-    progress = Progress(64, CONTROL, stream=io.StringIO())
-    progress.show(NOTHING)
-    diff([str(tmp_path / "a"), str(tmp_path / "b")])
-    report([str(tmp_path), "-o", "there"])
-    said = [
-        progress.line(),
-        summary(RunFolder(tmp_path / "a"), settings(), 64),
-        Ledger(tmp_path, [], [job]).table(),
-        capsys.readouterr().out,
-        *Page(Path("there/report.html").read_text()).cells,
-    ]
-    assert [text for text in said if re.search(r"(?<![\w.])-0(\.0*)?(?![\w.])", text)] == []
-    assert "return 0 | KL ref 0 | KL old 0 | evaluation 0" in said[0]
-    assert "  return 0 (0 episodes, deterministic)\n" in said[1]
-    assert "penalty 0 reward per frame, kl.coef 0 reward per nat\n" in said[1]
 
 
 def test_a_kl_of_rounding_size_is_printed_as_nothing_and_a_coefficient_is_not() -> None:
@@ -360,20 +310,3 @@ def test_the_score_of_the_live_line_is_the_mean_of_ten_rollouts() -> None:
         progress.show({"samples": i, "reward/episode": float(i)})
     assert progress.line().startswith("11/100 samples")
     assert "| sampled score 6.5 |" in progress.line()  # of 2 to 11
-
-
-def test_samples_are_a_file_where_there_are_any(settings, tmp_path) -> None:
-    files, rows = RunFolder(tmp_path), [{"frames": 64 * i, "time/iteration": 1.0} for i in (1, 2)]
-    settled = {"group": None, "manifest": {"id": "one", "wandb_id": ""}}
-    with recording(files, settings(), Counters(), **settled, marks=None) as recorder:
-        recorder.record(rows[0])
-        assert not files.samples.exists()
-        for row in rows:
-            recorder.samples([{"frames": row["frames"], "response": "a"}])
-            recorder.record(row)
-    counters = Counters()
-    counters.frames = 64
-    with recording(files, settings(), counters, **settled, marks={}):
-        pass
-    assert files.samples.read_text() == '{"run": "one", "frames": 64, "response": "a"}\n'
-    assert len(files.metrics.read_text().splitlines()) == 2

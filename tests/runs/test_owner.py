@@ -271,18 +271,6 @@ def test_the_owner_removes_what_a_kill_left_and_nothing_else() -> None:
         assert all((RUN / name / "x").exists() for name in kept)
 
 
-def test_a_read_only_folder_is_refused_in_a_line(monkeypatch) -> None:
-    def read_only(*_: object, **__: object) -> int:
-        raise OSError(30, "Read-only file system", "run/owner.json")
-
-    monkeypatch.setattr(owner.os, "open", read_only)
-    with (
-        pytest.raises(ConfigError, match=r"folder=run: cannot be written: .*Read-only"),
-        owning(RUN),
-    ):
-        pass
-
-
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_of_two_resumes_at_once_one_trains_and_the_other_is_refused() -> None:

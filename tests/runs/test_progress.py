@@ -23,10 +23,6 @@ def test_a_slow_run_shows_seconds_per_iteration() -> None:
     assert "4:25:00 left" in line  # 2,544 samples at 16 in 100 s
 
 
-def test_a_quick_run_shows_frames_per_second() -> None:
-    assert "| 64/s |" in shown({"samples": 6400, "time/iteration": 0.5}, total=12800)
-
-
 def test_the_first_iteration_which_compiles_says_nothing_of_the_time_that_is_left(
     monkeypatch,
 ) -> None:
@@ -37,10 +33,6 @@ def test_the_first_iteration_which_compiles_says_nothing_of_the_time_that_is_lef
     for now, frames in ((0.1, 0), (90.0, 1024), (90.2, 2048), (90.4, 3072)):  # noqa: B007
         progress.show({"frames": frames})
     assert progress.line() == "3,072/200,704 frames | 5,120/s | 0:39 left"
-
-
-def test_before_the_first_row_no_speed_is_claimed() -> None:
-    assert Progress(2560, LANGUAGE, stream=io.StringIO()).line() == "0/2,560 samples"
 
 
 def test_at_80_columns_the_kl_is_whole_and_comes_before_the_evaluation(monkeypatch) -> None:
@@ -78,15 +70,6 @@ def test_a_phase_that_lasts_is_shown_once_in_a_log() -> None:
     assert lines[2].startswith("0/100 samples | update 0")
     assert lines[3].startswith("10/100 samples | ")
     assert len(lines) == 4
-
-
-def test_a_terminal_follows_the_phase_from_second_to_second(monkeypatch) -> None:
-    monkeypatch.setattr("klrl.runs.progress._LIVE_SECONDS", 0.05)
-    live, phases = Terminal(), Phases()
-    with Progress(100, CONTROL, stream=live, phases=phases):
-        phases("sampling")
-        time.sleep(0.3)
-    assert live.getvalue().count("sampling") >= 2
 
 
 def test_the_seconds_of_phases_add_up_to_the_iteration(monkeypatch) -> None:

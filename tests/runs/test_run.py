@@ -74,12 +74,6 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others() -> None:
     assert all(x["reward/raw"] != y["reward/raw"] for x, y in zip(a, c, strict=True))
 
 
-def test_the_learning_rate_is_annealed_over_the_run() -> None:
-    exits(*QUICK, "frames=256", "optim.lr=0.004", "hydra.run.dir=run")
-    rates = [row["learner/lr"] for row in rows_of(Path("run"))]
-    assert rates == pytest.approx([0.004, 0.003, 0.002, 0.001])
-
-
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_cuda_on_a_machine_without_is_refused(device, settings, monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from klrl.base.errors import NonFiniteError
-from klrl.domains import CONTROL
 from klrl.runs.machine import wandb_mode
-from klrl.runs.metrics import metrics_of
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
@@ -31,22 +29,6 @@ def test_a_sweep_gives_a_folder_and_a_wandb_run_per_job_in_one_group() -> None:
     assert {t["run"][0]["run_group"] for t in told} == {folder.name}
     modes = [(stored_config(j).kl.name, stored_config(j).seed) for j in jobs]
     assert modes == [("legacy", 0), ("legacy", 1), ("retrieve", 0), ("retrieve", 1)]
-
-
-def test_wandb_draws_every_metric_against_frames() -> None:
-    """That its rows are the run's: tests/test_card.py."""
-    exits(*QUICK[:-1], "hydra.run.dir=run", "kl.coef=0.25")
-    told = wandb_records(Path("run"))
-    defined = {m.get("name", m.get("glob_name")): m for m in told["metric"]}
-    assert {name: each.get("step_metric") for name, each in defined.items()} == {
-        **dict.fromkeys(metrics_of(CONTROL), "frames"),
-        "frames": None,
-        "*": "frames",
-    }
-    hidden = [name for name, each in defined.items() if each["options"].get("hidden")]
-    assert sorted(hidden) == ["eval/cut", "eval/episodes", "frames", "iteration"]
-    assert told["run"][0]["config"]["update"]["kl"]["coef"] == 0.25
-    assert told["exit"][0]["exit_code"] == 0
 
 
 def test_a_failed_run_is_marked_failed_in_wandb(settings) -> None:

@@ -51,12 +51,6 @@ def test_jobs_share_processes_and_pay_a_start_once() -> None:
     assert memory({"a": COST, "b": replace(COST, memory=7, children=8)}, 3) == 45
 
 
-def test_at_a_time_is_what_the_launcher_says() -> None:
-    assert LauncherConfig(name="local").at_once(9, 4) == 1
-    assert JoblibConfig(name="joblib", n_jobs=3).at_once(9, 4) == 3
-    assert SLURM.at_once(9, 4) == 5
-
-
 def test_coefficients_and_seeds_cost_the_same_sizes_do_not() -> None:
     base = kind_of(planned().config)
     for same in ("seed=7", "kl.coef=3", "loss.dtarg=0.5", "frames=128"):

@@ -4,17 +4,14 @@ The machines are ``ray.cluster_utils.Cluster``'s: raylets of one machine, on loo
 user's command beside them. ``make test-ray`` runs this file.
 """
 
-import dataclasses
 import importlib.util
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,8 @@ import psutil
 import pytest
 
 from klrl.runs.folder import RunFolder
-from klrl.runs.owner import read_owner
 from tests.conftest import QUICK
-from tests.control.test_ray_run import LOOPBACK, listening
+from tests.control.test_ray_run import LOOPBACK, Command, listening
 from tests.runs.commands import rows_of, timeless
 from tests.sweep.commands import frames_of, jobs_of, resumed_at, told
 
@@ -34,8 +30,6 @@ if importlib.util.find_spec("ray") is None:
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(400)]
 
 EAGER = (*QUICK, "learner.compile=false")
-#: What Ray says of itself; a page of it begins with one of these words.
-RAYS_WORDS = re.compile(r"raylet|ray\.|ray::|\(pid=|node_id|Node ID|Traceback|WARNING|core_worker")
 
 
 class Machines:
@@ -49,9 +43,9 @@ class Machines:
         """Another machine; what it runs has this process's environment."""
         return self.cluster.add_node(num_cpus=cpus, **ON_LOOPBACK)
 
-    def kill(self, node: Any, but: int | None = None) -> None:
-        """As a power cut: the raylet and all that it started, one process excepted."""
-        processes = [process for process in self.processes(node) if process.pid != but]
+    def kill(self, node: Any) -> None:
+        """As a power cut: the raylet and all that it started."""
+        processes = self.processes(node)
         for process in processes:
             process.kill()
         psutil.wait_procs(processes, 20)
@@ -92,61 +86,6 @@ def machines(monkeypatch) -> Iterator[Machines]:
         cluster.shutdown()
 
 
-class Command:
-    """klrl as a user starts it, its output and its errors in two files."""
-
-    def __init__(self, *words: str, **environment: str) -> None:
-        self._files = [Path(f"told-{time.monotonic_ns()}-{name}") for name in ("out", "err")]
-        with self._files[0].open("w") as out, self._files[1].open("w") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "klrl", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env={**os.environ, **environment},
-            )
-
-    @property
-    def out(self) -> str:
-        return self._files[0].read_text(encoding="utf-8")
-
-    @property
-    def err(self) -> str:
-        return self._files[1].read_text(encoding="utf-8")
-
-    def wait_for(self, condition: Callable[[], object], seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            late = time.monotonic() > deadline or self.process.poll() is not None
-            assert not late, self.out + self.err
-            time.sleep(0.05)
-
-    def ends(self, code: int) -> str:
-        """What it said, once it has ended; nothing of it is Ray's."""
-        assert self.process.wait(200) == code, self.out + self.err
-        print(self.out, self.err, sep="")
-        assert not RAYS_WORDS.search(self.out + self.err)
-        return self.out
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Command]]:
-    commands: list[Command] = []
-
-    def started(*words: str, **environment: str) -> Command:
-        commands.append(Command(*words, **environment))
-        return commands[-1]
-
-    yield started
-    for command in commands:
-        command.stop()
-
-
 LOST = r"^lost with .*: (\S+) \(at ([\d,]+) frames\)$"
 
 
@@ -159,13 +98,13 @@ def bits_are_equal(a: Path | str, b: Path | str) -> None:
 
 
 def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
-    machines: Machines, start
+    machines: Machines,
 ) -> None:
     """One of two machines dies, and another comes; then all die; one comes when all has ended."""
     here = [machines.add(), machines.add()]
     grid = (*EAGER, "seed=0,1,2", "frames=25600", "checkpoint.every=20")
     on_ray = ("launcher=ray", f"launcher.address={machines.address}", "launcher.cpus_timeout=5")
-    command = start("-m", "sweep=a", *grid, *on_ray)
+    command = Command("-m", "sweep=a", *grid, *on_ray)
 
     def running() -> list[str]:
         found = jobs_of().items()
@@ -198,10 +137,10 @@ def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
     left = {name: run.checkpointed for name, run in jobs_of().items()}
 
     machines.add()
-    again = start("-m", "sweep=a", *grid, *on_ray)
+    again = Command("-m", "sweep=a", *grid, *on_ray)
     again.ends(0)
     assert again.err == ""
-    start("-m", "sweep=b", *grid).ends(0)
+    Command("-m", "sweep=b", *grid).ends(0)
     for seed in range(3):
         run = Path(f"outputs/a/seed={seed}")
         assert frames_of(run) == list(range(64, 25601, 64)), "no iteration is lost, none is twice"
@@ -210,41 +149,9 @@ def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
         assert left.get(run.name, 0) in (0, 25600, *on), "from its checkpoint, not from 0"
 
 
-def test_a_job_whose_process_is_killed_or_told_to_stop_goes_on(machines: Machines, start) -> None:
-    machines.add()
-    words = (*EAGER, "frames=1e6", "checkpoint.every=20")
-    address = f"launcher.address={machines.address}"
-    command = start("-m", "sweep=a", *words, "launcher=ray", address)
-    run, killed = RunFolder(Path("outputs/a/job")), set()
-    reached = [0]
-
-    def trains() -> bool:
-        owner = read_owner(run.path)
-        if not run.exists or owner is None or owner.pid in killed:
-            return False
-        return run.manifest["pid"] == owner.pid and run.checkpointed > reached[-1]
-
-    for count, signum in enumerate((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL), 1):
-        command.wait_for(trains)
-        owner = read_owner(run.path)
-        assert owner is not None
-        os.kill(owner.pid, signum)
-        if signum == signal.SIGKILL:  # else the process lives, and Ray uses it again
-            killed.add(owner.pid)
-        command.wait_for(lambda count=count: len(re.findall(LOST, command.out, re.M)) == count)
-        reached.append(run.checkpointed)
-    command.wait_for(lambda: resumed_at("job") == reached[1:])
-    command.process.send_signal(signal.SIGINT)
-    command.ends(130)
-    assert told() == {"job": "interrupted"}
-
-
-SILENT = 12
-#: Of every Python process: a machine's name, and after how long owners are known to be dead.
+#: Of every Python process: the machine's name.
 SITE = """
 import os, platform
-from klrl.runs import owner
-owner.BEAT, owner.SILENT = 2, int(os.environ["KLRL_TEST_SILENT"])
 if "KLRL_TEST_HOST" in os.environ:
     platform.node = lambda: os.environ["KLRL_TEST_HOST"]
 """
@@ -255,60 +162,19 @@ def elsewhere(machines: Machines, monkeypatch, tmp_path) -> Any:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), *sys.path]))
-    monkeypatch.setenv("KLRL_TEST_SILENT", str(SILENT))
     with monkeypatch.context() as there:
         there.setenv("KLRL_TEST_HOST", "elsewhere")
         return machines.add()
 
 
-def test_a_lost_job_does_not_start_elsewhere_while_its_old_process_may_live(
-    machines: Machines, start, monkeypatch, tmp_path
-) -> None:
-    """Its machine is cut off, where it goes on for a while as far as its folder tells."""
-    cut_off = elsewhere(machines, monkeypatch, tmp_path)
-    words = (*EAGER, "seed=0", "frames=64000", "checkpoint.every=20")
-    on_ray = ("launcher=ray", f"launcher.address={machines.address}")
-    command = start("-m", "sweep=a", *words, *on_ray)
-    run = RunFolder(Path("outputs/a/job"))
-    command.wait_for(lambda: run.exists and run.checkpointed)
-    machines.add()
-    machines.kill(cut_off)
-    owner, written = read_owner(run.path), run.metrics.read_bytes()
-    assert owner is not None
-    assert owner.host == "elsewhere"
-    waits = rf"^job: waits until process {owner.pid} \(on elsewhere, .*\) is known to be dead$"
-
-    def lives() -> None:
-        file = os.open(run.path / "owner.json", os.O_WRONLY)
-        now = json.dumps({**dataclasses.asdict(owner), "heartbeat": int(time.time())})
-        os.pwrite(file, now.encode(), 0)
-        os.close(file)
-
-    command.wait_for(lambda: lives() or re.search(waits, command.out, re.M))
-    for _ in range(SILENT + 3):
-        lives()
-        time.sleep(1)
-    assert run.metrics.read_bytes() == written
-    said = command.ends(0)
-    assert said.count("lost with their processes or machines, to go on: job (at ") == 1
-    assert said.count("waits until") == 1
-    log = Path("outputs/a/job/log.txt").read_text(encoding="utf-8")
-    taken = rf"taken over from process {owner.pid} \(on elsewhere, seen (\d+) s ago\)"
-    ((seen,)) = re.findall(taken, log)
-    assert int(seen) >= SILENT
-    assert frames_of(run.path) == list(range(64, 64001, 64))
-    start("-m", "sweep=b", *words).ends(0)
-    bits_are_equal(run.path, "outputs/b/job")
-
-
 def test_ctrl_c_stops_jobs_on_this_machine_and_on_others_with_checkpoints(
-    machines: Machines, start, monkeypatch, tmp_path
+    machines: Machines, monkeypatch, tmp_path
 ) -> None:
     elsewhere(machines, monkeypatch, tmp_path)
     machines.add()
     words = (*EAGER, "seed=0,1,2", "frames=1e7", "checkpoint.every=1000000")
     address = f"launcher.address={machines.address}"
-    command = start("-m", "sweep=a", *words, "launcher=ray", address)
+    command = Command("-m", "sweep=a", *words, "launcher=ray", address)
     command.wait_for(lambda: len(jobs_of()) == 2)
     both = jobs_of()
     command.wait_for(lambda: all(len(frames_of(run.path)) > 5 for run in both.values()))
@@ -351,14 +217,14 @@ def doomed(worker: int, rollout: int, *words: str) -> list[dict]:
 
 
 def test_a_run_outlives_a_machine_of_its_workers_ends_without_cpus_and_goes_on(
-    machines: Machines, start
+    machines: Machines,
 ) -> None:
     """Three machines, two workers: one machine dies, then another, and there is no room left."""
     for _ in range(3):
         machines.add()
     words = (*EAGER, "env.num_envs=4", "collector=ray", "collector.workers=2")
     words = (*words, "collector.steps=100", "frames=24000", "checkpoint.every=1000000")
-    command = start(
+    command = Command(
         *(*words, "hydra.run.dir=run", "collector.cpus_timeout=5"),
         RAY_ADDRESS=machines.address,
     )
@@ -399,22 +265,22 @@ def test_a_run_outlives_a_machine_of_its_workers_ends_without_cpus_and_goes_on(
     # On the cluster with a new machine, and without any cluster.
     shutil.copytree(run, "alone")
     machines.add()
-    start("resume=run", RAY_ADDRESS=machines.address).ends(0)
-    start("resume=alone").ends(0)
+    Command("resume=run", RAY_ADDRESS=machines.address).ends(0)
+    Command("resume=alone").ends(0)
     assert frames_of(run) == list(range(400, 24001, 400))
     bits_are_equal(run, "alone")
 
 
 def test_a_sweep_and_a_run_end_in_a_line_with_checkpoints_where_the_head_is_gone(
-    machines: Machines, start
+    machines: Machines,
 ) -> None:
     """Ray would end both with a line of its own after 60 s, and the run without a checkpoint."""
     machines.add(3)
     words = (*EAGER, "frames=1e7", "checkpoint.every=1000000")
     on_ray = ("launcher=ray", f"launcher.address={machines.address}", "launcher.cpus_timeout=5")
-    sweep = start("-m", "sweep=a", *words, *on_ray)
+    sweep = Command("-m", "sweep=a", *words, *on_ray)
     workers = ("collector=ray", "collector.workers=2", "collector.cpus_timeout=5")
-    run = start(*words, *workers, "hydra.run.dir=run", RAY_ADDRESS=machines.address)
+    run = Command(*words, *workers, "hydra.run.dir=run", RAY_ADDRESS=machines.address)
     sweep.wait_for(lambda: frames_of(Path("outputs/a/job")))
     run.wait_for(lambda: frames_of(Path("run")))
     machines.cluster.head_node.kill_gcs_server()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import QUICK
-from tests.runs.commands import child, exits
+from tests.runs.commands import child
 from tests.sweep import commands
 from tests.sweep.commands import FOLDER, frames_of, jobs_of, resumed_at, told
 
@@ -112,29 +112,6 @@ def test_a_job_at_its_time_limit_goes_on_where_it_was_however_often() -> None:
     assert frames_of(run.path) == list(range(64, run.checkpointed + 1, 64))
 
 
-def test_a_job_that_does_not_advance_is_ended_with_a_line() -> None:
-    """Told to stop before its first checkpoint: by a limit once, by others three times."""
-    process = child(*words("seed=0,1", "frames=64000", *RARE))
-    sent: dict[str, int] = {}
-
-    def stopped() -> bool:
-        for path in starts():
-            job = path.name.removesuffix("_starts.json")
-            count = len(json.loads(path.read_text()))
-            if count > sent.get(job, 0) and queue().get(job) == "RUNNING":
-                which = "USR2" if job.endswith("_0") else "TERM"
-                slurm("scancel", f"--signal={which}", job)
-                sent[job] = count
-        return process.poll() is not None
-
-    wait_for(stopped, 200)
-    ends(process, 1)
-    assert sorted(sent.values()) == [1, 3], sent
-    assert told() == {"seed=0": "interrupted", "seed=1": "interrupted"}
-    assert "its time limit came before" in jobs()["seed=0"]["error"]
-    assert "stopped 3 times in a row" in jobs()["seed=1"]["error"]
-
-
 def test_a_job_that_a_person_cancels_ends_no_other_and_goes_on_when_asked_for() -> None:
     process = child(*words("seed=0,1", "frames=19200", *RARE))
     wait_for(trains("seed=1"))
@@ -164,24 +141,6 @@ def test_more_jobs_than_an_array_takes_go_in_several() -> None:
     files = [path.read_text() for path in Path("outputs/a/.submitit").glob("*/*_submission.sh")]
     arrays = sorted(re.findall(r"--array=(\S+)", " ".join(files)))
     assert arrays == ["0-1%2", "0-3%2"], "together they run no more than array_parallelism"
-
-
-@pytest.mark.parametrize(
-    ("word", "why"),
-    [
-        ("launcher.partition=nope", "invalid partition specified: nope"),
-        ("launcher.slurm={qes: high}", "unrecognized option '--qes=high'"),
-        ("launcher.slurm={time: soon}", "Invalid --time specification"),
-    ],
-)
-def test_what_sbatch_refuses_is_told_in_a_line(word: str, why: str, capfd) -> None:
-    assert exits(*words("seed=0,1"), word) == 2
-    said = capfd.readouterr().err.strip()
-    assert said.startswith("klrl: launcher=submitit: sbatch refuses the jobs: ")
-    assert why in said
-    assert "\n" not in said
-    assert not Path("outputs/a").exists()
-    assert not queue()
 
 
 def test_ctrl_c_stops_running_jobs_in_good_order_and_takes_the_others_out() -> None:
@@ -231,22 +190,6 @@ def test_a_sweep_started_again_adopts_what_is_in_the_queue() -> None:
     local = [each for each in words("seed=2", "frames=64") if not each.startswith("launcher")]
     assert exits_with([*local, "launcher=local"]) == 0
     assert list(queue()) == [ids["seed=2"]], "it is of other frames"
-
-
-def test_copies_that_nobody_can_adopt_are_cancelled() -> None:
-    process = child(*words("seed=0,1", "frames=64", "launcher.slurm={hold: true}"))
-    wait_for(lambda: len(queue()) == 2 and all(job["queue"] for job in jobs().values()))
-    process.kill()
-    process.communicate()
-    held = set(queue())
-    listed = json.loads((FOLDER / "sweep.json").read_text())
-    listed["jobs"][1]["queue"] = None
-    (FOLDER / "sweep.json").write_text(json.dumps(listed))
-    local = [each for each in words("seed=0,1", "frames=64") if not each.startswith("launcher")]
-    said = ends(child(*local), 0)
-    assert "cancelled in SLURM's queue: 2 of an earlier start" in said
-    wait_for(lambda: not held & set(queue()), 20)
-    assert [run.manifest["frames"] for run in jobs_of().values()] == [64, 64]
 
 
 def exits_with(given: list[str]) -> int:

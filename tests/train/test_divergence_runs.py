@@ -9,8 +9,8 @@ import torch
 
 from klrl.control.kl import DIVERGENCE, ERROR
 from klrl.train.loop import Training
+from tests.agents import moved_rollout
 from tests.conftest import QUICK
-from tests.rollouts import moved_rollout
 from tests.runs.commands import exits, rows_of
 
 pytestmark = pytest.mark.integration

@@ -87,20 +87,6 @@ def test_a_camera_writes_every_picture_and_a_gif_at_20_a_second(tmp_path) -> Non
     assert all((shot == pictures[2 * i]).all() for i, (shot, _) in enumerate(shown))
 
 
-def test_a_film_that_fails_leaves_the_earlier_one(tmp_path) -> None:
-    (tmp_path / "a.mp4").write_bytes(b"film")
-
-    def fail() -> None:
-        with filming(tmp_path, "a") as camera:
-            camera.start(30)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert [each.name for each in tmp_path.iterdir()] == ["a.mp4"]
-    assert (tmp_path / "a.mp4").read_bytes() == b"film"
-
-
 @pytest.mark.integration
 def test_the_film_is_the_first_episode_of_the_evaluation_and_goes_to_tensorboard(capsys) -> None:
     run = trained("Drawn", "logger=tensorboard")

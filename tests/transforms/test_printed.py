@@ -5,8 +5,6 @@ of tokens may differ. KLRewardTransform for control, which TorchRL removed, and 
 are written here as they were printed.
 """
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import re

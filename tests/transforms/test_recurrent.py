@@ -27,7 +27,6 @@ from tests.transforms.toys import actor
 
 CELLS: dict[str, Callable[..., nn.Module]] = {
     "lstm": lambda **how: LSTMModule(**how, in_key="observation", out_key="hidden"),
-    "gru": lambda **how: GRUModule(**how, in_key="observation", out_key="hidden"),
     "own keys": lambda **how: GRUModule(
         **how,
         in_keys=["observation", ("agent", "memory")],

@@ -195,10 +195,3 @@ def test_only_what_is_asked_for_is_sent_and_mistakes_are_named() -> None:
     for keys, words in ((["value"], "does not write it"), (["observation"], "has it already")):
         with pytest.raises(KeyError, match=words):
             _ = TransformedEnv(case("pendulum")[0], SendToWorkers(actor, keys)).full_state_spec
-
-
-def test_shapes_are_found_without_touching_the_random_state() -> None:
-    env, actor, _, _ = case("pendulum")
-    before = torch.get_rng_state()
-    _ = TransformedEnv(env, SendToWorkers(actor)).full_state_spec
-    assert torch.equal(torch.get_rng_state(), before)
