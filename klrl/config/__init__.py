@@ -21,10 +21,10 @@ from klrl.config.choices import (
     choices_for,
     conf_dir,
     factory,
-    register_schemas,
 )
 from klrl.config.fields import ChoiceConfig, OwnPart
 from klrl.config.jobs import JOBS, Config, JobConfig, LanguageConfig
+from klrl.config.nodes import register_schemas
 from klrl.config.schemas.control import *
 from klrl.config.schemas.language import *
 from klrl.config.schemas.learning import *

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from klrl.config import ALL_CHOICES, GROUPS, RootConfig, conf_dir
 from klrl.config.choices import FOUND_OUT
+from klrl.config.fields import nested_schema
+from klrl.config.objectives import PRESETS
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,26 @@ class KnownSetting:
 
 
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
-    """The YAML of each choice of a group; of two with the same name Hydra reads klrl's."""
+    """The YAMLs of a group: presets, and the user's choices; of a name klrl's."""
     folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
-    files = {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
-    known = ALL_CHOICES.get(group, {}).items()
-    return files | {name: files[each.like] for name, each in known if each.like in files}
+    return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
+
+
+def described(group: str, config_dir: str | None = None) -> dict[str, str]:
+    """The names that ``group=`` accepts, with a line on each."""
+    found = {}
+    for name, path in choice_files(group, config_dir).items():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        notes = (line[2:] for line in lines if line.startswith("# ") and line[2:3] != "@")
+        found[name] = next(notes, "")
+    found |= {name: each.what for name, each in ALL_CHOICES.get(group, {}).items()}
+    found |= {name: each.what for name, each in PRESETS.get(group, {}).items()}
+    return dict(sorted(found.items()))
 
 
 def choices(group: str, config_dir: str | None = None) -> list[str]:
     """The names that ``group=`` accepts."""
-    return sorted(choice_files(group, config_dir))
+    return list(described(group, config_dir))
 
 
 @cache
@@ -68,8 +80,7 @@ def settings() -> dict[str, KnownSetting]:
 def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     """The fields of a schema by dotted name; a nested schema is replaced by its fields."""
     for each in fields(node):
-        nested = each.default_factory
-        if nested is not MISSING and isinstance(nested, type) and is_dataclass(nested):
+        if nested := nested_schema(each):
             yield from _fields(nested, f"{prefix}{each.name}.")
         else:
             yield f"{prefix}{each.name}", each
@@ -83,17 +94,21 @@ def _setting(key: str, each: Field[Any], schemas: tuple[str, ...] = ()) -> Known
 def readers(setting: KnownSetting, config_dir: str | None = None) -> list[str]:
     """The choices of a setting's group that have it, without presets; empty outside any group."""
     files = choice_files(setting.group, config_dir) if setting.schemas else {}
-    return sorted(name for name, path in files.items() if _named(path)[0] in setting.schemas)
+    own = (name for name, path in files.items() if _named(path)[0] in setting.schemas)
+    return sorted({*setting.schemas, *own})
 
 
 def schema_of(group: str, choice: str, config_dir: str | None = None) -> str | None:
     """The schema of a choice; of a preset, the schema of the choice below it (``gym@env``)."""
-    files = choice_files(group, config_dir)
+    files, presets = choice_files(group, config_dir), PRESETS.get(group, {})
     seen: set[str] = set()
     name: str | None = choice
-    while name in files and name not in seen:
+    while name is not None and name not in seen:
+        if name in ALL_CHOICES.get(group, ()):
+            return name
         seen.add(name)
-        schema, name = _named(files[name])
+        below = presets[name].below if name in presets else None
+        schema, name = _named(files[name]) if name in files else (None, below)
         if schema is not None:
             return schema
     return None

@@ -195,7 +195,7 @@ def _check_fields(path: str, value: Any) -> None:
             setattr(value, f.name, _own_part(key, setting))
         elif is_dataclass(setting):
             _check_fields(key, setting)
-        elif f.metadata.keys() - {"added", "free"}:
+        elif f.metadata.keys() - {"added", "free", "value"}:
             setattr(value, f.name, checked_value(key, setting, f.metadata))
 
 

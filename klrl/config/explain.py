@@ -11,10 +11,10 @@ from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config import ALL_CHOICES, SWEEP_GROUPS
 from klrl.config.catalogue import (
-    choice_files,
     choices,
     chosen,
     defaults,
+    described,
     readers,
     schema_of,
     settings,
@@ -26,20 +26,13 @@ def help_text(config_dir: str | None = None) -> str:
     """The text of ``--help``: usage, then every group with its choices and a line on each."""
     lines = []
     default = defaults()
-    found = {group: choice_files(group, config_dir) for group in ALL_GROUPS}
-    width = max(len(name) for files in found.values() for name in files)
+    found = {group: described(group, config_dir) for group in ALL_GROUPS}
+    width = max(len(name) for names in found.values() for name in names)
     for group in ALL_GROUPS:
         lines.append(f"{group}{' (of a sweep)' * (group in SWEEP_GROUPS)}")
-        files = sorted(found[group].items())
-        files.sort(key=lambda item: item[0] != default.get(group))
-        for name, path in files:
+        for name in sorted(found[group], key=lambda name: name != default.get(group)):
             mark = "*" if name == default.get(group) else " "
-            text = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            notes = (line[2:] for line in text if line.startswith("# ") and line[2:3] != "@")
-            said = (
-                next(notes, "") if path.stem == name else f"a choice that starts from {path.stem}"
-            )
-            lines.append(f"  {mark} {name:<{width}}  {said}")
+            lines.append(f"  {mark} {name:<{width}}  {found[group][name]}")
     return Path(__file__).with_name("usage.txt").read_text("utf-8").format(groups="\n".join(lines))
 
 
@@ -58,7 +51,7 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if match := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
         return ConfigError(
             f"{match[1]}={match[2]}: its YAML names the schema {match[3]}/{match[4]}, which is not "
-            f"registered; klrl/config/choices.py has {', '.join(ALL_CHOICES.get(match[3], ()))}"
+            f"registered; klrl/config/schemas has {', '.join(ALL_CHOICES.get(match[3], ()))}"
         )
     if match := re.search(r"Could not find '([\w/]+)/([^/']+)'", text):
         return _wrong_choice(match[1], match[2], config_dir)
@@ -150,7 +143,9 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = choices(group, config_dir)
     meant = nearest(name, known) or ";"
-    return ConfigError(f"{group}={name}: no such choice{meant} choices: {', '.join(known)}")
+    files = f"klrl/config/schemas, conf/{group}"
+    said = f"no such choice{meant} choices: {', '.join(known)} (declared in {files})"
+    return ConfigError(f"{group}={name}: {said}")
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
