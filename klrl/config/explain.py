@@ -13,6 +13,7 @@ from klrl.config import ALL_CHOICES, SWEEP_GROUPS
 from klrl.config.catalogue import (
     choices,
     chosen,
+    declared_in,
     defaults,
     described,
     readers,
@@ -143,9 +144,10 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = choices(group, config_dir)
     meant = nearest(name, known) or ";"
-    files = f"klrl/config/schemas, conf/{group}"
-    said = f"no such choice{meant} choices: {', '.join(known)} (declared in {files})"
-    return ConfigError(f"{group}={name}: {said}")
+    where = ", ".join(declared_in(group))
+    return ConfigError(
+        f"{group}={name}: no such choice{meant} choices: {', '.join(known)} (declared in {where})"
+    )
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:

@@ -104,10 +104,12 @@ def test_a_factory_of_another_domain_is_no_default() -> None:
         factory("loss", LossConfig(name="spo"), CONTROL)
 
 
-def register(monkeypatch, schema: type, factories: Mapping[str, str]) -> None:
-    """The choice ``loss=new``, for one test."""
-    monkeypatch.setitem(ALL_CHOICES["loss"], "new", Choice(schema, factories))
+def register(monkeypatch, schema: type, factories: Mapping[str, str]) -> str:
+    """A new choice of ``loss``, for one test."""
+    name = f"new{len(factories)}{schema.__name__}"
+    monkeypatch.setitem(ALL_CHOICES["loss"], name, Choice(schema, factories))
     register_schemas.__wrapped__()
+    return f"loss={name}"
 
 
 @dataclasses.dataclass
@@ -132,7 +134,7 @@ KLPEN = CHOICES["loss"]["klpen"].factories
 @pytest.mark.parametrize(
     ("schema", "factories", "says"),
     [
-        (Bare, KLPEN, "loss=new: its schema Bare lacks what every loss has; derive "),
+        (Bare, KLPEN, "Bare: its schema Bare lacks what every loss has; derive "),
         (ClipConfig, MORE, "ClipConfig has no setting epsilon; declare it there"),
         (KLPENConfig, {CONTROL: "klrl.losses.no:No"}, "klrl/losses/no.py: has no No, which klrl/c"),
     ],
@@ -141,9 +143,9 @@ KLPEN = CHOICES["loss"]["klpen"].factories
 def test_a_choice_that_is_registered_wrongly_is_answered_in_one_line(
     capsys, monkeypatch, schema: type, factories, says: str
 ) -> None:
-    register(monkeypatch, schema, factories)
+    word = register(monkeypatch, schema, factories)
     # In a sweep before the first job runs.
-    for words in (["loss=new"], ["loss=klpen,new", "-m"]):
+    for words in ([word], [word.replace("=", "=klpen,"), "-m"]):
         if (schema, len(words)) == (ClipConfig, 2):  # what a class reads is seen when it runs
             break
         assert exits(*words[1:], *QUICK, words[0]) == 2

@@ -39,7 +39,7 @@ class GroupConfig(ChoiceConfig):
 
     #: (s - mean) / std of the group; normalized_shaped: coef * KL over std too; mean: s - mean;
     #: leave_one_out: s - mean of the others
-    baseline: str = choice(*BASELINES)
+    baseline: str = choice(*BASELINES, declared_in="klrl/config/objectives.py")
     #: of the baselined score beside the penalty; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
 

@@ -79,7 +79,7 @@ class RetrieveKLConfig(LegacyKLConfig):
 
     #: k1, k2, k3 of the sampled log-ratio, exact, or custom: own_estimator; in the reward only k1
     #: is unbiased
-    estimator: str = choice(*ESTIMATORS, OWN)
+    estimator: str = choice(*ESTIMATORS, OWN, declared_in="klrl/config/placement.py")
     #: reward; loss (own step only); split (exact: own step in the loss, later ones in the reward)
     placement: str = choice(*PLACEMENTS)
     #: true: run an estimator whose gradient is not that of the KL
