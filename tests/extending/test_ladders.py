@@ -23,8 +23,7 @@ LOSS = (
         "class SPOLoss(PolicyLoss):\n"
         "    def gain(self, scored, advantage, beta):\n"
         "        w = (scored.log_prob - scored.old_log_prob).exp()\n"
-        "        return w * advantage - advantage.abs() * (w - 1) ** 2 / (2 * self.config.epsilon)\n"
-        "\n\n",
+        "        return w * advantage - self.config.epsilon * (w - 1) ** 2\n\n\n",
     ),
     (
         "config/schemas/learning.py",
@@ -32,8 +31,8 @@ LOSS = (
         '@registered("loss", "spo", both="losses.policy:SPOLoss")\n'
         "@dataclass\n"
         "class SPOConfig(LossConfig):\n"
-        '    """SPO (Xie et al. 2024)."""\n\n'
-        "    epsilon: float = number(0.2, gt=0)  # width of the quadratic\n\n\n",
+        '    """A quadratic penalty on the ratio."""\n\n'
+        "    epsilon: float = number(0.2, gt=0)  # its weight\n\n\n",
     ),
 )
 CONTROLLER = (
