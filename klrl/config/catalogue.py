@@ -98,35 +98,18 @@ def _setting(key: str, each: Field[Any], schemas: tuple[str, ...] = ()) -> Known
     return KnownSetting(key, str(each.type), tuple(each.metadata.get("allowed", of_bool)), schemas)
 
 
-def readers(setting: KnownSetting, config_dir: str | None = None) -> list[str]:
-    """The choices of a setting's group that have it, without presets; empty outside any group."""
-    files = choice_files(setting.group, config_dir) if setting.schemas else {}
-    own = (name for name, path in files.items() if _named(path)[0] in setting.schemas)
-    return sorted({*setting.schemas, *own})
-
-
 def schema_of(group: str, choice: str, config_dir: str | None = None) -> str | None:
-    """The schema of a choice; of a preset, the schema of the choice below it (``gym@env``)."""
+    """The choice whose schema a choice has: itself; of a preset the one below it (``gym@env``)."""
     files, presets = choice_files(group, config_dir), PRESETS.get(group, {})
     seen: set[str] = set()
-    name: str | None = choice
-    while name is not None and name not in seen:
-        if name in ALL_CHOICES.get(group, ()):
-            return name
-        seen.add(name)
-        below = presets[name].below if name in presets else None
-        schema, name = _named(files[name]) if name in files else (None, below)
-        if schema is not None:
-            return schema
-    return None
-
-
-def _named(path: Path) -> tuple[str | None, str | None]:
-    """The schema and the other choice that a choice's YAML names in its defaults list."""
-    text = path.read_text(encoding="utf-8")
-    schema = re.search(r"/schema/\w+/(\w+)@", text)
-    other = re.search(r"^  - (\w+)@", text, re.MULTILINE)
-    return schema and schema[1], other and other[1]
+    while choice not in ALL_CHOICES.get(group, ()):
+        seen.add(choice)
+        text = files[choice].read_text(encoding="utf-8") if choice in files else ""
+        below = re.search(r"^  - (\w+)@", text, re.MULTILINE)
+        choice = presets[choice].below if choice in presets else below[1] if below else choice
+        if choice in seen:
+            return None
+    return choice
 
 
 @cache

@@ -126,8 +126,7 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
         if type(value) is not schema:
             raise ConfigError(
                 f"{group}.{NAME}={value.name}: its settings are those of {type(value).__name__}, "
-                f"not {schema.__name__}; name the schema of the same choice in its YAML's defaults "
-                "list"
+                f"not {schema.__name__}; start its YAML from that choice"
             )
     return parts
 
@@ -151,21 +150,16 @@ def _group_node(cfg: DictConfig, group: str) -> DictConfig:
     if node is None:
         raise ConfigError(f"{group}: nothing is chosen; choose one, as in {group}=...")
     if not OmegaConf.is_dict(node) or OmegaConf.get_type(node) is dict:
-        names = "|".join(ALL_CHOICES[group])
+        known = ", ".join(ALL_CHOICES[group])
         raise ConfigError(
-            f"{group}: the chosen YAML has no schema; "
-            f"put '/schema/{group}/{names}@{group}' first in its defaults list"
+            f"{group}: the chosen YAML starts from no choice; put NAME@{group} first in its "
+            f"defaults list, with one of {known}"
         )
     return node
 
 
 def _object(path: str, node: DictConfig) -> Any:
     missing = sorted(OmegaConf.missing_keys(node))
-    if f"{path}.{NAME}" in missing:
-        raise ConfigError(
-            f"{path}.{NAME}: the chosen YAML gives none; add the line '{NAME}: ' with the choice "
-            "whose schema it names"
-        )
     if missing:
         raise NoValueError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
     schema: Any = OmegaConf.get_type(node)

@@ -100,13 +100,9 @@ def registered(
 ) -> Callable[[Schema], Schema]:
     """Register a dataclass of settings as the schema of a choice.
 
-    Args:
-        group: its group.
-        name: the choice.
-        what: its line in ``--help``; default: the dataclass's docstring.
-        both: ``module:factory`` below klrl, for both domains; else ``control``, ``language`` and
-            ``sweep`` say which that of each is.
-        more: fields of :class:`Choice`.
+    ``what`` is its line in ``--help``, by default the docstring; ``both`` the ``module:factory``
+    below klrl of both domains, else ``control``, ``language`` and ``sweep`` give that of each;
+    ``more`` are fields of :class:`Choice`.
     """
 
     def register(schema: Schema) -> Schema:

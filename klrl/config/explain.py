@@ -9,14 +9,13 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
-from klrl.config import ALL_CHOICES, SWEEP_GROUPS
+from klrl.config import SWEEP_GROUPS
 from klrl.config.catalogue import (
     choices,
     chosen,
     declared_in,
     defaults,
     described,
-    readers,
     schema_of,
     settings,
 )
@@ -48,11 +47,6 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         meant = nearest(match[4], choices(match[3], config_dir)) or "; name another"
         return ConfigError(
             f"{match[1]}={match[2]}: starts from {match[3]}={match[4]}, which is no choice{meant}"
-        )
-    if match := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
-        return ConfigError(
-            f"{match[1]}={match[2]}: its YAML names the schema {match[3]}/{match[4]}, which is not "
-            f"registered; klrl/config/schemas has {', '.join(ALL_CHOICES.get(match[3], ()))}"
         )
     if match := re.search(r"Could not find '([\w/]+)/([^/']+)'", text):
         return _wrong_choice(match[1], match[2], config_dir)
@@ -164,7 +158,7 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     known = settings()
     group = key.partition(".")[0]
     current = chosen(group, overrides, config_dir)
-    if key in known and (having := readers(known[key], config_dir)):
+    if key in known and (having := sorted(known[key].schemas)):
         they = " and ".join(f"{group}={name}" for name in having)
         they += " does" if len(having) == 1 else " do"
         return ConfigError(
@@ -195,7 +189,7 @@ def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> st
     hints = []
     for setting in map(same.__getitem__, close or same):
         current = chosen(setting.group, overrides, config_dir)
-        having = [choice for choice in readers(setting, config_dir) if choice != _OWN]
+        having = [choice for choice in sorted(setting.schemas) if choice != _OWN]
         if not having or schema_of(setting.group, current, config_dir) in setting.schemas:
             hints.append(setting.key)
         else:  # controller.target (controller=adaptive, dual or held)

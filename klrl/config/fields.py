@@ -30,11 +30,7 @@ class ChoiceConfig(Settings):
 
 
 def setting(value: Any, **rule: Any) -> Any:
-    """Declare a setting with the value that a choice gives it; MISSING: the user must give one.
-
-    The comment beside it, or above it after ``#:``, is what ``--cfg job`` says of it. An object
-    made in Python has no such values.
-    """
+    """Declare a setting with the value that a choice gives it; MISSING: the user must give one."""
     return field(default=MISSING, metadata=rule if value is MISSING else {**rule, "value": value})
 
 

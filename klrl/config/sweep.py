@@ -29,8 +29,7 @@ class LauncherConfig(ChoiceConfig):
 class JoblibConfig(LauncherConfig):
     """Several jobs at a time on this machine."""
 
-    #: jobs at a time, each with its own process; with threads=1 the number of cores
-    n_jobs: int = number(2, ge=1)
+    n_jobs: int = number(2, ge=1)  # jobs at a time, each in a process of its own
 
     def at_once(self, jobs: int, cores: int) -> int:
         """``n_jobs``."""
@@ -49,11 +48,9 @@ class SubmititConfig(LauncherConfig):
     cpus_per_task: int = number(1, ge=1)  # of each job
     gpus_per_node: int = number(0, ge=0)  # of each job
     mem_gb: float = number(4, gt=0)  # a control job needs about 0.6
-    #: jobs of the sweep that SLURM runs at a time, shared by its arrays
-    array_parallelism: int = number(64, ge=1)
+    array_parallelism: int = number(64, ge=1)  # jobs of the sweep that SLURM runs at a time
     partition: Optional[str] = None  # the queue; null = the default one
-    #: more parameters of sbatch, as in launcher.slurm='{account: lab}'
-    slurm: dict[str, Any] = setting({})
+    slurm: dict[str, Any] = setting({})  # more of sbatch's, as '{account: lab}'
 
     @property
     def on_this_machine(self) -> bool:
@@ -100,8 +97,7 @@ class OptunaConfig(SearchConfig):
     """Values chosen by the results so far (Optuna's TPE); seeds are averaged inside a trial."""
 
     trials: int = number(20, ge=1)  # trials in all, those of an earlier start counted
-    #: trials that are chosen together, so that a launcher can run them side by side
-    at_once: int = number(1, ge=1)
+    at_once: int = number(1, ge=1)  # trials that are chosen together, to run side by side
     metric: str = setting("eval/return")  # its last value, averaged over the seeds
     direction: str = choice("maximize", "minimize")  # or minimize
     seed: int = number(0, ge=0)  # of the sampler

@@ -16,8 +16,7 @@ class LanguageEnvConfig(ChoiceConfig):
     """Prompts and reward functions; a response is an episode of one step."""
 
     reward: Any = MISSING
-    #: of a list of rewards, which are added up; null = 1 each
-    reward_weights: Optional[list[float]] = added(field(), None)
+    reward_weights: Optional[list[float]] = added(field(), None)  # of a list; null = 1 each
     # A thread is waited for 9.2e9 seconds at most.
     #: seconds that a call of the reward function may take; null = no limit
     reward_timeout: Optional[float] = number(None, gt=0, le=1e9)
@@ -40,11 +39,10 @@ class SortDigitsConfig(LanguageEnvConfig):
 
     shortest: int = number(4, ge=1)  # fewest digits of a problem
     longest: int = number(8, ge=1)  # most digits
-    #: worked examples before the question; 4 make 94-token prompts; they need an actor.model
-    shots: int = number(0, ge=0)
+    shots: int = number(0, ge=0)  # worked examples before the question; they need an actor.model
 
-    #: exact (gold), proxy (can be hacked; the gold score is logged beside it),
-    #: package.module:function or FILE.py:function, model:FOLDER, or a list of these
+    #: exact (gold), proxy (can be hacked), module:function, FILE.py:function, model:FOLDER, or a
+    #: list
     reward: Any = setting("exact")
 
     own_rewards: ClassVar[tuple[str, ...]] = ("exact", "proxy")
@@ -55,8 +53,7 @@ class SortDigitsConfig(LanguageEnvConfig):
 class InstructionsConfig(LanguageEnvConfig):
     """Describe a thing in one sentence, verified by a function; part of experiment=smollm."""
 
-    #: followed (all or nothing), followed_share (of its three parts), package.module:function or
-    #: FILE.py:function, model:FOLDER, or a list of these
+    #: followed (all), followed_share, module:function, FILE.py:function, model:FOLDER, or a list
     reward: Any = setting("followed_share")
 
     own_rewards: ClassVar[tuple[str, ...]] = ("followed", "followed_share")
@@ -67,19 +64,17 @@ class InstructionsConfig(LanguageEnvConfig):
 class TextConfig(LanguageEnvConfig):
     """Prompts from files and your own reward function; part of experiment=text."""
 
-    #: JSON lines, a JSON list, parquet, or a folder; each row has prompt (a text or a conversation)
-    #: or messages, and fields of your own
+    #: JSON lines, a JSON list, parquet or a folder; a row has prompt or messages, and your own
+    #: fields
     data: str = MISSING
-    #: of a folder whose files are called by splits, as train-0.parquet
-    split: str = added(field(), "train")
+    split: str = added(field(), "train")  # of a folder with files like train-0.parquet
     eval_data: Optional[str] = None  # other data for evaluation; null = the same
     eval_split: Optional[str] = added(field(), None)  # its split, as test; null = the same
     #: share of the prompts that is held out for evaluation where no other data is named
     eval_share: float = added(number(ge=0), 0.0)
     #: arguments of the chat template, as in env.template_kwargs.enable_thinking=false
     template_kwargs: dict[str, Any] = field(default_factory=dict, metadata={"added": {}})
-    #: package.module:function or FILE.py:function of (prompts, responses, rows), which returns one
-    #: number per response; model:FOLDER, a classifier with one label; or a list of these
+    #: module:function or FILE.py:function of (prompts, responses, rows), model:FOLDER, or a list
     reward: Any = MISSING
     #: seconds that a call of it may take; null = no limit, and called on the main thread
     reward_timeout: Optional[float] = number(60, gt=0, le=1e9)
@@ -93,8 +88,7 @@ class LoraConfig(Settings):
     alpha: float = number(16.0, gt=0)  # the adapters' update is scaled by alpha / r
     #: 0: dropout would make the updated policy another one than the one that sampled
     dropout: float = number(0.0, ge=0, le=1)
-    #: names of layers as a list, or all-linear for all but the head
-    target_modules: Any = setting("all-linear")
+    target_modules: Any = setting("all-linear")  # a list of layers, or all-linear: all but the head
 
 
 @registered("actor", "causal_lm", language="language.run.policy:make_policy")
@@ -102,17 +96,15 @@ class LoraConfig(Settings):
 class CausalLMConfig(ChoiceConfig):
     """A causal language model of transformers."""
 
-    #: a folder that save_pretrained wrote, or a hub id; null = klrl's small model for
-    #: env=sort_digits
+    #: a folder of save_pretrained, or a hub id; null = klrl's own for sort_digits
     model: Optional[str] = None
-    #: of the weights: float32, float64 or bfloat16 (with LoRA, whose own stay in float32; without,
-    #: learner.dtype=mixed is taken)
+    #: of the weights; the adapters' stay in float32; bfloat16 without LoRA takes
+    #: learner.dtype=mixed
     dtype: str = choice("float32", "bfloat16", "float64")
     #: true: forget activations and compute them again; less memory, a third slower
     gradient_checkpointing: bool = setting(False)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    #: a language run to start from: its weights or adapters, and its value head
-    init: Optional[str] = None
+    init: Optional[str] = None  # a run to start from: its weights or adapters, and its value head
 
 
 @registered(
@@ -127,10 +119,7 @@ class SamplerConfig(ChoiceConfig):
 
     prompts: int = number(32, ge=1)  # prompts per rollout
     group_size: int = number(8, ge=1)  # responses to each
-    #: a longer response is cut off there and flagged as truncated
-    max_new_tokens: int = number(16, ge=1)
-    #: sampled from softmax(logits / temperature); policy and reference are scored at it too
-    temperature: float = number(1.0, gt=0)
-    #: iterations between entries in samples.jsonl and the wandb table; 0 = never
-    samples_every: int = number(5, ge=0)
+    max_new_tokens: int = number(16, ge=1)  # a longer response is cut off, and flagged
+    temperature: float = number(1.0, gt=0)  # of softmax(logits / temperature), for scoring too
+    samples_every: int = number(5, ge=0)  # iterations between entries in samples.jsonl; 0 = never
     samples_count: int = number(4, ge=1)  # responses per entry

@@ -13,20 +13,12 @@ from klrl.config.placement import DIVERGENCES, ESTIMATORS, OWN, PLACEMENTS
 
 
 @registered(
-    "reference",
-    "adapter_off",
-    "the language model without its LoRA adapters: no second copy in memory",
-    language="kl.reference:adapter_off",
+    "reference", "adapter_off", "the model without adapters", language="kl.reference:adapter_off"
 )
-@registered(
-    "reference",
-    "initial",
-    "the policy at the start of this run, with its own normaliser",
-    both="kl.reference:initial",
-)
+@registered("reference", "initial", both="kl.reference:initial")
 @dataclass
 class ReferenceConfig(ChoiceConfig):
-    """The policy at the start of training."""
+    """The policy at the start of this run, with its own normaliser."""
 
 
 @registered("reference", "checkpoint", both="kl.reference:checkpoint")
@@ -65,10 +57,8 @@ class KLConfig(ChoiceConfig):
 class LegacyKLConfig(KLConfig):
     """One transform: the sampled log-ratio (k1) charged to the reward, nothing else."""
 
-    #: reward per nat: reward - coef * KL(policy||reference); 0 still measures
-    coef: float = number(0.1, ge=0)
-    #: rollout: once on the batch; step: inside the environment, at every step (language: TorchRL's
-    #: ChatEnv, slow)
+    coef: float = number(0.1, ge=0)  # reward per nat of KL(policy||reference); 0 still measures
+    #: once on the batch, or in the environment, at every step (language: TorchRL's ChatEnv, slow)
     apply: str = choice("rollout", "step")
 
 
@@ -77,24 +67,20 @@ class LegacyKLConfig(KLConfig):
 class RetrieveKLConfig(LegacyKLConfig):
     """Log-probs of policy and reference retrieved, then the KL computed and charged."""
 
-    #: k1, k2, k3 of the sampled log-ratio, exact, or custom: own_estimator; in the reward only k1
-    #: is unbiased
+    #: k1, k2, k3 (sampled), exact, or custom: own_estimator; in the reward only k1 is unbiased
     estimator: str = choice(*ESTIMATORS, OWN, declared_in="klrl/config/placement.py")
     #: reward; loss (own step only); split (exact: own step in the loss, later ones in the reward)
     placement: str = choice(*PLACEMENTS)
-    #: true: run an estimator whose gradient is not that of the KL
-    allow_biased: bool = setting(False)
-    #: reverse KL(policy||reference), forward KL(reference||policy), js, or custom: own_divergence;
-    #: all but the first exact, in loss or split
+    allow_biased: bool = setting(False)  # true: run one whose gradient is not that of the KL
+    #: reverse: KL(policy||reference); forward, js or custom: own_divergence; exact, in loss or
+    #: split
     divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
-    #: js and custom of Gaussians: draws per state (js: from each of the two); of categoricals and
-    #: tokens they are sums
+    #: js and custom of Gaussians: draws per state (js: from each of the two); else they are sums
     samples_mc_js: int = added(number(ge=2), 16)
-    #: estimator=custom: own_estimator.target=package.module:function of log_ratio,
-    #: own_estimator.args.x=1
+    #: estimator=custom: own_estimator.target=package.module:function of log_ratio
     own_estimator: Any = own_part()
-    #: divergence=custom: own_divergence.target=package.module:function of log_ratio, whose mean
-    #: under the policy is charged; blind where the policy has no mass
+    #: divergence=custom: own_divergence.target=...; its mean under the policy is charged, blind
+    #: elsewhere
     own_divergence: Any = own_part()
 
 
@@ -119,8 +105,7 @@ class TargetControllerConfig(ControllerConfig):
     """kl.coef is multiplied towards a target KL, within bounds."""
 
     target: float = number(0.1, gt=0)  # of KL(policy||reference), nats per unit
-    #: step (control), token (mean over tokens) or sequence (sum over a response); null = step or
-    #: token
+    #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
     coef_min: float = number(1e-4, gt=0)  # kl.coef never falls below
     coef_max: float = number(1e4, gt=0)  # kl.coef never rises above
@@ -131,7 +116,7 @@ class TargetControllerConfig(ControllerConfig):
 class AdaptiveControllerConfig(TargetControllerConfig):
     """kl.coef is multiplied so that KL(policy||reference) meets a target (Ziegler et al. 2019)."""
 
-    #: frames in which coef can change by a fifth; null = ten rollouts
+    #: frames for a change by a fifth; null: ten rollouts
     horizon: Optional[float] = number(None, gt=0)
 
 

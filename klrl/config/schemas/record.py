@@ -8,23 +8,18 @@ from typing import Optional
 from klrl.config.choices import registered
 from klrl.config.fields import ChoiceConfig, OwnPart, Settings, added, choice, number, setting
 
+#: No setting of a logger changes a result.
+ALL = ("*",)
 
-@registered(
-    "logger", "none", "metrics.jsonl and curves.png only", both="runs.loggers:no_run", free=("*",)
-)
-@registered(
-    "logger",
-    "csv",
-    "a CSV file for each metric beside metrics.jsonl",
-    both="runs.loggers:csv_run",
-    free=("*",),
-)
+
+@registered("logger", "none", "metrics.jsonl alone", both="runs.loggers:no_run", free=ALL)
+@registered("logger", "csv", "a CSV file per metric", both="runs.loggers:csv_run", free=ALL)
 @registered(
     "logger",
     "tensorboard",
-    "TensorBoard beside metrics.jsonl: tensorboard --logdir outputs",
+    "files for TensorBoard",
     both="runs.loggers:tensorboard_run",
-    free=("*",),
+    free=ALL,
     package="tensorboard",
     remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
 )
@@ -32,8 +27,9 @@ from klrl.config.fields import ChoiceConfig, OwnPart, Settings, added, choice, n
 class LoggerConfig(ChoiceConfig):
     """``metrics.jsonl``, and what needs no settings: ``tensorboard``, ``csv``."""
 
-    #: loggers beside it: tensorboard, csv
-    also: list[str] = field(default_factory=list, metadata={"added": []})
+    also: list[str] = field(
+        default_factory=list, metadata={"added": []}
+    )  # with it: tensorboard, csv
 
     def offline(self) -> LoggerConfig:
         """The same logger, sending nothing over the network."""
@@ -44,7 +40,7 @@ class LoggerConfig(ChoiceConfig):
     "logger",
     "wandb",
     both="runs.wandb_logger:wandb_run",
-    free=("*",),
+    free=ALL,
     package="wandb",
     remedy="pip install wandb, or choose logger=none",
 )
@@ -63,7 +59,7 @@ class WandbConfig(LoggerConfig):
         return replace(self, mode="offline")
 
 
-@registered("logger", "custom", both="runs.own_logger:custom_run", free=("*",))
+@registered("logger", "custom", both="runs.own_logger:custom_run", free=ALL)
 @dataclass
 class CustomLoggerConfig(OwnPart, LoggerConfig):
     """A logger of your own: logger.target=package.module:Name, whose log(row) takes each row."""
