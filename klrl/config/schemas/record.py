@@ -27,9 +27,8 @@ ALL = ("*",)
 class LoggerConfig(ChoiceConfig):
     """``metrics.jsonl``, and what needs no settings: ``tensorboard``, ``csv``."""
 
-    also: list[str] = field(
-        default_factory=list, metadata={"added": []}
-    )  # with it: tensorboard, csv
+    #: loggers in addition to it: tensorboard, csv
+    also: list[str] = field(default_factory=list, metadata={"added": []})
 
     def offline(self) -> LoggerConfig:
         """The same logger, sending nothing over the network."""
