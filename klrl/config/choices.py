@@ -111,6 +111,7 @@ def registered(
         factories = {domain: f"klrl.{path}" for domain, path in paths.items()}
         said = (schema.__doc__ or "").partition("\n")[0].removesuffix(".")
         said = said if said[1:2].isupper() else said[:1].lower() + said[1:]
+        more.setdefault("remedy", f"pip install 'klrl[{more.get('package')}]'")
         ALL_CHOICES[group][name] = Choice(schema, factories, what or said, **more)
         return schema
 

@@ -27,15 +27,13 @@ class EnvConfig(ChoiceConfig):
     normalize_reward: bool = added(field(), False)
     #: seconds that a step of all copies may take, then the run ends; null = no limit
     step_timeout: Optional[float] = added(number(gt=0), None)
-    #: around each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]; see
-    #: extending.md
+    #: around each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
     wrappers: list[Any] = field(
         default_factory=list, metadata={"added": [], "own": True, "home": "gymnasium.wrappers"}
     )
     #: of a Dict, as in [image, direction]
     observation_keys: Optional[list[str]] = added(field(), None)
-    #: which actions can be taken: auto (by the observation's key action_mask), info (info's) or
-    #: none
+    #: which actions can be taken: auto (the observation's action_mask), info (info's) or none
     action_mask: str = added(choice("auto", "info", "none"), "auto")
     # klrl's to set: module behind ``id`` -> its source.
     sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})

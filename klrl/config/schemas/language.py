@@ -41,8 +41,7 @@ class SortDigitsConfig(LanguageEnvConfig):
     longest: int = number(8, ge=1)  # most digits
     shots: int = number(0, ge=0)  # worked examples before the question; they need an actor.model
 
-    #: exact (gold), proxy (can be hacked), module:function, FILE.py:function, model:FOLDER, or a
-    #: list
+    #: exact (gold), proxy (hackable), module:function, FILE.py:function, model:FOLDER, or a list
     reward: Any = setting("exact")
 
     own_rewards: ClassVar[tuple[str, ...]] = ("exact", "proxy")
@@ -64,8 +63,7 @@ class InstructionsConfig(LanguageEnvConfig):
 class TextConfig(LanguageEnvConfig):
     """Prompts from files and your own reward function; part of experiment=text."""
 
-    #: JSON lines, a JSON list, parquet or a folder; a row has prompt or messages, and your own
-    #: fields
+    #: JSON lines, a JSON list, parquet or a folder; rows have prompt or messages, and your fields
     data: str = MISSING
     split: str = added(field(), "train")  # of a folder with files like train-0.parquet
     eval_data: Optional[str] = None  # other data for evaluation; null = the same
@@ -98,8 +96,7 @@ class CausalLMConfig(ChoiceConfig):
 
     #: a folder of save_pretrained, or a hub id; null = klrl's own for sort_digits
     model: Optional[str] = None
-    #: of the weights; the adapters' stay in float32; bfloat16 without LoRA takes
-    #: learner.dtype=mixed
+    #: of the weights; adapters stay in float32; bfloat16 without LoRA takes learner.dtype=mixed
     dtype: str = choice("float32", "bfloat16", "float64")
     #: true: forget activations and compute them again; less memory, a third slower
     gradient_checkpointing: bool = setting(False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from omegaconf import MISSING
-
 from klrl.config.choices import registered
 from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
 from klrl.config.objectives import BASELINES
@@ -37,8 +35,7 @@ class CustomAdvantageConfig(OwnPart, AdvantageConfig):
 class GroupConfig(ChoiceConfig):
     """The score against the other responses to the same prompt; the KL enters after."""
 
-    #: (s - mean) / std; _shaped: coef * KL over std too; mean: s - mean; leave_one_out: of the
-    #: others
+    #: (s - mean) / std; ..._shaped: KL / std too; mean: s - mean; leave_one_out: s - others' mean
     baseline: str = choice(*BASELINES, declared_in="klrl/config/objectives.py")
     #: of the baselined score beside the penalty; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
@@ -57,11 +54,10 @@ class LossConfig(ChoiceConfig):
     clip_value: Optional[float] = number(None, gt=0)
     normalize_advantage: bool = setting(True)  # in each minibatch (documented default false)
     separate_losses: bool = setting(False)  # true: a shared trunk learns from the policy's loss
-    #: over frames: mean, sum; language: token (mean), response (mean of means), sequence (mean of
-    #: sums)
+    #: mean, sum; language: token (mean over all), response (mean of means), sequence (mean of sums)
     reduction: str = choice("mean", "sum", "token", "response", "sequence")
     #: language, true: a response that was cut off is no part of the loss (DAPO: overlong filtering)
-    mask_truncated: bool = added(field(default=MISSING), False)
+    mask_truncated: bool = added(field(), False)
 
 
 @registered(
@@ -84,8 +80,7 @@ class KLPENConfig(LossConfig):
     beta: float = number(1.0, ge=0)  # coefficient of KL(old||new) to start from
     increment: float = number(2.0, ge=1)  # factor on beta when KL > 1.5 dtarg; >= 1
     decrement: float = number(0.5, gt=0, le=1)  # factor on beta when KL < dtarg / 1.5; <= 1
-    #: doubling (documented), proportional, forward (TorchRL's, each minibatch), custom:
-    #: own_beta_rule
+    #: doubling (documented), proportional, forward (TorchRL's, each minibatch) or custom
     beta_rule: str = choice("doubling", "proportional", "forward", "custom")
     gain: float = number(0.5, gt=0)  # proportional: beta *= (KL / dtarg)^gain, at most by 4
     #: none; back: shorten steps above 1.5 dtarg; both: lengthen those below dtarg / 1.5 too
@@ -125,13 +120,11 @@ class LearnerConfig(ChoiceConfig):
     epochs: int = number(10, ge=1)  # passes over the rollout
     minibatches: int = number(16, ge=1)  # per pass; divides env.num_envs * collector.steps
     # Any: YAML reads a bare false as a boolean.
-    #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot (kept on
-    #: disk)
+    #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot
     compile: Any = choice("auto", "false", "jit", "aot")
     #: language: float32, mixed (arithmetic in bfloat16), or null: mixed for actor.dtype=bfloat16
     dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)
-    #: language: most prompts, with their groups, in one forward and backward; null = a whole
-    #: minibatch
+    #: language: most prompts, with their groups, in one pass; null = a whole minibatch
     micro_batch: Optional[int] = added(number(ge=1), None)
 
 

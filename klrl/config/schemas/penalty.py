@@ -72,15 +72,13 @@ class RetrieveKLConfig(LegacyKLConfig):
     #: reward; loss (own step only); split (exact: own step in the loss, later ones in the reward)
     placement: str = choice(*PLACEMENTS)
     allow_biased: bool = setting(False)  # true: run one whose gradient is not that of the KL
-    #: reverse: KL(policy||reference); forward, js or custom: own_divergence; exact, in loss or
-    #: split
+    #: reverse: KL(policy||reference); forward, js or custom: own_divergence; exact, loss or split
     divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
     #: js and custom of Gaussians: draws per state (js: from each of the two); else they are sums
     samples_mc_js: int = added(number(ge=2), 16)
     #: estimator=custom: own_estimator.target=package.module:function of log_ratio
     own_estimator: Any = own_part()
-    #: divergence=custom: own_divergence.target=...; its mean under the policy is charged, blind
-    #: elsewhere
+    #: divergence=custom: own_divergence.target=...; blind where the policy has no mass
     own_divergence: Any = own_part()
 
 
