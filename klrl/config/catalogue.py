@@ -39,7 +39,7 @@ class KnownSetting:
 
 
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
-    """The YAMLs of a group: presets, and the user's choices; of a name klrl's."""
+    """The YAMLs of a group: klrl's presets and the user's; of two with the same name klrl's."""
     folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
     return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
 

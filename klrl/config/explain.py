@@ -48,6 +48,9 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return ConfigError(
             f"{match[1]}={match[2]}: starts from {match[3]}={match[4]}, which is no choice{meant}"
         )
+    if match := re.search(r"'(\w+)/(\w+)' is validated against ConfigStore schema", text):
+        named = f"{match[1]}={match[2]}"
+        return ConfigError(f"{named}: klrl has a choice of that name; rename the YAML")
     if match := re.search(r"Could not find '([\w/]+)/([^/']+)'", text):
         return _wrong_choice(match[1], match[2], config_dir)
     if match := re.search(r"Could not override '([^']+)'", text):

@@ -88,7 +88,7 @@ class OwnPart(Settings):
 
     #: package.module:Name, from the current folder or PYTHONPATH; see docs/extending.md
     target: Optional[str] = field(default=None, metadata={"value": MISSING})
-    #: its arguments, as in args.x=1; its own annotations declare them
+    #: its arguments, as in args.x=1; of its defaults, numbers, texts and null are shown
     args: dict[str, Any] = field(default_factory=dict)
     #: a folder to search as well; klrl notes the one where it found the module
     path: Optional[str] = field(default=None, metadata={"free": True})
