@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.sort_digits_base import build
-from klrl.config.choices import conf_dir
+from klrl.config.catalogue import choices
 from tests.config.test_yaml import installed
 from tests.conftest import QUICK
 from tests.language.conftest import LENGTHS, QUICK_MODEL
 from tests.language.conftest import QUICK as LANGUAGE
 from tests.runs.commands import child, exits, manifest_of, rows_of, timeless, wandb_records
 
-PRESETS = sorted(path.stem for path in (conf_dir() / "env").glob("*.yaml"))
+PRESETS = choices("env")
 #: Of the presets that need more than their name.
 WORDS = {
     "gym": ("env.id=MountainCarContinuous-v0",),

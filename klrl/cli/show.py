@@ -1,4 +1,4 @@
-"""``--cfg job``: all settings of a job as YAML, each with its comment from conf/."""
+"""``--cfg job``: all settings of a job as YAML, each with its comment."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from hydra.types import RunMode
 from omegaconf import Container, OmegaConf
 
 from klrl.base.errors import ConfigError
-from klrl.config import conf_dir
+from klrl.config import ALL_CHOICES, conf_dir
 from klrl.config.checks import NoValueError
+from klrl.config.choices import NAME, Choice
 from klrl.config.compose import compose, job_config, keys
+from klrl.config.nodes import notes_of
 from klrl.config.own import own_parts
 
 #: Settings of ``env=gym`` that a custom environment has others for.
@@ -67,14 +69,18 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
 def comments(
     overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
 ) -> dict[str, str]:
-    """Dotted key -> comment, from the YAMLs of which a job is composed.
+    """Dotted key -> comment, from the choices and YAMLs of which a job is composed.
 
     The last file that sets a value gives its comment, as it gives the value. A preset's comment on
     its own value (``env=hopper``) is left out where the overrides set another value.
     """
     given = keys(overrides)
     notes: dict[str, str] = {}
-    for path, package in _files(overrides, config_dir, config_name):
+    for path, package in _parts(overrides, config_dir, config_name):
+        if isinstance(path, Choice):
+            notes |= {f"{package}.{NAME}": "set by the choice"}
+            notes |= {f"{package}.{key}": note for key, note in notes_of(path.schema).items()}
+            continue
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         for key, line, end in _places(yaml.compose(text, yaml.SafeLoader)):
@@ -87,10 +93,10 @@ def comments(
     return notes
 
 
-def _files(
+def _parts(
     overrides: Sequence[str], config_dir: str | None, config_name: str | None
-) -> Iterator[tuple[Path, str]]:
-    """The YAMLs of a job, in Hydra's order of merging, each with its package."""
+) -> Iterator[tuple[Path | Choice, str]]:
+    """The choices and YAMLs of a job, in Hydra's order of merging, each with its package."""
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -102,8 +108,10 @@ def _files(
     for each in merged.defaults:
         files = (folder / f"{each.config_path}.yaml" for folder in folders)
         path = next((file for file in files if file.is_file()), None)
-        if path is not None:
-            yield path, each.package or _GLOBAL
+        group, _, name = str(each.config_path).partition("/")
+        part = path or ALL_CHOICES.get(group, {}).get(name)
+        if part is not None:
+            yield part, each.package or _GLOBAL
 
 
 def annotated(text: str, notes: dict[str, str]) -> str:

@@ -86,7 +86,7 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
         if not isinstance(error.obj, Settings):
             raise
         kind = type(error.obj).__name__
-        _print_error(f"{name}: {kind} has no setting {error.name}; declare it there and in conf/")
+        _print_error(f"{name}: {kind} has no setting {error.name}; declare it there")
         return REFUSED
     except (*FAILURES, OSError) as error:
         if getattr(error, "errno", None) == errno.ENAMETOOLONG:

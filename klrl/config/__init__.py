@@ -1,12 +1,8 @@
 # ruff: noqa: F401, F403 (these are the names of klrl.config)
 """The schema of every setting; ``rules`` checks settings against each other.
 
-Values are in ``conf/`` (one YAML per choice); types and ranges are here. Nothing in here imports
-torch or gymnasium, so that ``--help`` and config errors print at once.
-
-To add a setting: a field in the dataclass of its group in ``schemas/`` (of a sweep's groups in
-``sweep.py``), and a commented line in the YAML of each choice that has it. To add a choice: a line
-in ``choices.py``, and where it has settings of its own a dataclass there.
+Nothing in here imports torch or gymnasium, so that ``--help`` and config errors print at once. To
+add a choice or a setting: ``schemas/``.
 """
 
 from klrl.config.choices import (
@@ -21,10 +17,10 @@ from klrl.config.choices import (
     choices_for,
     conf_dir,
     factory,
-    register_schemas,
 )
 from klrl.config.fields import ChoiceConfig, OwnPart
 from klrl.config.jobs import JOBS, Config, JobConfig, LanguageConfig
+from klrl.config.nodes import register_schemas
 from klrl.config.schemas.control import *
 from klrl.config.schemas.language import *
 from klrl.config.schemas.learning import *

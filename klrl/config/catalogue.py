@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from klrl.config import ALL_CHOICES, GROUPS, RootConfig, conf_dir
 from klrl.config.choices import FOUND_OUT
+from klrl.config.fields import nested_schema
+from klrl.config.objectives import PRESETS
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,33 @@ class KnownSetting:
 
 
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
-    """The YAML of each choice of a group; of two with the same name Hydra reads klrl's."""
+    """The YAMLs of a group: klrl's presets and the user's; of two with the same name klrl's."""
     folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
-    files = {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
-    known = ALL_CHOICES.get(group, {}).items()
-    return files | {name: files[each.like] for name, each in known if each.like in files}
+    return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
+
+
+def described(group: str, config_dir: str | None = None) -> dict[str, str]:
+    """The names that ``group=`` accepts, with a line on each."""
+    found = {}
+    for name, path in choice_files(group, config_dir).items():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        notes = (line[2:] for line in lines if line.startswith("# ") and line[2:3] != "@")
+        found[name] = next(notes, "")
+    found |= {name: each.what for name, each in ALL_CHOICES.get(group, {}).items()}
+    found |= {name: each.what for name, each in PRESETS.get(group, {}).items()}
+    return dict(sorted(found.items()))
+
+
+def declared_in(group: str) -> list[str]:
+    """The files of klrl that declare the choices of a group."""
+    schemas = (each.schema.__module__ for each in ALL_CHOICES.get(group, {}).values())
+    files = [f"{each.replace('.', '/')}.py" for each in dict.fromkeys(schemas)]
+    return [*files, *["klrl/config/objectives.py"] * (group in PRESETS), f"conf/{group}"]
 
 
 def choices(group: str, config_dir: str | None = None) -> list[str]:
     """The names that ``group=`` accepts."""
-    return sorted(choice_files(group, config_dir))
+    return list(described(group, config_dir))
 
 
 @cache
@@ -68,8 +87,7 @@ def settings() -> dict[str, KnownSetting]:
 def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     """The fields of a schema by dotted name; a nested schema is replaced by its fields."""
     for each in fields(node):
-        nested = each.default_factory
-        if nested is not MISSING and isinstance(nested, type) and is_dataclass(nested):
+        if nested := nested_schema(each):
             yield from _fields(nested, f"{prefix}{each.name}.")
         else:
             yield f"{prefix}{each.name}", each
@@ -80,31 +98,18 @@ def _setting(key: str, each: Field[Any], schemas: tuple[str, ...] = ()) -> Known
     return KnownSetting(key, str(each.type), tuple(each.metadata.get("allowed", of_bool)), schemas)
 
 
-def readers(setting: KnownSetting, config_dir: str | None = None) -> list[str]:
-    """The choices of a setting's group that have it, without presets; empty outside any group."""
-    files = choice_files(setting.group, config_dir) if setting.schemas else {}
-    return sorted(name for name, path in files.items() if _named(path)[0] in setting.schemas)
-
-
 def schema_of(group: str, choice: str, config_dir: str | None = None) -> str | None:
-    """The schema of a choice; of a preset, the schema of the choice below it (``gym@env``)."""
-    files = choice_files(group, config_dir)
+    """The choice whose schema a choice has: itself; of a preset the one below it (``gym@env``)."""
+    files, presets = choice_files(group, config_dir), PRESETS.get(group, {})
     seen: set[str] = set()
-    name: str | None = choice
-    while name in files and name not in seen:
-        seen.add(name)
-        schema, name = _named(files[name])
-        if schema is not None:
-            return schema
-    return None
-
-
-def _named(path: Path) -> tuple[str | None, str | None]:
-    """The schema and the other choice that a choice's YAML names in its defaults list."""
-    text = path.read_text(encoding="utf-8")
-    schema = re.search(r"/schema/\w+/(\w+)@", text)
-    other = re.search(r"^  - (\w+)@", text, re.MULTILINE)
-    return schema and schema[1], other and other[1]
+    while choice not in ALL_CHOICES.get(group, ()):
+        seen.add(choice)
+        text = files[choice].read_text(encoding="utf-8") if choice in files else ""
+        below = re.search(r"^  - (\w+)@", text, re.MULTILINE)
+        choice = presets[choice].below if choice in presets else below[1] if below else choice
+        if choice in seen:
+            return None
+    return choice
 
 
 @cache

@@ -126,8 +126,7 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
         if type(value) is not schema:
             raise ConfigError(
                 f"{group}.{NAME}={value.name}: its settings are those of {type(value).__name__}, "
-                f"not {schema.__name__}; name the schema of the same choice in its YAML's defaults "
-                "list"
+                f"not {schema.__name__}; start its YAML from that choice"
             )
     return parts
 
@@ -151,21 +150,16 @@ def _group_node(cfg: DictConfig, group: str) -> DictConfig:
     if node is None:
         raise ConfigError(f"{group}: nothing is chosen; choose one, as in {group}=...")
     if not OmegaConf.is_dict(node) or OmegaConf.get_type(node) is dict:
-        names = "|".join(ALL_CHOICES[group])
+        known = ", ".join(ALL_CHOICES[group])
         raise ConfigError(
-            f"{group}: the chosen YAML has no schema; "
-            f"put '/schema/{group}/{names}@{group}' first in its defaults list"
+            f"{group}: the chosen YAML starts from no choice; put NAME@{group} first in its "
+            f"defaults list, with one of {known}"
         )
     return node
 
 
 def _object(path: str, node: DictConfig) -> Any:
     missing = sorted(OmegaConf.missing_keys(node))
-    if f"{path}.{NAME}" in missing:
-        raise ConfigError(
-            f"{path}.{NAME}: the chosen YAML gives none; add the line '{NAME}: ' with the choice "
-            "whose schema it names"
-        )
     if missing:
         raise NoValueError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
     schema: Any = OmegaConf.get_type(node)
@@ -195,7 +189,7 @@ def _check_fields(path: str, value: Any) -> None:
             setattr(value, f.name, _own_part(key, setting))
         elif is_dataclass(setting):
             _check_fields(key, setting)
-        elif f.metadata.keys() - {"added", "free"}:
+        elif f.metadata.keys() - {"added", "free", "value"}:
             setattr(value, f.name, checked_value(key, setting, f.metadata))
 
 
@@ -233,7 +227,8 @@ def checked_value(key: str, value: Any, rule: Any) -> Any:
     if "allowed" in rule:
         value = "false" if value is False else value
         if value not in rule["allowed"]:
-            raise ConfigError(f"{key}={value}: choose one of {', '.join(rule['allowed'])}")
+            known = ", ".join(rule["allowed"])
+            raise ConfigError(f"{key}={value}: choose one of {known}{rule['where']}")
         return value
     limits = [each for each in _SIGNS if rule[each[1]] is not None]
     bounds = " and ".join(f"{sign} {rule[name]:g}" for sign, name, _ in limits)

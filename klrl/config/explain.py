@@ -9,13 +9,13 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
-from klrl.config import ALL_CHOICES, SWEEP_GROUPS
+from klrl.config import SWEEP_GROUPS
 from klrl.config.catalogue import (
-    choice_files,
     choices,
     chosen,
+    declared_in,
     defaults,
-    readers,
+    described,
     schema_of,
     settings,
 )
@@ -26,20 +26,13 @@ def help_text(config_dir: str | None = None) -> str:
     """The text of ``--help``: usage, then every group with its choices and a line on each."""
     lines = []
     default = defaults()
-    found = {group: choice_files(group, config_dir) for group in ALL_GROUPS}
-    width = max(len(name) for files in found.values() for name in files)
+    found = {group: described(group, config_dir) for group in ALL_GROUPS}
+    width = max(len(name) for names in found.values() for name in names)
     for group in ALL_GROUPS:
         lines.append(f"{group}{' (of a sweep)' * (group in SWEEP_GROUPS)}")
-        files = sorted(found[group].items())
-        files.sort(key=lambda item: item[0] != default.get(group))
-        for name, path in files:
+        for name in sorted(found[group], key=lambda name: name != default.get(group)):
             mark = "*" if name == default.get(group) else " "
-            text = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            notes = (line[2:] for line in text if line.startswith("# ") and line[2:3] != "@")
-            said = (
-                next(notes, "") if path.stem == name else f"a choice that starts from {path.stem}"
-            )
-            lines.append(f"  {mark} {name:<{width}}  {said}")
+            lines.append(f"  {mark} {name:<{width}}  {found[group][name]}")
     return Path(__file__).with_name("usage.txt").read_text("utf-8").format(groups="\n".join(lines))
 
 
@@ -55,11 +48,9 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return ConfigError(
             f"{match[1]}={match[2]}: starts from {match[3]}={match[4]}, which is no choice{meant}"
         )
-    if match := re.search(r"In '(\w+)/(\w+)': Could not load 'schema/(\w+)/(\w+)'", text):
-        return ConfigError(
-            f"{match[1]}={match[2]}: its YAML names the schema {match[3]}/{match[4]}, which is not "
-            f"registered; klrl/config/choices.py has {', '.join(ALL_CHOICES.get(match[3], ()))}"
-        )
+    if match := re.search(r"'(\w+)/(\w+)' is validated against ConfigStore schema", text):
+        named = f"{match[1]}={match[2]}"
+        return ConfigError(f"{named}: klrl has a choice of that name; rename the YAML")
     if match := re.search(r"Could not find '([\w/]+)/([^/']+)'", text):
         return _wrong_choice(match[1], match[2], config_dir)
     if match := re.search(r"Could not override '([^']+)'", text):
@@ -150,7 +141,10 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = choices(group, config_dir)
     meant = nearest(name, known) or ";"
-    return ConfigError(f"{group}={name}: no such choice{meant} choices: {', '.join(known)}")
+    where = ", ".join(declared_in(group))
+    return ConfigError(
+        f"{group}={name}: no such choice{meant} choices: {', '.join(known)} (declared in {where})"
+    )
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
@@ -167,7 +161,7 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     known = settings()
     group = key.partition(".")[0]
     current = chosen(group, overrides, config_dir)
-    if key in known and (having := readers(known[key], config_dir)):
+    if key in known and (having := sorted(known[key].schemas)):
         they = " and ".join(f"{group}={name}" for name in having)
         they += " does" if len(having) == 1 else " do"
         return ConfigError(
@@ -198,7 +192,7 @@ def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> st
     hints = []
     for setting in map(same.__getitem__, close or same):
         current = chosen(setting.group, overrides, config_dir)
-        having = [choice for choice in readers(setting, config_dir) if choice != _OWN]
+        having = [choice for choice in sorted(setting.schemas) if choice != _OWN]
         if not having or schema_of(setting.group, current, config_dir) in setting.schemas:
             hints.append(setting.key)
         else:  # controller.target (controller=adaptive, dual or held)

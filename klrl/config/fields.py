@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, is_dataclass
 from typing import Any, Optional
 
 from omegaconf import MISSING
@@ -29,7 +29,13 @@ class ChoiceConfig(Settings):
     name: str = field(default=MISSING, kw_only=True)
 
 
+def setting(value: Any, **rule: Any) -> Any:
+    """Declare a setting with the value that a choice gives it; MISSING: the user must give one."""
+    return field(default=MISSING, metadata=rule if value is MISSING else {**rule, "value": value})
+
+
 def number(
+    value: Any = MISSING,
     *,
     ge: float | None = None,
     gt: float | None = None,
@@ -42,22 +48,35 @@ def number(
     ``whole`` accepts 1e6 as well as 1000000, so the field's type is Any, and ``optional`` says
     whether null is allowed; for typed fields OmegaConf checks that.
     """
-    rule = {"ge": ge, "gt": gt, "le": le, "whole": whole, "optional": optional}
-    return field(default=MISSING, metadata=rule)
+    return setting(value, ge=ge, gt=gt, le=le, whole=whole, optional=optional)
 
 
-def choice(*allowed: str, optional: bool = False) -> Any:
-    """Declare a setting with a closed list of values; ``optional`` says whether null is allowed."""
-    return field(default=MISSING, metadata={"allowed": allowed, "optional": optional})
+def choice(
+    *allowed: str, value: str | None = None, optional: bool = False, declared_in: str = ""
+) -> Any:
+    """Declare a setting with a closed list of values, of which the first is its own.
+
+    Where null is allowed (``optional``), that is. ``declared_in`` names the file of the list.
+    """
+    value = value if value or optional else allowed[0]
+    where = f" (declared in {declared_in})" if declared_in else ""
+    return setting(value, allowed=allowed, optional=optional, where=where)
 
 
 def added(setting: Any, before: Any) -> Any:
     """Declare a setting that older runs do not have; ``before`` keeps their behaviour.
 
-    Stored runs without the setting are read with ``before``. A job's identity leaves the setting
+    Stored runs without the setting are read with ``before``, which is also its value where
+    ``setting`` has none. A job's identity leaves the setting
     out while it has this value, so that sweeps begun earlier can resume.
     """
     return field(default=before, metadata={**setting.metadata, "added": before})
+
+
+def nested_schema(of: Field[Any]) -> type | None:
+    """The dataclass of settings that a field holds; None for a single setting."""
+    made = of.default_factory
+    return made if isinstance(made, type) and is_dataclass(made) else None
 
 
 @dataclass
@@ -67,11 +86,14 @@ class OwnPart(Settings):
     ``path``, ``source`` and ``version`` are klrl's to set; see :mod:`klrl.config.own`.
     """
 
-    target: Optional[str] = None  # noqa: UP045
+    #: package.module:Name, from the current folder or PYTHONPATH; see docs/extending.md
+    target: Optional[str] = field(default=None, metadata={"value": MISSING})
+    #: its arguments, as in args.x=1; of its defaults, numbers, texts and null are shown
     args: dict[str, Any] = field(default_factory=dict)
-    path: Optional[str] = field(default=None, metadata={"free": True})  # noqa: UP045
-    source: Optional[str] = None  # noqa: UP045
-    version: Optional[str] = None  # noqa: UP045
+    #: a folder to search as well; klrl notes the one where it found the module
+    path: Optional[str] = field(default=None, metadata={"free": True})
+    source: Optional[str] = None
+    version: Optional[str] = None
 
 
 def own_part() -> Any:

@@ -26,7 +26,8 @@ class Gradient(Enum):
     TWICE = "each step's own KL counted twice"
 
 
-#: Sampled estimator -> the gradient that it has in the reward. Formulas: :mod:`klrl.kl.estimators`.
+#: Sampled estimator -> the gradient that it has in the reward. Its formula is the function of that
+#: name in :mod:`klrl.kl.estimators`.
 SAMPLED = {"k1": Gradient.EXACT, "k2": Gradient.WRONG, "k3": Gradient.WRONG}
 ESTIMATORS = (*SAMPLED, "exact")
 #: placement -> estimator -> its gradient.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from omegaconf import MISSING
+from klrl.config.choices import registered
+from klrl.config.fields import ChoiceConfig, choice, number, setting
 
-from klrl.config.fields import ChoiceConfig, choice, number
 
-
+@registered("launcher", "local", sweep="sweep.launchers:local")
 @dataclass
 class LauncherConfig(ChoiceConfig):
     """One job after the other, in this process."""
@@ -24,29 +24,33 @@ class LauncherConfig(ChoiceConfig):
         return 1
 
 
+@registered("launcher", "joblib", sweep="sweep.launchers:joblib", package="joblib")
 @dataclass
 class JoblibConfig(LauncherConfig):
     """Several jobs at a time on this machine."""
 
-    n_jobs: int = number(ge=1)
+    n_jobs: int = number(2, ge=1)  # jobs at a time, each in a process of its own
 
     def at_once(self, jobs: int, cores: int) -> int:
         """``n_jobs``."""
         return self.n_jobs
 
 
+@registered("launcher", "submitit", sweep="sweep.queue:submitit", package="submitit")
 @dataclass
 class SubmititConfig(LauncherConfig):
-    """One SLURM job each."""
+    """A SLURM job each."""
 
+    #: slurm, local (processes of this machine, to try out) or auto (slurm where it is found)
     cluster: str = choice("slurm", "local", "auto")
-    timeout_min: int = number(ge=1)
-    cpus_per_task: int = number(ge=1)
-    gpus_per_node: int = number(ge=0)
-    mem_gb: float = number(gt=0)
-    array_parallelism: int = number(ge=1)
-    partition: Optional[str] = None  # noqa: UP045 (OmegaConf reads this annotation)
-    slurm: dict[str, Any] = MISSING
+    #: a job that is warned of it writes a checkpoint, is queued again and goes on
+    timeout_min: int = number(240, ge=1)
+    cpus_per_task: int = number(1, ge=1)  # of each job
+    gpus_per_node: int = number(0, ge=0)  # of each job
+    mem_gb: float = number(4, gt=0)  # a control job needs about 0.6
+    array_parallelism: int = number(64, ge=1)  # jobs of the sweep that SLURM runs at a time
+    partition: Optional[str] = None  # the queue; null = the default one
+    slurm: dict[str, Any] = setting({})  # more of sbatch's, as '{account: lab}'
 
     @property
     def on_this_machine(self) -> bool:
@@ -58,15 +62,18 @@ class SubmititConfig(LauncherConfig):
         return jobs if self.on_this_machine else self.array_parallelism
 
 
+@registered("launcher", "ray", sweep="sweep.cluster:ray", package="ray")
 @dataclass
 class RayLauncherConfig(LauncherConfig):
-    """One Ray task each."""
+    """A task each on a Ray cluster, or on this machine's own Ray."""
 
-    address: Optional[str] = None  # noqa: UP045
-    cpus: Optional[int] = number(ge=1)  # noqa: UP045
-    cpus_per_job: float = number(gt=0)
-    gpus_per_job: float = number(ge=0)
-    cpus_timeout: float = number(ge=0)
+    #: of a cluster, as in HOST:6379; null: RAY_ADDRESS, or a Ray of this machine's own, on loopback
+    address: Optional[str] = None
+    cpus: Optional[int] = number(None, ge=1)  # without an address: cores to use; null = all
+    cpus_per_job: float = number(1, gt=0)  # that Ray sets aside for each
+    gpus_per_job: float = number(0, ge=0)  # likewise; 0.5 lets two share one
+    #: seconds without a machine that a job fits on, then the sweep ends; started again, it goes on
+    cpus_timeout: float = number(60, ge=0)
 
     @property
     def on_this_machine(self) -> bool:
@@ -78,20 +85,22 @@ class RayLauncherConfig(LauncherConfig):
         return int((self.cpus or cores) / self.cpus_per_job)
 
 
+@registered("search", "grid", sweep="sweep.run:run_grid")
 @dataclass
 class SearchConfig(ChoiceConfig):
     """Every combination of the values given."""
 
 
+@registered("search", "optuna", sweep="sweep.search:run_search", package="optuna")
 @dataclass
 class OptunaConfig(SearchConfig):
-    """Values chosen by the results so far."""
+    """Values chosen by the results so far (Optuna's TPE); seeds are averaged inside a trial."""
 
-    trials: int = number(ge=1)
-    at_once: int = number(ge=1)
-    metric: str = MISSING
-    direction: str = choice("maximize", "minimize")
-    seed: int = number(ge=0)
+    trials: int = number(20, ge=1)  # trials in all, those of an earlier start counted
+    at_once: int = number(1, ge=1)  # trials that are chosen together, to run side by side
+    metric: str = setting("eval/return")  # its last value, averaged over the seeds
+    direction: str = choice("maximize", "minimize")  # or minimize
+    seed: int = number(0, ge=0)  # of the sampler
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """How ``kl.coef`` moves: once per iteration, on the KL of the whole rollout.
 
 All are bounded, keep their state in checkpoints, and leave a KL that is not finite aside with a
-warning (the runner stops on one). To add one: a class and its factory here, a line in
-``klrl/config/choices.py``, a schema and a YAML.
+warning (the runner stops on one). To add one: a class here, and its settings in
+``klrl/config/schemas/penalty.py``, which are arguments of its constructor.
 """
 
 from __future__ import annotations
@@ -13,15 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from klrl.config import (
-    AdaptiveControllerConfig,
-    ControllerConfig,
-    CustomControllerConfig,
-    DualControllerConfig,
-    HeldControllerConfig,
-    ScheduleControllerConfig,
-    TargetControllerConfig,
-)
+from klrl.config import ControllerConfig
 from klrl.config.own import Unfit, make_tried
 
 
@@ -52,6 +44,13 @@ class FixedKLController:
 
     def __init__(self, coef: Coef) -> None:
         self._keeper = Number(float(coef)) if isinstance(coef, float | int) else coef
+
+    @classmethod
+    def of(cls, config: ControllerConfig, coef: Coef, frames: int) -> FixedKLController:
+        """That of a run over ``frames``: ``config``'s settings are the constructor's arguments."""
+        # The unit is of the KL that the loop measures.
+        settings = {key: each for key, each in vars(config).items() if key not in ("name", "unit")}
+        return cls(coef, **settings)
 
     @property
     def coef(self) -> float:
@@ -101,6 +100,11 @@ class ScheduledKLController(FixedKLController):
             raise ValueError(f"frames={frames}: give a number >= 1")
         self.start, self.end, self.frames, self.shape = self.coef, float(end), frames, shape
         self.seen = 0
+
+    @classmethod
+    def of(cls, config: Any, coef: Coef, frames: int) -> FixedKLController:
+        """Over the whole run where it has no frames of its own."""
+        return cls(coef, config.end, config.frames or frames, config.shape)
 
     def move(self, kl: float, n: int) -> None:
         """A step along the line or the cosine."""
@@ -264,45 +268,19 @@ class HeldKLController(_MultipliedKLController):
         return {name: getattr(self, name) for name in names}
 
 
-def fixed(config: ControllerConfig, coef: Coef, frames: int) -> FixedKLController:
-    """``controller=fixed``."""
-    return FixedKLController(coef)
-
-
-def schedule(config: ScheduleControllerConfig, coef: Coef, frames: int) -> ScheduledKLController:
-    """``controller=schedule``, over the whole run where it has no frames of its own."""
-    return ScheduledKLController(coef, config.end, config.frames or frames, config.shape)
-
-
-def _settings(config: TargetControllerConfig) -> dict[str, Any]:
-    # The unit is of the KL that the loop measures.
-    return {name: value for name, value in vars(config).items() if name not in ("name", "unit")}
-
-
-def adaptive(config: AdaptiveControllerConfig, coef: Coef, frames: int) -> AdaptiveKLController:
-    """``controller=adaptive``."""
-    return AdaptiveKLController(coef, **_settings(config))
-
-
-def dual(config: DualControllerConfig, coef: Coef, frames: int) -> DualKLController:
-    """``controller=dual``."""
-    return DualKLController(coef, **_settings(config))
-
-
-def held(config: HeldControllerConfig, coef: Coef, frames: int) -> HeldKLController:
-    """``controller=held``."""
-    return HeldKLController(coef, **_settings(config))
-
-
-def custom(config: CustomControllerConfig, coef: Coef, frames: int) -> FixedKLController:
+class OwnKLController(FixedKLController):
     """``controller=custom``: a :class:`FixedKLController` of the user's, tried once."""
-    start = coef if isinstance(coef, float | int) else coef.coef
-    given, trial = {"coef": coef, "frames": frames}, {"coef": lambda: Number(start)}
-    use = moves("kl.coef", [0.01, 1.0])
-    made, forgets = make_tried("controller", config, given, FixedKLController, use, trial=trial)
-    controller: FixedKLController = made
-    controller.forgets = forgets
-    return controller
+
+    @classmethod
+    def of(cls, config: Any, coef: Coef, frames: int) -> FixedKLController:
+        """The user's."""
+        start = coef if isinstance(coef, float | int) else coef.coef
+        given, trial = {"coef": coef, "frames": frames}, {"coef": lambda: Number(start)}
+        use = moves("kl.coef", [0.01, 1.0])
+        made, forgets = make_tried("controller", config, given, FixedKLController, use, trial=trial)
+        controller: FixedKLController = made
+        controller.forgets = forgets
+        return controller
 
 
 def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:

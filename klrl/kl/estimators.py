@@ -34,17 +34,17 @@ def k3(log_ratio: Tensor) -> Tensor:
     return torch.expm1(-log_ratio) + log_ratio
 
 
-def _declared(*functions: Callable[[Tensor], Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
-    named = {function.__name__: function for function in functions}
-    for name in sorted(named.keys() ^ SAMPLED.keys()):
+def _declared() -> dict[str, Callable[[Tensor], Tensor]]:
+    for name in SAMPLED.keys() - globals():
         raise ConfigError(
-            f"kl.estimator={name}: needs a function in ESTIMATORS of klrl/kl/estimators.py, and "
-            "its gradient in SAMPLED of klrl/config/placement.py"
+            f"kl.estimator={name}: klrl/config/placement.py declares it, and klrl/kl/estimators.py "
+            "has no function of that name; add it"
         )
-    return named
+    return {name: globals()[name] for name in SAMPLED}
 
 
-ESTIMATORS = _declared(k1, k2, k3)
+#: The functions above that ``SAMPLED`` declares, by name.
+ESTIMATORS = _declared()
 #: One of them by name, ``exact``, or a function of the user's: r -> nats, elementwise.
 Estimator: TypeAlias = str | Callable[[Tensor], Tensor]
 

@@ -136,9 +136,9 @@ class Training:
         self.counters = Counters()
         self.parts: Parts = self.domain.function("parts")(config, before)
         coef = 0.0 if self.parts.kl is None else self.parts.kl
-        self.controller: FixedKLController = factory(
-            "controller", config.controller, config.domain
-        )(config.controller, coef, config.frames)
+        kind: Any = factory("controller", config.controller, config.domain)
+        controller: FixedKLController = kind.of(config.controller, coef, config.frames)
+        self.controller = controller
         self.evaluations = Evaluations(config, self.domain, self.parts, self.counters, self._tell)
         self._stop = StopRequest()
         self._callbacks: list[Callback] = []

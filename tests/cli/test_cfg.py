@@ -1,4 +1,4 @@
-"""``--cfg job``: Hydra's own values, each with the comment of its line in conf/."""
+"""``--cfg job``: Hydra's own values, each with the comment of its declaration."""
 
 import re
 import sys
@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from benchmarks.mujoco.published import NAMES
-from klrl.config import conf_dir
+from klrl.config import ALL_CHOICES, conf_dir
 from klrl.config.catalogue import choices
+from klrl.config.nodes import notes_of
 from tests.runs.commands import exits
 
 #: What a choice needs beside itself; a language task comes with its experiment.
@@ -76,8 +77,11 @@ def test_values_are_hydras_and_every_setting_has_its_comment(capsys, monkeypatch
 
 
 def _comments() -> dict[str, set[str]]:
-    """Last part of a key -> its comments anywhere in conf/, read line by line."""
-    found: dict[str, set[str]] = {}
+    """Last part of a key -> its comments in conf/, read line by line, and in the schemas."""
+    found: dict[str, set[str]] = {"name": {"set by the choice"}}
+    for choice in (each for known in ALL_CHOICES.values() for each in known.values()):
+        for key, note in notes_of(choice.schema).items():
+            found.setdefault(key.rpartition(".")[2], set()).add(note)
     for path in conf_dir().rglob("*.yaml"):
         for line in path.read_text("utf-8").splitlines():
             if match := re.match(r"\s*(?:\w+: \{)?(\w+): .*?  # (.*)$", line):

@@ -11,19 +11,21 @@ import pytest
 
 from klrl.cli.completion import candidates, completion_command
 from klrl.cli.main import COMMANDS
-from klrl.config import conf_dir
+from klrl.config import ALL_CHOICES, conf_dir
 
 ESTIMATORS = ["custom", "exact", "k1", "k2", "k3"]
 
 
-def yamls(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+def named(group: str) -> list[str]:
+    """The YAMLs and the registered choices of a group."""
+    stems = {path.stem for path in (conf_dir() / group).glob("*.yaml")}
+    return sorted(stems | ALL_CHOICES.get(group, {}).keys())
 
 
 QUERIES = {
     "kl.co": ["kl.coef="],
     "kl.estimator=": [f"kl.estimator={name}" for name in ESTIMATORS],
-    "env=": [f"env={name}" for name in yamls("env")],
+    "env=": [f"env={name}" for name in named("env")],
     "run env=half": ["env=half_cheetah"],
     "kl.allow_biased=": ["kl.allow_biased=false", "kl.allow_biased=true"],
     "lo": ["logger.", "logger=", "loss.", "loss="],
@@ -41,7 +43,7 @@ QUERIES = {
     "loss.clip": ["loss.clip_value="],
     "loss=clip loss.beta_r": ["loss.beta_rule="],
     # A sweep has words of its own, and lists of values.
-    "launcher=": [f"launcher={name}" for name in yamls("launcher")],
+    "launcher=": [f"launcher={name}" for name in named("launcher")],
     "laun": [],
     "-m laun": ["launcher.", "launcher="],
     "plan -m sea": ["search.", "search="],

@@ -10,7 +10,6 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
-import yaml
 
 from klrl.base.errors import ConfigError
 from klrl.config import (
@@ -30,12 +29,13 @@ from klrl.config import (
     schemas,
     sweep,
 )
-from klrl.config.catalogue import choices
+from klrl.config.catalogue import schema_of
 from klrl.config.checks import check_config, to_config, typed_choice
-from klrl.config.choices import Choice, register_schemas, resolve
+from klrl.config.choices import Choice, resolve
 from klrl.config.compose import job_config
 from klrl.config.fields import ChoiceConfig, added, number
 from klrl.config.identity import canonical, settings_hash
+from klrl.config.nodes import notes_of, register_schemas
 from klrl.config.stored import typed
 from klrl.losses.policy import ClipLoss
 from tests.conftest import QUICK
@@ -75,27 +75,19 @@ def test_every_schema_belongs_to_a_choice() -> None:
 
 
 @pytest.mark.parametrize(("group", "name"), EVERY)
-def test_every_choice_has_a_yaml_of_its_name(group: str, name: str) -> None:
-    path = conf_dir() / group / f"{name}.yaml"
-    if ALL_CHOICES[group][name].like:
-        assert not path.exists()
-        return
-    assert path.is_file(), f"{group}={name} has no {path.name}"
-    stored = yaml.safe_load(path.read_text("utf-8"))
-    assert stored["name"] == name
-    assert stored["defaults"] == [f"/schema/{group}/{name}@_here_", "_self_"]
+def test_every_setting_of_a_choice_says_what_it_does(group: str, name: str) -> None:
+    choice = choice_of(group, name)
+    assert choice.what
+    lacking = {f.name for f in dataclasses.fields(choice.schema)} - notes_of(choice.schema).keys()
+    assert lacking <= {"name", "source", "sources", "version", "lora"}
 
 
 @pytest.mark.parametrize("group", ALL_CHOICES)
-def test_every_yaml_is_a_choice_or_a_preset_over_one(group: str) -> None:
+def test_every_yaml_is_a_preset_over_a_choice(group: str) -> None:
     for path in sorted((conf_dir() / group).glob("*.yaml")):
-        text = path.read_text("utf-8")
-        if "@package _global_" in text:
-            base = re.search(rf"- (\w+)@{group}", text)
-            assert base, f"{path}: a preset over no choice of {group}"
-            assert base[1] in ALL_CHOICES[group], path
-        else:
-            assert path.stem in ALL_CHOICES[group], f"{path}: no choice of that name is registered"
+        base = re.search(rf"- (\w+)@{group}", path.read_text("utf-8"))
+        assert base, f"{path}: a preset over no choice of {group}"
+        assert schema_of(group, base[1]), path
 
 
 @pytest.mark.parametrize("group", CHOICES)
@@ -112,28 +104,19 @@ def test_a_factory_of_another_domain_is_no_default() -> None:
         factory("loss", LossConfig(name="spo"), CONTROL)
 
 
-def test_a_choice_like_another_needs_no_yaml(monkeypatch) -> None:
-    """A loss is its class and a line of the registry: two places."""
-    register(monkeypatch, KLPENConfig, CHOICES["loss"]["klpen"].factories, like="klpen_held")
-    config = job_config(["loss=registered", "loss.dtarg=0.02"])
-    held = job_config(["loss=klpen_held", "loss.dtarg=0.02"]).loss
-    assert config.loss == dataclasses.replace(held, name="registered")
-    assert isinstance(factory("loss", config.loss, CONTROL), type)
-    assert "registered" in choices("loss")
-
-
-def register(monkeypatch, schema: type, factories: Mapping[str, str], like: str = "") -> None:
-    """The choice ``loss=registered``, with a YAML of its own ``loss=schemed``, for one test."""
-    name = "registered" if like else "schemed"
-    monkeypatch.setitem(ALL_CHOICES["loss"], name, Choice(schema, factories, like=like))
+def register(monkeypatch, schema: type, factories: Mapping[str, str]) -> str:
+    """A new choice of ``loss``, for one test."""
+    name = f"new{len(factories)}{schema.__name__}"
+    monkeypatch.setitem(ALL_CHOICES["loss"], name, Choice(schema, factories))
     register_schemas.__wrapped__()
+    return f"loss={name}"
 
 
 @dataclasses.dataclass
 class Bare(ChoiceConfig):
     """A schema that is not derived from that of its group."""
 
-    epsilon: float = number(gt=0)
+    epsilon: float = number(1.0, gt=0)
 
 
 class ReadsMore(ClipLoss):
@@ -149,29 +132,23 @@ KLPEN = CHOICES["loss"]["klpen"].factories
 
 
 @pytest.mark.parametrize(
-    ("schema", "factories", "like", "says"),
+    ("schema", "factories", "says"),
     [
-        (Bare, KLPEN, "", "loss=schemed: its schema Bare lacks what every loss has; derive "),
-        (ClipConfig, MORE, "clip", "ClipConfig has no setting epsilon; declare it there and in "),
-        (KLPENConfig, {CONTROL: "klrl.losses.no:No"}, "klpen", "klrl.losses.no:No: klrl/config/ch"),
-        (KLPENConfig, KLPEN, "klpem", "loss=registered: starts from loss=klpem, which is no c"),
+        (Bare, KLPEN, "Bare: its schema Bare lacks what every loss has; derive "),
+        (ClipConfig, MORE, "ClipConfig has no setting epsilon; declare it there"),
+        (KLPENConfig, {CONTROL: "klrl.losses.no:No"}, "klrl/losses/no.py: has no No, which klrl/c"),
     ],
 )
 @pytest.mark.integration
 def test_a_choice_that_is_registered_wrongly_is_answered_in_one_line(
-    capsys, monkeypatch, tmp_path: Path, schema: type, factories, like: str, says: str
+    capsys, monkeypatch, schema: type, factories, says: str
 ) -> None:
-    register(monkeypatch, schema, factories, like)
-    own = tmp_path / "conf" / "loss" / "schemed.yaml"
-    own.parent.mkdir(parents=True)
-    top = "defaults: [/schema/loss/schemed@_here_, _self_]"
-    own.write_text(f"{top}\nname: schemed\nepsilon: 1\n", "utf-8")
-    name = "registered" if like else "schemed"
+    word = register(monkeypatch, schema, factories)
     # In a sweep before the first job runs.
-    for words in ([f"loss={name}"], [f"loss=klpen,{name}", "-m"]):
-        if (like, len(words)) == ("clip", 2):  # what a class reads is seen when it runs
+    for words in ([word], [word.replace("=", "=klpen,"), "-m"]):
+        if (schema, len(words)) == (ClipConfig, 2):  # what a class reads is seen when it runs
             break
-        assert exits(*words[1:], "--config-dir", str(tmp_path / "conf"), *QUICK, words[0]) == 2
+        assert exits(*words[1:], *QUICK, words[0]) == 2
         said = capsys.readouterr()
         assert (said.out, len(said.err.splitlines())) == ("", 1), said
         assert says in said.err
@@ -256,10 +233,11 @@ def test_an_edited_yaml_is_read_again(tmp_path: Path, monkeypatch) -> None:
     conf = tmp_path / "conf"
     shutil.copytree(module.conf_dir(), conf)
     monkeypatch.setattr(module, "conf_dir", lambda: conf)
-    assert module.job_config(["kl=legacy"]).kl.coef == 0.1
-    text = (conf / "kl/legacy.yaml").read_text("utf-8")
-    (conf / "kl/legacy.yaml").write_text(text.replace("coef: 0.1", "coef: 0.7"), "utf-8")
-    assert module.job_config(["kl=legacy"]).kl.coef == 0.7
+    words = ["controller=held_tokens"]
+    assert module.job_config(words).controller.proportional == 1
+    preset = conf / "controller/held_tokens.yaml"
+    preset.write_text(preset.read_text("utf-8").replace("proportional: 1.0", "proportional: 3"))
+    assert module.job_config(words).controller.proportional == 3
 
 
 def test_a_folder_that_hydra_is_pointed_to_is_read_again(tmp_path: Path) -> None:

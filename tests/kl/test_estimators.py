@@ -7,23 +7,9 @@ import torch
 from torch.distributions import Categorical, Independent, Normal, Uniform
 from torchrl.modules import TanhNormal, TruncatedNormal
 
-from klrl.base.errors import ConfigError
 from klrl.kl import estimate_kl, exact_kl
-from klrl.kl.estimators import _declared, k1, k2, k3
 
 DOUBLE = torch.float64
-
-
-def k4(log_ratio: torch.Tensor) -> torch.Tensor:
-    return log_ratio**4
-
-
-@pytest.mark.parametrize(("functions", "lacking"), [((k1, k2), "k3"), ((k1, k2, k3, k4), "k4")])
-def test_an_estimator_is_a_function_and_its_gradient_or_refused_by_name(functions, lacking) -> None:
-    with pytest.raises(
-        ConfigError, match=f"^kl.estimator={lacking}: needs a function in ESTIMATORS"
-    ):
-        _declared(*functions)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from klrl.config import (
     SortDigitsConfig,
     TextConfig,
 )
+from klrl.config.objectives import SHAPED
 from klrl.config.rules import refuse_empty, rule
-from klrl.config.schemas.learning import SHAPED
 
 _MOST_DIGITS = 64
 #: Arguments of a chat template's rendering that klrl gives itself.

@@ -7,27 +7,35 @@ from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part
+from klrl.config.choices import registered
+from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
+
+ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 
 
+@registered("env", "gym", control="control.env:gym")
 @dataclass
 class EnvConfig(ChoiceConfig):
-    """A Gymnasium environment and its copies in this process."""
+    """Any Gymnasium id, as in env=gym env.id=MountainCarContinuous-v0 (untuned)."""
 
-    id: str = MISSING
-    kwargs: dict[str, Any] = MISSING
-    num_envs: int = number(ge=1)
-    normalize_observation: bool = MISSING
-    reward_scale: float = number(gt=0)
+    id: str = MISSING  # a Gymnasium id, or module:id for an environment that a module registers
+    kwargs: dict[str, Any] = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
+    num_envs: int = number(8, ge=1)  # copies in this process
+    normalize_observation: bool = setting(True)  # by running statistics inside the policy
+    reward_scale: float = number(1.0, gt=0)  # factor on the shaped reward, for the learner only
+    #: true: for the learner only, divide by the running std of the discounted rewards
     normalize_reward: bool = added(field(), False)
-    step_timeout: Optional[float] = added(number(gt=0), None)  # noqa: UP045
-    # Any: an OwnPart each.
+    #: seconds that a step of all copies may take, then the run ends; null = no limit
+    step_timeout: Optional[float] = added(number(gt=0), None)
+    #: around each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
     wrappers: list[Any] = field(
         default_factory=list, metadata={"added": [], "own": True, "home": "gymnasium.wrappers"}
     )
-    observation_keys: Optional[list[str]] = added(field(), None)  # noqa: UP045
+    #: of a Dict, as in [image, direction]
+    observation_keys: Optional[list[str]] = added(field(), None)
+    #: which actions can be taken: auto (the observation's action_mask), info (info's) or none
     action_mask: str = added(choice("auto", "info", "none"), "auto")
-    #: klrl's to set: module behind ``id`` -> its source.
+    # klrl's to set: module behind ``id`` -> its source.
     sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
     #: The setting of its arguments.
@@ -39,12 +47,13 @@ class EnvConfig(ChoiceConfig):
         return f"env.id={self.id}"
 
 
+@registered("env", "custom", control="control.env:custom")
 @dataclass
 class CustomEnvConfig(OwnPart, EnvConfig):
-    """Copies of a custom environment; ``id`` is its target."""
+    """An environment of your own: env.target=package.module:Name, which returns a Gymnasium env."""
 
-    id: str = ""
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    id: str = ""  # of env=gym: here env.target says which
+    kwargs: dict[str, Any] = field(default_factory=dict)  # of env=gym: here env.args
 
     arguments: ClassVar[str] = "env.args"
 
@@ -54,14 +63,15 @@ class CustomEnvConfig(OwnPart, EnvConfig):
         return f"env.target={self.target}"
 
 
+@registered("actor", "categorical", control="control.actor:categorical_agent")
 @dataclass
 class ActorConfig(ChoiceConfig):
-    """An MLP policy and its critic; the distribution follows the action space."""
+    """A categorical over discrete actions."""
 
-    hidden: list[int] = MISSING
-    activation: str = choice("tanh", "relu", "elu", "silu", "gelu")
-    share_trunk: bool = MISSING
-    init: Optional[str] = None  # noqa: UP045
+    hidden: list[int] = setting([64, 64])  # widths of the hidden layers, policy and critic alike
+    activation: str = choice(*ACTIVATIONS)  # tanh, relu, elu, silu, gelu
+    share_trunk: bool = setting(False)  # true: policy and critic share their hidden layers
+    init: Optional[str] = None  # a run folder to start from: its weights, critic and normaliser
 
     #: The setting that chooses the distribution, and its choice that follows the action space.
     distribution_setting: ClassVar[str] = "actor"
@@ -73,20 +83,29 @@ class ActorConfig(ChoiceConfig):
         return self.name
 
 
+@registered(
+    "actor", "tanh_normal", "a Gaussian through tanh", control="control.actor:tanh_normal_agent"
+)
+@registered("actor", "normal", "a diagonal Gaussian", control="control.actor:normal_agent")
+@registered("actor", "mlp", control="control.actor:fitting_agent")
 @dataclass
 class GaussianActorConfig(ActorConfig):
-    """The same with a standard deviation to start from (Box actions)."""
+    """An MLP; its distribution follows the action space: normal for Box, else categorical."""
 
-    init_std: float = number(gt=0)
+    #: standard deviation at the start, of the action (tanh_normal: before tanh)
+    init_std: float = number(1.0, gt=0)
 
 
+@registered("actor", "custom", control="control.own:custom_agent")
 @dataclass
 class CustomActorConfig(OwnPart, GaussianActorConfig):
-    """A custom policy network; its critic is custom too, or klrl's MLP."""
+    """Networks of your own below klrl's distribution: actor.target=package.module:Name."""
 
+    #: auto: normal for Box actions, categorical for others; normal, tanh_normal or categorical
     distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
-    # Any: an OwnPart, or None.
-    own_critic: Any = own_part()
+    own_critic: Any = own_part()  # own_critic.target=package.module:Name; null: klrl's MLP
+    hidden: list[int] = setting([64, 64])  # widths of klrl's critic
+    share_trunk: bool = setting(False)  # custom networks share nothing
 
     distribution_setting: ClassVar[str] = "actor.distribution"
     fitting: ClassVar[str] = "auto"
@@ -97,30 +116,49 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
         return self.distribution
 
 
+@registered("actor", "cnn", control="control.actor:fitting_agent")
 @dataclass
 class CNNActorConfig(GaussianActorConfig):
-    """A CNN for images, MLPs for what else is observed."""
+    """A CNN for images, MLPs for the rest; normal for Box, categorical for discrete actions."""
 
+    #: nature (Mnih et al. 2015, from 36 x 36 on) or impala (Espeholt et al. 2018, small; any size)
     arch: str = choice("nature", "impala")
-    scale: float = number(gt=0)
+    scale: float = number(255.0, gt=0)  # what pixels are divided by; their largest value
+    #: widths of the layers behind it; with several keys the first is each encoder's too
+    hidden: list[int] = setting([512])
+    activation: str = choice(*ACTIVATIONS, value="relu")  # of the hidden layers
+    share_trunk: bool = setting(True)  # by policy and critic: CNN too, at half the cost
 
 
+@registered(
+    "collector", "torchrl", "TorchRL's Collector", control="control.rollout:torchrl_rollout"
+)
+@registered("collector", "vector", control="control.rollout:vector_rollout")
 @dataclass
 class CollectorConfig(ChoiceConfig):
-    """Rollouts in this process."""
+    """A native loop over the batched environment, in this process; the batch is TorchRL's."""
 
-    steps: int = number(ge=1)
+    steps: int = number(128, ge=1)  # steps of each copy per rollout
 
     #: Whether the copies of the environment are made in other processes.
     elsewhere: ClassVar[bool] = False
 
 
+@registered(
+    "collector",
+    "ray",
+    control="control.ray_rollout:ray_rollout",
+    free=("cpus_timeout",),
+    package="ray",
+    remedy="pip install 'klrl[ray]', or choose collector=vector",
+)
 @dataclass
 class RayCollectorConfig(CollectorConfig):
-    """Rollouts in other processes, on this machine or on those of a Ray cluster."""
+    """Rollouts from several processes or machines; needs klrl[ray] (docs/scaling.md)."""
 
-    workers: int = number(ge=1)
-    cpus_per_worker: int = number(ge=1)
+    workers: int = number(2, ge=1)  # processes; each plays env.num_envs / workers copies
+    cpus_per_worker: int = number(1, ge=1)  # cores that Ray reserves, and threads
+    #: seconds with too few CPUs in the cluster, then the run ends with a checkpoint
     cpus_timeout: float = added(number(ge=0), 60.0)
 
     elsewhere: ClassVar[bool] = True

@@ -7,19 +7,20 @@ from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import ChoiceConfig, Settings, added, choice, number
+from klrl.config.choices import registered
+from klrl.config.fields import ChoiceConfig, Settings, added, choice, number, setting
 
 
 @dataclass
 class LanguageEnvConfig(ChoiceConfig):
     """Prompts and reward functions; a response is an episode of one step."""
 
-    # Any: a name, or a list of names.
     reward: Any = MISSING
-    reward_weights: Optional[list[float]] = added(field(), None)  # noqa: UP045
+    reward_weights: Optional[list[float]] = added(field(), None)  # of a list; null = 1 each
     # A thread is waited for 9.2e9 seconds at most.
-    reward_timeout: Optional[float] = number(gt=0, le=1e9)  # noqa: UP045
-    #: klrl's to set: module behind ``reward`` -> its source.
+    #: seconds that a call of the reward function may take; null = no limit
+    reward_timeout: Optional[float] = number(None, gt=0, le=1e9)
+    # klrl's to set: module behind ``reward`` -> its source.
     sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
     #: Rewards that come with the task.
@@ -31,65 +32,91 @@ class LanguageEnvConfig(ChoiceConfig):
         return list(self.reward) if isinstance(self.reward, list) else [self.reward]
 
 
+@registered("env", "sort_digits", language="language.data.tasks:sort_digits")
 @dataclass
 class SortDigitsConfig(LanguageEnvConfig):
-    """A generated, verifiable task: the user gives digits, the assistant sorts them."""
+    """A language task made here: sort the digits; part of experiment=sort_digits."""
 
-    shortest: int = number(ge=1)
-    longest: int = number(ge=1)
-    shots: int = number(ge=0)
+    shortest: int = number(4, ge=1)  # fewest digits of a problem
+    longest: int = number(8, ge=1)  # most digits
+    shots: int = number(0, ge=0)  # worked examples before the question; they need an actor.model
+
+    #: exact (gold), proxy (hackable), module:function, FILE.py:function, model:FOLDER, or a list
+    reward: Any = setting("exact")
 
     own_rewards: ClassVar[tuple[str, ...]] = ("exact", "proxy")
 
 
+@registered("env", "instructions", language="language.data.tasks:instructions")
 @dataclass
 class InstructionsConfig(LanguageEnvConfig):
-    """A generated instruction that a function verifies: describe a thing in one short sentence."""
+    """Describe a thing in one sentence, verified by a function; part of experiment=smollm."""
+
+    #: followed (all), followed_share, module:function, FILE.py:function, model:FOLDER, or a list
+    reward: Any = setting("followed_share")
 
     own_rewards: ClassVar[tuple[str, ...]] = ("followed", "followed_share")
 
 
+@registered("env", "text", language="language.data.tasks:text")
 @dataclass
 class TextConfig(LanguageEnvConfig):
-    """Prompts from files, and the user's own reward function."""
+    """Prompts from files and your own reward function; part of experiment=text."""
 
+    #: JSON lines, a JSON list, parquet or a folder; rows have prompt or messages, and your fields
     data: str = MISSING
-    split: str = added(field(), "train")
-    eval_data: Optional[str] = None  # noqa: UP045
-    eval_split: Optional[str] = added(field(), None)  # noqa: UP045
+    split: str = added(field(), "train")  # of a folder with files like train-0.parquet
+    eval_data: Optional[str] = None  # other data for evaluation; null = the same
+    eval_split: Optional[str] = added(field(), None)  # its split, as test; null = the same
+    #: share of the prompts that is held out for evaluation where no other data is named
     eval_share: float = added(number(ge=0), 0.0)
+    #: arguments of the chat template, as in env.template_kwargs.enable_thinking=false
     template_kwargs: dict[str, Any] = field(default_factory=dict, metadata={"added": {}})
+    #: module:function or FILE.py:function of (prompts, responses, rows), model:FOLDER, or a list
+    reward: Any = MISSING
+    #: seconds that a call of it may take; null = no limit, and called on the main thread
+    reward_timeout: Optional[float] = number(60, gt=0, le=1e9)
 
 
 @dataclass
 class LoraConfig(Settings):
     """Low-rank adapters in place of the weights; r = 0 trains the weights."""
 
-    r: int = number(ge=0)
-    alpha: float = number(gt=0)
-    dropout: float = number(ge=0, le=1)
-    # Any: a list of names, or all-linear.
-    target_modules: Any = MISSING
+    r: int = number(0, ge=0)  # rank of the adapters; 0 = no adapters, all weights are trained
+    alpha: float = number(16.0, gt=0)  # the adapters' update is scaled by alpha / r
+    #: 0: dropout would make the updated policy another one than the one that sampled
+    dropout: float = number(0.0, ge=0, le=1)
+    target_modules: Any = setting("all-linear")  # a list of layers, or all-linear: all but the head
 
 
+@registered("actor", "causal_lm", language="language.run.policy:make_policy")
 @dataclass
 class CausalLMConfig(ChoiceConfig):
-    """A causal language model of ``transformers``."""
+    """A causal language model of transformers."""
 
-    model: Optional[str] = None  # noqa: UP045
+    #: a folder of save_pretrained, or a hub id; null = klrl's own for sort_digits
+    model: Optional[str] = None
+    #: of the weights; adapters stay in float32; bfloat16 without LoRA takes learner.dtype=mixed
     dtype: str = choice("float32", "bfloat16", "float64")
-    gradient_checkpointing: bool = MISSING
+    #: true: forget activations and compute them again; less memory, a third slower
+    gradient_checkpointing: bool = setting(False)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    init: Optional[str] = None  # noqa: UP045
+    init: Optional[str] = None  # a run to start from: its weights or adapters, and its value head
 
 
+@registered(
+    "collector",
+    "sampler",
+    language="language.run.rollout:PromptRollout",
+    free=("samples_every", "samples_count"),
+)
 @dataclass
 class SamplerConfig(ChoiceConfig):
-    """Responses to prompts, sampled in this process."""
+    """Responses sampled from a language model with a KV cache."""
 
-    prompts: int = number(ge=1)
-    group_size: int = number(ge=1)
-    max_new_tokens: int = number(ge=1)
-    temperature: float = number(gt=0)
-    samples_every: int = number(ge=0)
-    samples_count: int = number(ge=1)
+    prompts: int = number(32, ge=1)  # prompts per rollout
+    group_size: int = number(8, ge=1)  # responses to each
+    max_new_tokens: int = number(16, ge=1)  # a longer response is cut off, and flagged
+    temperature: float = number(1.0, gt=0)  # of softmax(logits / temperature), for scoring too
+    samples_every: int = number(5, ge=0)  # iterations between entries in samples.jsonl; 0 = never
+    samples_count: int = number(4, ge=1)  # responses per entry

@@ -5,34 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from omegaconf import MISSING
+from klrl.config.choices import registered
+from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
+from klrl.config.objectives import BASELINES
 
-from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part
 
-
+@registered(
+    "advantage", "gae", control="control.advantage:gae", language="language.run.advantage:gae"
+)
 @dataclass
 class AdvantageConfig(ChoiceConfig):
-    """Generalised advantage estimation."""
+    """Generalised advantage estimation, once per rollout."""
 
-    gamma: float = number(ge=0, le=1)
-    lmbda: float = number(ge=0, le=1)
+    gamma: float = number(0.99, ge=0, le=1)  # discount per frame
+    #: of longer returns: 0 = one step, 1 = the whole episode
+    lmbda: float = number(0.95, ge=0, le=1)
+    #: of the reward beside the penalty, for the learner alone; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
 
 
+@registered("advantage", "custom", control="control.advantage:custom")
 @dataclass
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
-    """A custom estimate."""
+    """An advantage of your own: advantage.target=package.module:Name."""
 
 
-#: ``advantage.baseline`` that divides score and KL by the spread of the group's scores.
-SHAPED = "normalized_shaped"
-
-
+@registered("advantage", "group", language="language.run.advantage:group")
 @dataclass
 class GroupConfig(ChoiceConfig):
-    """A baseline from the scores of a prompt's group of responses."""
+    """The score against the other responses to the same prompt; the KL enters after."""
 
-    baseline: str = choice("normalized", SHAPED, "mean", "leave_one_out")
+    #: (s - mean) / std; ..._shaped: KL / std too; mean: s - mean; leave_one_out: s - others' mean
+    baseline: str = choice(*BASELINES, declared_in="klrl/config/objectives.py")
+    #: of the baselined score beside the penalty; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
 
 
@@ -40,79 +45,103 @@ class GroupConfig(ChoiceConfig):
 class LossConfig(ChoiceConfig):
     """The settings that all policy losses share."""
 
-    entropy_bonus: bool = MISSING
-    entropy_coeff: float = number(ge=0)
-    samples_mc_entropy: int = number(ge=1)
-    critic_coeff: float = number(ge=0)
-    loss_critic_type: str = choice("l1", "l2", "smooth_l1")
-    clip_value: Optional[float] = number(gt=0)  # noqa: UP045
-    normalize_advantage: bool = MISSING
-    separate_losses: bool = MISSING
+    entropy_bonus: bool = setting(True)  # subtract entropy_coeff * entropy from the loss
+    entropy_coeff: float = number(0.0, ge=0)  # weight of the entropy (documented default 0.01)
+    samples_mc_entropy: int = number(1, ge=1)  # for an entropy without closed form (tanh_normal)
+    critic_coeff: float = number(0.5, ge=0)  # weight of the critic's loss (documented default 1.0)
+    loss_critic_type: str = choice("l1", "l2", "smooth_l1", value="l2")  # documented: smooth_l1
+    #: a number clips the critic's move from its value during the rollout
+    clip_value: Optional[float] = number(None, gt=0)
+    normalize_advantage: bool = setting(True)  # in each minibatch (documented default false)
+    separate_losses: bool = setting(False)  # true: a shared trunk learns from the policy's loss
+    #: mean, sum; language: token (mean over all), response (mean of means), sequence (mean of sums)
     reduction: str = choice("mean", "sum", "token", "response", "sequence")
-    mask_truncated: bool = added(field(default=MISSING), False)
+    #: language, true: a response that was cut off is no part of the loss (DAPO: overlong filtering)
+    mask_truncated: bool = added(field(), False)
 
 
+@registered(
+    "loss",
+    "klpen_held",
+    "KLPEN that holds KL(old||new) at its target",
+    both="losses.policy:KLPENLoss",
+    values={"beta_rule": "proportional", "line_search": "both", "max_alpha": 8.0},
+)
+@registered("loss", "klpen", both="losses.policy:KLPENLoss")
 @dataclass
 class KLPENConfig(LossConfig):
-    """PPO with a KL(old||new) penalty whose coefficient beta follows a rule."""
+    """PPO with a penalty beta * KL(old||new); beta follows a rule, once per iteration."""
 
-    dtarg: float = number(gt=0)
-    dtarg_end: Optional[float] = added(number(gt=0), None)  # noqa: UP045
-    unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)  # noqa: UP045
-    beta: float = number(ge=0)
-    increment: float = number(ge=1)
-    decrement: float = number(gt=0, le=1)
+    dtarg: float = number(0.01, gt=0)  # target of KL(old||new) after an iteration, nats per unit
+    #: a number: dtarg falls (or rises) linearly to it over the frames
+    dtarg_end: Optional[float] = added(number(gt=0), None)
+    #: step (control), token (mean) or sequence (sum over a response); null = step or token
+    unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
+    beta: float = number(1.0, ge=0)  # coefficient of KL(old||new) to start from
+    increment: float = number(2.0, ge=1)  # factor on beta when KL > 1.5 dtarg; >= 1
+    decrement: float = number(0.5, gt=0, le=1)  # factor on beta when KL < dtarg / 1.5; <= 1
+    #: doubling (documented), proportional, forward (TorchRL's, each minibatch) or custom
     beta_rule: str = choice("doubling", "proportional", "forward", "custom")
-    gain: float = number(gt=0)
+    gain: float = number(0.5, gt=0)  # proportional: beta *= (KL / dtarg)^gain, at most by 4
+    #: none; back: shorten steps above 1.5 dtarg; both: lengthen those below dtarg / 1.5 too
     line_search: str = choice("none", "back", "both")
-    max_alpha: float = added(number(ge=1), 2.0)
-    beta_min: float = number(gt=0)
-    beta_max: float = number(gt=0)
-    kl_old: str = choice("exact", "sampled")
-    samples_mc_kl: int = number(ge=1)
-    # Any: an OwnPart, or None.
-    own_beta_rule: Any = own_part()
+    max_alpha: float = added(number(ge=1), 2.0)  # line_search=both: largest factor on a step
+    beta_min: float = number(1e-4, gt=0)  # beta never falls below
+    beta_max: float = number(1e4, gt=0)  # beta never rises above
+    kl_old: str = choice("exact", "sampled")  # exact (closed form) or sampled (to compare)
+    samples_mc_kl: int = number(1, ge=1)  # samples of that estimate
+    own_beta_rule: Any = own_part()  # beta_rule=custom: own_beta_rule.target=package.module:Name
 
 
+@registered("loss", "clip", both="losses.policy:ClipLoss")
 @dataclass
 class ClipConfig(LossConfig):
-    """PPO with a clipped ratio."""
+    """PPO with a clipped probability ratio."""
 
-    clip_epsilon: float = number(gt=0)
-    clip_epsilon_high: Optional[float] = added(number(gt=0), None)  # noqa: UP045
-    target_kl: Optional[float] = number(gt=0)  # noqa: UP045
-    unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)  # noqa: UP045
+    clip_epsilon: float = number(0.2, gt=0)  # the ratio is clipped to 1 +- clip_epsilon
+    clip_epsilon_high: Optional[float] = added(number(gt=0), None)  # above: 1 + this (DAPO: 0.28)
+    #: a number ends the epochs once KL(old||new) of the batch, nats per unit, exceeds 1.5 times it
+    target_kl: Optional[float] = number(None, gt=0)
+    #: step (control), token (mean) or sequence (sum over a response); null = step or token
+    unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
 
 
+@registered("loss", "custom", both="losses.own:custom")
 @dataclass
 class CustomLossConfig(OwnPart, LossConfig):
-    """A custom policy loss, next to the terms that all losses share."""
+    """A policy loss of your own: loss.target=package.module:Name."""
 
 
+@registered("learner", "ppo", both="train.learner:Learner")
 @dataclass
 class LearnerConfig(ChoiceConfig):
-    """Epochs over one rollout, each split into minibatches."""
+    """Several epochs over each rollout, in shuffled minibatches."""
 
-    epochs: int = number(ge=1)
-    minibatches: int = number(ge=1)
+    epochs: int = number(10, ge=1)  # passes over the rollout
+    minibatches: int = number(16, ge=1)  # per pass; divides env.num_envs * collector.steps
     # Any: YAML reads a bare false as a boolean.
+    #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot
     compile: Any = choice("auto", "false", "jit", "aot")
-    dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)  # noqa: UP045
-    micro_batch: Optional[int] = added(number(ge=1), None)  # noqa: UP045
+    #: language: float32, mixed (arithmetic in bfloat16), or null: mixed for actor.dtype=bfloat16
+    dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)
+    #: language: most prompts, with their groups, in one pass; null = a whole minibatch
+    micro_batch: Optional[int] = added(number(ge=1), None)
 
 
+@registered("optim", "adam", control="control.step:adam", language="language.run.update:adam")
 @dataclass
 class OptimConfig(ChoiceConfig):
-    """Adam."""
+    """Gradient clipping, Adam, learning rate annealed to a floor."""
 
-    lr: float = number(gt=0)
-    lr_floor: float = number(ge=0)
-    eps: float = number(gt=0)
-    max_grad_norm: float = number(gt=0)
+    lr: float = number(3e-4, gt=0)  # learning rate at the start
+    lr_floor: float = number(0.0, ge=0)  # at the end; it falls linearly over the frames
+    eps: float = number(1e-5, gt=0)  # Adam's epsilon
+    max_grad_norm: float = number(0.5, gt=0)  # the gradient is scaled down to this Euclidean norm
 
 
+@registered("optim", "adamw", control="control.step:adamw", language="language.run.update:adamw")
 @dataclass
 class AdamWConfig(OptimConfig):
-    """Adam with decoupled weight decay."""
+    """The same with decoupled weight decay."""
 
-    weight_decay: float = number(ge=0)
+    weight_decay: float = number(0.01, ge=0)  # decoupled weight decay

@@ -7,111 +7,136 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part
+from klrl.config.choices import registered
+from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
 from klrl.config.placement import DIVERGENCES, ESTIMATORS, OWN, PLACEMENTS
 
 
+@registered(
+    "reference", "adapter_off", "the model without adapters", language="kl.reference:adapter_off"
+)
+@registered("reference", "initial", both="kl.reference:initial")
 @dataclass
 class ReferenceConfig(ChoiceConfig):
-    """The policy at the start of training."""
+    """The policy at the start of this run, with its own normaliser."""
 
 
+@registered("reference", "checkpoint", both="kl.reference:checkpoint")
 @dataclass
 class CheckpointReferenceConfig(ReferenceConfig):
-    """A policy that another run trained."""
+    """The policy of another run, as in reference=checkpoint reference.path=outputs/NAME."""
 
-    path: str = MISSING
-    which: str = choice("last", "best")
+    path: str = MISSING  # the run folder
+    which: str = choice("last", "best")  # last or best: which of its checkpoints
 
 
+@registered("reference", "ema", both="kl.reference:ema")
 @dataclass
 class EMAReferenceConfig(ReferenceConfig):
-    """A moving average of the policy."""
+    """A moving average of the policy: the anchor follows, slowly."""
 
-    decay: float = number(ge=0, le=1)
+    decay: float = number(0.99, ge=0, le=1)  # share of the old reference that stays, per iteration
 
 
+@registered("reference", "periodic", both="kl.reference:periodic")
 @dataclass
 class PeriodicReferenceConfig(ReferenceConfig):
-    """The policy as it was some iterations ago."""
+    """The policy as it was at the last reset: the anchor jumps."""
 
-    every: int = number(ge=1)
+    every: int = number(10, ge=1)  # iterations between two resets
 
 
+@registered("kl", "none", control="control.kl:no_kl", language="language.run.kl:no_kl")
 @dataclass
 class KLConfig(ChoiceConfig):
-    """No KL to a reference: no measurement, no penalty."""
+    """No reference: nothing measured, nothing charged."""
 
 
+@registered("kl", "legacy", control="control.kl:legacy", language="language.run.kl:legacy")
 @dataclass
 class LegacyKLConfig(KLConfig):
-    """One transform with the sampled log-ratio (k1) in the reward."""
+    """One transform: the sampled log-ratio (k1) charged to the reward, nothing else."""
 
-    coef: float = number(ge=0)
+    coef: float = number(0.1, ge=0)  # reward per nat of KL(policy||reference); 0 still measures
+    #: once on the batch, or in the environment, at every step (language: TorchRL's ChatEnv, slow)
     apply: str = choice("rollout", "step")
 
 
+@registered("kl", "retrieve", control="control.kl:retrieve", language="language.run.kl:retrieve")
 @dataclass
 class RetrieveKLConfig(LegacyKLConfig):
-    """Log-prob retrieval twice, then the KL computation."""
+    """Log-probs of policy and reference retrieved, then the KL computed and charged."""
 
-    estimator: str = choice(*ESTIMATORS, OWN)
+    #: k1, k2, k3 (sampled), exact, or custom: own_estimator; in the reward only k1 is unbiased
+    estimator: str = choice(*ESTIMATORS, OWN, declared_in="klrl/config/placement.py")
+    #: reward; loss (own step only); split (exact: own step in the loss, later ones in the reward)
     placement: str = choice(*PLACEMENTS)
-    allow_biased: bool = MISSING
+    allow_biased: bool = setting(False)  # true: run one whose gradient is not that of the KL
+    #: reverse: KL(policy||reference); forward, js or custom: own_divergence; exact, loss or split
     divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
+    #: js and custom of Gaussians: draws per state (js: from each of the two); else they are sums
     samples_mc_js: int = added(number(ge=2), 16)
-    # Any: an OwnPart, or None.
+    #: estimator=custom: own_estimator.target=package.module:function of log_ratio
     own_estimator: Any = own_part()
+    #: divergence=custom: own_divergence.target=...; blind where the policy has no mass
     own_divergence: Any = own_part()
 
 
+@registered("controller", "fixed", both="kl.controllers:FixedKLController")
 @dataclass
 class ControllerConfig(ChoiceConfig):
-    """A fixed kl.coef."""
+    """kl.coef stays as it is."""
 
 
+@registered("controller", "schedule", both="kl.controllers:ScheduledKLController")
 @dataclass
 class ScheduleControllerConfig(ControllerConfig):
-    """kl.coef moves with the frames."""
+    """kl.coef goes to another value over the frames."""
 
-    shape: str = choice("linear", "cosine")
-    end: float = number(ge=0)
-    frames: Any = number(gt=0, whole=True)
+    shape: str = choice("linear", "cosine")  # linear or cosine
+    end: float = number(0.0, ge=0)  # coefficient at the end
+    frames: Any = number(None, gt=0, whole=True)  # frames until then; null = the whole run
 
 
 @dataclass
 class TargetControllerConfig(ControllerConfig):
     """kl.coef is multiplied towards a target KL, within bounds."""
 
-    target: float = number(gt=0)
-    unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)  # noqa: UP045
-    coef_min: float = number(gt=0)
-    coef_max: float = number(gt=0)
+    target: float = number(0.1, gt=0)  # of KL(policy||reference), nats per unit
+    #: step (control), token (mean) or sequence (sum over a response); null = step or token
+    unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
+    coef_min: float = number(1e-4, gt=0)  # kl.coef never falls below
+    coef_max: float = number(1e4, gt=0)  # kl.coef never rises above
 
 
+@registered("controller", "adaptive", both="kl.controllers:AdaptiveKLController")
 @dataclass
 class AdaptiveControllerConfig(TargetControllerConfig):
-    """By at most a fifth per horizon (Ziegler et al. 2019)."""
+    """kl.coef is multiplied so that KL(policy||reference) meets a target (Ziegler et al. 2019)."""
 
-    horizon: Optional[float] = number(gt=0)  # noqa: UP045
+    #: frames for a change by a fifth; null: ten rollouts
+    horizon: Optional[float] = number(None, gt=0)
 
 
+@registered("controller", "dual", both="kl.controllers:DualKLController")
 @dataclass
 class DualControllerConfig(TargetControllerConfig):
-    """log kl.coef ascends on the constraint KL <= target."""
+    """Log kl.coef ascends on the constraint KL(policy||reference) <= target."""
 
-    lr: float = number(gt=0)
+    lr: float = number(0.1, gt=0)  # step of log coef per iteration, times KL / target - 1
 
 
+@registered("controller", "held", both="kl.controllers:HeldKLController")
 @dataclass
 class HeldControllerConfig(TargetControllerConfig):
-    """Proportional and integral gain on ln(KL / target)."""
+    """kl.coef follows ln(KL(policy||reference) / target) by a proportional and an integral gain."""
 
-    integral: float = number(ge=0)
-    proportional: float = number(ge=0)
-    limit: float = number(gt=0)
+    integral: float = number(0.2, ge=0)  # of ln coef per iteration, times ln(KL / target)
+    proportional: float = number(2.0, ge=0)  # of ln coef, times ln(KL / target)
+    limit: float = number(1.0, gt=0)  # ln(KL / target) is clipped to -limit .. limit
 
 
+@registered("controller", "custom", both="kl.controllers:OwnKLController")
 @dataclass
 class CustomControllerConfig(OwnPart, ControllerConfig):
-    """A custom controller."""
+    """A controller of your own: controller.target=package.module:Name."""

@@ -5,15 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
-from omegaconf import MISSING
+from klrl.config.choices import registered
+from klrl.config.fields import ChoiceConfig, OwnPart, Settings, added, choice, number, setting
 
-from klrl.config.fields import ChoiceConfig, OwnPart, Settings, added, choice, number
+#: No setting of a logger changes a result.
+ALL = ("*",)
 
 
+@registered("logger", "none", "metrics.jsonl alone", both="runs.loggers:no_run", free=ALL)
+@registered("logger", "csv", "a CSV file per metric", both="runs.loggers:csv_run", free=ALL)
+@registered(
+    "logger",
+    "tensorboard",
+    "files for TensorBoard",
+    both="runs.loggers:tensorboard_run",
+    free=ALL,
+    package="tensorboard",
+    remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
+)
 @dataclass
 class LoggerConfig(ChoiceConfig):
     """``metrics.jsonl``, and what needs no settings: ``tensorboard``, ``csv``."""
 
+    #: loggers in addition to it: tensorboard, csv
     also: list[str] = field(default_factory=list, metadata={"added": []})
 
     def offline(self) -> LoggerConfig:
@@ -21,30 +35,40 @@ class LoggerConfig(ChoiceConfig):
         return self
 
 
+@registered(
+    "logger",
+    "wandb",
+    both="runs.wandb_logger:wandb_run",
+    free=ALL,
+    package="wandb",
+    remedy="pip install wandb, or choose logger=none",
+)
 @dataclass
 class WandbConfig(LoggerConfig):
-    """``metrics.jsonl`` and a wandb run."""
+    """Wandb beside metrics.jsonl; offline unless a key is found."""
 
+    #: auto (WANDB_MODE, else online with a key, else offline), offline or online
     mode: str = choice("auto", "offline", "online")
-    project: str = MISSING
-    entity: Optional[str] = None  # noqa: UP045
-    tags: list[str] = MISSING
+    project: str = setting("klrl")  # wandb project
+    entity: Optional[str] = None  # wandb team or user
+    tags: list[str] = setting([])  # wandb tags
 
     def offline(self) -> WandbConfig:
         """Wandb's records stay in the run folder."""
         return replace(self, mode="offline")
 
 
+@registered("logger", "custom", both="runs.own_logger:custom_run", free=ALL)
 @dataclass
 class CustomLoggerConfig(OwnPart, LoggerConfig):
-    """``metrics.jsonl`` and a custom logger."""
+    """A logger of your own: logger.target=package.module:Name, whose log(row) takes each row."""
 
 
 @dataclass
 class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
-    every: Optional[int] = number(ge=0)  # noqa: UP045
+    every: Optional[int] = number(ge=0)
     episodes: int = number(ge=1)
     evaluations: int = added(number(ge=0), 10)
     steps: int = added(number(ge=1), 10_000)

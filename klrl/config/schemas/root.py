@@ -19,7 +19,7 @@ class RootConfig:
     seed: int = number(ge=0)
     device: str = MISSING
     threads: int = number(ge=1, le=4096)
-    resume: Optional[str] = None  # noqa: UP045
+    resume: Optional[str] = None
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     env: Any = None

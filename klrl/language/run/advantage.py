@@ -9,8 +9,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
+from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, GroupConfig, LanguageConfig
-from klrl.config.schemas.learning import SHAPED
+from klrl.config.objectives import BASELINES as DECLARED
+from klrl.config.objectives import SHAPED
 from klrl.kl.charge import ReferenceKL, on_last, shaped, to_go, weighted_reward
 from klrl.language.data.batch import REWARD, SCORE, response_mask
 from klrl.language.run.kl import CHARGED
@@ -21,6 +23,22 @@ from klrl.language.run.rollout import STATES
 _NO_SPREAD = 1e-6
 
 
+Baseline = Callable[[Tensor, int], Tensor]
+#: ``advantage.baseline`` -> scores [B] and G to what is learned from, [B].
+BASELINES: dict[str, Baseline] = {}
+
+
+def baseline(*names: str) -> Callable[[Baseline], Baseline]:
+    """Mark a function as the baseline of these names."""
+
+    def add(function: Baseline) -> Baseline:
+        BASELINES.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+@baseline("normalized", SHAPED)
 def group_normalized(score: Tensor, group_size: int) -> Tensor:
     """(s - mean) / std over the G scores of a prompt (Shao et al. 2024, eq. for outcome rewards).
 
@@ -47,6 +65,7 @@ def group_spread(score: Tensor, group_size: int) -> Tensor:
     return std.expand_as(centred).flatten()
 
 
+@baseline("mean")
 def group_centred(score: Tensor, group_size: int) -> Tensor:
     """s_i minus the mean of the scores of its prompt (Dr. GRPO: Liu et al. 2025), [B] -> [B].
 
@@ -56,6 +75,7 @@ def group_centred(score: Tensor, group_size: int) -> Tensor:
     return centred.flatten()
 
 
+@baseline("leave_one_out")
 def leave_one_out(score: Tensor, group_size: int) -> Tensor:
     """s_i minus the mean of the other scores of its prompt (RLOO: Kool et al. 2019), [B] -> [B].
 
@@ -67,12 +87,11 @@ def leave_one_out(score: Tensor, group_size: int) -> Tensor:
     return (centred * count / (count - 1).clamp_min(1)).flatten()
 
 
-BASELINES: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "normalized": group_normalized,
-    "mean": group_centred,
-    "leave_one_out": leave_one_out,
-    SHAPED: group_normalized,
-}
+for _name in BASELINES.keys() ^ DECLARED:
+    raise ConfigError(
+        f"advantage.baseline={_name}: klrl/config/objectives.py must declare it, and a function of "
+        "klrl/language/run/advantage.py be marked @baseline with its name; add what is missing"
+    )
 
 
 def group_advantage(
