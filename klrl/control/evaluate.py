@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from klrl.base.seeds import derived_seed
 from klrl.config import Config, EnvConfig
-from klrl.control.acting import Acting, make_acting
+from klrl.control.acting import Acting, Array, make_acting
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_copies
@@ -18,6 +19,8 @@ from klrl.control.load import trained_agent
 from klrl.domains import CONTROL
 from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation
 from klrl.train.schedule import USUAL_STEPS, Size
+
+A = TypeVar("A", bound=Acting)
 
 #: Some environments never end an episode: a longer one is cut off, and does not count.
 MAX_STEPS = 10_000
@@ -41,13 +44,14 @@ def evaluate_policy(
     time. Sampled actions leave torch's global generator as it was.
     """
     how = "sampled" if sampled else "deterministic"
-    return evaluation(_scores(agent, config, starts, size, sampled, device), CONTROL, how, starts)
+    played = waves(lambda: make_acting(agent, device), config, starts, size, sampled)
+    return evaluation((scores for _, scores, _ in played), CONTROL, how, starts)
 
 
-def _scores(
-    agent: Agent, config: EnvConfig, starts: Starts, size: Size, sampled: bool, device: torch.device
-) -> Iterator[Scores]:
-    """A wave of episodes at a time."""
+def waves(
+    make: Callable[[], A], config: EnvConfig, starts: Starts, size: Size, sampled: bool
+) -> Iterator[tuple[A, Scores, Array]]:
+    """A wave of episodes at a time: who acted in them, their scores, their steps [episodes]."""
     episodes, left = size
     copies = min(episodes, MAX_COPIES)
     if not copies:
@@ -61,11 +65,11 @@ def _scores(
             wave, limit = _wave(min(len(seeds), copies), left, longest)
             if not wave:
                 break
-            acting = make_acting(agent, device)  # which draws no noise, and so takes the mode
+            acting = make()  # which draws no noise, and so takes the mode
             scores, steps = play(env, acting, seeds[:wave], limit, noise)
-            yield scores
+            yield acting, scores, steps
             seeds = seeds[wave:]
-            left = None if left is None else left - steps
+            left = None if left is None else left - int(steps.sum())
     finally:
         env.close()
 
@@ -86,13 +90,14 @@ def play(
     limit: int,
     noise: Noise | None,
     watch: Callable[[], None] = lambda: None,
-) -> tuple[Scores, int]:
-    """One episode from each seed, in the first copies; their scores, and the steps they took.
+) -> tuple[Scores, Array]:
+    """One episode from each seed, in the first copies; their scores, and their steps [episodes].
 
     Without ``noise`` the mode is taken; ``watch`` is called in every state, first and last too.
     """
     playing = np.arange(env.num_copies) < len(seeds)
-    ended, total, steps = np.zeros_like(playing), np.zeros(env.num_copies), 0
+    ended, total = np.zeros_like(playing), np.zeros(env.num_copies)
+    steps = np.zeros(env.num_copies, int)
     observation = env.reset_native(playing, [*seeds, *[0] * (env.num_copies - len(seeds))])
     watch()
     for step in range(limit):
@@ -102,14 +107,14 @@ def play(
         action = acting.action(acting.sample(step % _NOISE_STEPS, seen))
         observation, reward, terminated, truncated = env.step_native(action, playing)
         total[playing] += env.finite("reward", reward, "in an evaluation").numpy()[playing]
-        steps += int(playing.sum())
+        steps += playing
         watch()
         done = playing & (terminated | truncated)
         ended |= done
         playing &= ~done
         if not playing.any():
             break
-    return Scores(total[ended].tolist(), cut=int(playing.sum())), steps
+    return Scores(total[ended].tolist(), cut=int(playing.sum())), steps[: len(seeds)]
 
 
 class Noise:
