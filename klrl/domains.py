@@ -74,7 +74,7 @@ CONTROL = Domain(
         "on_task": "klrl.control.load:control_on_task",
         "evaluate": "klrl.control.evaluate:evaluate_trained",
         "film": "klrl.control.film:film_trained",
-        "between": "klrl.control.between:distances",
+        "between": "klrl.control.evaluate:distances",
     },
 )
 LANGUAGE = Domain(
@@ -94,7 +94,7 @@ LANGUAGE = Domain(
         "load": "klrl.language.run.load:trained_causal_lm",
         "on_task": "klrl.language.run.preflight:language_on_task",
         "evaluate": "klrl.language.run.evaluate:evaluate_trained",
-        "between": "klrl.language.run.between:distances",
+        "between": "klrl.language.run.evaluate:distances",
     },
 )
 DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}

@@ -1,107 +1,85 @@
-"""How far two control policies are apart in the states that one of them, or a third, visits."""
+"""How far two control policies are apart in the states in which one of them, or a third, acts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from klrl.base.errors import ConfigError
-from klrl.config import Config
-from klrl.control.acting import Array, make_acting
-from klrl.control.actor import Agent
+from klrl.control.acting import Acting, Array
 from klrl.control.distributions import Family, MultiCategorical
-from klrl.control.evaluate import waves
-from klrl.control.load import trained_agent, trained_reference
-from klrl.control.preflight import MOST_JOINT, control_config, policy_kind
+from klrl.control.networks import PolicyNet
+from klrl.control.preflight import MOST_JOINT
 from klrl.kl.divergences import MEASURED
-from klrl.train.evaluate import Starts
-from klrl.train.policy_kl import Parties, Visited
-from klrl.train.schedule import Size
 
 #: Draws in each state where a divergence of Gaussians has no closed form.
 DRAWS = 64
+#: States, and numbers of their observations, that are measured at a time.
+_STATES, _NUMBERS = 2**13, 2**20
+
+#: States [..., D] -> divergence -> [...].
+Measure = Callable[[Tensor], dict[str, Tensor]]
 
 
-def distances(
-    parties: Parties, config: Config, *, starts: Starts, size: Size, device: torch.device
-) -> tuple[Iterator[Visited], list[str]]:
-    """What :func:`klrl.train.policy_kl.kl_between` asks of control; ``config`` names the task."""
-    _check_kinds(parties, config)
-    place, which = str(device), parties.which
-    policy = trained_agent(parties.run, which, place)
-    if parties.other is None:
-        other = trained_reference(parties.run, which, place)
-    else:
-        other = trained_agent(parties.other, which, place)
-    known = {parties.run: policy, parties.other: other}
-    player = known[parties.on] if parties.on in known else trained_agent(parties.on, which, place)
-    names, notes = _names(policy.family)
+class Watched:
+    """Acts as another does, and measures in the states in which it acts."""
 
-    def visited() -> Iterator[Visited]:
-        played = waves(lambda: _Watched(player, device), config.env, starts, size, sampled=True)
-        for acting, scores, steps in played:
-            seen = torch.from_numpy(np.stack(acting.seen)).to(device)
-            each = (seen[:length, i] for i, length in enumerate(steps.tolist()))
-            measured = [_measured(policy, other, names, states) for states in each]
-            yield Visited(measured, scores.cut)
-
-    return visited(), notes
-
-
-class _Watched:
-    """An :class:`klrl.control.acting.Acting` that keeps the observations of each step, [N, D]."""
-
-    def __init__(self, agent: Agent, device: torch.device) -> None:
-        acting = make_acting(agent, device)
+    def __init__(self, acting: Acting, measure: Measure, device: torch.device) -> None:
         self.begin, self.action, self._sample = acting.begin, acting.action, acting.sample
-        self.seen: list[Array] = []
+        self._measure, self._device = measure, device
+        self._seen: list[Array] = []
+        self._measured: list[dict[str, Array]] = []
 
     def sample(self, step: int, observation: Array) -> Array:
-        self.seen.append(observation.copy())
+        """The other's sample at observations [N, D]."""
+        self._seen.append(observation.copy())
+        count = len(self._seen)
+        if count * len(observation) >= _STATES or count * observation.size >= _NUMBERS:
+            self._flush()
         return self._sample(step, observation)
 
+    def episodes(self, steps: Sequence[int]) -> list[dict[str, Array]]:
+        """Divergence -> [T], for the first copies, which took so many steps."""
+        self._flush()
+        names = self._measured[0]
+        table = {name: np.concatenate([part[name] for part in self._measured]) for name in names}
+        return [{name: x[:count, i] for name, x in table.items()} for i, count in enumerate(steps)]
 
-@torch.no_grad()
-def _measured(policy: Agent, other: Agent, names: list[str], states: Tensor) -> dict[str, Array]:
-    """The divergences in states [T, D], from the parameters in float64."""
-    family = policy.family
-    p, q = (
-        dict(zip(family.param_keys, (x.double() for x in agent.policy_net(states)), strict=True))
-        for agent in (policy, other)
-    )
-    noise = family.divergence_noise("js", p, DRAWS)
-    return {
-        name: family.divergence(name, p, q, None if name in ("reverse", "forward") else noise)
-        .cpu()
-        .numpy()
-        for name in names
-    }
+    def _flush(self) -> None:
+        if self._seen:
+            states = torch.from_numpy(np.stack(self._seen)).to(self._device)
+            found = self._measure(states)
+            self._measured.append({name: value.cpu().numpy() for name, value in found.items()})
+            self._seen = []
 
 
-def _names(family: Family) -> tuple[list[str], list[str]]:
+def measure_of(
+    family: Family, policy: PolicyNet, other: PolicyNet, names: Sequence[str]
+) -> Measure:
+    """Divergences of two networks of one family, from their parameters in float64."""
+
+    @torch.no_grad()
+    def measure(states: Tensor) -> dict[str, Tensor]:
+        p, q = (
+            dict(zip(family.param_keys, (x.double() for x in net(states)), strict=True))
+            for net in (policy, other)
+        )
+        found = {}
+        for name in names:
+            noise = family.divergence_noise(name, p, DRAWS)
+            found[name] = family.divergence(name, p, q, noise)
+        return found
+
+    return measure
+
+
+def measured_names(family: Family) -> tuple[Sequence[str], list[str]]:
     """Which divergences are measured, and a line where they are not exact, or are left out."""
     if isinstance(family, MultiCategorical) and math.prod(family.counts) > MOST_JOINT:
         many = f"{math.prod(family.counts)} joint actions, more than {MOST_JOINT}"
-        return ["reverse", "forward"], [f"js and tv are left out: {many}"]
-    drawn = "loc" in family.param_keys
-    note = [f"js and tv by {DRAWS} draws in each state: theirs of Gaussians have no closed form"]
-    return list(MEASURED), note if drawn else []
-
-
-def _check_kinds(parties: Parties, config: Config) -> None:
-    """The policies act on one task: they see the same, and choose among the same actions."""
-    on = policy_kind(config.env, control_config(parties.on).actor)
-    for setting, path in (("RUN", parties.run), ("--to", parties.other)):
-        if path is None or path == parties.on:
-            continue
-        stored = control_config(Path(path))
-        for name, theirs, here in policy_kind(stored.env, stored.actor).differences(on):
-            raise ConfigError(
-                f"{setting}={path}: its {name} is {theirs}, and {here} where the states are; give "
-                "runs with the same"
-            )
+        return MEASURED[:2], [f"js and tv are left out: {many}"]
+    note = f"js and tv by {DRAWS} draws in each state: of Gaussians they have no closed form"
+    return MEASURED, [note] * ("loc" in family.param_keys)

@@ -44,7 +44,7 @@ def film_trained(
         )
     finally:
         env.close()
-    return Film(int(steps.sum()), scores.returns[0] if scores.returns else None)
+    return Film(sum(steps), scores.returns[0] if scores.returns else None)
 
 
 def _drawn(config: EnvConfig) -> VectorGymEnv:

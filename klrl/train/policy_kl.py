@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from klrl.base.errors import ConfigError, NonFiniteError
+from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.base.text import warn
 from klrl.config import LANGUAGE, JobConfig
@@ -25,7 +25,7 @@ from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.other_task import config_on_task
 from klrl.runs.resume import edited_settings, stored_config
-from klrl.train.evaluate import Starts
+from klrl.train.evaluate import Starts, mean_over_states
 from klrl.train.schedule import Size
 
 #: Divergence -> its name between two policies.
@@ -177,24 +177,13 @@ def kl_between(
 def distance(values: Sequence[np.ndarray]) -> Distance:
     """One divergence from its values in the states of each episode.
 
-    The mean over states is a ratio, of sums over episodes S_i to their steps T_i; its error is that
-    of the residuals S_i - mean T_i.
-
     Raises:
         NonFiniteError: one of them is NaN or infinite.
     """
+    mean, error = mean_over_states(values)
     sums = np.array([each.sum() for each in values])
-    steps = np.array([each.size for each in values])
-    if not np.isfinite(sums).all():
-        raise NonFiniteError("a divergence of the two policies is NaN or infinite in some state")
-    mean = float(sums.sum() / steps.sum())
     episode = int(np.argmax([each.max() for each in values]))
     step = int(values[episode].argmax())
-    error, total_error = None, None
-    if (n := len(values)) > 1:
-        residuals = sums - mean * steps
-        error = float(np.sqrt((residuals**2).sum() / (n - 1) / n) / steps.mean())
-        total_error = float(sums.std(ddof=1) / np.sqrt(n))
     median, q90, q99 = map(float, np.quantile(np.concatenate(values), (0.5, 0.9, 0.99)))
     return Distance(
         mean,
@@ -206,7 +195,7 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
         episode,
         step,
         float(sums.mean()),
-        total_error,
+        None if error is None else float(sums.std(ddof=1) / np.sqrt(len(sums))),
     )
 
 

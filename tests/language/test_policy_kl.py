@@ -7,8 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from klrl.language.data.batch import response_mask
-from klrl.language.run import between
+from klrl.language.run import evaluate
 from klrl.language.run.export import export_run
+from klrl.train.evaluate_run import evaluate_run
 from klrl.train.policy_kl import kl_between
 
 
@@ -30,10 +31,14 @@ def test_each_token_is_a_sum_over_the_vocabulary(lora, exits, model, monkeypatch
     words = ("collector.temperature=0.7", f"actor.lora.r={lora}", "optim.lr=0.05")
     words = (*words, *(["reference=adapter_off"] if lora else []))
     assert exits(*words)[0] == 0
-    batches, measured = [], between._measured
-    monkeypatch.setattr(
-        between, "_measured", lambda p, q, batch: batches.append(batch) or measured(p, q, batch)
-    )
+    batches, answers = [], evaluate.answers
+
+    def watched(*given, **how):
+        for asked, batch in answers(*given, **how):
+            batches.append(batch)
+            yield asked, batch
+
+    monkeypatch.setattr(evaluate, "answers", watched)
     found = kl_between("run", model, episodes=12)
     export_run("run", Path("exported"), merge=bool(lora))
     p, q = (torch.cat(plain(f, batches[0], 0.7)) for f in ("exported", model))
@@ -53,5 +58,13 @@ def test_each_token_is_a_sum_over_the_vocabulary(lora, exits, model, monkeypatch
     reference = kl_between("run", episodes=12)
     for mine, theirs in zip(reference.distances.values(), found.distances.values(), strict=True):
         assert mine.mean == pytest.approx(theirs.mean, abs=1e-6)
+    row = evaluate_run("run", episodes=12).row
+    sums = [0.0, 0.0, 0]
+    for p, q in zip(*(plain(f, batches[-1], 0.7) for f in ("exported", model)), strict=True):
+        sums[0] += float((p.exp() * (p - q)).sum())
+        sums[1] += float((q.exp() * (q - p)).sum())
+        sums[2] += len(p)
+    for name, total in zip(("eval/kl_ref", "eval/kl_ref_forward"), sums[:2], strict=True):
+        assert row[name] == pytest.approx(total / sums[2], abs=1e-5)  # greedy responses
     own = kl_between("run", "exported", episodes=12)
     assert max(each.worst for each in own.distances.values()) < 1e-3

@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Normal, kl_divergence
 
 from klrl.api import load_run
 from klrl.base.errors import ConfigError
-from klrl.control.between import DRAWS, _measured
+from klrl.control.between import DRAWS, measure_of
 from klrl.control.load import trained_agent
 from klrl.kl.divergences import LARGEST_JS
 from klrl.train.policy_kl import distance, kl_between
@@ -36,6 +36,11 @@ def cartpoles(tmp_path) -> tuple[Path, Path]:
     return first, trained("second", *words, "seed=1", "actor.init=first")
 
 
+def measured(one, other, states: torch.Tensor) -> dict[str, np.ndarray]:
+    measure = measure_of(one.family, one.policy_net, other.policy_net, NAMES)
+    return {name: value.numpy() for name, value in measure(states).items()}
+
+
 def log_p(agent, states: torch.Tensor) -> torch.Tensor:
     return agent.policy_net(states)[0].detach().double().log_softmax(-1)
 
@@ -43,7 +48,7 @@ def log_p(agent, states: torch.Tensor) -> torch.Tensor:
 def test_of_categoricals_each_is_a_sum_over_the_actions(cartpoles) -> None:
     one, other = (trained_agent(run) for run in cartpoles)
     states = torch.randn(50, 4)
-    found = _measured(one, other, NAMES, states)
+    found = measured(one, other, states)
     p, q = log_p(one, states), log_p(other, states)
     m = (p.exp() + q.exp()) / 2
     kls = [kl_divergence(Categorical(logits=a), Categorical(logits=b)) for a, b in ((p, q), (q, p))]
@@ -63,7 +68,7 @@ def test_of_gaussians_the_kls_are_closed_and_the_others_integrals_within_their_e
         for seed in (0, 1)
     )
     states = torch.randn(400, 3)
-    found = _measured(one, other, NAMES, states)
+    found = measured(one, other, states)
     p, q = (Normal(*(x.detach().double() for x in a.policy_net(states))) for a in (one, other))
     for name, expected in (("reverse", kl_divergence(p, q)), ("forward", kl_divergence(q, p))):
         assert found[name] == pytest.approx(expected.sum(-1).numpy(), abs=1e-9)
