@@ -75,6 +75,7 @@ CONTROL = Domain(
         "evaluate": "klrl.control.evaluate:evaluate_trained",
         "film": "klrl.control.film:film_trained",
         "between": "klrl.control.evaluate:distances",
+        "longest": "klrl.control.evaluate:longest_episode",
     },
 )
 LANGUAGE = Domain(
@@ -95,6 +96,7 @@ LANGUAGE = Domain(
         "on_task": "klrl.language.run.preflight:language_on_task",
         "evaluate": "klrl.language.run.evaluate:evaluate_trained",
         "between": "klrl.language.run.evaluate:distances",
+        "longest": "klrl.language.run.evaluate:longest_episode",
     },
 )
 DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}

@@ -26,7 +26,7 @@ COMMANDS = {
     "report": "compare runs in one offline page",
     "diff": "two runs side by side",
     "export": "a language policy in Hugging Face's format",
-    "verify": "are a language run's recorded numbers true?",
+    "verify": "is the record of a run true?",
     "plan": "what a sweep would cost",
     "doctor": "are this machine's KL numbers true?",
     "completion": "a script that completes words in bash or zsh",

@@ -174,6 +174,13 @@ def evaluate_trained(
     )
 
 
+def longest_episode(config: Config) -> int | None:
+    """In steps; None: the environment does not say."""
+    env = make_copies(config.env, seed=0, num_envs=1)
+    env.close()
+    return env.longest_episode
+
+
 def distances(
     parties: Parties, config: Config, *, starts: Starts, size: Size, device: torch.device
 ) -> tuple[Iterator[Visited], list[str]]:

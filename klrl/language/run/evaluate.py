@@ -177,6 +177,11 @@ def evaluate_trained(
     )
 
 
+def longest_episode(config: LanguageConfig) -> int:
+    """A response is one sample."""
+    return 1
+
+
 def distances(
     parties: Parties, config: LanguageConfig, *, starts: Starts, size: Size, device: torch.device
 ) -> tuple[Iterator[Visited], list[str]]:
