@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from klrl.runs.metrics import Row
     from klrl.train.callbacks import Callback
     from klrl.train.evaluate import Evaluation
+    from klrl.train.policy_kl import PolicyKL
 
 #: Hydra composes in state that is global to the process.
 _composing = threading.Lock()
@@ -127,6 +128,28 @@ class Run(os.PathLike[str]):
         from klrl.train.evaluate_run import evaluate_run
 
         return evaluate_run(self.folder, overrides, episodes=episodes, **how)
+
+    def kl(
+        self,
+        other: str | Path | None = None,
+        *overrides: str,
+        on: str | Path | None = None,
+        **how: Any,
+    ) -> PolicyKL:
+        """Measure how far another policy is away, as ``klrl kl`` does.
+
+        Args:
+            other: another run, for language also the folder of a model; None: the reference.
+            overrides: another task, as in ``"env.kwargs.g=14"``.
+            on: the run whose policy acts, in whose states it is measured; None: this one.
+            how: ``episodes``, ``which``, ``seed``, ``device``.
+
+        Returns:
+            ``distances`` by name (``KL(run||other) on run``), ``row``: all as plain numbers.
+        """
+        from klrl.train.policy_kl import kl_between
+
+        return kl_between(self.folder, other, overrides, on=on, **how)
 
     def figure(self) -> Figure:
         """Plots of return, KLs and coefficients, as in ``curves.png``."""

@@ -30,7 +30,8 @@ class Domain:
     digits: int  # significant digits of a printed score
     plays: int  # episodes (responses) of ``klrl evaluate`` by default
     #: ``parts`` of a run, ``preflight`` of a job, ``load``, ``evaluate`` and ``film`` of a policy
-    #: (control), ``on_task``, another task's settings -> "module:function".
+    #: (control), distances ``between`` policies, ``on_task``, another task's settings ->
+    #: "module:function".
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
@@ -73,6 +74,8 @@ CONTROL = Domain(
         "on_task": "klrl.control.load:control_on_task",
         "evaluate": "klrl.control.evaluate:evaluate_trained",
         "film": "klrl.control.film:film_trained",
+        "between": "klrl.control.evaluate:distances",
+        "longest": "klrl.control.evaluate:longest_episode",
     },
 )
 LANGUAGE = Domain(
@@ -92,6 +95,8 @@ LANGUAGE = Domain(
         "load": "klrl.language.run.load:trained_causal_lm",
         "on_task": "klrl.language.run.preflight:language_on_task",
         "evaluate": "klrl.language.run.evaluate:evaluate_trained",
+        "between": "klrl.language.run.evaluate:distances",
+        "longest": "klrl.language.run.evaluate:longest_episode",
     },
 )
 DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}

@@ -29,6 +29,7 @@ def evaluate_command(argv: list[str]) -> int:
 
     import torch
 
+    from klrl.runs.returns import told_kls
     from klrl.train.evaluate_run import evaluate_run
     from klrl.train.film import check_film, film_run
 
@@ -40,6 +41,7 @@ def evaluate_command(argv: list[str]) -> int:
     task = " ".join(word for word in args.overrides if not word.startswith("actor.model="))
     task = f" on {task}" if task else ""
     told = [f"{result.line}{task} ({args.which} checkpoint of {escaped(args.run)})"]
+    told += told_kls(result.row, result.domain)
     row: dict[str, float | str] = {**result.row, "episodes": len(result.returns)}
     if args.video:
         filmed = film_run(folder, args.overrides, **how)
@@ -63,12 +65,12 @@ def parser() -> Parser:
     other += "actor.model=FOLDER, where a language run's base model is now"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
-    parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
+    parser.add_argument("--episodes", type=partial(at_least, 1), default=None, help=many)
     parser.add_flag("--sampled", "sample actions (tokens) as in training")
     parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")
     parser.add_argument(
         "--seed",
-        type=partial(_at_least, 0),
+        type=partial(at_least, 0),
         default=0,
         help="another seed, another set of start states (default 0)",
     )
@@ -78,7 +80,8 @@ def parser() -> Parser:
     return parser
 
 
-def _at_least(least: int, text: str) -> int:
+def at_least(least: int, text: str) -> int:
+    """A whole number of a command line that is not below ``least``."""
     try:
         value = int(text)
     except ValueError:

@@ -21,11 +21,12 @@ from klrl.cli.wrapper import DONE, exit_code, run_command
 COMMANDS = {
     "run": "train, sweep or resume a run; may be left out",
     "evaluate": "play the policy of a run",
+    "kl": "how far are two policies apart?",
     "ls": "the progress of runs and sweeps",
     "report": "compare runs in one offline page",
     "diff": "two runs side by side",
     "export": "a language policy in Hugging Face's format",
-    "verify": "are a language run's recorded numbers true?",
+    "verify": "is the record of a run true?",
     "plan": "what a sweep would cost",
     "doctor": "are this machine's KL numbers true?",
     "completion": "a script that completes words in bash or zsh",

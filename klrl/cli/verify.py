@@ -1,4 +1,4 @@
-"""``klrl verify RUN``: the recorded log-probs and KLs of a language run, computed again."""
+"""``klrl verify RUN``: is the record of a run true? What can be computed again is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from klrl.base.text import text_table
 from klrl.cli.language_run import add_model, check_language_run
 from klrl.cli.wrapper import DONE, FAILED, Parser
+from klrl.domains import CONTROL
 
 if TYPE_CHECKING:
     from klrl.language.run.verify import Verdict
@@ -18,19 +19,32 @@ if TYPE_CHECKING:
 def verify_command(argv: list[str]) -> int:
     """Print how far the record is off; returns 1 if that is beyond the bounds."""
     args = parser().parse_args(argv)
-    check_language_run(args.run)
 
     from klrl.config.checks import check_device_name
+    from klrl.runs.find import find_run
     from klrl.runs.machine import check_device
+    from klrl.runs.resume import stored_config
 
     check_device_name(args.device)
     check_device(args.device)
+    folder = find_run(args.run, "RUN")
+    config = stored_config(folder)
+    if config.domain == CONTROL.name:
+        from klrl.train.verify import verify_record
 
-    from klrl.language.run.verify import verify_run
+        record = verify_record(folder, config, args.device)
+        ok = not record.problems
+        told = {"ok": ok, **vars(record)}
+        print(json.dumps(told, indent=1) if args.json else "\n".join(record.lines))
+    else:
+        check_language_run(args.run)
 
-    verdict = verify_run(args.run, args.device, args.model)
-    print(json.dumps(as_json(verdict), indent=1) if args.json else _as_text(verdict, args.run))
-    if verdict.ok:
+        from klrl.language.run.verify import verify_run
+
+        verdict = verify_run(args.run, args.device, args.model)
+        ok = verdict.ok
+        print(json.dumps(as_json(verdict), indent=1) if args.json else _as_text(verdict, args.run))
+    if ok:
         return DONE
     print(f"klrl verify: the record of {args.run} is off", file=sys.stderr)
     return FAILED
@@ -63,7 +77,7 @@ def _as_text(verdict: Verdict, run: str) -> str:
     for name, count in verdict.not_computed.items():
         if count:
             lines.append(f"not computed again: {name} of {count} samples, whose weights are gone")
-    return "\n".join([*lines, *verdict.notes, *verdict.problems])
+    return "\n".join([*lines, *verdict.notes, *verdict.problems, *verdict.record.lines])
 
 
 def as_json(verdict: Verdict) -> dict[str, object]:
@@ -88,6 +102,7 @@ def as_json(verdict: Verdict) -> dict[str, object]:
         "not_computed": verdict.not_computed,
         "notes": verdict.notes,
         "problems": verdict.problems,
+        "record": vars(verdict.record),
     }
 
 
@@ -95,8 +110,9 @@ def parser() -> Parser:
     """The argument list."""
     parser = Parser(
         prog="klrl verify",
-        description="Compute the log-probs and KLs of a language run's samples again with plain "
-        "transformers, and say how far the record is off; exit code 1 beyond the bounds.",
+        description="Is the record of a run true? Rows and settings against the checkpoints' "
+        "digests, closing evaluations played again; of a language run also its samples: prompts, "
+        "rewards, and log-probs and KLs by plain transformers. Exit code 1 if something is off.",
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")

@@ -55,7 +55,7 @@ def run_command(name: str, argv: list[str]) -> int:
 
 
 #: Commands that import what a run names; they take ``trust=RUN``.
-_IMPORTING = ("run", "evaluate", "export", "verify", "plan")
+_IMPORTING = ("run", "evaluate", "kl", "export", "verify", "plan")
 
 
 def execute(name: str, argv: Sequence[str] | None = None) -> None:

@@ -22,7 +22,14 @@ from torch.distributions import Distribution, Independent
 from torch.nn.functional import pad, softplus
 from torchrl.modules import IndependentNormal, TanhNormal
 
-from klrl.kl.divergences import Which, js_draws, over_actions, require_known, standard_error
+from klrl.kl.divergences import (
+    Which,
+    js_draws,
+    over_actions,
+    require_known,
+    standard_error,
+    tv_draws,
+)
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -118,7 +125,7 @@ class Normal(Family):
         return 0.5 * torch.addcmul(spread, shift, shift).sum(-1)
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KL(p || q), KL(q || p); js or the user's own by draws of the joint Gaussians."""
+        """KL(p || q), KL(q || p); js, tv or the user's own by draws of the joint Gaussians."""
         if name == "reverse":
             return self.kl(p, q)
         if name == "forward":
@@ -129,7 +136,7 @@ class Normal(Family):
         return self._draws(name, p, q, noise).mean(-1)
 
     def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
-        """Standard normals [..., samples, A] for js, and for the user's own."""
+        """Standard normals [..., samples, A] for js, tv, and for the user's own."""
         return None if name in ("reverse", "forward") else _normals(params, samples)
 
     def divergence_error(self, p: Params, q: Params, noise: Tensor, name: Which = "js") -> Tensor:
@@ -143,7 +150,9 @@ class Normal(Family):
             Normal.log_prob(self, p, draw) - Normal.log_prob(self, q, draw)
             for draw in (Normal.act(self, p, noise), Normal.act(self, q, noise))
         )
-        return js_draws(at_p, at_q) if isinstance(name, str) else name(at_p)
+        if not isinstance(name, str):
+            return name(at_p)
+        return tv_draws(at_p, at_q) if name == "tv" else js_draws(at_p, at_q)
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """sum_i 1/2 + log(2 pi) / 2 + log sigma_i."""
@@ -233,7 +242,7 @@ class Categorical(Family):
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KL(p || q), KL(q || p) or js, sums over the actions."""
+        """KL(p || q), KL(q || p), js or tv, sums over the actions."""
         return self.kl(p, q) if name == "reverse" else over_actions(name, _log_p(p), _log_p(q))
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 
+from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
 from klrl.config import Config, EnvConfig
 from klrl.control.acting import Acting, make_acting
 from klrl.control.actor import Agent
+from klrl.control.between import Watched, measure_of, measured_names
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_copies
-from klrl.control.load import trained_agent
+from klrl.control.load import trained_agent, trained_reference
+from klrl.control.networks import PolicyNet
+from klrl.control.preflight import control_config, policy_kind
 from klrl.domains import CONTROL
-from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation
+from klrl.train.evaluate import REFERENCE_KLS, Evaluation, Scores, Starts, evaluation
+from klrl.train.policy_kl import Parties, Visited
 from klrl.train.schedule import USUAL_STEPS, Size
+
+A = TypeVar("A", bound=Acting)
 
 #: Some environments never end an episode: a longer one is cut off, and does not count.
 MAX_STEPS = 10_000
@@ -33,21 +42,29 @@ def evaluate_policy(
     starts: Starts,
     size: Size,
     sampled: bool = False,
+    reference: PolicyNet | None = None,
     device: torch.device,
 ) -> Evaluation:
     """Play episodes in fresh copies of the environment, one from each start state.
 
     Where ``size``'s steps are not enough for all episodes, as many as surely fit are begun at a
-    time. Sampled actions leave torch's global generator as it was.
+    time. Sampled actions leave torch's global generator as it was. With a ``reference`` both KLs to
+    it are measured in the states of the episodes.
     """
-    how = "sampled" if sampled else "deterministic"
-    return evaluation(_scores(agent, config, starts, size, sampled, device), CONTROL, how, starts)
+    how, acting = "sampled" if sampled else "deterministic", partial(make_acting, agent, device)
+    if reference is None:
+        alone = waves(acting, config, starts, size, sampled)
+        return evaluation((scores for _, scores, _ in alone), CONTROL, how, starts)
+    measure = measure_of(agent.family, agent.policy_net, reference, REFERENCE_KLS)
+    watched = waves(lambda: Watched(acting(), measure, device), config, starts, size, sampled)
+    scores = (each._replace(kls=seen.episodes(steps)) for seen, each, steps in watched)
+    return evaluation(scores, CONTROL, how, starts)
 
 
-def _scores(
-    agent: Agent, config: EnvConfig, starts: Starts, size: Size, sampled: bool, device: torch.device
-) -> Iterator[Scores]:
-    """A wave of episodes at a time."""
+def waves(
+    make: Callable[[], A], config: EnvConfig, starts: Starts, size: Size, sampled: bool
+) -> Iterator[tuple[A, Scores, list[int]]]:
+    """A wave of episodes at a time: who acted in them, their scores, their steps."""
     episodes, left = size
     copies = min(episodes, MAX_COPIES)
     if not copies:
@@ -61,11 +78,11 @@ def _scores(
             wave, limit = _wave(min(len(seeds), copies), left, longest)
             if not wave:
                 break
-            acting = make_acting(agent, device)  # which draws no noise, and so takes the mode
+            acting = make()  # which draws no noise, and so takes the mode
             scores, steps = play(env, acting, seeds[:wave], limit, noise)
-            yield scores
+            yield acting, scores, steps
             seeds = seeds[wave:]
-            left = None if left is None else left - steps
+            left = None if left is None else left - sum(steps)
     finally:
         env.close()
 
@@ -86,13 +103,14 @@ def play(
     limit: int,
     noise: Noise | None,
     watch: Callable[[], None] = lambda: None,
-) -> tuple[Scores, int]:
-    """One episode from each seed, in the first copies; their scores, and the steps they took.
+) -> tuple[Scores, list[int]]:
+    """One episode from each seed, in the first copies; their scores, and their steps.
 
     Without ``noise`` the mode is taken; ``watch`` is called in every state, first and last too.
     """
     playing = np.arange(env.num_copies) < len(seeds)
-    ended, total, steps = np.zeros_like(playing), np.zeros(env.num_copies), 0
+    ended, total = np.zeros_like(playing), np.zeros(env.num_copies)
+    steps = np.zeros(env.num_copies, int)
     observation = env.reset_native(playing, [*seeds, *[0] * (env.num_copies - len(seeds))])
     watch()
     for step in range(limit):
@@ -102,14 +120,14 @@ def play(
         action = acting.action(acting.sample(step % _NOISE_STEPS, seen))
         observation, reward, terminated, truncated = env.step_native(action, playing)
         total[playing] += env.finite("reward", reward, "in an evaluation").numpy()[playing]
-        steps += int(playing.sum())
+        steps += playing
         watch()
         done = playing & (terminated | truncated)
         ended |= done
         playing &= ~done
         if not playing.any():
             break
-    return Scores(total[ended].tolist(), cut=int(playing.sum())), steps
+    return Scores(total[ended].tolist(), cut=int(playing.sum())), steps[: len(seeds)].tolist()
 
 
 class Noise:
@@ -142,6 +160,61 @@ def evaluate_trained(
 ) -> Evaluation:
     """:func:`klrl.train.evaluate.evaluate_run` of a control run; ``config`` names the task."""
     agent = trained_agent(folder, which, str(device))
+    reference = None
+    if config.has_reference:
+        reference = trained_reference(folder, which, str(device)).policy_net
     return evaluate_policy(
-        agent, config.env, starts=starts, size=size, sampled=sampled, device=device
+        agent,
+        config.env,
+        starts=starts,
+        size=size,
+        sampled=sampled,
+        reference=reference,
+        device=device,
     )
+
+
+def longest_episode(config: Config) -> int | None:
+    """In steps; None: the environment does not say."""
+    env = make_copies(config.env, seed=0, num_envs=1)
+    env.close()
+    return env.longest_episode
+
+
+def distances(
+    parties: Parties, config: Config, *, starts: Starts, size: Size, device: torch.device
+) -> tuple[Iterator[Visited], list[str]]:
+    """What :func:`klrl.train.policy_kl.kl_between` asks of control; ``config`` names the task."""
+    _check_kinds(parties, config)
+    load = partial(trained_agent, which=parties.which, device=str(device))
+    policy = load(parties.run)
+    if parties.other is None:
+        other = trained_reference(parties.run, parties.which, str(device))
+    else:
+        other = load(parties.other)
+    known = {parties.run: policy, parties.other: other}
+    player = known[parties.on] if parties.on in known else load(parties.on)
+    names, notes = measured_names(policy.family)
+    measure = measure_of(policy.family, policy.policy_net, other.policy_net, names)
+    played = waves(
+        lambda: Watched(make_acting(player, device), measure, device),
+        config.env,
+        starts,
+        size,
+        sampled=True,
+    )
+    return (Visited(seen.episodes(steps), each.cut) for seen, each, steps in played), notes
+
+
+def _check_kinds(parties: Parties, config: Config) -> None:
+    """The policies act on one task: they see the same, and choose among the same actions."""
+    on = policy_kind(config.env, control_config(parties.on).actor)
+    for setting, path in (("RUN", parties.run), ("--to", parties.other)):
+        if path is None or path == parties.on:
+            continue
+        stored = control_config(path)
+        for name, theirs, here in policy_kind(stored.env, stored.actor).differences(on):
+            raise ConfigError(
+                f"{setting}={path}: its {name} is {theirs}, and {here} where the states are; give "
+                "runs with the same"
+            )

@@ -46,7 +46,7 @@ def film_trained(
         )
     finally:
         env.close()
-    return Film(steps, scores.returns[0] if scores.returns else None)
+    return Film(sum(steps), scores.returns[0] if scores.returns else None)
 
 
 def _drawn(config: EnvConfig) -> VectorGymEnv:

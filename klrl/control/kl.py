@@ -175,7 +175,7 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
     policy = {key: batch.get(key) for key in family.param_keys}
     ref = {key: batch.get(("ref", key)) for key in family.param_keys}
     log_ratio = batch.get("action_log_prob") - batch.get(("ref", "log_prob"))
-    means = mean_kl(family.kl(policy, ref), log_ratio)
+    means = mean_kl(family.kl(policy, ref), family.kl(ref, policy), log_ratio)
     charged = batch.get(DIVERGENCE, None)
     if charged is not None:
         means |= mean_charged(charged, error=batch.get(ERROR, None))

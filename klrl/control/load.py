@@ -23,6 +23,7 @@ from klrl.control.env import make_env
 from klrl.control.preflight import check_env, control_config, make_checked, policy_kind
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
+from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_device
 from klrl.runs.other_task import allowed
 from klrl.runs.resume import stored_config
@@ -51,6 +52,17 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
     agent = agent_like(describe_policy(config), env)
     env.close()
     load_component(folder, which, "agent", agent.modules, torch.device(device))
+    agent.modules.to(device).requires_grad_(False).eval()
+    return agent
+
+
+def trained_reference(run: Path, which: str, device: str) -> Agent:
+    """The reference of a run as its checkpoint holds it, frozen; the critic says nothing."""
+    config = control_config(run)
+    env = make_env(config.env, seed=0, num_envs=1)
+    agent = agent_like(RunFolder(run).manifest.get("reference") or describe_policy(config), env)
+    env.close()
+    load_component(run, which, "reference", agent.actor, torch.device(device))
     agent.modules.to(device).requires_grad_(False).eval()
     return agent
 

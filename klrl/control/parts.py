@@ -122,12 +122,14 @@ class ControlParts(Parts):
         """Episodes in fresh environments."""
         from klrl.control.evaluate import evaluate_policy
 
+        frozen: Any = None if self.reference is None else self.reference.module
         return evaluate_policy(
             self.agent,
             self.config.env,
             starts=starts,
             size=size,
             sampled=self.config.eval.sampled,
+            reference=None if frozen is None else frozen[0].module,
             device=self.device,
         )
 

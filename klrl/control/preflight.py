@@ -97,8 +97,8 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Any) -> None:
         )
 
 
-#: Joint actions of a MultiDiscrete that a js sums over in every state.
-_MOST_JOINT = 4096
+#: Joint actions of a MultiDiscrete that a js or tv sums over in every state.
+MOST_JOINT = 4096
 
 
 def _check_joint_actions(env: EnvConfig, divergence: str) -> None:
@@ -108,10 +108,10 @@ def _check_joint_actions(env: EnvConfig, divergence: str) -> None:
     copy = _make(env)
     count = joint_actions(copy.action_space)
     copy.close()
-    if count is not None and count > _MOST_JOINT:
+    if count is not None and count > MOST_JOINT:
         raise ConfigError(
             f"kl.divergence={divergence}: {env.named} has {count} joint actions, and the "
-            f"{divergence} is summed over all of them, at most {_MOST_JOINT}; choose "
+            f"{divergence} is summed over all of them, at most {MOST_JOINT}; choose "
             "kl.divergence=forward or reverse"
         )
 

@@ -5,6 +5,7 @@ With u = pi_ref(a|s) / pi(a|s), each is D = E_pi[f(u)], in nats:
     reverse   KL(pi || pi_ref)   f(u) = -log u
     forward   KL(pi_ref || pi)   f(u) = u log u
     js        Jensen-Shannon     f(u) = (log(2 / (1 + u)) + u log(2 u / (1 + u))) / 2, at most log 2
+    tv        total variation    f(u) = |1 - u| / 2, at most 1 (no nats); measured, never charged
 
 They are invariant under a shared bijection: a TanhNormal's are those of its Gaussians before tanh.
 Only the KLs add: over independent heads or dimensions of an action, and (in expectation) over the
@@ -27,6 +28,8 @@ from klrl.config.placement import DIVERGENCES
 
 #: The largest Jensen-Shannon divergence, nats per state: of two policies that share no action.
 LARGEST_JS = math.log(2)
+#: What can be measured; a run charges those of :data:`klrl.config.placement.DIVERGENCES`.
+MEASURED = (*DIVERGENCES, "tv")
 
 
 #: Which one: its name; or a function f of l = log pi - log pi_ref for E_pi[f(l)], the user's own.
@@ -53,7 +56,7 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
     """A divergence of two categoricals, by a sum over all actions or the whole vocabulary.
 
     Args:
-        name: reverse, forward or js; or a function of the log-ratio.
+        name: one of :data:`MEASURED`; or a function of the log-ratio.
         log_p: log pi, normalised, [..., K]; an action that pi forbids is -inf.
         log_q: log pi_ref, the same shape.
 
@@ -68,6 +71,8 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
     if name == "forward":
         return expected(log_q, log_q - log_p)
     require_known(name)
+    if name == "tv":
+        return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
     # Where both forbid an action, logaddexp's gradient would be NaN.
     neither = (log_p == -torch.inf) & (log_q == -torch.inf)
     log_p0, log_q0 = log_p.masked_fill(neither, 0.0), log_q.masked_fill(neither, 0.0)
@@ -92,6 +97,14 @@ def js_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
     return LARGEST_JS - 0.5 * (softplus(-at_policys) + softplus(at_references))
 
 
+def tv_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
+    """Unbiased estimates of the total variation, within 0 and 1; arguments as :func:`js_draws`.
+
+    With m = (pi + pi_ref) / 2 it is E_m[|pi - pi_ref| / (2 m)], and the ratio is tanh(|l| / 2).
+    """
+    return 0.5 * ((0.5 * at_policys.abs()).tanh() + (0.5 * at_references.abs()).tanh())
+
+
 def standard_error(draws: Tensor) -> Tensor:
     """Of the mean over draws [..., S], [...]; NaN for one draw."""
     return draws.std(-1) / math.sqrt(draws.shape[-1])
@@ -99,5 +112,5 @@ def standard_error(draws: Tensor) -> Tensor:
 
 def require_known(name: str) -> None:
     """Refuse an unknown divergence."""
-    if name not in DIVERGENCES:
-        raise ValueError(f"divergence={name}: choose one of {', '.join(DIVERGENCES)}")
+    if name not in MEASURED:
+        raise ValueError(f"divergence={name}: choose one of {', '.join(MEASURED)}")

@@ -12,20 +12,24 @@ from klrl.kl.estimators import ESTIMATORS, masked_mean, sequence_mean
 
 
 @torch.no_grad()
-def mean_kl(exact: Tensor, log_ratio: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+def mean_kl(
+    exact: Tensor, forward: Tensor, log_ratio: Tensor, mask: Tensor | None = None
+) -> dict[str, Tensor]:
     """Mean KL(pi_theta || pi_ref) of a rollout by every estimator, in nats, by metric.
 
-    With a mask also ``kl/ref/exact_seq`` and so on: sums over a row, means over rows.
+    And KL(pi_ref || pi_theta) in the same states, ``kl/ref/forward``. With a mask also
+    ``kl/ref/exact_seq`` and so on: sums over a row, means over rows.
 
     Args:
         exact: the closed form of every step, [N, T] or [B, R].
+        forward: that of KL(pi_ref || pi_theta), the same shape.
         log_ratio: log pi_theta - log pi_ref of what was done, the same shape.
         mask: bool, where steps are real; None: everywhere.
 
     Raises:
         NonFiniteError: one of them is NaN or infinite.
     """
-    per_step = {"kl/ref/exact": exact}
+    per_step = {"kl/ref/exact": exact, "kl/ref/forward": forward}
     per_step |= {f"kl/ref/{name}": each(log_ratio) for name, each in ESTIMATORS.items()}
     if mask is None:
         means = {name: value.mean() for name, value in per_step.items()}

@@ -193,7 +193,7 @@ def _at(
 def against_kl(
     lines: Sequence[Line], differences: Mapping[str, Sequence[Difference]]
 ) -> list[Chart]:
-    """Final return against sqrt(KL(policy||reference)), and the gold score if it was recorded.
+    """Final return against sqrt(KL(policy||reference)): of training, gold scores, of evaluations.
 
     A reward that is not the gold score is a proxy. It is over-optimised where the gold score falls
     with growing KL while the reward still rises. The x-axis is that of Gao, Schulman and Hilton
@@ -204,6 +204,11 @@ def against_kl(
     charts = [_against_kl(lines, "return", score, reward_metric(runs), differences)]
     if any(line.estimates.get("gold") for line in lines):
         charts.append(_against_kl(lines, "gold", "Gold score", "reward/gold", differences))
+    if any(line.estimates.get("eval_kl") for line in lines):
+        evaluated = heading(f"{runs[0].domain.evaluation} {runs[0].domain.score}")
+        of_kl = ("eval_kl", "eval/kl_ref")
+        given = ("eval_return", evaluated, "eval/return", differences)
+        charts.append(_against_kl(lines, *given, of_kl))
     return charts
 
 
@@ -213,14 +218,19 @@ def _against_kl(
     what: str,
     name: str,
     differences: Mapping[str, Sequence[Difference]],
+    of_kl: tuple[str, str] | None = None,
 ) -> Chart:
-    """A metric's measure against sqrt(KL(policy||reference)), one point per setting."""
+    """A metric's measure against sqrt(KL(policy||reference)), one point per setting.
+
+    ``of_kl``: measure and metric of the KL; None: those of training.
+    """
     runs = [run for line in lines for run in line.setting.runs]
-    of_y, of_x = (metric_of(each, runs[0].domain) for each in (name, kl_metric(runs)))
+    kl, metric = of_kl or ("kl_ref", kl_metric(runs))
+    of_y, of_x = (metric_of(each, runs[0].domain) for each in (name, metric))
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
         # A sampled KL below 0 counts as 0.
-        roots = np.sqrt(np.maximum(line.values["kl_ref"], 0.0))
+        roots = np.sqrt(np.maximum(line.values[kl], 0.0))
         gain, root = line.estimates[key], estimate(roots)
         if gain and root:
             seeds, places = line.values[key].tolist(), roots.tolist()
@@ -233,7 +243,7 @@ def _against_kl(
         _digits(of_x, of_y),
         lines,
         points,
-        front=front(lines, differences.get(key, ()), key),
+        front=front(lines, differences.get(key, ()), kl),
     )
 
 

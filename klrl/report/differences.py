@@ -93,7 +93,9 @@ def shown(differences: Sequence[Difference], lines: Sequence[Line]) -> list[Diff
     return [each for each in differences if best in (each.a, each.b)]
 
 
-def front(lines: Sequence[Line], differences: Sequence[Difference], key: str) -> list[int]:
+def front(
+    lines: Sequence[Line], differences: Sequence[Difference], of_kl: str = "kl_ref"
+) -> list[int]:
     """Settings that none beats, by rising KL: the front of reward against KL.
 
     A setting is off the front if another has significantly more of the measure at no more KL, by
@@ -101,7 +103,7 @@ def front(lines: Sequence[Line], differences: Sequence[Difference], key: str) ->
     """
     if not differences:
         return []
-    kl = [line_value(line, "kl_ref") for line in lines]
+    kl = [line_value(line, of_kl) for line in lines]
     beaten = set()
     for each in differences:
         more, less = (each.a, each.b) if each.value > 0 else (each.b, each.a)

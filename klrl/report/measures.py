@@ -109,6 +109,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
         _of("kl_ref", kl, "final", runs),
         # A sum over a response grows with its length; the mean per token tells the two apart.
         _of("kl_ref_token", kl.removesuffix("_seq"), "final", runs),
+        _of("eval_kl", "eval/kl_ref", "last", runs),
         _of("kl_old", "kl/old/exact", "final", runs),
         _of("coef", "kl/ref/coef", "last", runs),
         _of("beta", "kl/old/beta", "last", runs),
@@ -119,6 +120,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
     recorded = {name for run in runs for name in run.columns}
     unused = set() if recorded & {"reward/gold", "eval/gold"} else {"gold", "eval_gold"}
     unused |= set() if "eval/best_return" in recorded else {"eval_best"}
+    unused |= set() if "eval/kl_ref" in recorded else {"eval_kl"}
     unused |= set() if kl.endswith("_seq") else {"kl_ref_token"}
     return [measure for measure in columns if measure.key not in unused]
 

@@ -81,7 +81,7 @@ def _task(name: str, counted: Counted, stem: Path) -> TaskSection:
     """The section of one task; draws its charts."""
     members = [setting for setting in counted.settings if setting.task == name]
     lines = summary_lines(members, counted.failed)
-    keys = [key for key in ("return", "gold") if key in lines[0].values]
+    keys = [key for key in ("return", "gold", "eval_return") if key in lines[0].values]
     differences: dict[str, list[Difference]] = {key: differences_of(lines, key) for key in keys}
     curves, fronts = learning_curves(lines), against_kl(lines, differences)
     charts, shown = [*fronts, *curves], first_shown(lines)

@@ -231,7 +231,7 @@ class RunFolder:
             **({"own": own} if (own := manifest_of(config)) else {}),
             "git_commit": _git_commit(),
             "python": platform.python_version(),
-            "versions": _versions(),
+            "versions": versions(),
             "wandb_id": before.get("wandb_id", uuid4().hex[:12]),
             "started": before.get("started", start["time"]),
             "resumed": [*before.get("resumed", []), start] if before else [],
@@ -293,12 +293,13 @@ def new_path(suffix: str = "") -> Path:
     return Path("outputs") / (datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f") + suffix)
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
+def versions() -> dict[str, str]:
+    """Of the packages that numbers depend on, as they are installed."""
+    found = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
+            found[name] = version(name)
+    return found
 
 
 def _now() -> str:

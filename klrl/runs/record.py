@@ -19,7 +19,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import Logger, Opened, Samples, open_loggers
 from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Phases, Progress, duration
-from klrl.runs.returns import LARGE_SHARE, penalty_share, told_evaluation, with_error
+from klrl.runs.returns import LARGE_SHARE, penalty_share, told_evaluation, told_kls, with_error
 from klrl.runs.rows import RowFile, read_rows
 
 
@@ -163,6 +163,7 @@ def _evaluated(row: Row, config: JobConfig) -> list[str]:
         return []
     domain, best = domain_of(config), "eval/best_return"
     lines = [told_evaluation(row, domain, domain.how(config), row.get("time/evaluation"))]
+    lines += told_kls(row, domain)
     if best in row:
         same = row[best] == row.get("eval/return")  # it is the last policy, or no worse
         value = with_error(row, best, domain)

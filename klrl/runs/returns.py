@@ -61,6 +61,15 @@ def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = 
     return f"{domain.score} {with_error(row, 'eval/return', domain)}{gold} ({', '.join(played)})"
 
 
-def with_error(row: Row, name: str, domain: Domain) -> str:
+def told_kls(row: Row, domain: Domain) -> list[str]:
+    """How far the policy is from its reference in the states of an evaluation; a line, or none."""
+    if "eval/kl_ref" not in row:
+        return []
+    both, forward = (with_error(row, f"eval/kl_ref{way}", domain, 3) for way in ("", "_forward"))
+    kls = f"KL(policy||reference) {both}, KL(reference||policy) {forward}"
+    return [f"{kls} nats per {domain.unit} in the states of the {domain.evaluation}"]
+
+
+def with_error(row: Row, name: str, domain: Domain, digits: int | None = None) -> str:
     """A score with its standard error, as in ``-160.8 +- 9.1``."""
-    return mean_and_error(row[name], row.get(f"{name}_se"), domain.digits)
+    return mean_and_error(row[name], row.get(f"{name}_se"), digits or domain.digits)

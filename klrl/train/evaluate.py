@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
+import numpy as np
+
+from klrl.base.errors import NonFiniteError
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.domains import Domain
 from klrl.runs.metrics import Row
 from klrl.runs.returns import told_evaluation
+
+Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,33 @@ class Scores(NamedTuple):
     returns: list[float]
     gold: Sequence[float] = ()
     cut: int = 0  # episodes that did not end, and do not count
+    #: Of each episode, ended or not: one of :data:`REFERENCE_KLS` -> [T], in each of its states.
+    kls: Sequence[Mapping[str, Array]] = ()
+
+
+#: What is measured of policy and reference: KL(policy||reference), KL(reference||policy) ...
+REFERENCE_KLS = ("reverse", "forward")
+#: ... and its metric.
+_METRICS = {"reverse": "eval/kl_ref", "forward": "eval/kl_ref_forward"}
+
+
+def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
+    """Mean of values in the states of each episode [T], and its standard error over episodes.
+
+    It is a ratio, of sums over episodes S_i to their steps T_i; its error is that of the residuals
+    S_i - mean T_i. None for one episode.
+
+    Raises:
+        NonFiniteError: a value is NaN or infinite.
+    """
+    sums, steps = np.array([[each.sum(), each.size] for each in values]).T
+    if not np.isfinite(sums).all():
+        raise NonFiniteError("a divergence of two policies is NaN or infinite in some state")
+    mean, count = float(sums.sum() / steps.sum()), len(values)
+    if count < 2:
+        return mean, None
+    residuals = sums - mean * steps
+    return mean, float(np.sqrt((residuals**2).sum() / (count - 1) / count) / steps.mean())
 
 
 @dataclass(frozen=True)
@@ -52,6 +84,7 @@ class Evaluation:
     how: str  # deterministic, greedy, or sampled at a temperature
     gold: Sequence[float] = ()  # where it is not the reward
     cut: int = 0  # episodes that did not end, and do not count
+    kls: Sequence[Mapping[str, Array]] = ()  # to the reference, see :class:`Scores`
 
     @property
     def mean(self) -> float:
@@ -77,6 +110,11 @@ class Evaluation:
         row: Row = {"eval/episodes": len(self.returns)}
         if self.cut:
             row["eval/cut"] = self.cut
+        for name in self.kls[0] if self.kls else ():
+            metric = _METRICS[name]
+            row[metric], error = mean_over_states([each[name] for each in self.kls])
+            if error is not None:
+                row[f"{metric}_se"] = error
         if not self.returns:
             return row
         row |= {"eval/return": self.mean, "eval/return_std": self.std}
@@ -94,6 +132,7 @@ def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Start
     """Take scores from a domain until it has no more; training's generators stay as they were."""
     returns: list[float] = []
     gold: list[float] = []
+    kls: list[Mapping[str, Array]] = []
     cut = 0
     with generators_kept():
         seed_generators(derived_seed(starts.seed, starts.use))
@@ -101,4 +140,5 @@ def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Start
             returns += few.returns
             gold += few.gold
             cut += few.cut
-    return Evaluation(returns, domain, how, gold, cut)
+            kls += few.kls
+    return Evaluation(returns, domain, how, gold, cut, kls)

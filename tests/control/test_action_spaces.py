@@ -186,6 +186,6 @@ def test_a_js_over_too_many_joint_actions_is_refused(monkeypatch) -> None:
     )
     check_job(config, frozenset(), resumed=False)
     assert math.prod(COUNTS) == 24
-    monkeypatch.setattr("klrl.control.preflight._MOST_JOINT", 23)
+    monkeypatch.setattr("klrl.control.preflight.MOST_JOINT", 23)
     with pytest.raises(ConfigError, match="has 24 joint actions"):
         check_job(config, frozenset(), resumed=False)

@@ -6,12 +6,14 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 from tensordict import TensorDict
+from torch.distributions import kl_divergence
 from torchrl.envs import ExplorationType, set_exploration_type
 
 from klrl.control.evaluate import evaluate_policy
 from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.loop import Training
 from klrl.train.schedule import Size
+from tests.agents import moved
 
 CPU, FOUR = torch.device("cpu"), Size(4)
 
@@ -22,12 +24,14 @@ def play(run: Training, starts: Starts = IN_RUN, size: Size = FOUR, **how) -> Ev
     )
 
 
-def by_hand(run: Training, seed: int, **kwargs) -> float:
-    """Gymnasium's return of the policy's mode, one step after the other."""
+def by_hand(run: Training, seed: int, states: list[np.ndarray] | None = None, **kwargs) -> float:
+    """Gymnasium's return of the policy's mode, one step after the other; the states, if asked."""
     env = gymnasium.make(run.config.env.id, **kwargs)
     seen, _ = env.reset(seed=seed)
     total, over = 0.0, False
     while not over:
+        if states is not None:
+            states.append(seen)
         with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
             policy_input = TensorDict({"observation": torch.tensor(seen)[None].float()}, [1])
             action = run.parts.actor(policy_input)["action"][0].numpy()
@@ -46,6 +50,27 @@ def test_each_episode_is_gymnasiums_from_the_seed_of_its_number(words, settings)
     expected = [by_hand(run, seed) for seed in CLOSING.seeds(3)]
     assert result.returns == pytest.approx(expected, rel=1e-3)
     assert len(set(result.returns)) == 3
+
+
+@pytest.mark.parametrize("words", [["env=pendulum"], ["env=cartpole"]])
+def test_both_kls_to_the_reference_are_those_of_the_states_that_were_seen(words, settings) -> None:
+    """Torch's own KLs in the states of Gymnasium's episodes, to a policy that was another once."""
+    run = Training(settings(*words))
+    moved(run.parts.agent.actor)
+    reference = run.parts.reference.module
+    seen: list[np.ndarray] = []
+    for seed in CLOSING.seeds(3):
+        by_hand(run, seed, seen)
+    inputs = TensorDict({"observation": torch.tensor(np.stack(seen)).float()}, [len(seen)])
+    with torch.no_grad():
+        pi, ref = (policy.get_dist(inputs.clone()) for policy in (run.parts.actor, reference))
+        pi, ref = (getattr(each, "base_dist", each) for each in (pi, ref))
+        kls = [kl_divergence(*pair) for pair in ((pi, ref), (ref, pi))]
+    means = [float(kl.reshape(len(seen), -1).sum(-1).mean()) for kl in kls]
+    row = run.parts.evaluation(CLOSING, Size(3)).row
+    assert [row["eval/kl_ref"], row["eval/kl_ref_forward"]] == pytest.approx(means, rel=2e-3)
+    assert means[0] != pytest.approx(means[1], rel=4e-3)
+    assert row["eval/kl_ref_se"] > 0
 
 
 def test_start_states_are_the_same_whatever_the_runs_seed(settings) -> None:

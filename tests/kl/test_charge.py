@@ -125,13 +125,13 @@ def by_name(means: dict[str, torch.Tensor]) -> dict[str, float]:
 def test_measures_by_hand() -> None:
     r, exact = torch.tensor([[0.0, 1.0], [-2.0, 3.0]]), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
     k3 = [0.0, math.exp(-1), math.exp(2) - 3, math.exp(-3) + 2]
-    means = {"exact": 3.75, "k1": 0.5, "k2": 1.75, "k3": sum(k3) / 4}
-    found = by_name(mean_kl(exact, r))
+    means = {"exact": 3.75, "forward": 7.5, "k1": 0.5, "k2": 1.75, "k3": sum(k3) / 4}
+    found = by_name(mean_kl(exact, 2 * exact, r))
     assert found == pytest.approx(means, rel=1e-6)
     mask = torch.tensor([[True, True], [True, False]])
-    means = {"exact": 7 / 3, "k1": -1 / 3, "k2": 2.5 / 3, "k3": sum(k3[:3]) / 3}
+    means = {"exact": 7 / 3, "forward": 14 / 3, "k1": -1 / 3, "k2": 2.5 / 3, "k3": sum(k3[:3]) / 3}
     sums = {f"{name}_seq": 1.5 * value for name, value in means.items()}
-    hidden = [x.masked_fill(~mask, math.nan) for x in (exact, r)]
+    hidden = [x.masked_fill(~mask, math.nan) for x in (exact, 2 * exact, r)]
     found = by_name(mean_kl(*hidden, mask))
     assert found == pytest.approx({**means, **sums}, rel=1e-6)
     with pytest.raises(NonFiniteError, match="kl/ref/exact is nan; raise kl.coef or lower optim"):

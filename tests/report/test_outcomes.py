@@ -194,12 +194,12 @@ def test_the_front_leaves_out_what_is_significantly_beaten_at_no_more_kl(tmp_pat
     write(tmp_path, kls={1.0: 5.0, 0.1: 2.0, 0.0: 9.0})
     lines = lines_of(tmp_path)
     # kl.coef=1 is 40 below kl.coef=0.1, at more KL; kl.coef=0 differs by 0.2 alone.
-    kept = front(lines, differences_of(lines), "return")
+    kept = front(lines, differences_of(lines))
     assert [lines[i].setting.name for i in kept] == ["kl.coef=0.1", "kl.coef=0"]
     write(tmp_path / "less", {1.0: RETURNS[1.0], 0.1: RETURNS[0.1]})
     lines = lines_of(tmp_path / "less")
     # The one that returns less has less KL.
-    kept = front(lines, differences_of(lines), "return")
+    kept = front(lines, differences_of(lines))
     assert [lines[i].setting.name for i in kept] == ["kl.coef=1", "kl.coef=0.1"]
 
 
@@ -207,7 +207,7 @@ def test_below_five_seeds_nothing_is_compared(tmp_path):
     write(tmp_path, {coef: values[:4] for coef, values in RETURNS.items()})
     lines = lines_of(tmp_path)
     assert differences_of(lines) == []
-    assert front(lines, [], "return") == []
+    assert front(lines, []) == []
     text, page = page_of(tmp_path)
     assert "Needs two settings of 5 seeds" in text
     assert "No front is drawn" in text

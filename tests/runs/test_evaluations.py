@@ -10,7 +10,7 @@ import torch
 import klrl
 from klrl.base.errors import EnvError, Interrupted
 from klrl.control.evaluate import evaluate_policy
-from klrl.control.load import trained_agent
+from klrl.control.load import trained_agent, trained_reference
 from klrl.control.parts import ControlParts
 from klrl.runs.metrics import TIMES, Row
 from klrl.runs.rows import read_rows
@@ -50,8 +50,9 @@ def without(rows: list[Row]) -> list[Row]:
 def played(run: str, which: str, starts, count: int) -> Row:
     """An evaluation of a checkpoint."""
     config, agent = klrl.load_run(run).config, trained_agent(Path(run), which)
-    device = torch.device("cpu")
-    return evaluate_policy(agent, config.env, starts=starts, size=Size(count), device=device).row
+    how = {"starts": starts, "size": Size(count), "device": torch.device("cpu")}
+    reference = trained_reference(Path(run), which, "cpu").policy_net
+    return evaluate_policy(agent, config.env, reference=reference, **how).row
 
 
 def test_rows_hold_an_evaluation_of_the_start_and_the_closing_one(capsys) -> None:
@@ -244,7 +245,8 @@ def test_an_environment_that_never_ends_has_no_return_and_no_best(capsys) -> Non
     words = ("env.kwargs={max_episode_steps:-1}", "eval.share=60", "hydra.run.dir=run")
     assert exits(*WORDS, *words) == 0
     rows = rows_of("run")
-    assert rows[0] == {"iteration": 0, "frames": 0, "eval/episodes": 0, "eval/cut": 4}
+    told = {name: value for name, value in rows[0].items() if not name.startswith("eval/kl_ref")}
+    assert told == {"iteration": 0, "frames": 0, "eval/episodes": 0, "eval/cut": 4}
     assert not any("eval/return" in row for row in rows)
     assert {p.name for p in Path("run/checkpoints").iterdir()} == {"last"}
     said = capsys.readouterr().out

@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -46,8 +47,10 @@ LEARNED = dict.fromkeys(
     1.0,
 )
 KL = ReferenceKL(0.5, "k3", "split")
-ESTIMATES = tuple(f"kl/ref/{name}" for name in ("exact", "k1", "k2", "k3"))
+ESTIMATES = tuple(f"kl/ref/{name}" for name in ("exact", "forward", "k1", "k2", "k3"))
 PHASES = ("sampling", "reward", "scoring", "update")
+#: Of two episodes of an evaluation, to the reference.
+KLS = [{"reverse": np.ones(2), "forward": np.ones(2)}] * 2
 #: What the loop adds to an evaluation; see tests/runs/test_evaluations.py.
 BY_THE_LOOP = dict.fromkeys(("eval/best_return", "eval/best_return_se", "time/evaluation"), 1.0)
 
@@ -80,7 +83,7 @@ def control_row() -> dict[str, float]:
     measured = {name: torch.tensor(0.1) for name in names}
     row = row_of(CONTROL, batch, control_rewards(batch, KL, RewardNormalizer(0.9)), measured)
     assert (row["reward/raw"], row["reward/shaped"], row["kl/ref/penalty"]) == (4.0, 2.0, 2.0)
-    return row | BY_THE_LOOP | Evaluation([1.0, 3.0], CONTROL, "deterministic", cut=1).row
+    return row | BY_THE_LOOP | Evaluation([1.0, 3.0], CONTROL, "deterministic", cut=1, kls=KLS).row
 
 
 def responses() -> TensorDict:
@@ -105,7 +108,7 @@ def words_row() -> dict[str, float]:
     assert row["kl/ref/penalty"] == 0.25
     full = batch["log_probs", "full"][:, 2:]
     row |= rounding(full, full, torch.ones_like(full, dtype=torch.bool))
-    return row | BY_THE_LOOP | Evaluation([1.0, 3.0], LANGUAGE, "greedy", [0.5, 0.5]).row
+    return row | BY_THE_LOOP | Evaluation([1.0, 3.0], LANGUAGE, "greedy", [0.5, 0.5], kls=KLS).row
 
 
 @pytest.mark.parametrize("domain, row", [(CONTROL, control_row), (LANGUAGE, words_row)])

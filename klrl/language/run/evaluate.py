@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
+from tensordict import TensorDict
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
+from klrl.kl.divergences import MEASURED
+from klrl.language.data.prompts import PromptBatch
 from klrl.language.data.tasks import Task, make_task
 from klrl.language.model.causal_lm import model_device
 from klrl.language.model.pretrained import prompt_limit
+from klrl.language.run.between import (
+    measured,
+    other_policy,
+    policy_of_run,
+    scored_by,
+    scored_by_reference,
+    trained_reference,
+)
 from klrl.language.run.checks import PROMPTS, more_padding
+from klrl.language.run.kl import Reference
 from klrl.language.run.load import check_place, language_config, trained_policy
 from klrl.language.run.policy import Policy
 from klrl.language.run.rollout import decoding_of, drawn_of, make_sampler, respond, texts_of
 from klrl.language.run.sampler import CacheSampler
-from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Scores, Starts, evaluation
+from klrl.train.evaluate import (
+    CLOSING,
+    IN_RUN,
+    REFERENCE_KLS,
+    Evaluation,
+    Scores,
+    Starts,
+    evaluation,
+)
+from klrl.train.policy_kl import Parties, Visited
 from klrl.train.schedule import Size
 
 #: Prompts answered at a time.
@@ -38,6 +60,7 @@ def evaluate_policy(
     size: Size,
     sampled: bool = False,
     chosen: bool = False,
+    reference: Reference | None = None,
 ) -> Evaluation:
     """Answer prompts of the evaluation split, once each.
 
@@ -50,31 +73,49 @@ def evaluate_policy(
         size: how many; no more than there are in a file.
         sampled: from softmax(logits / temperature), as in training; else the likeliest tokens.
         chosen: evaluations during the run chose this policy; their prompts are left out.
+        reference: both KLs to it are measured at the tokens of the responses.
     """
-    limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
     asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
     place = places(starts, asked_for, task.evaluations, chosen)
-    prompts = task.stream(policy.causal.tokenizer, limit, "eval")
-    prompts.served = place.start
-    sampler = sampler.without_states()
-    decoding = decoding_of(config, greedy=not sampled)
-    generator = torch.Generator(model_device(policy.model))
-    generator.manual_seed(derived_seed(starts.seed, starts.use))
+    temperature = config.collector.temperature
+    both = None
+    if reference is not None:
+        both = scored_by(policy, temperature), scored_by_reference(reference, temperature)
 
     def scores() -> Iterator[Scores]:
         """Of :data:`AT_A_TIME` responses at a time."""
-        left = len(place)
-        while left:
-            asked = prompts.take(min(left, AT_A_TIME))
-            left -= len(asked.prompts)
-            batch = respond(sampler, asked, 1, decoding, generator)
+        for asked, batch in answers(config, policy, task, sampler, place, starts, sampled=sampled):
             samples = (asked.prompts, texts_of(policy, batch), drawn_of(batch))
             rewards = task.reward(*samples).tolist()
             gold = () if task.gold is None else task.gold(*samples).tolist()
-            yield Scores(rewards, gold)
+            yield Scores(
+                rewards, gold, kls=() if both is None else measured(*both, batch, REFERENCE_KLS)
+            )
 
-    how = f"sampled at temperature {decoding.temperature:g}" if sampled else "greedy"
+    how = f"sampled at temperature {temperature:g}" if sampled else "greedy"
     return evaluation(scores(), LANGUAGE, how, starts)
+
+
+def answers(
+    config: LanguageConfig,
+    policy: Policy,
+    task: Task,
+    sampler: CacheSampler,
+    place: range,
+    starts: Starts,
+    *,
+    sampled: bool,
+) -> Iterator[tuple[PromptBatch, TensorDict]]:
+    """The prompts at these places, :data:`AT_A_TIME`, and a response to each."""
+    limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
+    prompts = task.stream(policy.causal.tokenizer, limit, "eval")
+    prompts.served = place.start
+    decoding, sampler = decoding_of(config, greedy=not sampled), sampler.without_states()
+    generator = torch.Generator(model_device(policy.model))
+    generator.manual_seed(derived_seed(starts.seed, starts.use))
+    for begin in range(0, len(place), AT_A_TIME):
+        asked = prompts.take(min(AT_A_TIME, len(place) - begin))
+        yield asked, respond(sampler, asked, 1, decoding, generator)
 
 
 def places(starts: Starts, count: int, among: int | None, chosen: bool = False) -> range:
@@ -120,10 +161,61 @@ def evaluate_trained(
     model = None if model == stored.actor.model else model
     policy = trained_policy(folder, which, str(device), model=model)
     chosen = which == "best" and config.env == stored.env
-    sampler = settled_sampler(config, policy, task)
+    reference = None
+    if config.has_reference:
+        reference = trained_reference(folder, which, policy, str(device))
     return evaluate_policy(
-        config, policy, task, sampler, starts=starts, size=size, sampled=sampled, chosen=chosen
+        config,
+        policy,
+        task,
+        settled_sampler(config, policy, task),
+        starts=starts,
+        size=size,
+        sampled=sampled,
+        chosen=chosen,
+        reference=reference,
     )
+
+
+def longest_episode(config: LanguageConfig) -> int:
+    """A response is one sample."""
+    return 1
+
+
+def distances(
+    parties: Parties, config: LanguageConfig, *, starts: Starts, size: Size, device: torch.device
+) -> tuple[Iterator[Visited], list[str]]:
+    """What :func:`klrl.train.policy_kl.kl_between` asks of language.
+
+    ``config`` names the task; both policies are taken at its temperature.
+    """
+    task, temperature = make_task(config.env, config.seed), config.collector.temperature
+    load = partial(trained_policy, which=parties.which, device=str(device))
+    policy = policy_of_run(parties, config, load)
+    known = {parties.run: policy}
+    if parties.other is None:
+        other = scored_by_reference(
+            trained_reference(parties.run, parties.which, policy, str(device)), temperature
+        )
+    else:
+        known[parties.other] = other_policy(parties.other, config, load, device)
+        other = scored_by(known[parties.other], temperature)
+    if parties.on not in known:
+        known[parties.on] = load(parties.on, setting="--on")
+    for path, each in known.items():
+        if each.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
+            raise ConfigError(
+                f"{path}: its tokens are not those of {parties.run}; compare policies with the "
+                "same tokenizer"
+            )
+    player = known[parties.on]
+    sampler = settled_sampler(config, player, task)
+    place = places(starts, size.episodes, task.evaluations)
+    answered = answers(config, player, task, sampler, place, starts, sampled=True)
+    both = scored_by(policy, temperature), other
+    visited = (Visited(measured(*both, batch, MEASURED)) for _, batch in answered)
+    notes = [] if temperature == 1 else [f"of softmax(logits / {temperature:g}), as they sample"]
+    return visited, notes
 
 
 def settled_sampler(config: LanguageConfig, policy: Policy, task: Task) -> CacheSampler:

@@ -86,9 +86,9 @@ def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
     return rule.moves or rule.source == OTHER_RUN or config.actor.init is not None
 
 
-#: The exact KL of every token [B, R]; another divergence, where that is charged [B, R]; and what is
-#: charged [B, R, 1], without its coefficient.
-EXACT, DIVERGENCE = ("kl", "exact"), ("kl", "divergence")
+#: The exact KL of every token [B, R], and that the other way; another divergence, where that is
+#: charged [B, R]; and what is charged [B, R, 1], without its coefficient.
+EXACT, FORWARD, DIVERGENCE = ("kl", "exact"), ("kl", "forward"), ("kl", "divergence")
 CHARGED = ("next", KL_KEY)
 
 
@@ -123,17 +123,18 @@ def annotate(
     """Write log pi_ref of the tokens, and the exact KL of their distributions, once per rollout.
 
     Args:
-        batch: [B]; gets ("next", "ref_log_probs", "full") [B, P+R] and ("kl", "exact") [B, R]; and
-            ("kl", "divergence") [B, R], where another one than the reverse KL is charged.
+        batch: [B]; gets ("next", "ref_log_probs", "full") [B, P+R], ("kl", "exact") and
+            ("kl", "forward") [B, R]; and ("kl", "divergence") [B, R], where another divergence than
+            the reverse KL is charged.
         policy: the distributions that it was sampled from.
         reference: pi_ref's of the same tokens.
         divergence: which is charged.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
-    names: dict[tuple[str, str], Which] = {EXACT: "reverse"}
+    names: dict[tuple[str, str], Which] = {EXACT: "reverse", FORWARD: "forward"}
     if not divergence.is_reverse:
         names[DIVERGENCE] = divergence.name
-    against = Against(reference, list(names.values()))
+    against = Against(reference, [*dict.fromkeys(names.values())])
     _, [compared] = token_measures(policy, tokens, mask, [against])
     if REF_LOG_PROBS not in batch.keys(include_nested=True):  # no transform has retrieved them
         batch[REF_LOG_PROBS] = on_full(batch, compared.log_prob)
@@ -178,7 +179,7 @@ def measure(batch: TensorDictBase) -> dict[str, Tensor]:
     """
     mask = response_mask(batch)
     log_ratio = on_response(batch, LOG_PROBS) - on_response(batch, REF_LOG_PROBS)
-    means = mean_kl(batch[EXACT], log_ratio, mask)
+    means = mean_kl(batch[EXACT], batch[FORWARD], log_ratio, mask)
     if DIVERGENCE in batch.keys(include_nested=True):
         means |= mean_charged(batch[DIVERGENCE], mask)
     return means

@@ -147,6 +147,7 @@ class LanguageParts(Parts):
             starts=starts,
             size=size,
             sampled=sampled,
+            reference=self.reference,
         )
 
     def callbacks(self) -> Sequence[Callback]:

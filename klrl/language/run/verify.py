@@ -23,7 +23,9 @@ from klrl.base.errors import ConfigError
 from klrl.config import LANGUAGE, LanguageConfig, factory
 from klrl.kl.reference import OTHER_RUN, THE_POLICY
 from klrl.language.data.rewards import response_texts
+from klrl.language.data.tasks import make_task
 from klrl.language.model.causal_lm import unwrapped
+from klrl.language.model.pretrained import prompt_limit
 from klrl.language.run.kl import checkpointed
 from klrl.language.run.load import (
     Weights,
@@ -37,12 +39,14 @@ from klrl.language.run.load import (
 )
 from klrl.language.run.policy import Policy, make_policy
 from klrl.language.run.record import RECORDED, SampleLine, read_samples, recorded_names
+from klrl.language.run.samples import check_samples
 from klrl.language.run.scoring import AGREEMENT
 from klrl.runs.entry import CheckpointEntry, DamagedEntry
 from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.returns import last_recorded
 from klrl.runs.rows import read_rows
+from klrl.train.verify import Record, verify_record
 
 #: Most nats that a recorded number of a float32 run may be off: the largest, and the mean.
 LARGEST, MEAN = 1e-4, 1e-5
@@ -115,11 +119,13 @@ class Verdict:
     not_computed: Mapping[str, int]
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    record: Record = field(default_factory=Record)
 
     @property
     def ok(self) -> bool:
         """Whether the record is true as far as it could be computed again."""
-        return not self.problems and all(each.ok for each in self.measures)
+        true = not (self.problems or self.record.problems)
+        return true and all(each.ok for each in self.measures)
 
 
 def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -> Verdict:
@@ -158,12 +164,26 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
         _bound_kl(measures)
     verdict = Verdict(bounds, list(measures.values()), missing, problems, samples.notes)
     verdict.notes += weights.notes
+    verdict.record = _record(folder, config, weights.policy, samples.lines, device)
+    verdict.record.looked += [f"{n} of {each.samples} samples" for n, each in measures.items()]
     if not (weights.vouched or all(each.ok for each in verdict.measures)):
         verdict.notes.append(
             f"its checkpoints hold no digest of actor.model={config.actor.model or 'null'}: if the "
             "files of that model have changed, numbers of its own weights are off for that reason"
         )
     return verdict
+
+
+def _record(
+    folder: Path, config: LanguageConfig, policy: Policy, lines: Sequence[SampleLine], device: str
+) -> Record:
+    """What does not need the weights of a sample's time."""
+    record = verify_record(folder, config, device)
+    limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
+    file = RunFolder(folder).metrics
+    rows = read_rows(file, say=lambda line: None) if file.is_file() else []
+    check_samples(config, policy, make_task(config.env, config.seed), limit, lines, rows, record)
+    return record
 
 
 def bounds_of(folder: Path, config: LanguageConfig) -> tuple[float, float]:

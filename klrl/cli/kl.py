@@ -1,0 +1,96 @@
+"""``klrl kl RUN --to OTHER``: how far are two policies apart, and in whose states?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+from klrl.base.digits import mean_and_error, number
+from klrl.base.text import escaped, text_table
+from klrl.cli.evaluate import at_least
+from klrl.cli.wrapper import DONE, Parser
+from klrl.domains import CONTROL, LANGUAGE
+
+if TYPE_CHECKING:
+    from klrl.train.policy_kl import PolicyKL
+
+#: Significant digits of what is printed.
+_DIGITS = 4
+
+
+def kl_command(argv: list[str]) -> int:
+    """Print the divergences of two policies; returns the exit code."""
+    args = parser().parse_intermixed_args(argv)
+
+    from klrl.config.checks import check_device_name
+    from klrl.runs.find import find_run
+    from klrl.runs.machine import check_device
+
+    find_run(args.run, "RUN")
+    check_device_name(args.device)
+    check_device(args.device)
+
+    import torch
+
+    from klrl.train.policy_kl import kl_between
+
+    torch.set_num_threads(1)
+    how = {name: getattr(args, name) for name in ("on", "episodes", "which", "seed", "device")}
+    found = kl_between(args.run, args.to, args.overrides, **how)
+    print(json.dumps(found.row) if args.json else _as_text(found, args))
+    return DONE
+
+
+def _as_text(found: PolicyKL, args: argparse.Namespace) -> str:
+    domain = found.domain
+    head = [f"nats per {domain.unit}", "mean", "median", "90 %", "99 %", "largest", "where"]
+    rows = [
+        [
+            name,
+            mean_and_error(each.mean, each.error, _DIGITS),
+            *(number(value, 3) for value in (each.median, each.q90, each.q99, each.worst)),
+            f"{domain.episode} {each.episode}, {domain.unit} {each.step}",
+        ]
+        for name, each in found.distances.items()
+    ]
+    other = "its reference" if args.to is None else escaped(args.to)
+    task = f", {' '.join(args.overrides)}" if args.overrides else ""
+    states = f"{found.states:,} states of {found.episodes:,} {domain.episode}s"
+    lines = [
+        f"{escaped(args.run)} against {other}, {args.which} checkpoints{task}: {states}, sampled",
+        text_table([head, *rows], right=range(1, 6)),
+    ]
+    name, first = next(iter(found.distances.items()))
+    total = mean_and_error(first.total, first.total_error, _DIGITS)
+    lines.append(f"{name}, summed over each {domain.episode}: {total} nats")
+    if found.cut:
+        lines.append(f"{found.cut} {domain.episode}s did not end and were cut off")
+    return "\n".join([*lines, *found.notes])
+
+
+def parser() -> Parser:
+    """The argument list."""
+    parser = Parser(
+        prog="klrl kl",
+        description=(
+            "How far are two policies apart? KL both ways, Jensen-Shannon and total variation, in "
+            "the states of sampled episodes (responses); each name says whose states they are."
+        ),
+    )
+    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
+    other = "another run, or for language the folder of a model (default: the reference of RUN)"
+    parser.add_argument("--to", metavar="OTHER", default=None, help=other)
+    whose = "who acts: RUN (default), OTHER or a third run; the states are those of its task"
+    parser.add_argument("--on", metavar="RUN", default=None, help=whose)
+    task = "another task, as for klrl evaluate: env.kwargs.g=14, env.data=..."
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=task)
+    many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
+    parser.add_argument("--episodes", type=partial(at_least, 1), default=None, help=many)
+    parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")
+    seed = "another seed, another set of start states (default 0)"
+    parser.add_argument("--seed", type=partial(at_least, 0), default=0, help=seed)
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
+    parser.add_flag("--json", "print one JSON object")
+    return parser

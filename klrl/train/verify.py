@@ -1,0 +1,138 @@
+"""Is the record of a run true, whatever its domain? What was found, and what nothing looks at."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from klrl.base.errors import EnvError, NonFiniteError, RewardError, first_line
+from klrl.base.files import read_plain
+from klrl.config import JobConfig
+from klrl.domains import domain_of
+from klrl.runs.entry import CheckpointEntry, DamagedEntry
+from klrl.runs.folder import RunFolder, versions
+from klrl.runs.machine import device_of
+from klrl.runs.metrics import Row
+from klrl.runs.resume import edited_settings
+from klrl.runs.rows import read_rows
+from klrl.train.evaluate import CLOSING
+from klrl.train.schedule import schedule
+
+#: Relative difference of an evaluation that is played again where the run was; elsewhere another
+#: processor or version may round otherwise, and it is the standard error.
+_SAME = 1e-3
+
+
+@dataclass
+class Record:
+    """What was found of a run folder, a line each.
+
+    Attributes:
+        problems: what is not true.
+        looked: what was compared.
+        unseen: what nothing here looks at.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    looked: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[str]:
+        """For a person to read; the last one says what was not looked at."""
+        looked, unseen = "; ".join(self.looked), "; ".join(self.unseen)
+        return [*self.problems, f"looked at: {looked}", f"not looked at: {unseen}"]
+
+
+def verify_record(folder: Path, config: JobConfig, device: str = "cpu") -> Record:
+    """Settings, rows and samples against the checkpoints' digests; evaluations played again."""
+    record, files = Record(), RunFolder(folder)
+    if edited := edited_settings(folder):
+        record.problems.append(edited)
+    record.looked.append("settings against the manifest's digest")
+    entries = list(_entries(folder, record))
+    for file in (files.metrics, files.samples):
+        _compare(file, entries, record)
+    _evaluations(folder, config, device, record)
+    record.unseen += ["times", "losses and other numbers of training beyond these digests"]
+    return record
+
+
+def _entries(folder: Path, record: Record) -> Iterator[CheckpointEntry]:
+    for path in sorted(folder.glob("checkpoints/*/frames-*")):
+        try:
+            entry = CheckpointEntry(path)
+            entry.check()
+        except DamagedEntry as error:
+            record.problems.append(f"checkpoint {path} is damaged ({error})")
+        else:
+            yield entry
+
+
+def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
+    """The lines that each checkpoint vouches for; what stands behind them nobody vouches for."""
+    content, seen = read_plain(file) if file.is_file() else b"", 0
+    for entry in entries:
+        mark = entry.metadata.get("rows", {}).get(file.name, {})
+        length, place = int(mark.get("bytes", 0)), f"checkpoint {entry.path.name}"
+        if len(content) < length:
+            record.problems.append(
+                f"{file.name}: has {len(content):,} bytes, and had {length:,} at {place}"
+            )
+        elif length and hashlib.sha256(content[:length]).hexdigest() != mark.get("sha256"):
+            record.problems.append(f"{file.name}: its lines before {place} were changed")
+        seen = max(seen, length)
+    lines, behind = (part.count(b"\n") for part in (content[:seen], content[seen:]))
+    if lines:
+        record.looked.append(f"{lines} lines of {file.name} against digests")
+    if behind:
+        record.unseen.append(f"digests of {behind} lines of {file.name} behind the last checkpoint")
+
+
+def _evaluations(folder: Path, config: JobConfig, device: str, record: Record) -> None:
+    """The closing evaluations of the last and the best checkpoint, played again."""
+    file = RunFolder(folder).metrics
+    rows = read_rows(file, say=lambda line: None) if file.is_file() else []
+    last = rows[-1] if rows else {}
+    done = rows and last.get("iteration") == config.iterations
+    if not (done and config.eval.final and "eval/return" in last):
+        record.unseen.append("evaluations: the run has no closing one")
+        return
+    manifest = RunFolder(folder).manifest
+    here = (manifest.get("host"), manifest.get("versions")) == (platform.node(), versions())
+    domain = domain_of(config)
+    longest = domain.function("longest")(config)
+    for which, names in (
+        ("last", ("eval/return", "eval/kl_ref", "eval/kl_ref_forward")),
+        ("best", ("eval/best_return",)),
+    ):
+        if not any(name in last for name in names):
+            continue
+        try:
+            played: Row = domain.function("evaluate")(
+                folder,
+                config,
+                starts=CLOSING,
+                size=schedule(config, longest).closing,
+                sampled=config.eval.sampled,
+                which=which,
+                device=device_of(device),
+            ).row
+        except (EnvError, RewardError, NonFiniteError) as error:
+            record.unseen.append(f"evaluation of the {which} checkpoint ({first_line(error)})")
+            continue
+        for name in names:
+            if name not in last:
+                continue
+            now = played[name.replace("best_", "")]
+            allowed = 1e-6 + _SAME * abs(now)
+            if not here:
+                allowed = max(allowed, last.get(f"{name}_se", 0.0))
+            record.looked.append(f"{name}, played again")
+            if not abs(last[name] - now) <= allowed:
+                record.problems.append(
+                    f"{name}: {last[name]:.6g} is recorded, the {which} checkpoint has {now:.6g}"
+                )

@@ -1,0 +1,70 @@
+"""``klrl kl`` of language policies, against the logits of plain transformers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from klrl.language.data.batch import response_mask
+from klrl.language.run import evaluate
+from klrl.language.run.export import export_run
+from klrl.train.evaluate_run import evaluate_run
+from klrl.train.policy_kl import kl_between
+
+
+def plain(folder: str, batch, temperature: float) -> list[torch.Tensor]:
+    """log p of every token of each response [T, V], a row at a time, from a folder's own model."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    found = []
+    for row, mask in zip(batch, response_mask(batch), strict=True):
+        ids = row["tokens", "full"][row["masks", "all_attention_mask"]]
+        with torch.no_grad():
+            logits = model(ids[None]).logits[0, -int(mask.sum()) - 1 : -1]
+        found.append((logits.double() / temperature).log_softmax(-1))
+    return found
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_each_token_is_a_sum_over_the_vocabulary(lora, exits, model, monkeypatch) -> None:
+    """A run, against its reference, the folder that it started from, and its own export."""
+    words = ("collector.temperature=0.7", f"actor.lora.r={lora}", "optim.lr=0.05")
+    words = (*words, *(["reference=adapter_off"] if lora else []))
+    assert exits(*words)[0] == 0
+    batches, answers = [], evaluate.answers
+
+    def watched(*given, **how):
+        for asked, batch in answers(*given, **how):
+            batches.append(batch)
+            yield asked, batch
+
+    monkeypatch.setattr(evaluate, "answers", watched)
+    found = kl_between("run", model, episodes=12)
+    export_run("run", Path("exported"), merge=bool(lora))
+    p, q = (torch.cat(plain(f, batches[0], 0.7)) for f in ("exported", model))
+    m = torch.logaddexp(p, q) - torch.tensor(2.0).log()
+    js = 0.5 * (p.exp() * (p - m) + q.exp() * (q - m)).sum(-1)
+    expected = (
+        (p.exp() * (p - q)).sum(-1),
+        (q.exp() * (q - p)).sum(-1),
+        js,
+        0.5 * (p.exp() - q.exp()).abs().sum(-1),
+    )
+    for each, values in zip(found.distances.values(), expected, strict=True):
+        assert each.mean == pytest.approx(float(values.mean()), abs=1e-5)
+        assert each.worst == pytest.approx(float(values.max()), abs=1e-5)
+    assert found.states == len(p)
+    assert next(iter(found.distances.values())).mean > 1e-3
+    reference = kl_between("run", episodes=12)
+    for mine, theirs in zip(reference.distances.values(), found.distances.values(), strict=True):
+        assert mine.mean == pytest.approx(theirs.mean, abs=1e-6)
+    row = evaluate_run("run", episodes=12).row
+    sums = [0.0, 0.0, 0]
+    for p, q in zip(*(plain(f, batches[-1], 0.7) for f in ("exported", model)), strict=True):
+        sums[0] += float((p.exp() * (p - q)).sum())
+        sums[1] += float((q.exp() * (q - p)).sum())
+        sums[2] += len(p)
+    for name, total in zip(("eval/kl_ref", "eval/kl_ref_forward"), sums[:2], strict=True):
+        assert row[name] == pytest.approx(total / sums[2], abs=1e-5)  # greedy responses
+    own = kl_between("run", "exported", episodes=12)
+    assert max(each.worst for each in own.distances.values()) < 1e-3
