@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import (
     InteractionType,
@@ -47,6 +49,8 @@ from klrl.control.networks import (
 )
 from klrl.control.observation import Layout
 
+Forward = Callable[[Tensor], tuple[Tensor, ...]]
+
 
 @dataclass
 class Agent:
@@ -57,6 +61,7 @@ class Agent:
     family: Family
     normalizer: ObservationNormalizer | None  # of both networks
     layout: Layout | None = None  # None for a vector
+    captured: dict[torch.Size, Forward] = field(default_factory=dict)  # by ``TorchActing``
 
     @property
     def modules(self) -> nn.ModuleDict:
