@@ -55,7 +55,7 @@ def make_acting(agent: Agent, device: torch.device) -> Acting:
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
     if small and runs_in_numpy(net):
         return NumpyActing(net, agent.family)
-    return TorchActing(net, agent.family, device, agent.captured)
+    return TorchActing(agent, device)
 
 
 # -------------------------------------------------------------------------------------- numpy
@@ -172,15 +172,9 @@ def _decision(family: Family) -> Callable[[Array], Array]:
 class TorchActing:
     """Any network on any device; on a GPU a step replays a CUDA graph, captured once per shape."""
 
-    def __init__(
-        self,
-        net: PolicyNet,
-        family: Family,
-        device: torch.device,
-        captured: dict[torch.Size, Forward] | None = None,
-    ) -> None:
-        self._net, self._family, self._device = net, family, device
-        self._captured = {} if captured is None else captured
+    def __init__(self, agent: Agent, device: torch.device) -> None:
+        self._net, self._family, self._device = agent.policy_net, agent.family, device
+        self._forwards = agent.forwards
         self._noise: Tensor | None = None
 
     def begin(self, steps: int, copies: int) -> None:
@@ -192,12 +186,9 @@ class TorchActing:
     def sample(self, step: int, observation: Array) -> Array:
         """The family's draw from the noise of this step, or its mode."""
         inputs = torch.from_numpy(observation)
-        if self._device.type == "cuda":
-            if inputs.shape not in self._captured:
-                self._captured[inputs.shape] = _forward_on(self._net, inputs, self._device)
-            outputs = self._captured[inputs.shape](inputs)
-        else:
-            outputs = self._net(inputs)
+        if self._device.type == "cuda" and inputs.shape not in self._forwards:
+            self._forwards[inputs.shape] = _forward_on(self._net, inputs, self._device)
+        outputs = self._forwards.get(inputs.shape, self._net)(inputs)
         params = dict(zip(self._family.param_keys, outputs, strict=True))
         noise = outputs[0].new_zeros(()) if self._noise is None else self._noise[step]
         return self._family.act(params, noise).cpu().numpy()
@@ -208,25 +199,19 @@ class TorchActing:
 
 
 def _forward_on(net: nn.Module, example: Tensor, device: torch.device) -> Forward:
-    """A network's forward as a CUDA graph; eager, with a line, where the network forbids one."""
+    """A forward as one CUDA graph, which reads the parameters in place; eager where that fails."""
+    from klrl.control.cuda_graph import capture
+
+    given = example.to(device)
     try:
-        return CapturedForward(net, example, device)
+        graph, outputs = capture(lambda: net(given), device)
     except Exception as error:  # as of a network of the user's that waits for the device
         warn(f"acting: eager, since the CUDA graph failed: {in_one_line(error)}")
         return lambda observation: net(observation.to(device))
 
+    def replayed(observation: Tensor) -> tuple[Tensor, ...]:
+        given.copy_(observation)
+        graph.replay()
+        return outputs
 
-class CapturedForward:
-    """A network's forward as one CUDA graph, which reads the parameters in place."""
-
-    def __init__(self, net: nn.Module, example: Tensor, device: torch.device) -> None:
-        self._input = example.to(device)
-        from klrl.control.cuda_graph import capture
-
-        self._graph, self._outputs = capture(lambda: net(self._input), device)
-
-    def __call__(self, observation: Tensor) -> tuple[Tensor, ...]:
-        """The parameters; the next call overwrites them."""
-        self._input.copy_(observation)
-        self._graph.replay()
-        return self._outputs
+    return replayed

@@ -61,7 +61,7 @@ class Agent:
     family: Family
     normalizer: ObservationNormalizer | None  # of both networks
     layout: Layout | None = None  # None for a vector
-    captured: dict[torch.Size, Forward] = field(default_factory=dict)  # by ``TorchActing``
+    forwards: dict[torch.Size, Forward] = field(default_factory=dict)  # of a GPU, by shape
 
     @property
     def modules(self) -> nn.ModuleDict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sys
 from typing import Any
 
 import standin  # before torch
@@ -15,14 +16,15 @@ import torch
 
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
-from klrl.control.acting import CapturedForward, NumpyActing, TorchActing, make_acting
+from klrl.control.acting import NumpyActing, TorchActing, make_acting
 from klrl.control.parts import ControlParts
 from klrl.train.evaluate import Starts
 from klrl.train.schedule import Size
 
 COPIES = ("env.num_envs=2", "collector.steps=32", "eval.every=0", "learner.compile=false")
 STEPS = 20
-ENTRIES = {
+COUNTED = ("copy:h2d", "copy:d2h", "graph:replay", "launch")
+MIRRORED = {
     "normal": ("env=pendulum", "env.normalize_observation=true"),
     "tanh_normal": ("env=pendulum", "actor=tanh_normal"),
     "categorical": ("env=cartpole",),
@@ -39,7 +41,9 @@ def counted(function) -> dict[str, int]:
     standin.clear()
     function()
     counts = standin.counts()
-    return {name: counts.get(name, 0) for name in ("copy:d2h", "copy:h2d", "launch")}
+    return {
+        name: counts.get(name, 0) for name in ("copy:d2h", "copy:h2d", "graph:replay", "launch")
+    }
 
 
 def first_rollout(device: str, *words: str) -> tuple[ControlParts, Any]:
@@ -94,13 +98,13 @@ def on_the_device(*words: str) -> dict[str, Any]:
             seen = torch.zeros(2, parts.agent.layout.size, dtype=torch.uint8).numpy()
         step = counted(lambda: acting.sample(0, seen))
         evaluated(parts, sampled=False)
-        before = dict(parts.agent.captured)
+        before = dict(parts.agent.forwards)
         evaluated(parts, sampled=False)
         rollout.close()
     return {
         "in_torch": isinstance(acting, TorchActing),
-        "captured": [isinstance(each, CapturedForward) for each in before.values()],
-        "captured_once": before == parts.agent.captured,
+        "forwards": len(before),
+        "forwards_kept": before == parts.agent.forwards,
         "a step": step,
         "said": said.getvalue(),
     }
@@ -118,11 +122,14 @@ class Waiting(torch.nn.Module):
         return out * 2 if out.abs().max().item() > 1e6 else out
 
 
+OWN = ("actor=custom", "actor.target=tests.device.acting:Waiting")
+LEARNERS = {
+    "cnn": ("env=catch", "actor=cnn"),
+    "large": ("env=pendulum", "actor.hidden=[400,400]"),
+    "own": ("env=pendulum", *OWN),
+}
+KINDS = {"mirrored": (mirrored, MIRRORED), "on_the_device": (on_the_device, LEARNERS)}
+
 if __name__ == "__main__":
-    found: dict[str, Any] = {name: mirrored(*words) for name, words in ENTRIES.items()}
-    found["cnn"] = on_the_device("env=catch", "actor=cnn")
-    found["large"] = on_the_device("env=pendulum", "actor.hidden=[400,400]")
-    found["own"] = on_the_device(
-        "env=pendulum", "actor=custom", "actor.target=tests.device.acting:Waiting"
-    )
-    print(json.dumps(found))
+    function, jobs = KINDS[sys.argv[1]]
+    print(json.dumps({name: function(*words) for name, words in jobs.items()}))
