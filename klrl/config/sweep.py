@@ -19,8 +19,8 @@ class LauncherConfig(ChoiceConfig):
         """Whether the jobs run on the sweep's own machine."""
         return True
 
-    def at_once(self, jobs: int, cores: int) -> int:
-        """How many of ``jobs`` run at a time, if this machine has ``cores``."""
+    def at_once(self, jobs: int, cores: int, devices: int) -> int:
+        """How many of ``jobs`` run at a time on so many ``cores`` and CUDA ``devices``."""
         return 1
 
 
@@ -28,11 +28,12 @@ class LauncherConfig(ChoiceConfig):
 class JoblibConfig(LauncherConfig):
     """Several jobs at a time on this machine."""
 
-    n_jobs: int = number(ge=1)
+    n_jobs: Optional[int] = number(ge=1)  # noqa: UP045
+    jobs_per_device: int = number(ge=1)
 
-    def at_once(self, jobs: int, cores: int) -> int:
-        """``n_jobs``."""
-        return self.n_jobs
+    def at_once(self, jobs: int, cores: int, devices: int) -> int:
+        """``n_jobs``, by default ``jobs_per_device`` on each device, or 2 on the cores."""
+        return self.n_jobs or devices * self.jobs_per_device or 2
 
 
 @dataclass
@@ -53,7 +54,7 @@ class SubmititConfig(LauncherConfig):
         """Only with submitit's local executor."""
         return self.cluster == "local"
 
-    def at_once(self, jobs: int, cores: int) -> int:
+    def at_once(self, jobs: int, cores: int, devices: int) -> int:
         """``array_parallelism``; submitit's local executor starts all jobs."""
         return jobs if self.on_this_machine else self.array_parallelism
 
@@ -65,7 +66,7 @@ class RayLauncherConfig(LauncherConfig):
     address: Optional[str] = None  # noqa: UP045
     cpus: Optional[int] = number(ge=1)  # noqa: UP045
     cpus_per_job: float = number(gt=0)
-    gpus_per_job: float = number(ge=0)
+    jobs_per_device: int = number(ge=1)
     cpus_timeout: float = number(ge=0)
 
     @property
@@ -73,9 +74,10 @@ class RayLauncherConfig(LauncherConfig):
         """Unless a cluster's address is given."""
         return not self.address
 
-    def at_once(self, jobs: int, cores: int) -> int:
-        """``cpus`` (default: the cores) / ``cpus_per_job``."""
-        return int((self.cpus or cores) / self.cpus_per_job)
+    def at_once(self, jobs: int, cores: int, devices: int) -> int:
+        """``cpus`` (default: the cores) / ``cpus_per_job``, and no more than fit on the devices."""
+        fit = int((self.cpus or cores) / self.cpus_per_job)
+        return min(fit, devices * self.jobs_per_device) if devices else fit
 
 
 @dataclass

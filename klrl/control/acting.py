@@ -27,6 +27,8 @@ from klrl.control.distributions import (
 from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
+#: From so many parameters on an MLP acts on its GPU: a guess, not measured.
+LARGE = 100_000
 
 
 class Acting(Protocol):
@@ -42,15 +44,8 @@ class Acting(Protocol):
         """The action behind a sample."""
 
 
-#: From so many parameters on an MLP acts where it learns; a guess, never measured on a GPU.
-LARGE = 100_000
-
-
 def make_acting(agent: Agent, device: torch.device) -> Acting:
-    """Numpy for an MLP on the CPU and a small one of a GPU, else torch.
-
-    For a small one torch's dispatch, or a GPU's launches and waits, cost more than the arithmetic.
-    """
+    """Numpy for an MLP on the CPU (dispatch costs more than arithmetic) or small, else torch."""
     net = agent.policy_net
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
     if small and runs_in_numpy(net):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from netrc import NetrcParseError, netrc
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -113,6 +114,16 @@ def check_device(device: str) -> None:
         )
 
 
+def cuda_devices() -> int:
+    """How many CUDA devices this machine has; torch is not imported where it has no driver."""
+    drivers = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's, WSL's, AMD's
+    if "torch" not in sys.modules and not any(map(os.path.exists, drivers)):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def check_machine(
     config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
 ) -> None:
@@ -136,9 +147,9 @@ def check_machine(
 
 
 def device_of(name: str) -> torch.device:
-    """The named device; ``auto`` is cuda if there is one, else cpu."""
+    """The named device; ``auto`` is cuda if there is one, else cpu; cuda is this process's."""
     import torch
 
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(f"cuda:{torch.cuda.current_device()}" if name == "cuda" else name)
