@@ -341,10 +341,10 @@ class Bernoulli(MultiCategorical):
 
 
 def _normals(params: Params, samples: int) -> Tensor:
-    """Standard normals [..., samples, A], like the parameters."""
+    """Standard normals [..., samples, A], the same on every device: the CPU's generator draws."""
     loc = params["loc"]
     shape = (*loc.shape[:-1], samples, loc.shape[-1])
-    return torch.randn(shape, dtype=loc.dtype, device=loc.device)
+    return torch.randn(shape, dtype=loc.dtype).to(loc.device)
 
 
 def _log_p(params: Params) -> Tensor:
