@@ -149,7 +149,7 @@ class TorchActing:
     def __init__(self, net: PolicyNet, family: Family, device: torch.device) -> None:
         self._net, self._family, self._device = net, family, device
         self._noise: Tensor | None = None
-        self._captured: _CapturedForward | None = None
+        self._captured: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
     def begin(self, steps: int, copies: int) -> None:
         """Draw noise [T, N, .]."""
@@ -162,7 +162,9 @@ class TorchActing:
         inputs = torch.from_numpy(observation)
         if self._device.type == "cuda":
             if self._captured is None:
-                self._captured = _CapturedForward(self._net, inputs, self._device)
+                from klrl.control.cuda_graph import captured_forward
+
+                self._captured = captured_forward(self._net, inputs, self._device)
             outputs = self._captured(inputs)
         else:
             outputs = self._net(inputs)
@@ -173,18 +175,3 @@ class TorchActing:
     def action(self, sample: Array) -> Array:
         """Squashed for TanhNormal, else the sample."""
         return self._family.action(torch.from_numpy(sample)).numpy()
-
-
-class _CapturedForward:
-    """A network's forward as one CUDA graph, which reads the parameters in place."""
-
-    def __init__(self, net: nn.Module, example: Tensor, device: torch.device) -> None:
-        self._input = example.to(device)
-        from klrl.control.cuda_graph import capture
-
-        self._graph, self._outputs = capture(lambda: net(self._input), device)
-
-    def __call__(self, observation: Tensor) -> tuple[Tensor, ...]:
-        self._input.copy_(observation)
-        self._graph.replay()
-        return self._outputs

@@ -74,8 +74,8 @@ class FrozenPolicy(nn.Module):
 
     Args:
         module: the policy; frozen here, not copied (:meth:`copy_of` copies).
-        own: whether the weights are its own; else ``module`` is someone else's, left as it is and
-            asked in evaluation mode.
+        own: whether the weights are its own; else ``module`` is someone else's, left as and where it
+            is, and asked in evaluation mode.
         requires_grad: whether its own weights are differentiable, and parameters of what holds it.
     """
 
@@ -151,7 +151,8 @@ class FrozenPolicy(nn.Module):
         return self.module[index]  # type: ignore[index]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.module._apply(fn)
+        if self.own:  # an environment takes what it holds to its device, a live policy not with it
+            self.module._apply(fn)
         return super()._apply(fn, recurse)
 
     def _save_to_state_dict(self, state: dict[str, Any], prefix: str, keep_vars: bool) -> None:

@@ -1,0 +1,37 @@
+"""What can be known of CUDA without one: klrl on a stand-in with two devices (``standin.cpp``).
+
+The tests are in ``check_*.py``, each file in a process of its own: the stand-in comes before torch.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.device.library import build, unusable
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+WHY_NOT = unusable()
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
+]
+
+
+@pytest.mark.parametrize("checks", sorted(path.name for path in HERE.glob("check_*.py")))
+def test_on_a_stand_in_for_cuda(checks: str, tmp_path: Path) -> None:
+    build()
+    pytests = ["pytest", "-p", "no:cacheprovider", "-p", "no:logging", "--basetemp", "inside"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.device.standin", *pytests, str(HERE / checks)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
