@@ -75,7 +75,8 @@ class Bits(gymnasium.Env):
         self.left -= 1
         seen = self.np_random.uniform(-1, 1, 3).astype("float32")
         return seen, float(numpy.sum(action)), self.left == 0, False, {}
-gymnasium.register("Bits-v0", Bits)
+if "Bits-v0" not in gymnasium.registry:
+    gymnasium.register("Bits-v0", Bits)
 """
 
 
