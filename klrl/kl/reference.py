@@ -68,14 +68,14 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 class FrozenPolicy(nn.Module):
     """pi_ref inside a transform, a loss or a run: it acts as the policy that it holds.
 
-    It moves with ``.to(...)`` and stands in the ``state_dict``, but not among the parameters of
-    what holds it, and no ``.train()`` brings its dropout back. Attributes that it lacks are the
-    policy's.
+    Weights of its own move with ``.to(...)``. It stands in the ``state_dict``, but not among the
+    parameters of what holds it, and no ``.train()`` brings its dropout back. Attributes that it
+    lacks are the policy's.
 
     Args:
         module: the policy; frozen here, not copied (:meth:`copy_of` copies).
-        own: whether the weights are its own; else ``module`` is someone else's, left as and where it
-            is, and asked in evaluation mode.
+        own: whether the weights are its own; else ``module`` is someone else's, left as it is and
+            where it is, and asked in evaluation mode.
         requires_grad: whether its own weights are differentiable, and parameters of what holds it.
     """
 

@@ -11,6 +11,7 @@ from torch import Tensor
 import klrl
 from klrl.control.acting import make_acting
 from klrl.control.cuda_graph import capture
+from klrl.doctor.problems import KINDS, Problem
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.control.test_compiled import CASES
@@ -108,6 +109,16 @@ def test_a_network_that_cannot_be_captured_acts_without(monkeypatch, capsys) -> 
     assert said.count("acts without a CUDA graph") == 1, said
     assert "operation not permitted when stream is capturing" in said
     assert_same(cuda, cpu)
+
+
+def test_generators_of_devices_are_kept(settings) -> None:
+    """Where a step is foreseen, and where problems of the doctor are drawn."""
+    training = Training(settings("device=cuda:1", "loss.kl_old=sampled", "loss.samples_mc_kl=2"))
+    before = torch.cuda.get_rng_state_all()
+    training.parts.learner.steps.foresee()
+    Problem(KINDS[0], seed=3)
+    for state, kept in zip(torch.cuda.get_rng_state_all(), before, strict=True):
+        assert torch.equal(state, kept)
 
 
 def test_evaluations_capture_once(settings) -> None:

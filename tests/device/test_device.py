@@ -22,26 +22,16 @@ pytestmark = [
 ]
 
 
+#: With ``python -m tests.device.standin pytest``.
+HOW = ("-x", "-p", "no:cacheprovider", "-p", "no:logging", "--basetemp")
+
+
 @pytest.mark.parametrize("checks", ["check_capture.py check_budget.py", "check_runs.py"])
 def test_on_a_stand_in_for_cuda(checks: str) -> None:
     build()
-    pytests = [
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:logging",
-        "--basetemp",
-        str(Path("inside").resolve()),
-    ]
+    words = ("-m", "tests.device.standin", "pytest", *HOW, str(Path("inside").resolve()))
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.device.standin",
-            *pytests,
-            *(str(HERE / each) for each in checks.split()),
-        ],
+        [sys.executable, *words, *(str(HERE / each) for each in checks.split())],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
