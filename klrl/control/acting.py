@@ -14,9 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from klrl.base.errors import in_one_line
-from klrl.base.text import warn
-from klrl.control.actor import Agent, Forward
+from klrl.control.actor import Agent
 from klrl.control.distributions import (
     Bernoulli,
     Categorical,
@@ -50,7 +48,7 @@ def make_acting(agent: Agent, device: torch.device) -> Acting:
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
     if small and runs_in_numpy(net):
         return NumpyActing(net, agent.family)
-    return TorchActing(agent, device)
+    return TorchActing(net, agent.family, device)
 
 
 # -------------------------------------------------------------------------------------- numpy
@@ -165,12 +163,12 @@ def _decision(family: Family) -> Callable[[Array], Array]:
 
 
 class TorchActing:
-    """Any network on any device; on a GPU a step replays a CUDA graph, captured once per shape."""
+    """Any network on any device; on a GPU a step replays one captured CUDA graph."""
 
-    def __init__(self, agent: Agent, device: torch.device) -> None:
-        self._net, self._family, self._device = agent.policy_net, agent.family, device
-        self._forwards = agent.forwards
+    def __init__(self, net: PolicyNet, family: Family, device: torch.device) -> None:
+        self._net, self._family, self._device = net, family, device
         self._noise: Tensor | None = None
+        self._captured: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
     def begin(self, steps: int, copies: int) -> None:
         """Draw noise [T, N, .]."""
@@ -181,9 +179,14 @@ class TorchActing:
     def sample(self, step: int, observation: Array) -> Array:
         """The family's draw from the noise of this step, or its mode."""
         inputs = torch.from_numpy(observation)
-        if self._device.type == "cuda" and inputs.shape not in self._forwards:
-            self._forwards[inputs.shape] = _forward_on(self._net, inputs, self._device)
-        outputs = self._forwards.get(inputs.shape, self._net)(inputs)
+        if self._device.type == "cuda":
+            if self._captured is None:
+                from klrl.control.cuda_graph import captured_forward
+
+                self._captured = captured_forward(self._net, inputs, self._device)
+            outputs = self._captured(inputs)
+        else:
+            outputs = self._net(inputs)
         params = dict(zip(self._family.param_keys, outputs, strict=True))
         noise = outputs[0].new_zeros(()) if self._noise is None else self._noise[step]
         return self._family.act(params, noise).cpu().numpy()
@@ -191,22 +194,3 @@ class TorchActing:
     def action(self, sample: Array) -> Array:
         """Squashed for TanhNormal, else the sample."""
         return self._family.action(torch.from_numpy(sample)).numpy()
-
-
-def _forward_on(net: nn.Module, example: Tensor, device: torch.device) -> Forward:
-    """A forward as one CUDA graph, which reads the parameters in place; eager where that fails."""
-    from klrl.control.cuda_graph import capture
-
-    given = example.to(device)
-    try:
-        graph, outputs = capture(lambda: net(given), device)
-    except Exception as error:  # as of a network of the user's that waits for the device
-        warn(f"acting: eager, since the CUDA graph failed: {in_one_line(error)}")
-        return lambda observation: net(observation.to(device))
-
-    def replayed(observation: Tensor) -> tuple[Tensor, ...]:
-        given.copy_(observation)
-        graph.replay()
-        return outputs
-
-    return replayed

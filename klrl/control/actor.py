@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,8 +48,6 @@ from klrl.control.networks import (
 )
 from klrl.control.observation import Layout
 
-Forward = Callable[[Tensor], tuple[Tensor, ...]]
-
 
 @dataclass
 class Agent:
@@ -61,12 +58,17 @@ class Agent:
     family: Family
     normalizer: ObservationNormalizer | None  # of both networks
     layout: Layout | None = None  # None for a vector
-    forwards: dict[torch.Size, Forward] = field(default_factory=dict)  # of a GPU, by shape
 
     @property
     def modules(self) -> nn.ModuleDict:
         """Both networks, for checkpoints and devices."""
         return nn.ModuleDict({"actor": self.actor, "critic": self.critic})
+
+    def to(self, device: torch.device) -> Agent:
+        """Both, and what the family's log-density reads, on a device."""
+        self.modules.to(device)
+        self.family.to(device)
+        return self
 
     @property
     def networks(self) -> Networks:

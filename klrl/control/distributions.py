@@ -44,6 +44,10 @@ class Family(ABC):
     param_keys: tuple[str, ...]
     sample_key = "action"
 
+    def to(self, device: torch.device) -> None:
+        """Move what the log-density reads, other than its arguments."""
+        return  # most families read nothing else
+
     @abstractmethod
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """Log-density of the action behind ``sample``, shape [...]."""
@@ -179,7 +183,12 @@ class TanhNormalFamily(Normal):
     sample_key = "pre_tanh"
 
     def __init__(self, low: Tensor, high: Tensor) -> None:
-        self.low, self.high = low, high
+        self.low, self.high = low, high  # on the CPU, where actions are sent to
+        self.half_width = 0.5 * (high - low)
+
+    def to(self, device: torch.device) -> None:
+        """Move the widths: a CUDA graph takes nothing from the CPU."""
+        self.half_width = self.half_width.to(device)
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """Log N(u) - log |da/du|."""
@@ -187,7 +196,7 @@ class TanhNormalFamily(Normal):
 
     def log_slope(self, u: Tensor) -> Tensor:
         """Log |da/du| = sum_i log((high - low)/2) + 2 (log 2 - u - softplus(-2u)), shape [...]."""
-        half_width = (0.5 * (self.high - self.low)).to(u)
+        half_width = self.half_width.to(u)
         return (half_width.log() + 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:

@@ -81,7 +81,7 @@ def retrieve(
     from klrl.envs.llm.transforms.kl.retrieve import KLComputation, RetrieveLogProb
 
     retrieved = (
-        RetrieveLogProb(actor, log_probs_full_key="log_prob"),
+        RetrieveLogProb(FrozenPolicy.shared(actor), log_probs_full_key="log_prob"),
         RetrieveLogProb(reference, log_probs_full_key=REF_LOG_PROB_KEY),
     )
     if config.estimator == "exact":

@@ -103,14 +103,20 @@ def check_package(group: str, name: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse CUDA on a machine without."""
+    """Refuse a CUDA device that this machine has not."""
     if not device.startswith("cuda"):
         return
     import torch
 
-    if not torch.cuda.device_count():
+    count = torch.cuda.device_count()
+    if not count:
         raise ConfigError(
             f"device={device}: this machine has no CUDA device; choose device=auto or device=cpu"
+        )
+    if int(device.partition(":")[2] or 0) >= count:
+        raise ConfigError(
+            f"device={device}: torch sees {count} CUDA device{'s' * (count > 1)} here, the last is "
+            f"cuda:{count - 1}; choose another, or see CUDA_VISIBLE_DEVICES"
         )
 
 

@@ -285,7 +285,7 @@ class Training:
             "controller": self.controller,
             "beta": self.parts.learner.beta_rule,
         }
-        return Checkpoints(files.checkpoints, components)
+        return Checkpoints(files.checkpoints, components, self.parts.device)
 
     def load(self, checkpoints: Checkpoints) -> Mapping[str, Any]:
         """Go on from ``last``, whose controller holds ``kl.coef``; the recorder's marks of then."""

@@ -174,7 +174,7 @@ def test_numpy_and_torch_act_alike(env_id, action, distribution, activation) -> 
     observation = torch.randn(5, agent.normalizer.mean.shape[0]).numpy() * 4
     made = (
         NumpyActing(agent.policy_net, agent.family),
-        TorchActing(agent, CPU),
+        TorchActing(agent.policy_net, agent.family, CPU),
     )
     drawn = []
     for noisy in (False, True):

@@ -1,4 +1,4 @@
-"""A sweep on a machine with two CUDA devices, held by the stand-in."""
+"""A sweep on a machine with two CUDA devices, which the stand-in has."""
 
 import json
 import os
@@ -9,20 +9,19 @@ from pathlib import Path
 from klrl.config.compose import job_config
 from klrl.config.identity import settings_hash
 from tests.conftest import QUICK
-from tests.device.test_acting import ROOT, STANDIN, pytestmark
+from tests.device.library import build
+from tests.device.test_device import ROOT, pytestmark
 
 __all__ = ["pytestmark"]
-
-STARTED = "import sys; sys.path.insert(0, {!r}); import standin\n"
 
 
 def test_joblib_spreads_jobs_over_the_devices_and_a_job_is_the_same_on_each(tmp_path) -> None:
     """Two at once by default; the device is in the manifest, not in the settings."""
-    (tmp_path / "sitecustomize.py").write_text(STARTED.format(str(STANDIN)))
+    build()
+    (tmp_path / "sitecustomize.py").write_text("import tests.device.standin\n")
     words = [*QUICK, "frames=512", "learner.compile=false"]
-    sweep = ("-m", "sweep=a", *words, "seed=0,1,2", "launcher=joblib")
     done = subprocess.run(
-        [sys.executable, "-m", "klrl", *sweep],
+        [sys.executable, "-m", "klrl", "-m", "sweep=a", *words, "seed=0,1,2", "launcher=joblib"],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
