@@ -55,18 +55,19 @@ def run_logged(job: Job) -> Outcome:
 
 
 @cache
-def own_device(locks: Path, slots: Sequence[int]) -> tuple[int, BinaryIO]:
-    """The CUDA device of this process's slot, and the file that it locks as long as it lives."""
-    for number in range(len(slots)):
+def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
+    """Compute on the CUDA device of a free slot: a file, locked as long as this process lives."""
+    import torch
+
+    for number, device in enumerate(slots):
         file = to_update(locks / str(number))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            torch.cuda.set_device(device)
             break
         except BlockingIOError:
             file.close()
-    return slots[
-        number
-    ], file  # the last one's where all are taken: a suspect runs beside this process
+    return file  # closed where all are taken: a suspect beside this process is on the first device
 
 
 def run_for(sweep: int, job: Job, locks: Path, slots: Sequence[int]) -> Outcome:
@@ -85,9 +86,7 @@ def run_for(sweep: int, job: Job, locks: Path, slots: Sequence[int]) -> Outcome:
     threading.Thread(target=watch, daemon=True).start()
     try:
         if slots and job.placed:
-            import torch
-
-            torch.cuda.set_device(own_device(locks, slots)[0])
+            hold_device(locks, slots)
         return run_logged(job)
     finally:
         ended.set()

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from klrl.report.runs import find_runs
 from klrl.runs.owner import process_start
 from klrl.sweep.jobs import Job
 from klrl.sweep.launchers import launch
-from klrl.sweep.worker import own_device
+from klrl.sweep.worker import hold_device
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, rows_of
 from tests.sweep.commands import jobs_of, timeless, told, wait_for
@@ -69,21 +68,18 @@ def test_joblib_brings_back_every_one_of_many_short_jobs(tmp_path) -> None:
     assert "did you mean Pendulum-v1?" in str(outcomes[0].error)
 
 
-def test_each_process_has_a_slot_of_its_own_until_it_ends(tmp_path) -> None:
-    """Four slots over three devices: all are taken, one process ends, another one comes."""
-    slots, take = (0, 1, 2, 0), own_device.__wrapped__
-    with ExitStack() as files:
-
-        def taken() -> int:
-            device, file = take(tmp_path, slots)
-            files.callback(file.close)
-            return device
-
-        assert taken() == 0
-        device, file = take(tmp_path, slots)
-        assert [device, taken(), taken()] == [1, 2, 0]
+def test_each_process_has_a_slot_of_its_own_until_it_ends(tmp_path, monkeypatch) -> None:
+    """Four slots over three devices: all are taken, the second process ends, another one comes."""
+    devices: list[int] = []
+    monkeypatch.setattr("torch.cuda.set_device", devices.append)
+    hold = hold_device.__wrapped__
+    files = [hold(tmp_path, (0, 1, 2, 0)) for _ in range(4)]
+    files[1].close()
+    files += [hold(tmp_path, (0, 1, 2, 0)) for _ in range(2)]
+    assert devices == [0, 1, 2, 0, 1]
+    assert [file.closed for file in files] == [False, True, False, False, False, True]
+    for file in files:
         file.close()
-        assert taken() == 1
 
 
 @pytest.mark.services
