@@ -68,14 +68,14 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 class FrozenPolicy(nn.Module):
     """pi_ref inside a transform, a loss or a run: it acts as the policy that it holds.
 
-    Weights of its own move with ``.to(...)``. It stands in the ``state_dict``, but not among the
-    parameters of what holds it, and no ``.train()`` brings its dropout back. Attributes that it
-    lacks are the policy's.
+    It moves with ``.to(...)`` and stands in the ``state_dict``, but not among the parameters of
+    what holds it, and no ``.train()`` brings its dropout back. Attributes that it lacks are the
+    policy's.
 
     Args:
         module: the policy; frozen here, not copied (:meth:`copy_of` copies).
         own: whether the weights are its own; else ``module`` is someone else's, left as it is and
-            where it is, and asked in evaluation mode.
+            asked in evaluation mode.
         requires_grad: whether its own weights are differentiable, and parameters of what holds it.
     """
 
@@ -151,8 +151,7 @@ class FrozenPolicy(nn.Module):
         return self.module[index]  # type: ignore[index]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        if self.own:  # an environment takes what it holds to its device, a live policy not with it
-            self.module._apply(fn)
+        self.module._apply(fn)
         return super()._apply(fn, recurse)
 
     def _save_to_state_dict(self, state: dict[str, Any], prefix: str, keep_vars: bool) -> None:

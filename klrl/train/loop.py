@@ -107,7 +107,7 @@ class Parts(ABC):
 
     @property
     def resume(self) -> dict[str, str]:
-        """What the manifest says of a resumed run: exact, to the bit, or anew; and why not."""
+        """What the manifest says of a resumed run: exact (to the bit on a CPU) or anew; and why."""
         return {"resume": "exact"}
 
     @property

@@ -17,7 +17,7 @@ ROOT = HERE.parents[1]
 WHY_NOT = unusable()
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
 ]
 
