@@ -439,7 +439,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
         found = {**about, "checks": verdicts, "frames_per_second": figures}
         path.write_text(json.dumps(found, indent=2) + "\n")
-    sys.exit(bool(failed))
+    sys.exit(1 if failed else 0)  # wandb reads the code as an int
 
 
 if __name__ == "__main__":
