@@ -162,7 +162,8 @@ def acting_disagreement() -> float:
     cpu, gpu = (experiment(device, *SMALL) for device in ("cpu", "cuda"))
     gpu.parts.agent.modules.load_state_dict(cpu.parts.agent.modules.state_dict())
     observation = torch.randn(8, 3).numpy()
-    captured = TorchActing(gpu.parts.agent, gpu.parts.device)
+    agent = gpu.parts.agent
+    captured = TorchActing(agent.policy_net, agent.family, gpu.parts.device)
     found = []
     replays = REPLAYS.during(lambda: found.append(captured.sample(0, observation)))
     assert replays == 1, "the forward was not captured"

@@ -26,6 +26,10 @@ def test_an_update_that_falls_back_is_told_from_a_captured_one(monkeypatch) -> N
         gpu.disagreement("captured", *TINY)
 
 
+def test_a_captured_action_is_numpys() -> None:
+    assert gpu.acting_disagreement() < 1e-6
+
+
 def test_a_step_that_is_compiled_and_not_captured_is_told_too(monkeypatch) -> None:
     monkeypatch.setattr("klrl.control.compiled.Captured", lambda step, _: step)
     with pytest.raises(AssertionError, match="0 replays of a CUDA graph in 4 gradient steps"):
