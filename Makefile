@@ -134,7 +134,7 @@ soak: $(LANGUAGE) ## 3M frames in one run, 200 runs in one process: memory, file
 kills: $(LANGUAGE) ## 50 kills of small runs at random moments: resumed, they are equal to the bit (10 minutes)
 	$(BIN)/python -m benchmarks.reliability.kills
 
-gpu: $(LANGUAGE) ## on a CUDA device: agreement with the CPU, the main job, frames per second
+gpu: $(LANGUAGE) ## the acceptance test of a CUDA device: modes, agreement with the CPU, memory, frames per second (10 minutes)
 	$(BIN)/python -m benchmarks.gpu
 
 clean: ## remove what the targets made, outputs/ excepted

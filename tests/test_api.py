@@ -171,7 +171,7 @@ def test_a_typo_in_typed_settings_is_refused(holder, name: str, said: str) -> No
         (lambda: klrl.run("kl.coff=1"), "did you mean kl.coef?"),
         (lambda: klrl.run("seed=0,1"), "several values are a sweep"),
         (lambda: klrl.run("env=gym", "env.id=Nope-v0"), "env.id=Nope-v0"),
-        (lambda: klrl.run("device=cuda:99"), "CUDA_VISIBLE_DEVICES=99"),
+        (lambda: klrl.run("device=cuda:099"), "device=cuda:099: choose auto"),
         (lambda: klrl.run("resume=outputs/x"), "resume=outputs/x: resumes a run"),
         (lambda: klrl.run("hydra.run.dir=x"), "hydra.run.dir=x: only the command line reads it"),
         (lambda: klrl.run("sweep=x"), "sweep=x: only the command line reads it"),

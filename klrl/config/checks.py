@@ -7,6 +7,7 @@ settings against each other, ``rules/unread.py`` the settings that a job never r
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from operator import ge, gt, le
@@ -252,19 +253,9 @@ def _check_together(config: JobConfig) -> None:
 
 
 def check_device_name(device: str) -> None:
-    """Refuse a device name that klrl does not know, and a CUDA device other than the first.
-
-    A CUDA graph is captured on the current device: on another every update would read a stale
-    forward.
-    """
-    kind, _, index = device.partition(":")
-    if device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):
-        raise ConfigError(f"device={device}: choose auto, cpu or cuda")
-    if index.strip("0"):
-        raise ConfigError(
-            f"device={device}: klrl computes on the first CUDA device that it sees; set "
-            f"CUDA_VISIBLE_DEVICES={index} and device=cuda"
-        )
+    """Refuse a device name that klrl does not know."""
+    if not re.fullmatch(r"auto|cpu|cuda(:0|:[1-9]\d*)?", str(device), re.ASCII):
+        raise ConfigError(f"device={device}: choose auto, cpu, cuda or one of several, as cuda:1")
 
 
 def check_names_unset(overridden: Iterable[str]) -> None:

@@ -19,8 +19,8 @@ class LauncherConfig(ChoiceConfig):
         """Whether the jobs run on the sweep's own machine."""
         return True
 
-    def at_once(self, jobs: int, cores: int) -> int:
-        """How many of ``jobs`` run at a time, if this machine has ``cores``."""
+    def at_once(self, jobs: int, cores: int, devices: int) -> int:
+        """How many of ``jobs`` run at a time on so many ``cores`` and CUDA ``devices``."""
         return 1
 
 
@@ -29,11 +29,14 @@ class LauncherConfig(ChoiceConfig):
 class JoblibConfig(LauncherConfig):
     """Several jobs at a time on this machine."""
 
-    n_jobs: int = number(2, ge=1)  # jobs at a time, each in a process of its own
+    #: jobs at a time, each in a process; null: jobs_per_device on each CUDA device, else 2
+    n_jobs: Optional[int] = number(None, ge=1)
+    #: that share a CUDA device, if n_jobs is null; small networks leave room for several
+    jobs_per_device: int = number(1, ge=1)
 
-    def at_once(self, jobs: int, cores: int) -> int:
-        """``n_jobs``."""
-        return self.n_jobs
+    def at_once(self, jobs: int, cores: int, devices: int) -> int:
+        """``n_jobs``, by default ``jobs_per_device`` on each device, or 2 on the cores."""
+        return self.n_jobs or devices * self.jobs_per_device or 2
 
 
 @registered("launcher", "submitit", sweep="sweep.queue:submitit", package="submitit")
@@ -57,7 +60,7 @@ class SubmititConfig(LauncherConfig):
         """Only with submitit's local executor."""
         return self.cluster == "local"
 
-    def at_once(self, jobs: int, cores: int) -> int:
+    def at_once(self, jobs: int, cores: int, devices: int) -> int:
         """``array_parallelism``; submitit's local executor starts all jobs."""
         return jobs if self.on_this_machine else self.array_parallelism
 
@@ -71,7 +74,8 @@ class RayLauncherConfig(LauncherConfig):
     address: Optional[str] = None
     cpus: Optional[int] = number(None, ge=1)  # without an address: cores to use; null = all
     cpus_per_job: float = number(1, gt=0)  # that Ray sets aside for each
-    gpus_per_job: float = number(0, ge=0)  # likewise; 0.5 lets two share one
+    #: that share a GPU of the cluster, where it has some; device=cpu asks for none
+    jobs_per_device: int = number(1, ge=1)
     #: seconds without a machine that a job fits on, then the sweep ends; started again, it goes on
     cpus_timeout: float = number(60, ge=0)
 
@@ -80,9 +84,10 @@ class RayLauncherConfig(LauncherConfig):
         """Unless a cluster's address is given."""
         return not self.address
 
-    def at_once(self, jobs: int, cores: int) -> int:
-        """``cpus`` (default: the cores) / ``cpus_per_job``."""
-        return int((self.cpus or cores) / self.cpus_per_job)
+    def at_once(self, jobs: int, cores: int, devices: int) -> int:
+        """``cpus`` (default: the cores) / ``cpus_per_job``, and no more than fit on the devices."""
+        fit = int((self.cpus or cores) / self.cpus_per_job)
+        return min(fit, devices * self.jobs_per_device) if devices else fit
 
 
 @registered("search", "grid", sweep="sweep.run:run_grid")

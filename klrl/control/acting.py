@@ -7,7 +7,7 @@ afterwards, once for the whole rollout, so only actions are computed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,8 @@ from klrl.control.distributions import (
 from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
+#: From so many parameters on an MLP acts on its GPU: a guess, not measured.
+LARGE = 100_000
 
 
 class Acting(Protocol):
@@ -41,10 +43,12 @@ class Acting(Protocol):
 
 
 def make_acting(agent: Agent, device: torch.device) -> Acting:
-    """Numpy for an MLP on the CPU (torch's dispatch costs more than the arithmetic), else torch."""
-    if device.type == "cpu" and runs_in_numpy(agent.policy_net):
-        return NumpyActing(agent.policy_net, agent.family)
-    return TorchActing(agent.policy_net, agent.family, device)
+    """Numpy for an MLP on the CPU (dispatch costs more than arithmetic) or small, else torch."""
+    net = agent.policy_net
+    small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
+    if small and runs_in_numpy(net):
+        return NumpyActing(net, agent.family)
+    return TorchActing(net, agent.family, device)
 
 
 # -------------------------------------------------------------------------------------- numpy
@@ -67,20 +71,23 @@ def runs_in_numpy(net: PolicyNet) -> bool:
 
 
 class NumpyActing:
-    """An MLP policy in numpy, on the memory of its torch parameters, which are on the CPU."""
+    """An MLP policy in numpy: on the memory of its torch parameters, or on a GPU's mirrored."""
 
     def __init__(self, net: PolicyNet, family: Family) -> None:
         self._net, self._family = net, family
         self._decide = _decision(family)
         self._noise: Array | None = None
+        if isinstance(family, TanhNormalFamily):
+            self._low = family.low.cpu().numpy()
+            self._half_width = 0.5 * (family.high - family.low).cpu().numpy()
         self._refresh()
 
     def begin(self, steps: int, copies: int) -> None:
         """Draw noise [T, N, .], already scaled where the scale is the same in every state."""
         self._refresh()
         noise = self._family.act_noise((steps, copies), self._net.outputs)
-        if self._net.log_std is not None:
-            noise = noise * self._net.log_std.detach().exp()
+        if self._log_std is not None:
+            noise = noise * torch.from_numpy(self._log_std).exp()
         self._noise = noise.numpy()
 
     def sample(self, step: int, observation: Array) -> Array:
@@ -110,21 +117,33 @@ class NumpyActing:
         return x
 
     def _refresh(self) -> None:
-        """Take new views of the parameters: an optimiser or a checkpoint may have moved them."""
+        """Read the parameters: an optimiser or a checkpoint may have moved them."""
         net, normalizer = self._net, self._net.normalizer
         assert isinstance(net.head, nn.Linear)  # runs_in_numpy
         layers = [*linears(net.trunk), net.head]
+        tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+        tensors += [] if net.log_std is None else [net.log_std]
+        if isinstance(normalizer, ObservationNormalizer):
+            tensors += [normalizer.mean, normalizer.std]
+        arrays = iter(arrays_of(tensors, copied=tensors[0].device.type != "cpu"))
         activations = [_NUMPY[type(x)] for x in net.trunk if not isinstance(x, nn.Linear)]
         self._layers = [
-            (layer.weight.detach().numpy().T, layer.bias.detach().numpy(), activate)
-            for layer, activate in zip(layers, [*activations, None], strict=True)
+            (next(arrays).T, next(arrays), activate) for activate in [*activations, None]
         ]
+        self._log_std = None if net.log_std is None else next(arrays)
         self._normalizer = None
         if isinstance(normalizer, ObservationNormalizer):
-            self._normalizer = (normalizer.mean.numpy(), normalizer.std.numpy(), normalizer.clip)
-        if isinstance(self._family, TanhNormalFamily):
-            self._low = self._family.low.cpu().numpy()
-            self._half_width = 0.5 * (self._family.high - self._family.low).cpu().numpy()
+            self._normalizer = (next(arrays), next(arrays), normalizer.clip)
+
+
+def arrays_of(tensors: Sequence[Tensor], *, copied: bool) -> list[Array]:
+    """Tensors of one type and device as arrays: their memory, or one ``copied`` block of all."""
+    tensors = [tensor.detach() for tensor in tensors]
+    if copied:
+        flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        tensors = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    return [tensor.numpy() for tensor in tensors]
 
 
 def _decision(family: Family) -> Callable[[Array], Array]:
@@ -149,7 +168,7 @@ class TorchActing:
     def __init__(self, net: PolicyNet, family: Family, device: torch.device) -> None:
         self._net, self._family, self._device = net, family, device
         self._noise: Tensor | None = None
-        self._captured: _CapturedForward | None = None
+        self._captured: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
     def begin(self, steps: int, copies: int) -> None:
         """Draw noise [T, N, .]."""
@@ -162,7 +181,9 @@ class TorchActing:
         inputs = torch.from_numpy(observation)
         if self._device.type == "cuda":
             if self._captured is None:
-                self._captured = _CapturedForward(self._net, inputs, self._device)
+                from klrl.control.cuda_graph import captured_forward
+
+                self._captured = captured_forward(self._net, inputs, self._device)
             outputs = self._captured(inputs)
         else:
             outputs = self._net(inputs)
@@ -173,18 +194,3 @@ class TorchActing:
     def action(self, sample: Array) -> Array:
         """Squashed for TanhNormal, else the sample."""
         return self._family.action(torch.from_numpy(sample)).numpy()
-
-
-class _CapturedForward:
-    """A network's forward as one CUDA graph, which reads the parameters in place."""
-
-    def __init__(self, net: nn.Module, example: Tensor, device: torch.device) -> None:
-        self._input = example.to(device)
-        from klrl.control.cuda_graph import capture
-
-        self._graph, self._outputs = capture(lambda: net(self._input), device)
-
-    def __call__(self, observation: Tensor) -> tuple[Tensor, ...]:
-        self._input.copy_(observation)
-        self._graph.replay()
-        return self._outputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import (
     InteractionType,
@@ -62,6 +63,12 @@ class Agent:
     def modules(self) -> nn.ModuleDict:
         """Both networks, for checkpoints and devices."""
         return nn.ModuleDict({"actor": self.actor, "critic": self.critic})
+
+    def to(self, device: torch.device) -> Agent:
+        """Both, and what the family's log-density reads, on a device."""
+        self.modules.to(device)
+        self.family.to(device)
+        return self
 
     @property
     def networks(self) -> Networks:

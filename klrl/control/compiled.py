@@ -146,7 +146,9 @@ def prepare(
 def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
     """A step that is compiled now, on copies: a compiler that fails changes no parameter."""
     with _torchs_own_warnings(), compiling():
-        step = torch.compile(pure_step(problem), fullgraph=True, dynamic=False)
+        # Isolated: the ninth kind of update in a process would be refused.
+        how = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+        step: Step = torch.compile(pure_step(problem), **how)  # type: ignore[call-overload]
         if example[0].device.type == "cuda":
             captured = Captured(step, example)
             return Prepared(captured, "jit", "update: torch.compile, captured as a CUDA graph")
@@ -270,6 +272,7 @@ def _torchs_own_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         warnings.filterwarnings("ignore", "`torch.jit.script_method`", DeprecationWarning)
         warnings.filterwarnings("ignore", "Can't find Python.h", UserWarning)  # none is needed
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # on a GPU
         yield
 
 

@@ -51,6 +51,10 @@ class Family(ABC):
     param_keys: tuple[str, ...]
     sample_key = "action"
 
+    def to(self, device: torch.device) -> None:
+        """Move what the log-density reads, other than its arguments."""
+        return  # most families read nothing else
+
     @abstractmethod
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """Log-density of the action behind ``sample``, shape [...]."""
@@ -188,7 +192,12 @@ class TanhNormalFamily(Normal):
     sample_key = "pre_tanh"
 
     def __init__(self, low: Tensor, high: Tensor) -> None:
-        self.low, self.high = low, high
+        self.low, self.high = low, high  # on the CPU, where actions are sent to
+        self.half_width = 0.5 * (high - low)
+
+    def to(self, device: torch.device) -> None:
+        """Move the widths: a CUDA graph takes nothing from the CPU."""
+        self.half_width = self.half_width.to(device)
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """Log N(u) - log |da/du|."""
@@ -196,7 +205,7 @@ class TanhNormalFamily(Normal):
 
     def log_slope(self, u: Tensor) -> Tensor:
         """Log |da/du| = sum_i log((high - low)/2) + 2 (log 2 - u - softplus(-2u)), shape [...]."""
-        half_width = (0.5 * (self.high - self.low)).to(u)
+        half_width = self.half_width.to(u)
         return (half_width.log() + 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
@@ -350,10 +359,10 @@ class Bernoulli(MultiCategorical):
 
 
 def _normals(params: Params, samples: int) -> Tensor:
-    """Standard normals [..., samples, A], like the parameters."""
+    """Standard normals [..., samples, A], the same on every device: the CPU's generator draws."""
     loc = params["loc"]
     shape = (*loc.shape[:-1], samples, loc.shape[-1])
-    return torch.randn(shape, dtype=loc.dtype, device=loc.device)
+    return torch.randn(shape, dtype=loc.dtype).to(loc.device)
 
 
 def _log_p(params: Params) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, Self, TypeAlias
 
 import torch
 from tensordict import TensorDictBase
@@ -27,15 +28,22 @@ REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
 DIVERGENCE, ERROR = ("ref", "divergence"), ("ref", "divergence_error")
 
 
-class AnnotatedReference(FrozenPolicy):
+class LivePolicy(FrozenPolicy):
+    """A run's policy in a transform: where it is, though an environment moves what it holds."""
+
+    def __init__(self, policy: ProbabilisticTensorDictSequential) -> None:
+        super().__init__(policy, own=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        return self
+
+
+class AnnotatedReference(LivePolicy):
     """A reference that reads its answers from the batch, where :func:`annotate` stored them.
 
     It costs one forward per rollout, however many transforms ask it. Batches without an annotation
     (single steps of an environment) are evaluated. The policy is not copied, since it may move.
     """
-
-    def __init__(self, reference: ProbabilisticTensorDictSequential) -> None:
-        super().__init__(reference, own=False)
 
     def log_prob(self, tensordict: TensorDictBase, **how: object) -> Tensor:
         """log pi_ref(a|s), [N, T]."""
@@ -81,7 +89,7 @@ def retrieve(
     from klrl.envs.llm.transforms.kl.retrieve import KLComputation, RetrieveLogProb
 
     retrieved = (
-        RetrieveLogProb(actor, log_probs_full_key="log_prob"),
+        RetrieveLogProb(LivePolicy(actor), log_probs_full_key="log_prob"),
         RetrieveLogProb(reference, log_probs_full_key=REF_LOG_PROB_KEY),
     )
     if config.estimator == "exact":

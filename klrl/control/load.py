@@ -52,7 +52,7 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
     agent = agent_like(describe_policy(config), env)
     env.close()
     load_component(folder, which, "agent", agent.modules, torch.device(device))
-    agent.modules.to(device).requires_grad_(False).eval()
+    agent.to(torch.device(device)).modules.requires_grad_(False).eval()
     return agent
 
 

@@ -63,13 +63,11 @@ class ControlParts(Parts):
 
             load_agent(config.actor.init, self.agent)
         self.reference = self._make_reference(before.get("reference") if before else None)
-        self.agent.modules.to(self.device)
+        self.agent.to(self.device)
         self.kl = None
         if self.reference is not None:
-            # The KL, and with it the reference, on the run's device.
             reference = AnnotatedReference(self.reference.module.to(self.device))
-            kl = make_reference_kl(config.kl, self.agent.actor, reference)
-            self.kl = None if kl is None else kl.to(self.device)
+            self.kl = make_reference_kl(config.kl, self.agent.actor, reference)
         copies = self._copies
         self.preflight = [
             *filter(None, [*copies.notes, copies.unread_mask()]),

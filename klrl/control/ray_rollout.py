@@ -107,8 +107,7 @@ class RayRollout:
         seed = self._seed + worker * copies
         if replacements:
             seed = derived_seed(self._seed, f"replacement {worker}", replacements)
-        agent = copy.deepcopy(self._agent)
-        agent.modules.to("cpu")
+        agent = copy.deepcopy(self._agent).to(torch.device("cpu"))
         remote = self._ray.remote(num_cpus=config.cpus_per_worker, num_gpus=0)(RolloutWorker)
         return remote.remote(
             partial(make_env, self._env, seed=seed, num_envs=copies),

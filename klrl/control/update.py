@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from klrl.base.seeds import generators_kept
 from klrl.config import Config, factory
 from klrl.control.actor import Agent
 from klrl.control.compiled import Prepared, check_inputs, choose, package_path, prepare
@@ -64,7 +65,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         No random number is used up; the numbers in the arguments mean nothing.
         """
         count = self.config.frames_per_iteration // self.config.learner.minibatches
-        with torch.random.fork_rng(devices=[]):
+        with generators_kept():
             frames = self.lay_out(one_frame(self.agent))
             frames |= draw(self.loss, self.agent.family, frames)
         columns = Columns(frames)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from klrl.base.errors import ConfigError
+from klrl.base.seeds import generators_kept
 from klrl.base.text import text_table
 from klrl.doctor.faults import FAULTS, Fault, diagnose, mixture
 from klrl.doctor.problems import KINDS, Kind, MakeNetwork, Problem, tabular
@@ -105,7 +106,7 @@ def examine_loss(
             "would be charged; take one of them, or leave --placement out"
         )
     make = tabular if actor is None else make_network(actor, load("--actor", actor))
-    with torch.random.fork_rng(devices=[]):
+    with generators_kept():
         torch.manual_seed(0)
         kinds = tuple(_examine_kind(loss, kind, make, seeds) for kind in KINDS)
     return LossReport(name, loss.described, placement, seeds, loss.has_return, kinds)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from klrl.base.seeds import generators_kept
 from klrl.kl.charge import on_last, shaped, to_go
 
 DOUBLE = torch.float64
@@ -151,7 +152,7 @@ class Problem:
         self._rewards = torch.randn(shape, dtype=DOUBLE, generator=generator)
         self._generator = generator
         self._baselines: dict[tuple[float, str], Tensor] = {}
-        with torch.random.fork_rng(devices=[]):
+        with generators_kept():
             torch.manual_seed(seed)
             networks = [make(*shape).to(DOUBLE) for _ in range(2)]
         self.policy, self.ref = (

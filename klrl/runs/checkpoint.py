@@ -53,12 +53,34 @@ class Counters:
         vars(self).update(state)
 
 
+class Generators(GlobalRNGState):
+    """The global generators of Python, numpy, torch's CPU and, of all GPUs, the run's own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of them."""
+        state = super().state_dict()
+        if state.pop("torch_cuda", None) and self._device.type == "cuda":
+            state["torch_cuda"] = [torch.cuda.get_rng_state(self._device)]
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them up; that of a GPU where this run has one."""
+        super().load_state_dict({k: v for k, v in state.items() if k != "torch_cuda"})
+        if "torch_cuda" in state and self._device.type == "cuda":
+            torch.cuda.set_rng_state(state["torch_cuda"][0].cpu(), self._device)
+
+
 class Checkpoints:
     """``last`` and ``best`` of a run, from named objects with a ``state_dict``."""
 
-    def __init__(self, folder: Path, components: Mapping[str, Component]) -> None:
+    def __init__(
+        self, folder: Path, components: Mapping[str, Component], device: str | torch.device = "cpu"
+    ) -> None:
         self._folder = folder
-        self._components = {**components, "rng": GlobalRNGState()}
+        self._components = {**components, "rng": Generators(torch.device(device))}
         self._refused: list[Path] = []
         self._own: set[Path] = set()  # written here, so that they hold these weights
 

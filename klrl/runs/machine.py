@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from netrc import NetrcParseError, netrc
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -102,15 +103,31 @@ def check_package(group: str, name: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse CUDA on a machine without."""
+    """Refuse a CUDA device that this machine has not."""
     if not device.startswith("cuda"):
         return
     import torch
 
-    if not torch.cuda.device_count():
+    count = torch.cuda.device_count()
+    if not count:
         raise ConfigError(
             f"device={device}: this machine has no CUDA device; choose device=auto or device=cpu"
         )
+    if int(device.partition(":")[2] or 0) >= count:
+        raise ConfigError(
+            f"device={device}: torch sees {count} CUDA device{'s' * (count > 1)} here, the last is "
+            f"cuda:{count - 1}; choose another, or see CUDA_VISIBLE_DEVICES"
+        )
+
+
+def cuda_devices() -> int:
+    """How many CUDA devices this machine has; torch is not imported where it has no driver."""
+    drivers = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's, WSL's, AMD's
+    if "torch" not in sys.modules and not any(map(os.path.exists, drivers)):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def check_machine(
@@ -136,9 +153,9 @@ def check_machine(
 
 
 def device_of(name: str) -> torch.device:
-    """The named device; ``auto`` is cuda if there is one, else cpu."""
+    """The named device; ``auto`` is cuda if there is one, else cpu; cuda is this process's."""
     import torch
 
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(f"cuda:{torch.cuda.current_device()}" if name == "cuda" else name)

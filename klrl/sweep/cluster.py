@@ -29,10 +29,8 @@ _POLL, _LOOK = 0.2, 2.0
 def check_cluster(config: LauncherConfig) -> None:
     """Refuse a Ray cluster that does not answer."""
     if isinstance(config, RayLauncherConfig):
-        if config.address:
-            check_address(config.address, "launcher.address")
-        else:
-            check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")
+        setting = "launcher.address" if config.address else "RAY_ADDRESS"
+        check_address(config.address or os.environ.get("RAY_ADDRESS"), setting)
 
 
 def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
@@ -46,25 +44,31 @@ def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
     if alone:
         options["num_cpus"] = config.cpus
     with quiet_ray("launcher=ray", config.address, **options) as started:
-        if alone and not room(started, config.cpus_per_job, config.gpus_per_job):
+        if alone and not room(started, config.cpus_per_job):
             raise ConfigError(
-                f"launcher.cpus_per_job={config.cpus_per_job:g}, "
-                f"launcher.gpus_per_job={config.gpus_per_job:g}: Ray on this machine has "
-                f"{started.cluster_resources().get('CPU', 0):g} CPUs and "
-                f"{started.cluster_resources().get('GPU', 0):g} GPUs; lower them, or give a "
+                f"launcher.cpus_per_job={config.cpus_per_job:g}: Ray on this machine has "
+                f"{started.cluster_resources().get('CPU', 0):g} CPUs; lower it, or give a "
                 "cluster's launcher.address"
             )
-        yield from supervise(_Tasks(config, started), jobs, folder)
+        gpus = 0.0
+        if started.cluster_resources().get("GPU") and any(job.placed for job in jobs):
+            gpus = 1 / config.jobs_per_device
+            fit = room(started, config.cpus_per_job, gpus)
+            yield Notice(f"jobs at once: {fit}, {config.jobs_per_device} on each GPU of Ray's")
+        yield from supervise(_Tasks(config, started, gpus), jobs, folder)
 
 
 class _Tasks(Backend):
     """Tasks of a cluster, one per job."""
 
-    def __init__(self, config: RayLauncherConfig, started: Any) -> None:
-        self._config, self._ray = config, started
-        self._task = started.remote(run_logged).options(
-            num_cpus=config.cpus_per_job, num_gpus=config.gpus_per_job, max_retries=0
-        )
+    def __init__(self, config: RayLauncherConfig, started: Any, gpus: float) -> None:
+        self._config, self._ray, self._gpus = config, started, gpus
+        same = {"num_cpus": config.cpus_per_job, "max_retries": 0}
+        # A process keeps the GPU that it began with, whichever Ray gives to its next job.
+        self._tasks = {
+            share: started.remote(num_gpus=share, max_calls=int(share > 0), **same)(run_logged)
+            for share in (0.0, gpus)
+        }
         self._running: dict[object, Job] = {}  # by the handle of its task
         self._notices: list[str] = []
         self._shortage = Shortage(config.cpus_timeout, self._notices.append)
@@ -74,7 +78,7 @@ class _Tasks(Backend):
 
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Sequence[Event]:
         for job in jobs:
-            self._running[self._task.remote(job)] = job
+            self._running[self._tasks[self._gpus * job.placed].remote(job)] = job
         return ()
 
     def poll(self) -> Iterator[Event | Lost]:
@@ -136,8 +140,9 @@ class _Tasks(Backend):
 
     def _no_room(self) -> str | None:
         """That no living machine can hold a job; None: one can, though others may hold it."""
-        cpus, gpus = self._config.cpus_per_job, self._config.gpus_per_job
+        cpus = self._config.cpus_per_job
+        gpus = self._gpus * any(job.placed for job in self._running.values())
         if room(self._ray, cpus, gpus):
             return None
-        with_gpus = f" launcher.gpus_per_job={gpus:g}" * (gpus > 0)
+        with_gpus = " and a GPU" * (gpus > 0)
         return f"no machine of the Ray cluster has launcher.cpus_per_job={cpus:g}{with_gpus}"

@@ -39,6 +39,11 @@ class Job:
         return identity(self.config)
 
     @property
+    def placed(self) -> bool:
+        """Whether a launcher may choose its CUDA device."""
+        return self.config.device in ("auto", "cuda")
+
+    @property
     def log(self) -> Path:
         """What the job printed, where it ran beside others."""
         return self.folder / "log.txt"

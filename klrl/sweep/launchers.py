@@ -12,8 +12,10 @@ import os
 import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from klrl.config import SWEEP, JoblibConfig, LauncherConfig, factory
+from klrl.runs.machine import cuda_devices
 from klrl.sweep.jobs import Job, Notice, Outcome
 from klrl.sweep.supervisor import Backend, Event, Lost, supervise
 from klrl.sweep.worker import run_for, run_job
@@ -32,15 +34,21 @@ def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator
 
 
 def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """``launcher=joblib``: on the cores of this machine, by joblib's loky processes."""
-    return supervise(_Pool(config.n_jobs), jobs, folder)
+    """``launcher=joblib``: on this machine's cores and CUDA devices, by joblib's loky processes."""
+    devices = cuda_devices() if any(job.placed for job in jobs) else 0
+    n_jobs = config.at_once(len(jobs), 0, devices)
+    slots = tuple(slot % devices for slot in range(n_jobs if devices else 0))
+    if slots:
+        yield Notice(f"jobs at once: {n_jobs}, on {', '.join(f'cuda:{d}' for d in slots)}")
+    with TemporaryDirectory(prefix="klrl-locks-") as locks:
+        yield from supervise(_Pool(n_jobs, Path(locks), slots), jobs, folder)
 
 
 class _Pool(Backend):
     """Processes that run many jobs each. When one dies, loky ends the others, too."""
 
-    def __init__(self, n_jobs: int) -> None:
-        self._n_jobs = n_jobs
+    def __init__(self, n_jobs: int, locks: Path, slots: Sequence[int]) -> None:
+        self._n_jobs, self._locks, self._slots = n_jobs, locks, slots
         self._waiting: dict[str, Job] = {}  # without an outcome
         self._suspects: set[str] = set()
         self._outcomes: Generator[Outcome] | None = None  # of the jobs that run together
@@ -85,7 +93,8 @@ class _Pool(Backend):
         # A list: joblib reads it while outcomes are removed from ``_waiting``.
         together = list(self._waiting.values()) if suspect is None else [suspect]
         self._together = {job.name for job in together}
-        outcomes: Generator[Outcome] = pool([delayed(run_for)(os.getpid(), j) for j in together])
+        run, also = delayed(run_for), (self._locks, self._slots)
+        outcomes: Generator[Outcome] = pool([run(os.getpid(), job, *also) for job in together])
         return outcomes
 
     def _runs(self, job: Job) -> bool:

@@ -21,6 +21,7 @@ from klrl.config import JobConfig, LauncherConfig, OptunaConfig
 from klrl.config.overrides import expand, split_overrides
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
+from klrl.runs.machine import cuda_devices
 from klrl.runs.progress import duration
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.jobs import flat_settings, make_jobs, status_of
@@ -58,7 +59,8 @@ def print_plan(args: argparse.Namespace) -> None:
     if not jobs:
         return
     cores = os.cpu_count() or 1
-    at_once = max(min(launcher.at_once(len(jobs), cores), len(jobs)), 1)
+    devices = cuda_devices() if launcher.on_this_machine else 0
+    at_once = max(min(launcher.at_once(len(jobs), cores, devices), len(jobs)), 1)
     costs = measured(jobs, min(at_once, cores) if launcher.on_this_machine else 1)
     print(table(jobs, costs))
     needed = memory(costs, at_once)

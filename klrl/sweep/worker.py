@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import gc
 import os
 import platform
@@ -12,12 +13,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from klrl.base.errors import FAILURES, ConfigError, Interrupted, in_one_line
-from klrl.base.files import to_append
+from klrl.base.files import to_append, to_update
 from klrl.base.imports import import_for_good
 from klrl.config.compose import keys
 from klrl.config.own.trust import name_code
@@ -51,7 +54,23 @@ def run_logged(job: Job) -> Outcome:
         return run_job(job)
 
 
-def run_for(sweep: int, job: Job) -> Outcome:
+@cache
+def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
+    """Compute on the CUDA device of a free slot: a file, locked as long as this process lives."""
+    import torch
+
+    for number, device in enumerate(slots):
+        file = to_update(locks / str(number))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            torch.cuda.set_device(device)
+            break
+        except BlockingIOError:
+            file.close()
+    return file  # closed where all are taken: a suspect beside this process is on the first device
+
+
+def run_for(sweep: int, job: Job, locks: Path, slots: Sequence[int]) -> Outcome:
     """Run a job in a child of the sweep's process, and end with it: with a checkpoint."""
 
     def alone() -> bool:
@@ -66,6 +85,8 @@ def run_for(sweep: int, job: Job) -> Outcome:
     ended = threading.Event()
     threading.Thread(target=watch, daemon=True).start()
     try:
+        if slots and job.placed:
+            hold_device(locks, slots)
         return run_logged(job)
     finally:
         ended.set()

@@ -107,7 +107,7 @@ class Parts(ABC):
 
     @property
     def resume(self) -> dict[str, str]:
-        """What the manifest says of a resumed run: exact, to the bit, or anew; and why not."""
+        """What the manifest says of a resumed run: exact (to the bit on a CPU) or anew; and why."""
         return {"resume": "exact"}
 
     @property
@@ -285,7 +285,7 @@ class Training:
             "controller": self.controller,
             "beta": self.parts.learner.beta_rule,
         }
-        return Checkpoints(files.checkpoints, components)
+        return Checkpoints(files.checkpoints, components, self.parts.device)
 
     def load(self, checkpoints: Checkpoints) -> Mapping[str, Any]:
         """Go on from ``last``, whose controller holds ``kl.coef``; the recorder's marks of then."""

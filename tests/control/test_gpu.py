@@ -6,7 +6,7 @@ import torch
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.mark.parametrize("mode", ["false", "jit"])
+@pytest.mark.parametrize("mode", ["eager", "captured"])
 def test_an_update_agrees_with_the_cpus(mode: str) -> None:
     from benchmarks import gpu
 
@@ -16,4 +16,4 @@ def test_an_update_agrees_with_the_cpus(mode: str) -> None:
 def test_captured_actions_agree_with_numpys() -> None:
     from benchmarks import gpu
 
-    assert gpu.acting_disagreement() < gpu.TOLERANCE
+    assert gpu.acting_disagreement() < 1e-4

@@ -20,7 +20,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from klrl.base.errors import NonFiniteError
 from klrl.config import CNNActorConfig
-from klrl.control.acting import NumpyActing, TorchActing, make_acting
+from klrl.control.acting import NumpyActing, TorchActing, arrays_of, make_acting
 from klrl.control.actor import Agent, make_agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_env
@@ -227,6 +227,18 @@ def test_both_collectors_record_the_same_policy(toy: str, kwargs: dict) -> None:
     for key in shared:
         assert native.get(key).shape == torchrls.get(key).shape, key
         assert native.get(key).dtype == torchrls.get(key).dtype, key
+
+
+def test_a_mirror_is_one_copy_of_what_is_else_read_in_place() -> None:
+    """``copied`` is for the parameters of a GPU."""
+    tensors = [nn.Parameter(torch.randn(3, 2)), torch.randn(3), torch.randn(2, 2, 2)]
+    read, mirror = (arrays_of(tensors, copied=copied) for copied in (False, True))
+    assert all(x.ctypes.data == y.data_ptr() for x, y in zip(read, tensors, strict=True))
+    for one, other in zip(read, mirror, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert not np.shares_memory(one, other)
+    ends = [each.ctypes.data + each.nbytes for each in mirror]
+    assert ends[:-1] == [each.ctypes.data for each in mirror[1:]]
 
 
 def test_numpy_follows_weights_that_are_replaced() -> None:

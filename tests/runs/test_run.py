@@ -74,18 +74,18 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others() -> None:
     assert all(x["reward/raw"] != y["reward/raw"] for x, y in zip(a, c, strict=True))
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_cuda_on_a_machine_without_is_refused(device, settings, monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(ConfigError, match=f"^device={device}: this machine has no CUDA device; "):
         klrl.run(settings(f"device={device}"))
 
 
-def test_only_the_first_device_is_taken_and_the_driver_is_not_asked(settings, monkeypatch) -> None:
-    monkeypatch.delattr("torch.cuda.device_count")
-    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1 and device=cuda"):
-        settings("device=cuda:1")
-    assert settings("device=cuda:0").device == "cuda:0"
+def test_a_device_beyond_the_last_is_refused(settings, monkeypatch) -> None:
+    config = settings("device=cuda:2")  # the driver is not asked
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="^device=cuda:2: torch sees 2 CUDA devices here, the la"):
+        klrl.run(config)
 
 
 def test_evaluate_prints_one_json_object(capsys) -> None:

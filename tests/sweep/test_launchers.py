@@ -1,8 +1,10 @@
 """Jobs elsewhere: in processes of joblib, submitit and Ray."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from klrl.report.runs import find_runs
 from klrl.runs.owner import process_start
 from klrl.sweep.jobs import Job
 from klrl.sweep.launchers import launch
+from klrl.sweep.worker import hold_device
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, rows_of
 from tests.sweep.commands import jobs_of, timeless, told, wait_for
@@ -57,10 +60,54 @@ def test_joblib_brings_back_every_one_of_many_short_jobs(tmp_path) -> None:
     jobs = [
         Job(f"{i}", tmp_path / f"{i}", (), config, "a", tmp_path, "elsewhere") for i in range(16)
     ]
-    outcomes = list(launch(JoblibConfig(name="joblib", n_jobs=2), jobs, tmp_path))
+    outcomes = list(
+        launch(JoblibConfig(name="joblib", n_jobs=2, jobs_per_device=1), jobs, tmp_path)
+    )
     assert {o.name for o in outcomes} == {job.name for job in jobs}
     assert {o.status for o in outcomes} == {"refused"}
     assert "did you mean Pendulum-v1?" in str(outcomes[0].error)
+
+
+def test_each_process_has_a_slot_of_its_own_until_it_ends(tmp_path, monkeypatch) -> None:
+    """Four slots over three devices: all are taken, the second process ends, another one comes."""
+    devices: list[int] = []
+    monkeypatch.setattr("torch.cuda.set_device", devices.append)
+    hold = hold_device.__wrapped__
+    files = [hold(tmp_path, (0, 1, 2, 0)) for _ in range(4)]
+    files[1].close()
+    files += [hold(tmp_path, (0, 1, 2, 0)) for _ in range(2)]
+    assert devices == [0, 1, 2, 0, 1]
+    assert [file.closed for file in files] == [False, True, False, False, False, True]
+    for file in files:
+        file.close()
+
+
+@pytest.mark.services
+def test_ray_gives_each_job_a_gpu_and_none_to_those_of_the_cpu(tmp_path) -> None:
+    """Ray believes in two GPUs; a job prints which it sees, in a process that no other job had."""
+    (tmp_path / "seen.py").write_text(
+        "import os, gymnasium\n"
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "print('GPU', os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True)\n"
+        "gymnasium.register('Seen-v0', 'seen:PendulumEnv', max_episode_steps=200)\n"
+    )
+    words = [w for w in QUICK if w != "env=pendulum"] + ["env=gym", "env.id=seen:Seen-v0"]
+    words += ["seed=0,1", "device=cpu,auto", "launcher=ray", "launcher.cpus=4"]
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    process = subprocess.run(
+        [sys.executable, "-m", "klrl", "-m", "sweep=a", *words],
+        env={**os.environ, "PYTHONPATH": path, "RAY_OVERRIDE_RESOURCES": '{"GPU": 2}'},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "4 to start\njobs at once: 2, 1 on each GPU of Ray's\n" in process.stdout
+    seen = {
+        path.parent.name: re.findall("^GPU (.*)$", path.read_text(encoding="utf-8"), re.M)
+        for path in Path("outputs/a").glob("*/log.txt")
+    }
+    on_gpus = sorted(seen[f"seed={seed},device=auto"] for seed in (0, 1))
+    assert on_gpus == [["0"], ["1"]]
+    assert {each for seed in (0, 1) for each in seen[f"seed={seed},device=cpu"]} <= {"None", ""}
 
 
 @pytest.mark.services

@@ -9,7 +9,7 @@ from klrl.plan import main as plan_main
 
 from klrl.__main__ import main as klrl_main
 from klrl.base.errors import ConfigError
-from klrl.config import JoblibConfig, LauncherConfig
+from klrl.config import JoblibConfig, LauncherConfig, RayLauncherConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
 from klrl.sweep import plan
@@ -43,12 +43,28 @@ def test_jobs_share_processes_and_pay_a_start_once() -> None:
     jobs = [planned(f"seed={seed}") for seed in range(3)]
     costs = {kind_of(jobs[0].config): COST}
     each = 20.2
-    local, pool = LauncherConfig(name="local"), JoblibConfig(name="joblib", n_jobs=2)
+    local, pool = (
+        LauncherConfig(name="local"),
+        JoblibConfig(name="joblib", n_jobs=2, jobs_per_device=1),
+    )
     assert sweep_seconds(jobs, costs, local, 1) == pytest.approx(3 + 3 * each)
     assert sweep_seconds(jobs, costs, pool, 2) == pytest.approx(3 + 2 * each)
     assert sweep_seconds(jobs, costs, SLURM, 1) == pytest.approx(3 * (3 + each))
     assert sweep_seconds([], costs, local, 1) == 0
     assert memory({"a": COST, "b": replace(COST, memory=7, children=8)}, 3) == 45
+
+
+def test_at_a_time_is_what_the_launcher_says() -> None:
+    """Of 9 jobs, on 4 cores, on no CUDA device and on 3."""
+    for launcher, without, on_devices in (
+        (LauncherConfig(name="local"), 1, 1),
+        (JoblibConfig(7, 2, name="joblib"), 7, 7),
+        (JoblibConfig(None, 2, name="joblib"), 2, 6),
+        (SLURM, 5, 5),
+        (RayLauncherConfig(None, None, 0.5, 1, 60, name="ray"), 8, 3),
+        (RayLauncherConfig(None, 2, 1, 1, 60, name="ray"), 2, 2),
+    ):
+        assert [launcher.at_once(9, 4, devices) for devices in (0, 3)] == [without, on_devices]
 
 
 def test_coefficients_and_seeds_cost_the_same_sizes_do_not() -> None:
@@ -101,4 +117,4 @@ def test_finished_jobs_are_not_planned(capsys, monkeypatch) -> None:
 
 def test_more_memory_than_there_is_is_refused() -> None:
     with pytest.raises(ConfigError, match="run fewer at a time"):
-        plan.check_memory(10**15, 4, JoblibConfig(name="joblib", n_jobs=4))
+        plan.check_memory(10**15, 4, JoblibConfig(name="joblib", n_jobs=4, jobs_per_device=1))

@@ -211,10 +211,13 @@ def _decode(
             kept.append(states.new_zeros(size, states.shape[-1]).index_copy_(0, rows, states))
         ended[rows] |= ends(step, rows, chosen) & alive
         done = ended[rows].unflatten(0, (-1, decoder.width)).all(1)
-        if step == longest - 1 or bool(done.all()):
+        if step == longest - 1:
             break
-        if int(done.sum()) * 4 >= done.numel():
-            unfinished = (~done).nonzero().squeeze(-1)
+        left = [row for row, is_done in enumerate(done.tolist()) if not is_done]  # the only wait
+        if not left:
+            break
+        if (done.numel() - len(left)) * 4 >= done.numel():
+            unfinished = torch.tensor(left).to(device, non_blocking=True)
             decoder.keep(unfinished)
             rows = rows.unflatten(0, (-1, decoder.width))[unfinished].flatten()
             chosen = tokens[rows, step]
@@ -233,4 +236,6 @@ def _choose(log_p: Tensor, decoding: Decoding, generator: torch.Generator | None
     """One token per row from log-probs [rows, V]."""
     if decoding.greedy:
         return log_p.argmax(-1)
-    return torch.multinomial(log_p.exp(), 1, generator=generator).squeeze(-1)
+    # argmax p / q with q ~ Exp(1): torch.multinomial, less its checks, which wait for a GPU.
+    p = log_p.exp()
+    return (p / torch.empty_like(p).exponential_(generator=generator)).argmax(-1)
