@@ -26,7 +26,7 @@ pytestmark = [
 HOW = ("-x", "-p", "no:cacheprovider", "-p", "no:logging", "--basetemp")
 
 
-@pytest.mark.parametrize("checks", ["check_capture.py check_budget.py", "check_runs.py"])
+@pytest.mark.parametrize("checks", ["check_budget.py check_capture.py", "check_runs.py"])
 def test_on_a_stand_in_for_cuda(checks: str) -> None:
     build()
     words = ("-m", "tests.device.standin", "pytest", *HOW, str(Path("inside").resolve()))
