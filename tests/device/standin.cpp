@@ -14,7 +14,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +21,6 @@
 #include <mutex>
 #include <set>
 #include <sstream>
-
 namespace standin {
 using namespace at;
 
@@ -30,13 +28,11 @@ constexpr int kDevices = 2;
 thread_local DeviceIndex current = 0;
 
 // ------------------------------------------------------------------------------- what is counted
-
 thread_local int inside = 0;  // a kernel's own copies are none of the program's
 struct Inside {
   Inside() { ++inside; }
   ~Inside() { --inside; }
 };
-
 std::mutex lock;
 std::map<std::string, int64_t> counted;
 std::atomic<bool> waits_raise{false};
@@ -67,9 +63,7 @@ void wait(const std::string& what) {
   count("wait");
   count("wait:" + what);
 }
-
 // ---------------------------------------------------------------------------------------- memory
-
 constexpr size_t kHeader = 64;  // before each block: its length
 std::atomic<int64_t> live{0}, peak{0};
 
@@ -100,7 +94,6 @@ Memory memory;
 REGISTER_ALLOCATOR(kCUDA, &memory)
 
 // --------------------------------------------------------------------------------------- devices
-
 DeviceIndex exchange(DeviceIndex device) {
   DeviceIndex before = current;
   if (device >= 0) current = device;
@@ -140,9 +133,7 @@ struct OnDevice {
   }
   ~OnDevice() { current = before; }
 };
-
 // ------------------------------------------------------------------------------------ generators
-
 // The CPU's algorithm, with a state of its own: a seed gives the same numbers on both.
 struct Random final : c10::GeneratorImpl {
   Generator inner = at::detail::createCPUGenerator();
@@ -171,7 +162,6 @@ Generator inner_of(const Generator& g) { return static_cast<Random*>(g.unsafeGet
 Generator default_inner(DeviceIndex i) {
   return one_stream ? at::detail::getDefaultCPUGenerator() : inner_of(default_generator(i));
 }
-
 struct CUDAHooks final : at::CUDAHooksInterface {  // its name is what torch asks for
   explicit CUDAHooks(at::CUDAHooksArgs) {}
   void init() const override {}
@@ -196,10 +186,8 @@ using at::CUDAHooksRegistry, at::RegistererCUDAHooksRegistry;
 REGISTER_CUDA_HOOKS(CUDAHooks)
 
 // -------------------------------------------------------------------- kernels: memory and copies
-
 using Maybe = std::optional<ScalarType>;
 constexpr DispatchKeySet kKeys(DispatchKey::CUDA);
-
 Tensor empty(IntArrayRef size, Maybe t, std::optional<Layout>, std::optional<Device> d, std::optional<bool>,
              std::optional<MemoryFormat> format) {
   OnDevice on(d);
@@ -284,9 +272,7 @@ int64_t sdp_choice(const Tensor&, const Tensor&, const Tensor&, const std::optio
                    std::optional<double>, bool) {
   return 0;  // plain products
 }
-
 // ------------------------------------------------------------------------------- all other kernels
-
 // These take indices that are on the CPU.
 bool takes_indices(const std::string& name) {
   static const std::set<std::string> known{"aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index",
@@ -391,9 +377,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_at));
   m.impl("record_stream", TORCH_FN(record_stream));
 }
-
 // ---------------------------------------------------------------------------------------- graphs
-
 // A replay writes where the capture wrote.
 void into(const c10::IValue& was, const c10::IValue& now) {
   std::vector<Tensor> to, from;
@@ -430,9 +414,7 @@ int64_t capture_end() {
   TORCH_CHECK(!broken, "CUDA error: operation failed due to a previous error during capture");
   return int64_t(graphs.back().size());
 }
-
 // ---------------------------------------------------------------------------------------- Python
-
 std::string counts() {
   std::lock_guard<std::mutex> guard(lock);
   std::ostringstream text;

@@ -28,7 +28,7 @@ HOW = ("-x", "-p", "no:cacheprovider", "-p", "no:logging", "--basetemp")
 
 @pytest.mark.parametrize(
     "checks",
-    ["check_capture.py check_budget.py check_acting.py check_acceptance.py", "check_runs.py"],
+    ["check_budget.py check_capture.py check_acting.py check_acceptance.py", "check_runs.py"],
 )
 def test_on_a_stand_in_for_cuda(checks: str) -> None:
     build()

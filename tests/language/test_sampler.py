@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 from klrl.language.data.batch import make_batch
 from klrl.language.model import decoders as module
-from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
+from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens, _choose
 from tests.language.toys import EOS, FAMILIES, GROUP, PAD, network, of_tokens, prompts, truth
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -110,6 +110,16 @@ def test_a_prompt_longer_than_the_context_is_refused(kind) -> None:
     make(kind, model)(ids, mask, 1, Decoding(4), seeded())
     with pytest.raises(ValueError, match="12 tokens.*max_position_embeddings=11"):
         make(kind, model)(ids, mask, 1, Decoding(5), seeded())
+
+
+def test_tokens_are_the_draws_of_torchs_multinomial() -> None:
+    """To the bit, also where a token has probability 0."""
+    log_p = torch.randn(64, 50).index_fill(1, torch.arange(9), -torch.inf).log_softmax(-1)
+    mine, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
+    for _ in range(20):
+        drawn = torch.multinomial(log_p.exp(), 1, generator=theirs).squeeze(-1)
+        assert torch.equal(_choose(log_p, Decoding(1), mine), drawn)
+        assert int(drawn.min()) >= 9
 
 
 @pytest.mark.parametrize(

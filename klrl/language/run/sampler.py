@@ -238,4 +238,4 @@ def _choose(log_p: Tensor, decoding: Decoding, generator: torch.Generator | None
         return log_p.argmax(-1)
     # argmax p / q with q ~ Exp(1): torch.multinomial, less its checks, which wait for a GPU.
     p = log_p.exp()
-    return (p / torch.empty_like(p).exponential_(generator=generator)).argmax(-1)
+    return p.div_(torch.empty_like(p).exponential_(generator=generator)).argmax(-1)
