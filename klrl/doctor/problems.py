@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from klrl.kl.charge import on_last, shaped, to_go
+from klrl.kl.divergences import over_actions
 
 DOUBLE = torch.float64
 #: Rollouts of a batch, at least: a leave-one-out baseline counts the return N / (N - 1) times.
@@ -139,8 +140,10 @@ class Problem:
     probabilities. ``everything`` has each episode as often as it is probable, times a whole number.
     """
 
-    def __init__(self, kind: Kind, seed: int, make: MakeNetwork = tabular) -> None:
-        self.kind = kind
+    def __init__(
+        self, kind: Kind, seed: int, make: MakeNetwork = tabular, divergence: str = "reverse"
+    ) -> None:
+        self.kind, self.divergence = kind, divergence
         generator = torch.Generator().manual_seed(seed)
         shape = (kind.states, kind.actions)
         counts = _compositions(kind, generator)
@@ -150,6 +153,7 @@ class Problem:
         log_q = (log_p + distance * noise).log_softmax(-1)
         self._rewards = torch.randn(shape, dtype=DOUBLE, generator=generator)
         self._generator = generator
+        self.kept: dict[object, Tensor] = {}  # true and known gradients
         self._baselines: dict[tuple[float, str], Tensor] = {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -173,37 +177,36 @@ class Problem:
     def numbers(self, episodes: Rollouts, coef: float, placement: str = "loss") -> Numbers:
         """What a loss may ask for; ``coef`` in reward per nat.
 
-        With ``placement="loss"`` rewards are uncharged; with ``split`` charged with the exact KL of
-        every step (advantages: of later steps), with ``reward`` with k1.
+        With ``placement="loss"`` rewards are uncharged; with ``split`` charged with the exact
+        ``divergence`` of every step (advantages: of later steps), with ``reward`` with k1.
         """
-        log_p, log_q = self._log_tables()
+        tables = self.tables()
         states, actions = episodes.states, episodes.actions
-        old = log_p.detach()[states, actions]
+        old = tables["old"][states, actions]
         rewards, gains = self._charged(episodes, coef, placement)
         key = coef, placement
         if key not in self._baselines:
             _, all_gains = self._charged(self.everything, coef, placement)
             self._baselines[key] = _mean_by_state(all_gains, self.everything, self.kind.states)
         advantages = gains - self._baselines[key][states]
-        return Numbers(episodes, log_p[states], log_q[states], old, rewards, advantages)
+        logits, ref_logits = tables["pi"][states], tables["ref"][states]
+        return Numbers(episodes, logits, ref_logits, old, rewards, advantages)
 
-    def true_gradients(self) -> tuple[Tensor, Tensor]:
-        """Gradients of E[return] and of KL(pi||ref), a sum over distinct episodes; flat."""
+    def expected_return(self) -> Tensor:
+        """E[return] of pi_theta, a sum over distinct episodes."""
+        chance = self.log_episodes(self.tables()["pi"]).exp()
+        return (chance * self.raw_rewards(_distinct(self.kind)).sum(1)).sum()
+
+    def log_episodes(self, table: Tensor) -> Tensor:
+        """Log of the probability of each distinct episode under a table of log-probs."""
         episodes = _distinct(self.kind)
-        log_p, log_q = self._log_tables()
-        at = episodes.states, episodes.actions
-        log_prob, ref = (x[at].masked_fill(~episodes.mask, 0.0).sum(1) for x in (log_p, log_q))
-        p = log_prob.exp() / self.kind.starts
-        returns = self.raw_rewards(episodes).sum(1)
-        gain, kl = (p * returns).sum(), (p * (log_prob - ref)).sum()
-        return flat_gradient(gain, self.parameters), flat_gradient(kl, self.parameters)
+        steps = table[episodes.states, episodes.actions].masked_fill(~episodes.mask, 0.0)
+        return steps.sum(1) - math.log(self.kind.starts)
 
-    def kl(self) -> float:
-        """KL(pi||ref) of an episode, nats."""
-        log_p, log_q = self._log_tables()
-        at = self.everything.states, self.everything.actions
-        ratio = (log_p - log_q)[at].masked_fill(~self.everything.mask, 0.0)
-        return float(ratio.detach().sum(1).mean())
+    def along(self, values: Tensor) -> Tensor:
+        """The sum of a number of each state over the steps of each distinct episode."""
+        episodes = _distinct(self.kind)
+        return values[episodes.states].masked_fill(~episodes.mask, 0.0).sum(1)
 
     def raw_rewards(self, episodes: Rollouts) -> Tensor:
         """Uncharged, 0 outside the mask."""
@@ -213,17 +216,21 @@ class Problem:
         last = episodes.mask.sum(1, keepdim=True) - 1
         return on_last(rewards.gather(1, last).squeeze(1), episodes.mask)
 
-    def _log_tables(self) -> tuple[Tensor, Tensor]:
+    def tables(self) -> dict[str, Tensor]:
+        """Log-probs of pi, which is differentiable, of ref and of old, [states, actions]."""
         eye = torch.eye(self.kind.states, dtype=DOUBLE)
-        return self.policy(eye).log_softmax(-1), self.ref(eye).log_softmax(-1)
+        log_p, log_q = (policy(eye).log_softmax(-1) for policy in (self.policy, self.ref))
+        return {"pi": log_p, "ref": log_q, "old": log_p.detach()}
 
     def _charged(self, episodes: Rollouts, coef: float, placement: str) -> tuple[Tensor, Tensor]:
         """Rewards and their sums to come."""
         raw, mask = self.raw_rewards(episodes), episodes.mask
-        log_p, log_q = (table.detach() for table in self._log_tables())
-        ratio = log_p - log_q
-        exact = (log_p.exp() * ratio).sum(-1)[episodes.states]
-        kl = exact if placement == "split" else ratio[episodes.states, episodes.actions]
+        tables = self.tables()
+        log_p, log_q = tables["old"], tables["ref"].detach()
+        if placement == "split":
+            kl = over_actions(self.divergence, log_p, log_q)[episodes.states]
+        else:
+            kl = (log_p - log_q)[episodes.states, episodes.actions]
         gains = shaped(to_go(raw, mask), to_go(kl, mask, placement), coef)
         if placement == "loss":
             return raw, gains

@@ -30,6 +30,8 @@ from klrl.config.own.find import arguments
 from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts, differentiate, flatten
 from klrl.doctor.user_code import in_one_line, load
 
+#: Reward per nat.
+COEF = 0.5
 #: The loss of a batch of episodes, a scalar; with other padding if it is asked for.
 LossOfBatch = Callable[[Rollouts, bool], Tensor]
 
@@ -63,17 +65,25 @@ class UserLoss:
     call: Callable[..., Any]
     settings: Mapping[str, object]
     placement: str
+    divergence: str | None = None  # as the user named it
+
+    @property
+    def charges(self) -> bool:
+        """Whether the loss itself has a KL's part."""
+        return self.placement != "reward" and self.divergence != "none"
 
 
 @dataclass
 class FunctionLoss(UserLoss):
     """A plain function of tensors, called with the arguments of :data:`ARGUMENTS` that it has.
 
-    With ``placement="reward"`` only a required ``coef`` is given.
+    With ``placement="reward"``, or without a divergence, only a required ``coef`` is given.
     """
 
+    coef = COEF
+
     def __post_init__(self) -> None:
-        name, placement = self.name, self.placement
+        name = self.name
         canonical = {other: key for key, others in ARGUMENTS.items() for other in (key, *others)}
         free = _free(name, self.call, self.settings, canonical)
         given = {p.name: canonical[p.name] for p in free if p.name in canonical}
@@ -83,7 +93,7 @@ class FunctionLoss(UserLoss):
                 f"--loss {name}: asks for {missing[0]}, which the doctor does not have; it gives "
                 f"{', '.join(ARGUMENTS)}: rename it, or give it behind as {missing[0]}=VALUE"
             )
-        if placement == "reward":  # the loss has nothing to charge, unless it insists
+        if not self.charges:  # the loss has nothing to charge, unless it insists
             optional = {p.name for p in free if p.default is not p.empty}
             given = {k: v for k, v in given.items() if v != "coef" or k not in optional}
         self._given, takes = given, given.values()
@@ -94,11 +104,14 @@ class FunctionLoss(UserLoss):
                 f"--loss {name}: takes neither log_probs nor logits, so it has no gradient; take "
                 "one of them, or an actor for a LossModule"
             )
-        if "coef" not in takes and placement != "reward":
-            raise ConfigError(
-                f"--loss {name}: takes no coef; take it, or give --placement reward where the "
-                "rewards are charged with the KL before"
-            )
+        if "coef" not in takes and self.charges:
+            if self.has_return or self.divergence is None:
+                raise ConfigError(
+                    f"--loss {name}: takes no coef; take it, or give --placement reward where the "
+                    "rewards are charged with the KL before, --divergence none where there is no "
+                    "KL; a divergence alone needs none if it is named"
+                )
+            self.coef = 1.0
 
     def on(self, problem: Problem, coef: float) -> LossOfBatch:
         """The loss of batches of a problem."""
@@ -123,13 +136,14 @@ class FunctionLoss(UserLoss):
 class ModuleLoss(UserLoss):
     """A LossModule, built anew for every problem and coefficient.
 
-    With ``placement="reward"`` it gets neither reference nor coefficient unless it requires them.
+    Where it has no KL to charge it gets neither reference nor coefficient unless it requires them.
     """
 
     has_return = True
+    coef = COEF
 
     def __post_init__(self) -> None:
-        name, placement = self.name, self.placement
+        name = self.name
         free = _free(name, self.call, self.settings, (*ACTORS, *REFERENCES, *COEFS))
         required = {p.name for p in free if p.default is p.empty}
         names = [p.name for p in free]
@@ -137,14 +151,15 @@ class ModuleLoss(UserLoss):
         critic = _first(CRITICS, names)
         self._critic = critic if critic in required else None
         self._reference, self._coef = _first(REFERENCES, names), _first(COEFS, names)
-        if placement == "reward":
+        if not self.charges:
             self._reference, self._coef = (
                 key if key in required else None for key in (self._reference, self._coef)
             )
         elif self._coef is None:
             raise ConfigError(
                 f"--loss {name}: takes no coefficient of the KL; name it {COEFS[0]} or coef, or "
-                "give --placement reward where the rewards are charged with the KL before"
+                "give --placement reward where the rewards are charged with the KL before, or "
+                "--divergence none where there is no KL"
             )
         unknown = sorted(required - {self._actor, self._critic, self._reference, self._coef})
         if unknown:
@@ -204,18 +219,20 @@ class ModuleLoss(UserLoss):
 Loss = FunctionLoss | ModuleLoss
 
 
-def find_loss(name: str, settings: Mapping[str, object], placement: str) -> Loss:
+def find_loss(
+    name: str, settings: Mapping[str, object], placement: str, divergence: str | None = None
+) -> Loss:
     """The loss that ``--loss`` names, with its convention."""
     value = load("--loss", name)
     takes, _ = _arguments(name, value)
     if _first(ACTORS, list(takes)):
-        return ModuleLoss(name, value, settings, placement)
+        return ModuleLoss(name, value, settings, placement, divergence)
     if inspect.isclass(value):
         raise ConfigError(
             f"--loss {name}: a class without an argument for the actor ({', '.join(ACTORS)}); "
             "give it one, or name a function"
         )
-    return FunctionLoss(name, value, settings, placement)
+    return FunctionLoss(name, value, settings, placement, divergence)
 
 
 def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
