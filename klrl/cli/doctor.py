@@ -12,7 +12,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
-_OF_LOSS = ("actor", "placement", "divergence", "scope", "seeds")
+_OF_LOSS = ("actor", "placement", "divergence", "scope", "stale", "seeds")
 
 
 def doctor_command(argv: list[str]) -> int:
@@ -81,6 +81,7 @@ def _examine_loss(args: Namespace) -> int:
             placement=args.placement or "loss",
             divergence=args.divergence,
             scope=args.scope,
+            stale=args.stale or 0,
             settings=settings_of(args.settings),
             seeds=100 if args.seeds is None else args.seeds,
         )
@@ -128,6 +129,9 @@ def parser() -> Parser:
         choices=("sequence", "token"),
         help="the divergence of episodes, with its effect on later states (default of reverse), "
         "or of each step alone, in the sampled states (default of the others)",
+    )
+    loss.add_argument(
+        "--stale", type=int, help="random updates from pi_old, which sampled, to pi (0)"
     )
     loss.add_argument("--seeds", type=int, help="problems of each kind (100)")
     loss.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="keywords of the loss")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from klrl.doctor.problems import Problem
-from klrl.kl.divergences import MEASURED, over_actions
+from klrl.kl.divergences import over_actions
 
 _NAMES = {
     "reverse": "the reverse KL(pi||{})",
@@ -70,25 +70,15 @@ class Aim:
         return (chance * problem.along(step)).sum()
 
 
-def aims(divergence: str, scope: str, to: str) -> tuple[Aim, ...]:
+def aims(divergence: str, scope: str, to: str = "ref") -> tuple[Aim, ...]:
     """What ``--divergence`` and ``--scope`` may mean; one that is the same is left out."""
     views = [view for view in VIEWS[scope] if (divergence, view) != ("reverse", "along")]
     return tuple(Aim(divergence, scope, view, to) for view in views)
 
 
-def every_aim(to: str) -> list[Aim]:
-    """All of them, those of single steps first."""
-    return [
-        aim
-        for scope in ("token", "sequence")
-        for divergence in MEASURED
-        for aim in aims(divergence, scope, to)
-    ]
-
-
 def surrogate(problem: Problem) -> Tensor:
     """E[A_old] of pi's actions in the sampled states (TRPO's): the return, each step alone."""
-    numbers = problem.numbers(problem.everything, 0.0)
+    numbers = problem.batch
     ratio = (numbers.log_probs - numbers.old_log_probs).exp()
     return (ratio * numbers.advantages).masked_fill(~numbers.mask, 0.0).sum(1).mean()
 

@@ -8,7 +8,7 @@ iteration.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +16,22 @@ from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
-from klrl.doctor.faults import FAULTS, Diagnosis, Fault, Meant, diagnose, mixture, multiple
+from klrl.doctor.aims import Aim
+from klrl.doctor.faults import (
+    FAULTS,
+    Diagnosis,
+    Fault,
+    Meant,
+    diagnose,
+    mixture,
+)
 from klrl.doctor.problems import KINDS, Problem, tabular
+from klrl.doctor.terms import factors
 from klrl.doctor.user_code import load, make_network
 from klrl.doctor.user_loss import FunctionLoss, Loss, find_loss, gradient
+
+#: How far pi has moved.
+MOVED = Aim("forward", "sequence", "whole", "old")
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,7 @@ class KindResult:
     """What came out for the problems of one kind."""
 
     name: str
+    moved: Spread | None  # KL(pi_old||pi) of an episode, nats; None where pi sampled
     kl: Spread | None  # the divergence of an episode, nats; None where there is none
     cosine: Spread  # of minus the loss's expected gradient with that of J
     error: Spread  # |gradient / scale - true| / |true|: the bias
@@ -75,6 +88,7 @@ class LossReport:
     placement: str
     divergence: str
     scope: str
+    stale: int  # updates from pi_old, which sampled, to pi
     coef: float
     seeds: int  # problems of each kind
     has_return: bool  # else it is a penalty alone
@@ -93,6 +107,7 @@ def examine_loss(
     placement: str = "loss",
     divergence: str | None = None,
     scope: str | None = None,
+    stale: int = 0,
     settings: Mapping[str, object] | None = None,
     seeds: int = 100,
 ) -> LossReport:
@@ -104,6 +119,8 @@ def examine_loss(
     """
     if seeds < 2:
         raise ConfigError(f"--seeds {seeds}: give 2 or more")
+    if stale < 0:
+        raise ConfigError(f"--stale {stale}: give 0 or more")
     if placement == "reward" and divergence not in (None, "reverse"):
         raise ConfigError(
             f"--divergence {divergence}: --placement reward charges k1, whose gradient is that of "
@@ -129,15 +146,15 @@ def examine_loss(
         kinds = tuple(
             _examine_kind(
                 loss,
-                [Problem(kind, seed, make, divergence) for seed in range(seeds)],
-                Meant(divergence, scope),
+                [Problem(kind, seed, make, divergence, stale) for seed in range(seeds)],
+                Meant(divergence, scope, loss.to if stale else "ref"),
             )
             for kind in KINDS
         )
     coef = 0.0 if divergence == "none" else loss.coef
     described = loss.described
     return LossReport(
-        name, described, placement, divergence, scope, coef, seeds, loss.has_return, kinds
+        name, described, placement, divergence, scope, stale, coef, seeds, loss.has_return, kinds
     )
 
 
@@ -161,11 +178,11 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
             for case in cases
         ]
         of_kl = [(without - whole) / loss.coef for whole, without in ends]
-    diagnosis = diagnose(of_kl, of_return, problems, meant)
-    faults, factors = diagnosis.faults, diagnosis.scale or [1.0] * len(cases)
+    diagnosis = diagnose(of_kl, of_return, problems, meant, _at_logits(loss, problems[:6]))
+    faults, scale = diagnosis.faults, diagnosis.scale or [1.0] * len(cases)
     trues = [_true(loss, diagnosis, problem) for problem in problems]
-    if faults and (common := _common(cases, trues, diagnosis)):
-        faults, factors = [], common
+    if faults and (common := _common(cases, problems, trues, diagnosis)):
+        faults, scale = [], common
     elif any(fault.code.startswith("unknown") for fault in faults) and meant.kl:
         whole = [-case.whole for case in cases]
         mixed = mixture(whole, problems, meant, loss.has_return, loss.coef)
@@ -177,7 +194,7 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
             *(fault for fault in faults if not fault.code.startswith("unknown")),
         ]
     cosines, errors, parts, noise = [], [], [], 0.0
-    for case, true, factor in zip(cases, trues, factors, strict=True):
+    for case, true, factor in zip(cases, trues, scale, strict=True):
         cosine = case.whole @ true / (case.whole.norm() * true.norm()).clamp_min(1e-300)
         cosines.append(float(cosine.clamp(-1.0, 1.0)))  # 0 where a gradient is 0
         errors.append(float((case.whole / factor - true).norm() / true.norm()))
@@ -186,19 +203,37 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
     along = torch.tensor(parts)
     return KindResult(
         problems[0].kind.name,
+        moved=Spread.of([float(MOVED.value(p).detach()) for p in problems])
+        if problems[0].stale
+        else None,
         kl=Spread.of([float(meant.aims[0].value(p).detach()) for p in problems])
         if meant.kl
         else None,
         cosine=Spread.of(cosines),
         error=Spread.of(errors),
-        scale=Spread.of(factors),
+        scale=Spread.of(scale),
         sampled=float(along.mean()),
         stderr=float(along.std() / math.sqrt(len(cases))),
         variance=noise / sum(float(true @ true) for true in trues),
         objective=_objective(loss, diagnosis),
-        varies=bool(diagnosis.faults) and factors is not diagnosis.scale and not faults,
+        varies=bool(diagnosis.faults) and not faults,
         faults=tuple(faults),
     )
+
+
+def _at_logits(loss: Loss, problems: Sequence[Problem]) -> Callable[[str], Sequence[Tensor]] | None:
+    """As :func:`diagnose` wants it."""
+    if not problems[0].stale or not isinstance(loss, FunctionLoss):
+        return None
+
+    def of_part(part: str) -> list[Tensor]:
+        zero = [loss.at_logits(p, 0.0) if loss.has_return else torch.zeros(()) for p in problems]
+        if part == "return":
+            return zero
+        ends = zip(problems, zero, strict=True)
+        return [(loss.at_logits(p, loss.coef) - without) / loss.coef for p, without in ends]
+
+    return of_part
 
 
 def _true(loss: Loss, diagnosis: Diagnosis, problem: Problem) -> Tensor:
@@ -215,14 +250,17 @@ def _objective(loss: Loss, diagnosis: Diagnosis) -> str:
 
 
 def _common(
-    cases: Sequence[_Case], trues: Sequence[Tensor], diagnosis: Diagnosis
+    cases: Sequence[_Case],
+    problems: Sequence[Problem],
+    trues: Sequence[Tensor],
+    diagnosis: Diagnosis,
 ) -> list[float] | None:
     """The factors of a loss that is right but for one that depends on coef; None: it is not."""
     if diagnosis.scale is None or any(case.without is None for case in cases):
         return None
-    factors = [multiple(case.whole, true) for case, true in zip(cases, trues, strict=True)]
-    found = [factor for factor in factors if factor is not None and factor > 0]
-    return found if len(found) == len(factors) else None
+    known = dict(zip(problems, trues, strict=True))
+    found = factors([case.whole for case in cases], problems, known.__getitem__)
+    return found if found and found[0] > 0 else None
 
 
 def _case(loss: Loss, problem: Problem, coef: float) -> _Case:
@@ -245,10 +283,21 @@ def _case(loss: Loss, problem: Problem, coef: float) -> _Case:
 
 def report_text(report: LossReport) -> str:
     """The report in plain words."""
-    heads = ("", "D, nats", "cosine", "relative error", "scale", "sampled", "variance")
+    stale = report.stale > 0
+    heads = (
+        "",
+        *(["KL(old||pi)"] if stale else []),
+        "D, nats",
+        "cosine",
+        "relative error",
+        "scale",
+        "sampled",
+        "variance",
+    )
     rows = [
         (
             kind.name,
+            *([kind.moved.text] if kind.moved else []),
             kind.kl.text if kind.kl else "",
             kind.cosine.text,
             kind.error.text,
@@ -259,10 +308,11 @@ def report_text(report: LossReport) -> str:
         for kind in report.kinds
     ]
     objective = report.kinds[-1].objective
+    at = f"pi {report.stale} updates from pi_old" if stale else "at pi = pi_old (ratio 1)"
     lines = [
         f"{report.loss}: {report.described}",
         f"Its expected gradient against that of J = {objective},",
-        f"in float64, at pi = pi_old (ratio 1), placement={report.placement};",
+        f"in float64, {at}, placement={report.placement};",
         f"from the smallest to the largest of {report.seeds} random problems of each kind:",
         text_table([heads, *rows], indent=2),
         "scale: what the loss multiplies the gradient with; the error is taken without it.",

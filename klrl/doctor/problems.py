@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise, product
 from typing import Any
 
@@ -24,6 +24,8 @@ from klrl.kl.divergences import over_actions
 DOUBLE = torch.float64
 #: Rollouts of a batch, at least: a leave-one-out baseline counts the return N / (N - 1) times.
 EPISODES = 1296
+#: Standard deviation of what an update adds to each logit: the ratio leaves PPO's bounds in some.
+UPDATE = 0.25
 #: (observations, actions) -> a network from observations [..., observations] to logits.
 MakeNetwork = Callable[[int, int], nn.Module]
 
@@ -102,7 +104,7 @@ class Numbers:
     episodes: Rollouts
     logits: Tensor  # log pi_theta of every action, [N, steps, actions], differentiable
     ref_logits: Tensor  # log pi_ref, likewise
-    old_log_probs: Tensor  # log pi_old of what was done; its values are those of pi_theta
+    old_logits: Tensor  # of the policy that sampled; the values of pi_theta's where it is not stale
     rewards: Tensor  # charged where the placement charges them
     advantages: Tensor  # sums of the rewards to come, minus their mean in that state
 
@@ -117,6 +119,11 @@ class Numbers:
         return self.logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
 
     @property
+    def old_log_probs(self) -> Tensor:
+        """Log pi_old of what was done."""
+        return self.old_logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+
+    @property
     def ref_log_probs(self) -> Tensor:
         """Log pi_ref of what was done."""
         return self.ref_logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
@@ -128,7 +135,7 @@ class Numbers:
             mask = self.mask if x.ndim == self.mask.ndim else self.mask[..., None]
             return torch.where(mask, x, 2 * x.detach() - 1)
 
-        names = ("logits", "ref_logits", "old_log_probs", "advantages")
+        names = ("logits", "ref_logits", "old_logits", "advantages")
         others: dict[str, Any] = {name: changed(getattr(self, name)) for name in names}
         return replace(self, **others)
 
@@ -136,22 +143,32 @@ class Numbers:
 class Problem:
     """One random problem: its probabilities, rewards and networks come from ``seed``.
 
-    ``policy`` is pi_theta, and pi_old too; ``ref`` pi_ref, the same network with other
-    probabilities. ``everything`` has each episode as often as it is probable, times a whole number.
+    ``policy`` is pi_theta, ``stale`` random updates away from pi_old, which sampled; ``ref``
+    pi_ref, the same network with other probabilities. ``everything`` has each episode as often as
+    it is probable under pi_old, times a whole number.
     """
 
     def __init__(
-        self, kind: Kind, seed: int, make: MakeNetwork = tabular, divergence: str = "reverse"
+        self,
+        kind: Kind,
+        seed: int,
+        make: MakeNetwork = tabular,
+        divergence: str = "reverse",
+        stale: int = 0,
     ) -> None:
         self.kind, self.divergence = kind, divergence
         generator = torch.Generator().manual_seed(seed)
         shape = (kind.states, kind.actions)
         counts = _compositions(kind, generator)
-        log_p = (counts.to(DOUBLE) / kind.tickets).log()
+        log_p = self._old = (counts.to(DOUBLE) / kind.tickets).log()
         distance = 0.3 + 1.2 * torch.rand((), dtype=DOUBLE, generator=generator)
         noise = torch.randn(shape, dtype=DOUBLE, generator=generator)
         log_q = (log_p + distance * noise).log_softmax(-1)
         self._rewards = torch.randn(shape, dtype=DOUBLE, generator=generator)
+        self.stale = stale
+        for _ in range(stale):
+            move = torch.randn(shape, dtype=DOUBLE, generator=generator)
+            log_p = (log_p + UPDATE * move).log_softmax(-1)
         self._generator = generator
         self.kept: dict[object, Tensor] = {}  # true and known gradients
         self._baselines: dict[tuple[float, str], Tensor] = {}
@@ -170,7 +187,7 @@ class Problem:
         return [p for p in self.policy.parameters() if p.requires_grad]
 
     def sample(self) -> Rollouts:
-        """As many episodes of pi_theta as :attr:`everything` has, drawn at random."""
+        """As many episodes of pi_old as :attr:`everything` has, drawn at random."""
         count = len(self.everything.mask)
         return self.everything.rows(torch.randint(count, (count,), generator=self._generator))
 
@@ -181,16 +198,20 @@ class Problem:
         ``divergence`` of every step (advantages: of later steps), with ``reward`` with k1.
         """
         tables = self.tables()
-        states, actions = episodes.states, episodes.actions
-        old = tables["old"][states, actions]
+        states = episodes.states
         rewards, gains = self._charged(episodes, coef, placement)
         key = coef, placement
         if key not in self._baselines:
             _, all_gains = self._charged(self.everything, coef, placement)
             self._baselines[key] = _mean_by_state(all_gains, self.everything, self.kind.states)
         advantages = gains - self._baselines[key][states]
-        logits, ref_logits = tables["pi"][states], tables["ref"][states]
-        return Numbers(episodes, logits, ref_logits, old, rewards, advantages)
+        pi, ref, old = (tables[name][states] for name in ("pi", "ref", "old"))
+        return Numbers(episodes, pi, ref, old, rewards, advantages)
+
+    @cached_property
+    def batch(self) -> Numbers:
+        """The numbers of everything, uncharged."""
+        return self.numbers(self.everything, 0.0)
 
     def expected_return(self) -> Tensor:
         """E[return] of pi_theta, a sum over distinct episodes."""
@@ -220,7 +241,8 @@ class Problem:
         """Log-probs of pi, which is differentiable, of ref and of old, [states, actions]."""
         eye = torch.eye(self.kind.states, dtype=DOUBLE)
         log_p, log_q = (policy(eye).log_softmax(-1) for policy in (self.policy, self.ref))
-        return {"pi": log_p, "ref": log_q, "old": log_p.detach()}
+        # To the bit where nothing moved: the ratio is 1.
+        return {"pi": log_p, "ref": log_q, "old": self._old if self.stale else log_p.detach()}
 
     def _charged(self, episodes: Rollouts, coef: float, placement: str) -> tuple[Tensor, Tensor]:
         """Rewards and their sums to come."""

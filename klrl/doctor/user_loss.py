@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "coef": ("coeff", "kl_coef", "kl_coeff", "beta"),
     "logits": (),
     "ref_logits": ("reference_logits",),
+    "old_logits": (),
     "actions": ("tokens",),
 }
 #: Arguments that build a LossModule.
@@ -97,6 +98,8 @@ class FunctionLoss(UserLoss):
             optional = {p.name for p in free if p.default is not p.empty}
             given = {k: v for k, v in given.items() if v != "coef" or k not in optional}
         self._given, takes = given, given.values()
+        takes_ref = {"ref_log_probs", "ref_logits"} & set(takes)
+        self.to = "ref" if takes_ref else "old"  # which policy it penalises the distance to
         self.described = f"a function of {', '.join(takes)}"
         self.has_return = bool({"rewards", "advantages"} & set(takes))  # else a penalty alone
         if not {"log_probs", "logits"} & set(takes):
@@ -118,18 +121,26 @@ class FunctionLoss(UserLoss):
 
         def loss(episodes: Rollouts, other_padding: bool = False) -> Tensor:
             numbers = problem.numbers(episodes, coef, self.placement)
-            if other_padding:
-                numbers = numbers.other_padding()
-            known = {"coef": coef, "actions": episodes.actions.clone()}
-            values = {  # copies: the user's code may write into them
-                key: known[name] if name in known else getattr(numbers, name).clone()
-                for key, name in self._given.items()
-            }
-            with in_one_line(f"--loss {self.name}"):
-                value = self.call(**values, **self.settings)
-            return _scalar(self.name, value)
+            return self._of(numbers.other_padding() if other_padding else numbers, coef)
 
         return loss
+
+    def _of(self, numbers: Numbers, coef: float) -> Tensor:
+        known = {"coef": coef, "actions": numbers.episodes.actions.clone()}
+        values = {  # copies: the user's code may write into them
+            key: known[name] if name in known else getattr(numbers, name).clone()
+            for key, name in self._given.items()
+        }
+        with in_one_line(f"--loss {self.name}"):
+            value = self.call(**values, **self.settings)
+        return _scalar(self.name, value)
+
+    def at_logits(self, problem: Problem, coef: float) -> Tensor:
+        """The gradient of the batch's loss at the logits of each step, [N, steps, actions]."""
+        numbers = problem.numbers(problem.everything, coef, self.placement)
+        logits = numbers.logits.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(self._of(replace(numbers, logits=logits), coef), logits)
+        return grad
 
 
 @dataclass
@@ -139,8 +150,7 @@ class ModuleLoss(UserLoss):
     Where it has no KL to charge it gets neither reference nor coefficient unless it requires them.
     """
 
-    has_return = True
-    coef = COEF
+    has_return, coef, to = True, COEF, "ref"
 
     def __post_init__(self) -> None:
         name = self.name
@@ -297,7 +307,7 @@ def _tensordict(problem: Problem, numbers: Numbers) -> TensorDict:
         "observation": observation,
         "action": numbers.episodes.actions,
         "action_log_prob": numbers.old_log_probs,
-        "logits": numbers.logits.detach(),
+        "logits": numbers.old_logits,
         "advantage": numbers.advantages[..., None],
         "value_target": numbers.advantages[..., None],
         "state_value": torch.zeros_like(numbers.advantages)[..., None],

@@ -1,4 +1,4 @@
-"""Losses as the field writes them: right ones pass under their name, the fault of others is named."""
+"""Losses as the field writes them: right ones pass under their name, wrong ones are named."""
 
 from pathlib import Path
 
@@ -12,9 +12,10 @@ ONE, THREE, MANY = (kind.name for kind in KINDS)
 
 
 def examine(name: str, options: str = "", seeds: int = 6) -> LossReport:
-    """With options as of the command line, without their dashes."""
+    """Options are those of the command line, without their dashes."""
     words = options.split()
-    given = dict(zip(words[::2], words[1::2], strict=True))
+    given: dict[str, object] = dict(zip(words[::2], words[1::2], strict=True))
+    given["stale"] = int(given.get("stale", 0))  # type: ignore[call-overload]
     return examine_loss(f"{FIELD}:{name}", seeds=seeds, **given)  # type: ignore[arg-type]
 
 
@@ -24,12 +25,12 @@ def codes(report: LossReport) -> dict[str, list[str]]:
 
 
 def everywhere(*faults: str) -> dict[str, list[str]]:
-    return dict.fromkeys((ONE, THREE, MANY), list(faults))
+    return {kind: list(faults) for kind in (ONE, THREE, MANY)}
 
 
 def longer(*faults: str) -> dict[str, list[str]]:
     """For one step there is no difference."""
-    return dict.fromkeys((THREE, MANY), list(faults))
+    return {kind: list(faults) for kind in (THREE, MANY)}
 
 
 #: loss, options, a phrase of the objective
@@ -47,6 +48,16 @@ RIGHT = [
     ("whitened_shaped", "", "the reverse KL(pi||ref) of whole episodes"),
     ("policy_gradient", "divergence none", "E[return],"),
     ("own_step", "scope token", "the reverse KL(pi||ref) of each step alone"),
+    ("importance", "stale 3 divergence none", "E[return],"),
+    ("sequence_k2", "stale 3", "E[return] - 0.5 x the reverse KL(pi||ref) of whole episodes"),
+    ("prefix_k1", "stale 3", "the reverse KL(pi||ref) of whole episodes"),
+    ("prefix_exact", "stale 3", "the reverse KL(pi||ref) of whole episodes"),
+    ("token_k3", "stale 3 scope token", "the reverse KL(pi||ref) of each step alone"),
+    ("surrogate", "stale 3 divergence none scope token", "E[A_old in the sampled states]"),
+    ("old_kl", "stale 3 divergence forward scope sequence", "the forward KL(old||pi) of whole"),
+    ("old_k3", "stale 3 divergence forward", "the forward KL(old||pi) of each step alone"),
+    ("old_tv", "stale 3 divergence tv", "the total variation of pi and old of each step alone"),
+    ("trpo", "stale 3 divergence forward", "states] - 0.5 x the forward KL(old||pi) of each step"),
 ]
 
 
@@ -72,6 +83,79 @@ WRONG = [
     ("own_step", "divergence forward", everywhere("is_reverse_token"), "KL(pi||ref) of each step"),
     ("forward_of_sequences", "divergence forward", longer("is_forward_sequence"), "of whole"),
     ("whitened_shaped", "divergence forward", everywhere("mixture"), "+ 1.00 x the KL of later"),
+    ("token_k3", "stale 3", longer("own_step", "kl_weight_token"), "each token's own ratio"),
+    ("k2_no_weight", "stale 3", everywhere("kl_weight_none"), "the KL has no importance weight"),
+    ("k3_no_weight", "stale 3", everywhere("forward_kl", "kl_weight_none"), "KL(ref||pi)"),
+    (
+        "k3_no_weight",
+        "stale 3 divergence forward",
+        everywhere("kl_weight_none"),
+        "the KL has no importance weight",
+    ),
+    (
+        "forward_no_weight",
+        "stale 3 divergence forward",
+        everywhere("kl_weight_none"),
+        "the KL has no importance weight",
+    ),
+    ("truncated_k2", "stale 3", everywhere("kl_truncated"), "the KL has truncated weights"),
+    ("detached_k1", "stale 3", everywhere("no_kl"), "k1 in a loss"),
+    ("k1_of_old", "stale 3", everywhere("stale_kl"), "pi_old's"),
+    ("differentiable_k2", "stale 3", everywhere("k2_value"), "E[k2]"),
+    ("swapped_k3", "stale 3", everywhere("k3_swapped"), "exchanged"),
+    ("near_old", "stale 3", everywhere("to_old"), "near pi_old"),
+    (
+        "reinforce",
+        "stale 3 divergence none",
+        everywhere("return_weight_none"),
+        "return has no importance",
+    ),
+    (
+        "surrogate",
+        "stale 3 divergence none",
+        longer("return_weight_token"),
+        "that of the tokens before is missing",
+    ),
+    ("inverse", "stale 3 divergence none", everywhere("return_weight_inverse"), "upside down"),
+    (
+        "gspo",
+        "stale 3 divergence none",
+        {
+            THREE: ["return_weight_geometric"],
+            MANY: ["return_length", "return_weight_geometric"],
+        },
+        "geometric mean",
+    ),
+    ("truncated", "stale 3 divergence none", everywhere("return_truncated"), "truncated weights"),
+    (
+        "cispo",
+        "stale 3 divergence none",
+        {ONE: ["return_truncated"], **longer("return_weight_token", "return_truncated")},
+        "truncated weights",
+    ),
+    (
+        "ppo",
+        "stale 3 divergence none",
+        {ONE: ["return_clipped"], **longer("return_weight_token", "return_clipped")},
+        "no gradient beyond the bound",
+    ),
+    ("ppo", "stale 3 divergence none scope token", everywhere("return_clipped"), "clipped"),
+    ("dppo_mask", "stale 3 divergence none scope token", everywhere("return_clipped"), "masked"),
+    ("detached_ratio", "stale 3 divergence none", everywhere("no_return"), "detached log_probs"),
+    ("old_sign", "stale 3 divergence forward", everywhere("sign"), "flip its sign"),
+    (
+        "old_k2",
+        "stale 3 divergence forward",
+        everywhere("is_reverse_token", "kl_weight_none"),
+        "KL(pi||old) of each step",
+    ),
+    (
+        "old_reverse",
+        "stale 3 divergence forward",
+        everywhere("is_reverse_token"),
+        "not of the forward KL(old||pi)",
+    ),
+    ("old_k3", "stale 3", everywhere("is_forward_token"), "add --divergence forward"),
     ("per_response", "divergence none", {MANY: ["return_length"]}, "divided by its own length"),
 ]
 
