@@ -121,18 +121,14 @@ def parser() -> Parser:
     loss.add_argument(
         "--divergence",
         choices=("reverse", "forward", "js", "tv", "none"),
-        help="what the penalty is meant to be; reverse (default) is KL(pi||ref), forward is "
-        "KL(ref||pi)",
+        help="what the penalty is meant to be: KL(pi||ref) (default), KL(ref||pi), ...",
     )
     loss.add_argument(
         "--scope",
         choices=("sequence", "token"),
-        help="the divergence of episodes, with its effect on later states (default of reverse), "
-        "or of each step alone, in the sampled states (default of the others)",
+        help="of whole episodes (default of reverse), or of each step alone (of the others)",
     )
-    loss.add_argument(
-        "--stale", type=int, help="random updates from pi_old, which sampled, to pi (0)"
-    )
+    loss.add_argument("--stale", type=int, help="random updates from pi_old, which sampled, to pi")
     loss.add_argument("--seeds", type=int, help="problems of each kind (100)")
     loss.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="keywords of the loss")
     return parser

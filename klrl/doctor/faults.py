@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from klrl.base.tables import read_table
-from klrl.doctor.aims import RETURNS, Aim, aims
-from klrl.doctor.problems import Problem, flat_gradient
+from klrl.doctor.aims import Aim, aims
+from klrl.doctor.problems import Problem
 from klrl.doctor.terms import TOLERANCE, Reading, factors, fit, kl_terms, read, return_terms
 from klrl.kl.divergences import MEASURED
 
@@ -23,20 +23,6 @@ class Fault:
 
     code: str  # for programs
     words: str  # what it looks like, and a remedy
-
-
-@dataclass(frozen=True)
-class Known:
-    """A right gradient, of what is to be minimised."""
-
-    value: Callable[[Problem], Tensor]
-    words: str
-
-    def gradient(self, problem: Problem) -> Tensor:
-        """Of its value, in expectation."""
-        if self.value not in problem.kept:
-            problem.kept[self.value] = flat_gradient(self.value(problem), problem.parameters)
-        return problem.kept[self.value]
 
 
 def _declared() -> Iterator[Fault]:
@@ -59,50 +45,40 @@ FAULTS = {fault.code: fault for fault in _declared()}
 _OF_REVERSE = {("reverse", "token"): "own_step", ("forward", "token"): "forward_kl"}
 
 
-def _other(aim: Aim, meant: Aim) -> Fault:
-    """The gradient is that of another divergence than the one that is meant."""
-    words = (
-        f"the KL's gradient is that of {aim.words}, not of {meant.words}: if that is what you "
-        f"want, add {aim.options}"
-    )
-    return Fault(f"is_{aim.divergence}_{aim.scope}", words)
-
-
 class Meant:
-    """What a loss is meant for, and so its right gradients."""
+    """What a loss is meant for: any of its aims is right, the error is that from the first."""
 
     def __init__(self, divergence: str, scope: str, to: str = "ref") -> None:
-        self.scope, self.to = scope, to
-        self.aims = () if divergence == "none" else aims(divergence, scope, to)
-        self.kl = [Known(aim.value, aim.words) for aim in self.aims]
-        self.returns = [
-            Known(partial(_negative, value), words) for words, value in RETURNS[scope].items()
-        ]
+        self.divergence, self.scope, self.to = divergence, scope, to
+        self.kl = [] if divergence == "none" else aims(divergence, scope, to)
+        self.returns = aims("return", scope, to)
 
-
-def _negative(value: Callable[[Problem], Tensor], problem: Problem) -> Tensor:
-    return -value(problem)
+    def other(self, what: str, scope: str) -> Fault:
+        """The gradient is that of another divergence."""
+        known = _OF_REVERSE.get((what, scope))
+        if known and (self.divergence, self.to) == ("reverse", "ref"):
+            return FAULTS[known]
+        words = (
+            f"the KL's gradient is that of {aims(what, scope, self.to)[0].words}, not of "
+            f"{self.kl[0].words}: if that is what you want, add --divergence {what} --scope {scope}"
+        )
+        return Fault(f"is_{what}_{scope}", words)
 
 
 def of_reading(reading: Reading, part: str, meant: Meant, steps: int) -> list[Fault]:
     """What is wrong with a part, return or kl, that consists of this; ``steps`` of an episode."""
     (what, scope, exact), of_return = reading.term, "return_" if part == "return" else ""
     wanted = meant.scope
-    if steps == 1 and meant.aims and what == meant.aims[0].divergence:
+    if steps == 1 and what == meant.divergence:
         scope = wanted
     codes = [f"{of_return}sign"] if reading.sign < 0 else []
     codes += [f"{of_return}length"] if reading.by_length else []
     codes += [what] if what not in (*MEASURED, "return") else []
     faults = [FAULTS[code] for code in codes]
-    if what in MEASURED and (what, scope) != (meant.aims[0].divergence, wanted):
-        legacy = (meant.aims[0].divergence, meant.to) == ("reverse", "ref") and _OF_REVERSE.get(
-            (what, scope)
-        )
-        found = aims(what, scope, meant.to)[0]
-        faults.append(FAULTS[legacy] if legacy else _other(found, meant.aims[0]))
-        wanted = wanted if what == meant.aims[0].divergence else scope
-    right = ["sequence", *(["prefix"] if scope == "token" else [])]
-    right += ["token"] if wanted == "token" else []
+    if what in MEASURED and (what, scope) != (meant.divergence, wanted):
+        faults.append(meant.other(what, scope))
+        wanted = wanted if what == meant.divergence else scope
+    right = {"sequence", "prefix" if scope == "token" else "", "token" if wanted == "token" else ""}
     if not exact and reading.weight not in right:
         faults.append(FAULTS[f"{part}_weight_{reading.weight}"])
     faults += [FAULTS[f"{part}_{reading.cut}"]] if reading.cut else []
@@ -122,18 +98,15 @@ def _unbalanced(low: float, high: float) -> Fault:
 
 
 def mixture(
-    whole: Sequence[Tensor],
-    problems: Sequence[Problem],
-    meant: Meant,
-    has_return: bool,
+    whole: Sequence[Tensor], problems: Sequence[Problem], meant: Meant, has_return: bool,
     coef: float,
-) -> Fault | None:
+) -> Fault | None:  # fmt: skip
     """How much of each part a gradient has, where it consists of known ones on every problem.
 
     ``whole`` are gradients of the loss at ``coef``, in reward per nat, as of what is minimised.
     """
     names = [("reverse", "token"), ("forward", "token"), ("reverse", "sequence")]
-    own, forward, both = (Known(aims(*name)[0].value, "") for name in names)
+    own, forward, both = (aims(*name)[0] for name in names)
     shares: dict[str, list[float]] = {}
     for gradient, problem in zip(whole, problems, strict=True):
         step = own.gradient(problem)
@@ -159,7 +132,7 @@ def mixture(
             told.append(f"{low if low == high else f'{low} to {high}'} x {name}")
     return Fault(
         "mixture",
-        f"the KL's gradient is a mixture: {' + '.join(told)}; right is {meant.aims[0].words}",
+        f"the KL's gradient is a mixture: {' + '.join(told)}; right is {meant.kl[0].words}",
     )
 
 
@@ -171,8 +144,8 @@ class Diagnosis:
     #: What the loss multiplies the gradient with, per problem: read off the return's part where it
     #: is the return's, off the KL's where there is no other part; None: unknown.
     scale: list[float] | None
-    gain: Known  # the right gradient that the return's part has, or should have
-    kl: Known | None
+    gain: Aim  # which the return's part has, or should have
+    kl: Aim | None
 
 
 def diagnose(
@@ -217,8 +190,8 @@ def _judge(
     problems: Sequence[Problem],
     meant: Meant,
     at_logits: Callable[[str], Sequence[Tensor]] | None,
-) -> tuple[Known | None, list[float], list[Fault]]:
-    """The right gradient that a part has, if any; its factors where they are known; its faults."""
+) -> tuple[Aim | None, list[float], list[Fault]]:
+    """The aim that a part has, if any; its factors where they are known; its faults."""
     is_kl, steps = part == "kl", problems[0].kind.steps
     rights = meant.kl if is_kl else meant.returns
     sizes = [TOLERANCE * float(rights[0].gradient(problem).norm()) for problem in problems]

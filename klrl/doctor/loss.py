@@ -19,7 +19,6 @@ from klrl.base.text import text_table
 from klrl.doctor.aims import Aim
 from klrl.doctor.faults import (
     FAULTS,
-    Diagnosis,
     Fault,
     Meant,
     diagnose,
@@ -152,10 +151,10 @@ def examine_loss(
             for kind in KINDS
         )
     coef = 0.0 if divergence == "none" else loss.coef
-    described = loss.described
     return LossReport(
-        name, described, placement, divergence, scope, stale, coef, seeds, loss.has_return, kinds
-    )
+        name, loss.described, placement, divergence, scope, stale, coef, seeds, loss.has_return,
+        kinds,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -163,25 +162,31 @@ class _Case:
     """Minus the gradients of a loss on one problem, flat."""
 
     whole: Tensor  # at its coef
-    without: Tensor | None  # at coef = 0; None for a penalty alone
+    without: Tensor  # at coef = 0; 0 for a penalty alone
     sampled: Tensor
     padding: bool  # whether the padding's content changes the gradient
 
 
 def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> KindResult:
     cases = [_case(loss, problem, loss.coef if meant.kl else 0.0) for problem in problems]
-    of_return = [-case.without for case in cases if case.without is not None] or None
-    of_kl = None
-    if meant.kl:  # in coef * KL, without coef
-        ends = [
-            (case.whole, case.whole.new_zeros(()) if case.without is None else case.without)
-            for case in cases
-        ]
-        of_kl = [(without - whole) / loss.coef for whole, without in ends]
-    diagnosis = diagnose(of_kl, of_return, problems, meant, _at_logits(loss, problems[:6]))
+    diagnosis = diagnose(
+        [(case.without - case.whole) / loss.coef for case in cases] if meant.kl else None,
+        [-case.without for case in cases] if loss.has_return else None,
+        problems,
+        meant,
+        _at_logits(loss, problems[:6]),
+    )
     faults, scale = diagnosis.faults, diagnosis.scale or [1.0] * len(cases)
-    trues = [_true(loss, diagnosis, problem) for problem in problems]
-    if faults and (common := _common(cases, problems, trues, diagnosis)):
+    gain = [(1.0, diagnosis.gain)] if loss.has_return else []
+    parts = [*gain, *([(loss.coef, diagnosis.kl)] if diagnosis.kl else [])]
+    trues = {
+        problem: torch.stack([-coef * aim.gradient(problem) for coef, aim in parts]).sum(0)
+        for problem in problems
+    }
+    common = None
+    if faults and loss.has_return and diagnosis.scale:
+        common = factors([case.whole for case in cases], problems, trues.__getitem__)
+    if common and common[0] > 0:  # one factor for both parts, another one for each coef
         faults, scale = [], common
     elif any(fault.code.startswith("unknown") for fault in faults) and meant.kl:
         whole = [-case.whole for case in cases]
@@ -193,29 +198,28 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
             FAULTS["mask"],
             *(fault for fault in faults if not fault.code.startswith("unknown")),
         ]
-    cosines, errors, parts, noise = [], [], [], 0.0
-    for case, true, factor in zip(cases, trues, scale, strict=True):
+    cosines, errors, sampled, noise = [], [], [], 0.0
+    for case, true, factor in zip(cases, trues.values(), scale, strict=True):
         cosine = case.whole @ true / (case.whole.norm() * true.norm()).clamp_min(1e-300)
         cosines.append(float(cosine.clamp(-1.0, 1.0)))  # 0 where a gradient is 0
         errors.append(float((case.whole / factor - true).norm() / true.norm()))
-        parts.append(float(case.sampled @ true / (true @ true)) / factor)
+        sampled.append(float(case.sampled @ true / (true @ true)) / factor)
         noise += float((case.sampled - case.whole).square().sum()) / factor**2
-    along = torch.tensor(parts)
+    along = torch.tensor(sampled)
     return KindResult(
         problems[0].kind.name,
-        moved=Spread.of([float(MOVED.value(p).detach()) for p in problems])
-        if problems[0].stale
-        else None,
-        kl=Spread.of([float(meant.aims[0].value(p).detach()) for p in problems])
-        if meant.kl
-        else None,
+        moved=_spread(MOVED, problems) if problems[0].stale else None,
+        kl=_spread(meant.kl[0], problems) if meant.kl else None,
         cosine=Spread.of(cosines),
         error=Spread.of(errors),
         scale=Spread.of(scale),
         sampled=float(along.mean()),
         stderr=float(along.std() / math.sqrt(len(cases))),
-        variance=noise / sum(float(true @ true) for true in trues),
-        objective=_objective(loss, diagnosis),
+        variance=noise / sum(float(true @ true) for true in trues.values()),
+        objective=" ".join(
+            aim.words if aim.what == "return" else f"- {coef:g} x {aim.words}"
+            for coef, aim in parts
+        ),
         varies=bool(diagnosis.faults) and not faults,
         faults=tuple(faults),
     )
@@ -236,31 +240,8 @@ def _at_logits(loss: Loss, problems: Sequence[Problem]) -> Callable[[str], Seque
     return of_part
 
 
-def _true(loss: Loss, diagnosis: Diagnosis, problem: Problem) -> Tensor:
-    """The gradient of J."""
-    parts = [-diagnosis.gain.gradient(problem)] if loss.has_return else []
-    if diagnosis.kl is not None:
-        parts.append(-loss.coef * diagnosis.kl.gradient(problem))
-    return torch.stack(parts).sum(0)
-
-
-def _objective(loss: Loss, diagnosis: Diagnosis) -> str:
-    gain = [diagnosis.gain.words] if loss.has_return else []
-    return " ".join([*gain, *([f"- {loss.coef:g} x {diagnosis.kl.words}"] if diagnosis.kl else ())])
-
-
-def _common(
-    cases: Sequence[_Case],
-    problems: Sequence[Problem],
-    trues: Sequence[Tensor],
-    diagnosis: Diagnosis,
-) -> list[float] | None:
-    """The factors of a loss that is right but for one that depends on coef; None: it is not."""
-    if diagnosis.scale is None or any(case.without is None for case in cases):
-        return None
-    known = dict(zip(problems, trues, strict=True))
-    found = factors([case.whole for case in cases], problems, known.__getitem__)
-    return found if found and found[0] > 0 else None
+def _spread(aim: Aim, problems: Sequence[Problem]) -> Spread:
+    return Spread.of([float(aim.value(problem).detach()) for problem in problems])
 
 
 def _case(loss: Loss, problem: Problem, coef: float) -> _Case:
@@ -274,7 +255,7 @@ def _case(loss: Loss, problem: Problem, coef: float) -> _Case:
     if isinstance(loss, FunctionLoss) and problem.kind.ends:
         other = ascent(charged(every, True))
         padding = float((other - whole).norm()) > 1e-6 * float(whole.norm())
-    without = None
+    without = torch.zeros_like(whole)
     if loss.has_return:
         without = ascent(loss.on(problem, 0.0)(every, False)) if coef else whole
     sampled = ascent(charged(problem.sample(), False))
@@ -283,17 +264,11 @@ def _case(loss: Loss, problem: Problem, coef: float) -> _Case:
 
 def report_text(report: LossReport) -> str:
     """The report in plain words."""
-    stale = report.stale > 0
-    heads = (
-        "",
-        *(["KL(old||pi)"] if stale else []),
-        "D, nats",
-        "cosine",
-        "relative error",
-        "scale",
-        "sampled",
-        "variance",
-    )
+    heads = ["D, nats", "cosine", "relative error", "scale", "sampled", "variance"]
+    at = "at pi = pi_old (ratio 1)"
+    if report.stale:
+        heads.insert(0, "KL(old||pi)")
+        at = f"pi {report.stale} updates from pi_old"
     rows = [
         (
             kind.name,
@@ -307,14 +282,12 @@ def report_text(report: LossReport) -> str:
         )
         for kind in report.kinds
     ]
-    objective = report.kinds[-1].objective
-    at = f"pi {report.stale} updates from pi_old" if stale else "at pi = pi_old (ratio 1)"
     lines = [
         f"{report.loss}: {report.described}",
-        f"Its expected gradient against that of J = {objective},",
+        f"Its expected gradient against that of J = {report.kinds[-1].objective},",
         f"in float64, {at}, placement={report.placement};",
         f"from the smallest to the largest of {report.seeds} random problems of each kind:",
-        text_table([heads, *rows], indent=2),
+        text_table([("", *heads), *rows], indent=2),
         "scale: what the loss multiplies the gradient with; the error is taken without it.",
         "sampled: gradients of randomly drawn batches along the true one, mean +- standard error;",
         "1 is unbiased. variance: of such a batch's gradient, per square of the true one's norm.",

@@ -170,7 +170,7 @@ class Problem:
             move = torch.randn(shape, dtype=DOUBLE, generator=generator)
             log_p = (log_p + UPDATE * move).log_softmax(-1)
         self._generator = generator
-        self.kept: dict[object, Tensor] = {}  # true and known gradients
+        self.kept: dict[object, Tensor] = {}  # true gradients
         self._baselines: dict[tuple[float, str], Tensor] = {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -217,6 +217,12 @@ class Problem:
         """E[return] of pi_theta, a sum over distinct episodes."""
         chance = self.log_episodes(self.tables()["pi"]).exp()
         return (chance * self.raw_rewards(_distinct(self.kind)).sum(1)).sum()
+
+    def surrogate(self) -> Tensor:
+        """E[A_old] of pi's actions in the sampled states (TRPO's): the return, each step alone."""
+        numbers = self.batch
+        ratio = (numbers.log_probs - numbers.old_log_probs).exp()
+        return (ratio * numbers.advantages).masked_fill(~numbers.mask, 0.0).sum(1).mean()
 
     def log_episodes(self, table: Tensor) -> Tensor:
         """Log of the probability of each distinct episode under a table of log-probs."""

@@ -53,11 +53,12 @@ class Reading(NamedTuple):
     cut: str = ""  # truncated: constant beyond a bound; clipped: 0 there
 
 
-#: Of a batch: terms, and what computes their gradients where the mask holds, [M, actions].
-Terms = Callable[[Numbers], list[tuple[Term, Callable[[], Tensor]]]]
+#: Terms of a batch, and what computes their gradients where the mask holds, [M, actions].
+Terms = list[tuple[Term, Callable[[], Tensor]]]
+TermsOf = Callable[[Numbers], Terms]
 
 
-def return_terms(numbers: Numbers) -> list[tuple[Term, Callable[[], Tensor]]]:
+def return_terms(numbers: Numbers) -> Terms:
     """Of the return, to be minimised."""
     gains, total = to_go(numbers.rewards, numbers.mask), numbers.rewards.sum(1, keepdim=True)
     credits = numbers.advantages, gains, total, total - total.mean()
@@ -67,7 +68,7 @@ def return_terms(numbers: Numbers) -> list[tuple[Term, Callable[[], Tensor]]]:
     return [*credited, (own, partial(_scored, numbers, -numbers.rewards))]
 
 
-def kl_terms(numbers: Numbers, to: str) -> list[tuple[Term, Callable[[], Tensor]]]:
+def kl_terms(numbers: Numbers, to: str) -> Terms:
     """Of a divergence from ``to``, to be minimised."""
     mask, log_p = numbers.mask, numbers.logits.detach()
     log_q = (numbers.ref_logits if to == "ref" else numbers.old_logits).detach()
@@ -150,28 +151,28 @@ def factors(
 
 
 def fit(
-    gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms
+    gradients: Sequence[Tensor], problems: Sequence[Problem], terms: TermsOf
 ) -> tuple[Reading, list[float]] | None:
     """The first term and weight whose expected gradient, times factors, these are everywhere."""
     first = problems[0].batch
-    weights = list(_weights(first))
-    for chosen in range(len(terms(first))):
-        for number, (name, by_length, _) in enumerate(weights):
+    for at, (term, _) in enumerate(terms(first)):
+        for number, (name, by_length, _) in enumerate(_weights(first)):
 
-            def known(problem: Problem, chosen: int = chosen, number: int = number) -> Tensor:
+            def known(problem: Problem, at: int = at, number: int = number) -> Tensor:
                 batch = problem.batch
-                weight = weights if batch is first else list(_weights(batch))
-                at = terms(batch)[chosen][1]() * weight[number][2][:, None]
-                value = (batch.logits[batch.mask] * at).sum() / len(batch.mask)
+                _, _, weight = [*_weights(batch)][number]
+                step = terms(batch)[at][1]() * weight[:, None]
+                value = (batch.logits[batch.mask] * step).sum() / len(batch.mask)
                 return flat_gradient(value, problem.parameters)
 
             if found := factors(gradients, problems, known):
-                sign = 1 if found[0] > 0 else -1
-                return Reading(terms(first)[chosen][0], name, by_length, sign), found
+                return Reading(term, name, by_length, 1 if found[0] > 0 else -1), found
     return None
 
 
-def read(gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms) -> Reading | None:
+def read(
+    gradients: Sequence[Tensor], problems: Sequence[Problem], terms: TermsOf
+) -> Reading | None:
     """What these gradients at logits [N, steps, actions], one per problem, consist of."""
     found: list[dict[Reading, str]] = []
     for gradient, problem in zip(gradients, problems, strict=True):
@@ -188,9 +189,7 @@ def read(gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms)
     return min(fits, key=lambda reading: reading.cut != "", default=None)
 
 
-def _readings(
-    gradient: Tensor, terms: list[tuple[Term, Callable[[], Tensor]]], numbers: Numbers
-) -> Iterator[Reading]:
+def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[Reading]:
     weights = list(_weights(numbers))
     for term, compute in terms:
         known = compute()

@@ -111,8 +111,7 @@ class FunctionLoss(UserLoss):
             if self.has_return or self.divergence is None:
                 raise ConfigError(
                     f"--loss {name}: takes no coef; take it, or give --placement reward where the "
-                    "rewards are charged with the KL before, --divergence none where there is no "
-                    "KL; a divergence alone needs none if it is named"
+                    "rewards are charged with the KL before, or --divergence none without a KL"
                 )
             self.coef = 1.0
 
@@ -169,7 +168,7 @@ class ModuleLoss(UserLoss):
             raise ConfigError(
                 f"--loss {name}: takes no coefficient of the KL; name it {COEFS[0]} or coef, or "
                 "give --placement reward where the rewards are charged with the KL before, or "
-                "--divergence none where there is no KL"
+                "--divergence none without a KL"
             )
         unknown = sorted(required - {self._actor, self._critic, self._reference, self._coef})
         if unknown:

@@ -73,6 +73,7 @@ QUERIES = {
     "doctor ": [],
     "doctor --p": ["--parity", "--placement"],
     "doctor --placement ": ["loss", "reward", "split"],
+    "doctor --divergence ": ["forward", "js", "none", "reverse", "tv"],
     "completion ": ["bash", "zsh"],
     "completion bash ": [],
     "nothing.such=": [],
