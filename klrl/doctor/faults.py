@@ -149,12 +149,9 @@ class Diagnosis:
 
 
 def diagnose(
-    kl: Sequence[Tensor] | None,
-    returns: Sequence[Tensor] | None,
-    problems: Sequence[Problem],
-    meant: Meant,
-    at_logits: Callable[[str], Sequence[Tensor]] | None,
-) -> Diagnosis:
+    kl: Sequence[Tensor] | None, returns: Sequence[Tensor] | None, problems: Sequence[Problem],
+    meant: Meant, at_logits: Callable[[str], Sequence[Tensor]] | None,
+) -> Diagnosis:  # fmt: skip
     """Compare both parts of a loss with the gradients that losses are known to have.
 
     Args:
@@ -185,12 +182,9 @@ def diagnose(
 
 
 def _judge(
-    part: str,
-    gradients: Sequence[Tensor],
-    problems: Sequence[Problem],
-    meant: Meant,
+    part: str, gradients: Sequence[Tensor], problems: Sequence[Problem], meant: Meant,
     at_logits: Callable[[str], Sequence[Tensor]] | None,
-) -> tuple[Aim | None, list[float], list[Fault]]:
+) -> tuple[Aim | None, list[float], list[Fault]]:  # fmt: skip
     """The aim that a part has, if any; its factors where they are known; its faults."""
     is_kl, steps = part == "kl", problems[0].kind.steps
     rights = meant.kl if is_kl else meant.returns

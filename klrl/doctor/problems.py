@@ -149,14 +149,10 @@ class Problem:
     """
 
     def __init__(
-        self,
-        kind: Kind,
-        seed: int,
-        make: MakeNetwork = tabular,
-        divergence: str = "reverse",
+        self, kind: Kind, seed: int, make: MakeNetwork = tabular, divergence: str = "reverse",
         stale: int = 0,
-    ) -> None:
-        self.kind, self.divergence = kind, divergence
+    ) -> None:  # fmt: skip
+        self.kind, self.divergence, self.stale = kind, divergence, stale
         generator = torch.Generator().manual_seed(seed)
         shape = (kind.states, kind.actions)
         counts = _compositions(kind, generator)
@@ -165,7 +161,6 @@ class Problem:
         noise = torch.randn(shape, dtype=DOUBLE, generator=generator)
         log_q = (log_p + distance * noise).log_softmax(-1)
         self._rewards = torch.randn(shape, dtype=DOUBLE, generator=generator)
-        self.stale = stale
         for _ in range(stale):
             move = torch.randn(shape, dtype=DOUBLE, generator=generator)
             log_p = (log_p + UPDATE * move).log_softmax(-1)

@@ -62,10 +62,8 @@ def return_terms(numbers: Numbers) -> Terms:
     """Of the return, to be minimised."""
     gains, total = to_go(numbers.rewards, numbers.mask), numbers.rewards.sum(1, keepdim=True)
     credits = numbers.advantages, gains, total, total - total.mean()
-    of_return = Term("return", "sequence", False)
-    credited = [(of_return, partial(_scored, numbers, -credit)) for credit in credits]
-    own = Term("own_reward", "sequence", False)
-    return [*credited, (own, partial(_scored, numbers, -numbers.rewards))]
+    scores = [("return", credit) for credit in credits] + [("own_reward", numbers.rewards)]
+    return [(Term(what, "sequence", False), partial(_scored, numbers, -x)) for what, x in scores]
 
 
 def kl_terms(numbers: Numbers, to: str) -> Terms:
@@ -87,7 +85,7 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
         value = over_actions(divergence, leaf.log_softmax(-1), log_q).sum()
         return torch.autograd.grad(value, leaf)[0][mask]
 
-    scores: list[tuple[str, str, Tensor]] = []
+    twice, scores = Term("twice", "token", True), []
     for scope, r in (("token", own), ("sequence", total)):
         scores += [  # f(u) - u f'(u) for D = E_pi[f(u)], u = exp(-r)
             ("reverse", scope, r),  # as k2 has it
@@ -109,10 +107,7 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
     ]
     return [
         *((Term(what, of, False), partial(_scored, numbers, x)) for what, of, x in scores),
-        (
-            Term("twice", "token", True),
-            lambda: at_logits("reverse") + _scored(numbers, all_to_go),
-        ),
+        (twice, lambda: at_logits("reverse") + _scored(numbers, all_to_go)),
         *((Term(name, "token", True), partial(at_logits, name)) for name in MEASURED),
     ]
 
