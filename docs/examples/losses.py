@@ -1,7 +1,7 @@
 """Losses for ``klrl doctor --loss docs/examples/losses.py:NAME``: right ones, then wrong ones.
 
-All arguments but ``coef`` are [N, steps]; ``mask`` is 0 behind an episode's end. Each loss is to be
-minimised; most have a part for the return and one for coef * KL(pi||ref), others name their options.
+All arguments but ``coef`` are [N, steps]; ``mask`` is 0 behind an episode's end. Each loss is to
+be minimised; it has a part for the return and one for coef * KL(pi||ref), or names its options.
 """
 
 import torch

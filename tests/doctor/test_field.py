@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from klrl.doctor.loss import LossReport, examine_loss, report_text
-from klrl.doctor.problems import KINDS
+from klrl.doctor.problems import KINDS, Problem
 
 FIELD = Path(__file__).with_name("field.py")
 ONE, THREE, MANY = (kind.name for kind in KINDS)
@@ -166,6 +167,39 @@ def test_wrong_losses_are_named(name: str, options: str, expected: dict, words: 
     assert not report.ok
     assert codes(report) == expected
     assert words in report_text(report)
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_variance_is_that_of_the_mean_of_so_many_episodes(kind: int) -> None:
+    """Var(mean of N) = (E|g|^2 - |E g|^2) / N, g the gradient of one episode."""
+    seeds, noise, size = 60, 0.0, 0.0
+    for seed in range(seeds):
+        problem = Problem(KINDS[kind], seed)
+        numbers = problem.numbers(problem.everything, 0.0)
+        p = numbers.logits.detach().exp()
+        score = torch.nn.functional.one_hot(numbers.episodes.actions, p.shape[-1]) - p
+        weighted = score * (numbers.advantages * numbers.mask)[..., None]
+        at = torch.nn.functional.one_hot(numbers.episodes.states, problem.kind.states).double()
+        each = torch.einsum("nta,nts->nas", weighted, at).flatten(1)
+        noise += float(each.var(0, unbiased=False).sum()) / len(each)
+        size += float(each.mean(0).square().sum())
+    found = examine("policy_gradient", "divergence none", seeds).kinds[kind].variance
+    assert found == pytest.approx(noise / size, rel=0.2)
+
+
+def test_the_examples_of_the_page() -> None:
+    examples = f"{FIELD.parents[2]}/docs/examples/losses.py"
+    for name, given in (
+        ("whitened", {}),
+        ("distillation", {"divergence": "forward"}),
+        ("trust_region", {"divergence": "forward", "stale": 3}),
+    ):
+        assert examine_loss(f"{examples}:{name}", seeds=4, **given).ok, name  # type: ignore[arg-type]
+    clip = examine_loss(f"{examples}:clipped", divergence="none", stale=3, seeds=6)
+    assert codes(clip) == {
+        ONE: ["return_clipped"],
+        **longer("return_weight_token", "return_clipped"),
+    }
 
 
 def test_whitening_is_a_factor_that_depends_on_coef() -> None:

@@ -57,8 +57,10 @@ def test_every_episode_stands_as_often_as_it_is_probable(kind: Kind) -> None:
 
 
 @kinds
-def test_true_gradients_are_finite_differences_of_a_recursion(kind: Kind) -> None:
-    problem = Problem(kind, seed=7)
+@pytest.mark.parametrize("stale", [0, 4])
+def test_true_gradients_are_finite_differences_of_a_recursion(kind: Kind, stale: int) -> None:
+    """At pi, which has moved from what sampled by .25 in each logit and update."""
+    problem = Problem(kind, seed=7, stale=stale)
     kl = Aim("reverse", "sequence", "whole").value(problem)
     values = problem.expected_return(), kl
     gradients = [flat_gradient(value, problem.parameters) for value in values]
@@ -108,6 +110,18 @@ def test_rewards_and_advantages_are_charged_as_the_placement_says(kind: Kind, pl
         here = (every.states == state) & every.mask
         if here.any():
             assert float(numbers.advantages[here].mean()) == pytest.approx(0.0, abs=1e-12)
+
+
+@kinds
+def test_pi_moves_away_from_the_policy_that_samples(kind: Kind) -> None:
+    here, moved = Problem(kind, seed=5), Problem(kind, seed=5, stale=4)
+    assert torch.equal(here.everything.actions, moved.everything.actions)
+    numbers = moved.numbers(moved.everything, 0.5)
+    old = here.numbers(here.everything, 0.5)
+    assert torch.allclose(numbers.old_log_probs, old.log_probs, atol=1e-12)
+    assert torch.equal(old.log_probs, old.old_log_probs)  # to the bit: a ratio of 1
+    spread = (numbers.log_probs - numbers.old_log_probs)[numbers.mask].std()
+    assert 0.2 < spread < 0.8  # sqrt(4) * .25, but for what normalising takes
 
 
 def test_other_padding_changes_padding_alone_and_cuts_its_gradient() -> None:
