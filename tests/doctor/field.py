@@ -108,6 +108,12 @@ def prefix_exact(logits, ref_logits, log_probs, old_log_probs, mask, coef):
     return coef * _sum((ratio.cumsum(1) - ratio).exp() * _kl(logits, ref_logits), mask)
 
 
+def prefix_k2(log_probs, old_log_probs, ref_log_probs, mask, coef):
+    """The product up to each token, detached, on its k2: each step's own KL, in pi's states."""
+    prefix = _log_ratio(log_probs, old_log_probs, mask).cumsum(1).exp().detach()
+    return coef * _sum(prefix * (log_probs - ref_log_probs) ** 2 / 2, mask)
+
+
 def token_k3(log_probs, old_log_probs, ref_log_probs, mask, coef):
     """Each token's own ratio, with its gradient, on its k3."""
     r = log_probs - ref_log_probs

@@ -53,6 +53,7 @@ RIGHT = [
     ("sequence_k2", "stale 3", "E[return] - 0.5 x the reverse KL(pi||ref) of whole episodes"),
     ("prefix_k1", "stale 3", "the reverse KL(pi||ref) of whole episodes"),
     ("prefix_exact", "stale 3", "the reverse KL(pi||ref) of whole episodes"),
+    ("prefix_k2", "stale 3 scope token", "each step alone, in pi's own states"),
     ("token_k3", "stale 3 scope token", "the reverse KL(pi||ref) of each step alone"),
     ("surrogate", "stale 3 divergence none scope token", "E[A_old in the sampled states]"),
     ("old_kl", "stale 3 divergence forward scope sequence", "the forward KL(old||pi) of whole"),
