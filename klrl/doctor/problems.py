@@ -198,7 +198,7 @@ class Problem:
         key = coef, placement
         if key not in self._baselines:
             _, all_gains = self._charged(self.everything, coef, placement)
-            self._baselines[key] = _mean_by_state(all_gains, self.everything, self.kind.states)
+            self._baselines[key] = mean_by_state(all_gains, self.everything, self.kind.states)
         advantages = gains - self._baselines[key][states]
         pi, ref, old = (tables[name][states] for name in ("pi", "ref", "old"))
         return Numbers(episodes, pi, ref, old, rewards, advantages)
@@ -330,7 +330,7 @@ def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Rollouts:
     return Rollouts(*(torch.stack(x, 1) for x in (states, actions, mask)))
 
 
-def _mean_by_state(values: Tensor, episodes: Rollouts, states: int) -> Tensor:
+def mean_by_state(values: Tensor, episodes: Rollouts, states: int) -> Tensor:
     """The mean of values [N, steps] in each state; 1 in states of padding, where any will do."""
     at, values = episodes.states[episodes.mask], values[episodes.mask]
     count = torch.zeros(states, dtype=DOUBLE).index_add(0, at, torch.ones_like(values))

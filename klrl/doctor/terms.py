@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, softplus
 
-from klrl.doctor.problems import Numbers, Problem, flat_gradient
+from klrl.doctor.problems import Numbers, Problem, flat_gradient, mean_by_state
 from klrl.kl.charge import to_go
 from klrl.kl.divergences import MEASURED, over_actions
 
@@ -77,6 +77,8 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
     )
     total, total_old = (x.sum(1, keepdim=True) for x in (own, old))
     all_to_go, later = to_go(own, mask), to_go(own, mask, "split")
+    all_old, states = to_go(old, mask), numbers.episodes.states
+    baseline = mean_by_state(all_old, numbers.episodes, int(states.max()) + 1)[states]
     exact = over_actions("reverse", log_p, log_q)
     sampled = {"exact": exact, "k2": own**2 / 2, "k3": torch.expm1(-own) + own}
 
@@ -103,7 +105,7 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
         ("later_twice", "sequence", all_to_go + later),
         *((f"{name}_in_reward", "sequence", to_go(x, mask)) for name, x in sampled.items()),
         ("k1_in_loss", "token", torch.ones_like(own)),
-        *(("stale_kl", "sequence", x) for x in (to_go(old, mask), total_old, old)),
+        *(("stale_kl", "sequence", x) for x in (all_old, all_old - baseline, total_old, old)),
     ]
     return [
         *((Term(what, of, False), partial(_scored, numbers, x)) for what, of, x in scores),

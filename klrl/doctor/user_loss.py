@@ -99,7 +99,8 @@ class FunctionLoss(UserLoss):
             given = {k: v for k, v in given.items() if v != "coef" or k not in optional}
         self._given, takes = given, given.values()
         takes_ref = {"ref_log_probs", "ref_logits"} & set(takes)
-        self.to = "ref" if takes_ref else "old"  # which policy it penalises the distance to
+        # Which policy it penalises the distance to; rewards are charged with that to ref.
+        self.to = "ref" if takes_ref or self.placement != "loss" else "old"
         self.described = f"a function of {', '.join(takes)}"
         self.has_return = bool({"rewards", "advantages"} & set(takes))  # else a penalty alone
         if not {"log_probs", "logits"} & set(takes):

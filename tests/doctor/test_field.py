@@ -103,6 +103,7 @@ WRONG = [
     ("truncated_k2", "stale 3", everywhere("kl_truncated"), "the KL has truncated weights"),
     ("detached_k1", "stale 3", everywhere("no_kl"), "k1 in a loss"),
     ("k1_of_old", "stale 3", everywhere("stale_kl"), "pi_old's"),
+    ("importance", "stale 3 placement reward", everywhere("stale_kl"), "pi_old's"),
     ("differentiable_k2", "stale 3", everywhere("k2_value"), "E[k2]"),
     ("swapped_k3", "stale 3", everywhere("k3_swapped"), "exchanged"),
     ("near_old", "stale 3", everywhere("to_old"), "near pi_old"),
