@@ -1,7 +1,7 @@
 """Losses for ``klrl doctor --loss docs/examples/losses.py:NAME``: right ones, then wrong ones.
 
-All arguments but ``coef`` are [N, steps]; ``mask`` is 0 behind an episode's end. Each loss has a
-part for the return and one for coef * KL(pi||ref), and is to be minimised.
+All arguments but ``coef`` are [N, steps]; ``mask`` is 0 behind an episode's end. Each loss is to
+be minimised; it has a part for the return and one for coef * KL(pi||ref), or names its options.
 """
 
 import torch
@@ -47,6 +47,24 @@ def k2_stopped(log_probs, old_log_probs, ref_log_probs, rewards, mask, coef):
     later = _to_go(r.detach()) - r.detach()
     gain = (_to_go(rewards * mask) - coef * later) * log_probs * mask
     return (-gain.sum(1) + coef * (r**2 / 2).sum(1)).mean()
+
+
+def whitened(log_probs, ref_log_probs, rewards, mask, coef):
+    """The whole shaped return normalised: right up to a factor that depends on coef."""
+    shaped = ((rewards - coef * (log_probs - ref_log_probs).detach()) * mask).sum(1, keepdim=True)
+    return -((shaped - shaped.mean()) / shaped.std() * log_probs * mask).sum(1).mean()
+
+
+def distillation(logits, ref_logits, mask):
+    """The teacher's cross entropy, at the student's states: ``--divergence forward``."""
+    return -((ref_logits.softmax(-1) * logits.log_softmax(-1)).sum(-1) * mask).sum(1).mean()
+
+
+def trust_region(log_probs, old_log_probs, advantages, mask, coef):
+    """k3 of pi_old's samples is KL(old||pi): ``--stale 3 --divergence forward``."""
+    ratio = (log_probs - old_log_probs).exp()
+    kl = ratio - 1 - ratio.log()
+    return ((coef * kl - ratio * advantages) * mask).sum(1).mean()
 
 
 class SplitModule(nn.Module):
@@ -110,3 +128,10 @@ def per_response(log_probs, ref_log_probs, rewards, mask, coef):
     k1 = (log_probs - ref_log_probs).detach()
     terms = log_probs * _to_go((rewards - coef * k1) * mask) * mask
     return -(terms.sum(1) / mask.sum(1)).mean()
+
+
+def clipped(log_probs, old_log_probs, advantages, mask):
+    """PPO: ``--stale 3 --divergence none``, and ``--scope token`` for its clip alone."""
+    ratio = (log_probs - old_log_probs).exp()
+    gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    return -(gain * mask).sum(1).mean()

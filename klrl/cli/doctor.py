@@ -12,13 +12,15 @@ from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
+_OF_LOSS = ("actor", "placement", "divergence", "scope", "stale", "seeds")
+
 
 def doctor_command(argv: list[str]) -> int:
     """Print the tables, or the verdict on ``--loss``; returns 1 if something is off."""
     args = parser().parse_args(argv)
     if args.loss is not None:
         return _examine_loss(args)
-    given = {f"--{name}": getattr(args, name) for name in ("actor", "placement", "seeds")}
+    given = {f"--{name}": getattr(args, name) for name in _OF_LOSS}
     words = [f"{name} {value}" for name, value in given.items() if value is not None]
     for word in (*words, *args.settings):
         raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
@@ -70,18 +72,21 @@ def _examine_loss(args: Namespace) -> int:
         raise ConfigError("--parity: not with --loss; give one of them")
 
     with redirect_stdout(sys.stderr):
-        from klrl.doctor.loss import COEF, examine_loss, report_text
+        from klrl.doctor.loss import examine_loss, report_text
         from klrl.doctor.user_code import settings_of
 
         report = examine_loss(
             args.loss,
             actor=args.actor,
             placement=args.placement or "loss",
+            divergence=args.divergence,
+            scope=args.scope,
+            stale=args.stale or 0,
             settings=settings_of(args.settings),
             seeds=100 if args.seeds is None else args.seeds,
         )
     if args.json:
-        print(json.dumps({**asdict(report), "coef": COEF, "ok": report.ok}, indent=1))
+        print(json.dumps({**asdict(report), "ok": report.ok}, indent=1))
     else:
         print(report_text(report))
     return DONE if report.ok else FAILED
@@ -113,6 +118,17 @@ def parser() -> Parser:
         help="where the KL is charged: in the loss (default); in loss and rewards (the exact KL); "
         "in the rewards alone (k1)",
     )
+    loss.add_argument(
+        "--divergence",
+        choices=("reverse", "forward", "js", "tv", "none"),
+        help="what the penalty is meant to be: KL(pi||ref) (default), KL(ref||pi), ...",
+    )
+    loss.add_argument(
+        "--scope",
+        choices=("sequence", "token"),
+        help="of whole episodes (default of reverse), or of each step alone (of the others)",
+    )
+    loss.add_argument("--stale", type=int, help="random updates from pi_old, which sampled, to pi")
     loss.add_argument("--seeds", type=int, help="problems of each kind (100)")
     loss.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="keywords of the loss")
     return parser

@@ -1,27 +1,20 @@
-"""Gradients that wrong losses are known to have, and what to say of a loss that has one of them.
-
-Each is the gradient of a known loss on a batch that holds every episode as often as it is probable,
-so it is an expectation, like the gradient that it is compared with.
-"""
+"""What is wrong with a loss whose gradients are not those of what it is meant for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from klrl.base.tables import read_table
-from klrl.doctor.problems import Numbers, Problem, flat_gradient
-from klrl.kl.charge import to_go
-from klrl.kl.estimators import ESTIMATORS
-
-#: Largest relative error of a gradient that still is the same: float32 inside a loss costs 1e-6.
-TOLERANCE = 1e-4
-#: Summands per step [N, steps], to be minimised.
-Summands = Callable[[Numbers], Tensor]
+from klrl.doctor.aims import Aim, aims
+from klrl.doctor.problems import Problem
+from klrl.doctor.terms import TOLERANCE, Reading, factors, fit, kl_terms, read, return_terms
+from klrl.kl.divergences import MEASURED
 
 
 @dataclass(frozen=True)
@@ -32,97 +25,64 @@ class Fault:
     words: str  # what it looks like, and a remedy
 
 
-@dataclass(frozen=True)
-class Known:
-    """A known gradient."""
-
-    fault: Fault | None  # of a loss that has it; None for the right one
-    summands: Summands | None = None  # such a loss; None: autograd of the objective gives it
-
-
-def _ratio(numbers: Numbers) -> Tensor:
-    """r = log pi_theta - log pi_ref of what was done."""
-    return numbers.log_probs - numbers.ref_log_probs
-
-
-def _exact(numbers: Numbers) -> Tensor:
-    """KL(pi_theta(.|s) || pi_ref(.|s)): its gradient is each step's own."""
-    return (numbers.logits.exp() * (numbers.logits - numbers.ref_logits)).sum(-1)
-
-
-def _forward(numbers: Numbers) -> Tensor:
-    """KL(pi_ref(.|s) || pi_theta(.|s))."""
-    return (numbers.ref_logits.exp() * (numbers.ref_logits - numbers.logits)).sum(-1)
-
-
-def _charged(numbers: Numbers, kl: Tensor, placement: str = "reward") -> Tensor:
-    """Log pi_theta times what is still to come: a KL, or a reward, under the score function."""
-    return numbers.log_probs * to_go(kl.detach(), numbers.mask, placement)
-
-
-def _per_response(summands: Summands) -> Summands:
-    return lambda numbers: summands(numbers) / numbers.mask.sum(1, keepdim=True)
-
-
-def _sampled(name: str) -> Summands:
-    """An estimator at what was done."""
-    return lambda numbers: ESTIMATORS[name](_ratio(numbers))
-
-
-def _in_reward(name: str, estimate: Summands) -> Known:
-    """An estimator other than k1 in the reward."""
-    fault = Fault(
-        f"{name}_in_reward",
-        f"the KL's gradient is that of {name} charged in the reward, which is another one: charge "
-        "k1 there",
-    )
-    return Known(fault, lambda numbers: _charged(numbers, estimate(numbers)))
-
-
 def _declared() -> Iterator[Fault]:
     words = read_table(Path(__file__).with_suffix(".yaml"))
     length = words.pop("LENGTH")
     for code, told in words.items():
-        yield Fault(code, told.replace("LENGTH", length))
+        told = told.replace("LENGTH", length)
+        if "PART" in told:
+            yield Fault(f"return_{code}", told.replace("PART", "the return"))
+            yield Fault(f"kl_{code}", told.replace("PART", "the KL"))
+        else:
+            yield Fault(code, told)
 
 
 #: code -> fault, of those whose words are always the same
 FAULTS = {fault.code: fault for fault in _declared()}
 
 
-def _k1(numbers: Numbers) -> Tensor:
-    """What the KL's gradient should be: k1 in the reward."""
-    return _charged(numbers, _ratio(numbers))
+#: What is said of the reverse KL's relatives.
+_OF_REVERSE = {("reverse", "token"): "own_step", ("forward", "token"): "forward_kl"}
 
 
-def _later(numbers: Numbers) -> Tensor:
-    """The same without each step's own."""
-    return _charged(numbers, _ratio(numbers), "split")
+class Meant:
+    """What a loss is meant for: any of its aims is right, the error is that from the first."""
+
+    def __init__(self, divergence: str, scope: str, to: str = "ref") -> None:
+        self.divergence, self.scope, self.to = divergence, scope, to
+        self.kl = [] if divergence == "none" else aims(divergence, scope, to)
+        self.returns = aims("return", scope, to)
+
+    def other(self, what: str, scope: str) -> Fault:
+        """The gradient is that of another divergence."""
+        known = _OF_REVERSE.get((what, scope))
+        if known and (self.divergence, self.to) == ("reverse", "ref"):
+            return FAULTS[known]
+        words = (
+            f"the KL's gradient is that of {aims(what, scope, self.to)[0].words}, not of "
+            f"{self.kl[0].words}: if that is what you want, add --divergence {what} --scope {scope}"
+        )
+        return Fault(f"is_{what}_{scope}", words)
 
 
-#: What the gradient of the KL part may be, to be minimised; the first that fits is said.
-KNOWN_KL: tuple[Known, ...] = (
-    Known(None),
-    Known(FAULTS["own_step"], _exact),
-    Known(FAULTS["forward_kl"], _forward),
-    Known(FAULTS["later_only"], _later),
-    Known(FAULTS["twice"], lambda numbers: _exact(numbers) + _k1(numbers)),
-    Known(FAULTS["later_twice"], lambda numbers: _k1(numbers) + _later(numbers)),
-    _in_reward("exact", _exact),
-    _in_reward("k2", _sampled("k2")),
-    _in_reward("k3", _sampled("k3")),
-    Known(FAULTS["length"], _per_response(_k1)),
-    Known(FAULTS["length_own_step"], _per_response(_sampled("k2"))),
-    Known(FAULTS["length_forward_kl"], _per_response(_sampled("k3"))),
-)
-_RETURN_LENGTH = FAULTS["return_length"]
-#: What the gradient of the return's part may be, to be minimised.
-KNOWN_RETURN: tuple[Known, ...] = (
-    Known(None),
-    Known(FAULTS["own_reward"], lambda numbers: -numbers.log_probs * numbers.rewards),
-    Known(_RETURN_LENGTH, _per_response(lambda numbers: -numbers.log_probs * numbers.advantages)),
-    Known(_RETURN_LENGTH, _per_response(lambda numbers: -_charged(numbers, numbers.rewards))),
-)
+def of_reading(reading: Reading, part: str, meant: Meant, steps: int) -> list[Fault]:
+    """What is wrong with a part, return or kl, that consists of this; ``steps`` of an episode."""
+    (what, scope, exact), of_return = reading.term, "return_" if part == "return" else ""
+    wanted = meant.scope
+    if steps == 1 and what == meant.divergence:
+        scope = wanted
+    codes = [f"{of_return}sign"] if reading.sign < 0 else []
+    codes += [f"{of_return}length"] if reading.by_length else []
+    codes += [what] if what not in (*MEASURED, "return") else []
+    faults = [FAULTS[code] for code in codes]
+    if what in MEASURED and (what, scope) != (meant.divergence, wanted):
+        faults.append(meant.other(what, scope))
+        wanted = wanted if what == meant.divergence else scope
+    right = {"sequence", "prefix" if scope == "token" else "", "token" if wanted == "token" else ""}
+    if not exact and reading.weight not in right:
+        faults.append(FAULTS[f"{part}_weight_{reading.weight}"])
+    faults += [FAULTS[f"{part}_{reading.cut}"]] if reading.cut else []
+    return faults or [FAULTS["unknown" if part == "kl" else "unknown_return"]]
 
 
 def _unbalanced(low: float, high: float) -> Fault:
@@ -137,73 +97,26 @@ def _unbalanced(low: float, high: float) -> Fault:
     return Fault("scale", words)
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A known gradient that a loss has on all problems of a kind."""
-
-    known: Known
-    factors: Sequence[float]  # by what the loss multiplies it, per problem; all of one sign
-
-
-def fit(
-    gradients: Sequence[Tensor], problems: Sequence[Problem], right: Sequence[Tensor],
-    knowns: Sequence[Known],
-) -> Fit | None:  # fmt: skip
-    """The first known gradient that these are multiples of, on every problem; None: none is.
-
-    ``gradients`` are of a part of the loss, ``right`` the true ones of what is minimised.
-    """
-    for known in knowns:
-        factors: list[float] = []
-        for gradient, problem, true in zip(gradients, problems, right, strict=True):
-            factor = _multiple(gradient, true if known.summands is None else _of(known, problem))
-            if factor is None or factor * (factors or [factor])[0] <= 0:
-                break
-            factors.append(factor)
-        else:
-            return Fit(known, factors)
-    return None
-
-
-def _multiple(gradient: Tensor, of: Tensor) -> float | None:
-    """The factor by which a gradient is a multiple of another; None: it is none."""
-    square = float(of @ of)
-    if square < 1e-20:
-        return None
-    factor = float(gradient @ of) / square
-    off = float((gradient - factor * of).norm())
-    return factor if off <= TOLERANCE * float(gradient.norm()) else None
-
-
-def _of(known: Known, problem: Problem) -> Tensor:
-    """A known gradient, in expectation."""
-    assert known.summands is not None
-    numbers = problem.numbers(problem.everything, 0.0)
-    value = known.summands(numbers).masked_fill(~numbers.mask, 0.0).sum(1).mean()
-    return flat_gradient(value, problem.parameters)
-
-
 def mixture(
-    whole: Sequence[Tensor],
-    problems: Sequence[Problem],
-    right: Mapping[str, Sequence[Tensor]],
+    whole: Sequence[Tensor], problems: Sequence[Problem], meant: Meant, has_return: bool,
     coef: float,
-) -> Fault | None:
+) -> Fault | None:  # fmt: skip
     """How much of each part a gradient has, where it consists of known ones on every problem.
 
-    ``whole`` are gradients of the loss at ``coef``, in reward per nat; else as :func:`diagnose`.
+    ``whole`` are gradients of the loss at ``coef``, in reward per nat, as of what is minimised.
     """
+    names = [("reverse", "token"), ("forward", "token"), ("reverse", "sequence")]
+    own, forward, both = (aims(*name)[0] for name in names)
     shares: dict[str, list[float]] = {}
-    for gradient, problem, gain, kl in zip(
-        whole, problems, right["return"], right["kl"], strict=True
-    ):
-        own, forward = _of(Known(None, _exact), problem), _of(Known(None, _forward), problem)
+    for gradient, problem in zip(whole, problems, strict=True):
+        step = own.gradient(problem)
         parts = {
-            "return": gain,
-            "each step's own KL": coef * own,
-            "the KL of later steps": coef * (kl - own),
-            "the forward KL": coef * forward,
+            "each step's own KL": coef * step,
+            "the KL of later steps": coef * (both.gradient(problem) - step),
+            "the forward KL": coef * forward.gradient(problem),
         }
+        if has_return:
+            parts = {"return": meant.returns[0].gradient(problem), **parts}
         parts = {name: part for name, part in parts.items() if part.norm() > 1e-9}
         columns = torch.stack(list(parts.values()), 1)
         weights = torch.linalg.lstsq(columns, gradient, driver="gelsd").solution
@@ -219,63 +132,78 @@ def mixture(
             told.append(f"{low if low == high else f'{low} to {high}'} x {name}")
     return Fault(
         "mixture",
-        f"the KL's gradient is a mixture: {' + '.join(told)}; right is 1 x each step's own KL + "
-        "1 x the KL of later steps",
+        f"the KL's gradient is a mixture: {' + '.join(told)}; right is {meant.kl[0].words}",
     )
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with a loss on problems of one kind."""
+    """What is wrong with a loss on problems of one kind, or what is right."""
 
     faults: list[Fault]
     #: What the loss multiplies the gradient with, per problem: read off the return's part where it
     #: is the return's, off the KL's where there is no other part; None: unknown.
     scale: list[float] | None
+    gain: Aim  # which the return's part has, or should have
+    kl: Aim | None
 
 
 def diagnose(
-    kl: Sequence[Tensor],
-    returns: Sequence[Tensor] | None,
-    problems: Sequence[Problem],
-    right: Mapping[str, Sequence[Tensor]],
-) -> Diagnosis:
+    kl: Sequence[Tensor] | None, returns: Sequence[Tensor] | None, problems: Sequence[Problem],
+    meant: Meant, at_logits: Callable[[str], Sequence[Tensor]] | None,
+) -> Diagnosis:  # fmt: skip
     """Compare both parts of a loss with the gradients that losses are known to have.
 
     Args:
-        kl: gradients of the KL's part, without its coefficient.
+        kl: gradients of the KL's part, without its coefficient; None where there is none.
         returns: gradients at coef = 0; None for a penalty alone.
         problems: what they were taken on.
-        right: what they should be multiples of: ``kl`` and ``return``.
+        meant: what they should be multiples of.
+        at_logits: those of a part, return or kl, at the logits of each step on the first problems,
+            where pi has moved and they are known.
     """
-    of_kl = fit(kl, problems, right["kl"], KNOWN_KL)
-    faults = _faults(of_kl, kl, right["kl"], ("no_kl", "sign", "unknown"))
-    if returns is None:
-        return Diagnosis(faults, None if of_kl is None else [abs(f) for f in of_kl.factors])
-    of_return = fit(returns, problems, right["return"], KNOWN_RETURN)
-    told = "no_return", "return_sign", "unknown_return"
-    faults = [*_faults(of_return, returns, right["return"], told), *faults]
-    if of_return is None or of_return.known.fault is not None:
-        return Diagnosis(faults, None)
-    scale = [abs(factor) for factor in of_return.factors]
-    if of_kl is not None:
-        ratios = [abs(f) / s for f, s in zip(of_kl.factors, scale, strict=True)]
+    faults: list[Fault] = []
+    scale, right, charged = None, meant.returns[0], meant.kl[0] if meant.kl else None
+    if returns is not None:
+        found, times, faults = _judge("return", returns, problems, meant, at_logits)
+        if found is not None:
+            right, scale = found, [abs(factor) for factor in times]
+    if kl is None or charged is None:
+        return Diagnosis(faults, scale, right, charged)
+    found, times, told = _judge("kl", kl, problems, meant, at_logits)
+    faults += told
+    if times and returns is None:
+        scale = [abs(factor) for factor in times]
+    elif times and scale is not None:
+        ratios = [abs(f) / s for f, s in zip(times, scale, strict=True)]
         if max(abs(ratio - 1) for ratio in ratios) > 10 * TOLERANCE:
             faults.append(_unbalanced(min(ratios), max(ratios)))
-    return Diagnosis(faults, scale)
+    return Diagnosis(faults, scale, right, found or charged)
 
 
-def _faults(
-    fitted: Fit | None,
-    gradients: Sequence[Tensor],
-    right: Sequence[Tensor],
-    fallback: tuple[str, str, str],
-) -> list[Fault]:
-    """The faults of one part; ``fallback``: no gradient, the opposite one, an unknown one."""
-    none, away, unknown = (FAULTS[code] for code in fallback)
-    if all(g.norm() <= TOLERANCE * r.norm() for g, r in zip(gradients, right, strict=True)):
-        return [none]
-    if fitted is None:
-        return [unknown]
-    faults = [away] if fitted.factors[0] < 0 else []
-    return faults if fitted.known.fault is None else [*faults, fitted.known.fault]
+def _judge(
+    part: str, gradients: Sequence[Tensor], problems: Sequence[Problem], meant: Meant,
+    at_logits: Callable[[str], Sequence[Tensor]] | None,
+) -> tuple[Aim | None, list[float], list[Fault]]:  # fmt: skip
+    """The aim that a part has, if any; its factors where they are known; its faults."""
+    is_kl, steps = part == "kl", problems[0].kind.steps
+    rights = meant.kl if is_kl else meant.returns
+    sizes = [TOLERANCE * float(rights[0].gradient(problem).norm()) for problem in problems]
+    if all(float(g.norm()) <= size for g, size in zip(gradients, sizes, strict=True)):
+        return None, [], [FAULTS["no_kl" if is_kl else "no_return"]]
+    for right in rights:
+        if times := factors(gradients, problems, right.gradient):
+            away = [FAULTS["sign" if is_kl else "return_sign"]] if times[0] < 0 else []
+            return right, times, away
+    terms = partial(kl_terms, to=meant.to) if is_kl else return_terms
+    if at_logits is not None:
+        at = at_logits(part)
+        some = problems[: len(at)]
+        if reading := read(at, some, terms):
+            return None, [], of_reading(reading, part, meant, steps)
+        near = read(at, some, partial(kl_terms, to="old")) if is_kl else None
+        if near and near.term.what in MEASURED:
+            return None, [], [FAULTS["to_old"]]
+    if fitted := fit(gradients, problems, terms):
+        return None, fitted[1], of_reading(fitted[0], part, meant, steps)
+    return None, [], [FAULTS["unknown" if is_kl else "unknown_return"]]

@@ -1,13 +1,14 @@
 """``klrl doctor --loss``: the gradient of a loss against the true one, over many small problems.
 
-The objective is J = E[return] - coef * KL(pi||pi_ref). The policy that sampled is the policy that
-learns (ratio 1), as in the first step of an iteration.
+The objective is J = E[return] - coef * D, where D is KL(pi||pi_ref) unless another divergence is
+named. The policy that sampled is the policy that learns (ratio 1), as in the first step of an
+iteration.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +17,21 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import generators_kept
 from klrl.base.text import text_table
-from klrl.doctor.faults import FAULTS, Fault, diagnose, mixture
-from klrl.doctor.problems import KINDS, Kind, MakeNetwork, Problem, tabular
+from klrl.doctor.aims import Aim
+from klrl.doctor.faults import (
+    FAULTS,
+    Fault,
+    Meant,
+    diagnose,
+    mixture,
+)
+from klrl.doctor.problems import KINDS, Problem, tabular
+from klrl.doctor.terms import factors
 from klrl.doctor.user_code import load, make_network
 from klrl.doctor.user_loss import FunctionLoss, Loss, find_loss, gradient
 
-#: Reward per nat.
-COEF = 0.5
+#: How far pi has moved.
+MOVED = Aim("forward", "sequence", "whole", "old")
 
 
 @dataclass(frozen=True)
@@ -53,15 +62,20 @@ class KindResult:
     """What came out for the problems of one kind."""
 
     name: str
-    kl: Spread  # KL(pi||pi_ref) of an episode, nats
+    moved: Spread | None  # KL(pi_old||pi) of an episode, nats; None where pi sampled
+    kl: Spread | None  # the divergence of an episode, nats; None where there is none
     cosine: Spread  # of minus the loss's expected gradient with that of J
-    error: Spread  # |gradient / scale - true| / |true|
+    error: Spread  # |gradient / scale - true| / |true|: the bias
     #: What the loss multiplies the gradient with (a mean over steps, for example), read off the
     #: return's part; 1 where that is not the return's.
     scale: Spread
     #: Mean over problems of a sampled batch's gradient along the true one; 1 is unbiased.
     sampled: float
     stderr: float  # of ``sampled``
+    #: Of the gradient of a sampled batch of some 1,300 episodes, per square of the true one's norm.
+    variance: float
+    objective: str  # J, of which the gradient is, or should be
+    varies: bool  # whether the scale depends on coef
     faults: tuple[Fault, ...]
 
 
@@ -72,6 +86,10 @@ class LossReport:
     loss: str  # its name
     described: str  # its convention
     placement: str
+    divergence: str
+    scope: str
+    stale: int  # updates from pi_old, which sampled, to pi
+    coef: float
     seeds: int  # problems of each kind
     has_return: bool  # else it is a penalty alone
     kinds: tuple[KindResult, ...]
@@ -87,6 +105,9 @@ def examine_loss(
     *,
     actor: str | None = None,
     placement: str = "loss",
+    divergence: str | None = None,
+    scope: str | None = None,
+    stale: int = 0,
     settings: Mapping[str, object] | None = None,
     seeds: int = 100,
 ) -> LossReport:
@@ -98,56 +119,79 @@ def examine_loss(
     """
     if seeds < 2:
         raise ConfigError(f"--seeds {seeds}: give 2 or more")
+    if stale < 0:
+        raise ConfigError(f"--stale {stale}: give 0 or more")
+    if placement == "reward" and divergence not in (None, "reverse"):
+        raise ConfigError(
+            f"--divergence {divergence}: --placement reward charges k1, whose gradient is that of "
+            "the reverse KL; leave one of them out"
+        )
     torch.set_num_threads(1)
-    loss = find_loss(name, settings or {}, placement)
+    loss = find_loss(name, settings or {}, placement, divergence)
     if not loss.has_return and placement != "loss":
         raise ConfigError(
             f"--placement {placement}: {name} takes neither rewards nor advantages, where the KL "
             "would be charged; take one of them, or leave --placement out"
         )
+    if not loss.has_return and divergence == "none":
+        raise ConfigError(
+            f"--divergence none: {name} takes neither rewards nor advantages, so nothing is left; "
+            "take one of them, or name the divergence"
+        )
     make = tabular if actor is None else make_network(actor, load("--actor", actor))
+    divergence = divergence or "reverse"
+    scope = scope or ("sequence" if divergence in ("reverse", "none") else "token")
     with generators_kept():
         torch.manual_seed(0)
-        kinds = tuple(_examine_kind(loss, kind, make, seeds) for kind in KINDS)
-    return LossReport(name, loss.described, placement, seeds, loss.has_return, kinds)
+        kinds = tuple(
+            _examine_kind(
+                loss,
+                [Problem(kind, seed, make, divergence, stale) for seed in range(seeds)],
+                Meant(divergence, scope, loss.to if stale else "ref"),
+            )
+            for kind in KINDS
+        )
+    coef = 0.0 if divergence == "none" else loss.coef
+    return LossReport(
+        name, loss.described, placement, divergence, scope, stale, coef, seeds, loss.has_return,
+        kinds,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One problem: the gradients of what is maximised, flat; minus the loss's."""
+    """Minus the gradients of a loss on one problem, flat."""
 
-    problem: Problem
-    whole: Tensor  # at COEF
-    without: Tensor | None  # at coef = 0; None for a penalty alone
+    whole: Tensor  # at its coef
+    without: Tensor  # at coef = 0; 0 for a penalty alone
     sampled: Tensor
     padding: bool  # whether the padding's content changes the gradient
-    returns: Tensor  # the true gradient of E[return]; 0 for a penalty alone
-    kl: Tensor  # of KL(pi||ref)
-
-    @property
-    def true(self) -> Tensor:
-        return self.returns - COEF * self.kl
-
-    @property
-    def kl_part(self) -> Tensor:
-        """The gradient of the loss in coef * KL, without coef: what is minimised."""
-        without = 0.0 if self.without is None else self.without
-        return (without - self.whole) / COEF
 
 
-def _examine_kind(loss: Loss, kind: Kind, make: MakeNetwork, seeds: int) -> KindResult:
-    cases = [_case(loss, Problem(kind, seed, make)) for seed in range(seeds)]
-    problems = [case.problem for case in cases]
-    right = {"kl": [case.kl for case in cases], "return": [-case.returns for case in cases]}
+def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> KindResult:
+    cases = [_case(loss, problem, loss.coef if meant.kl else 0.0) for problem in problems]
     diagnosis = diagnose(
-        [case.kl_part for case in cases],
-        [-case.without for case in cases if case.without is not None] or None,
+        [(case.without - case.whole) / loss.coef for case in cases] if meant.kl else None,
+        [-case.without for case in cases] if loss.has_return else None,
         problems,
-        right,
+        meant,
+        _at_logits(loss, problems[:6]),
     )
-    factors, faults = diagnosis.scale or [1.0] * seeds, diagnosis.faults
-    if any(fault.code.startswith("unknown") for fault in faults):
-        mixed = mixture([-case.whole for case in cases], problems, right, COEF)
+    faults, scale = diagnosis.faults, diagnosis.scale or [1.0] * len(cases)
+    gain = [(1.0, diagnosis.gain)] if loss.has_return else []
+    parts = [*gain, *([(loss.coef, diagnosis.kl)] if diagnosis.kl else [])]
+    trues = {
+        problem: torch.stack([-coef * aim.gradient(problem) for coef, aim in parts]).sum(0)
+        for problem in problems
+    }
+    common = None
+    if faults and loss.has_return and diagnosis.scale:
+        common = factors([case.whole for case in cases], problems, trues.__getitem__)
+    if common and common[0] > 0:  # one factor for both parts, another one for each coef
+        faults, scale = [], common
+    elif any(fault.code.startswith("unknown") for fault in faults) and meant.kl:
+        whole = [-case.whole for case in cases]
+        mixed = mixture(whole, problems, meant, loss.has_return, loss.coef)
         faults = [mixed] if mixed else faults
     if any(case.padding for case in cases):
         # What padding has spoilt is no known gradient.
@@ -155,28 +199,54 @@ def _examine_kind(loss: Loss, kind: Kind, make: MakeNetwork, seeds: int) -> Kind
             FAULTS["mask"],
             *(fault for fault in faults if not fault.code.startswith("unknown")),
         ]
-    cosines, errors, parts = [], [], []
-    for case, factor in zip(cases, factors, strict=True):
-        true = case.true
+    cosines, errors, sampled, noise = [], [], [], 0.0
+    for case, true, factor in zip(cases, trues.values(), scale, strict=True):
         cosine = case.whole @ true / (case.whole.norm() * true.norm()).clamp_min(1e-300)
         cosines.append(float(cosine.clamp(-1.0, 1.0)))  # 0 where a gradient is 0
         errors.append(float((case.whole / factor - true).norm() / true.norm()))
-        parts.append(float(case.sampled @ true / (true @ true)) / factor)
-    along = torch.tensor(parts)
+        sampled.append(float(case.sampled @ true / (true @ true)) / factor)
+        noise += float((case.sampled - case.whole).square().sum()) / factor**2
+    along = torch.tensor(sampled)
     return KindResult(
-        kind.name,
-        kl=Spread.of([case.problem.kl() for case in cases]),
+        problems[0].kind.name,
+        moved=_spread(MOVED, problems) if problems[0].stale else None,
+        kl=_spread(meant.kl[0], problems) if meant.kl else None,
         cosine=Spread.of(cosines),
         error=Spread.of(errors),
-        scale=Spread.of(factors),
+        scale=Spread.of(scale),
         sampled=float(along.mean()),
-        stderr=float(along.std() / math.sqrt(seeds)),
+        stderr=float(along.std() / math.sqrt(len(cases))),
+        variance=noise / sum(float(true @ true) for true in trues.values()),
+        objective=" ".join(
+            aim.words if aim.what == "return" else f"- {coef:g} x {aim.words}"
+            for coef, aim in parts
+        ),
+        varies=bool(diagnosis.faults) and not faults,
         faults=tuple(faults),
     )
 
 
-def _case(loss: Loss, problem: Problem) -> _Case:
-    every, charged = problem.everything, loss.on(problem, COEF)
+def _at_logits(loss: Loss, problems: Sequence[Problem]) -> Callable[[str], Sequence[Tensor]] | None:
+    """As :func:`diagnose` wants it."""
+    if not problems[0].stale or not isinstance(loss, FunctionLoss):
+        return None
+
+    def of_part(part: str) -> list[Tensor]:
+        zero = [loss.at_logits(p, 0.0) if loss.has_return else torch.zeros(()) for p in problems]
+        if part == "return":
+            return zero
+        ends = zip(problems, zero, strict=True)
+        return [(loss.at_logits(p, loss.coef) - without) / loss.coef for p, without in ends]
+
+    return of_part
+
+
+def _spread(aim: Aim, problems: Sequence[Problem]) -> Spread:
+    return Spread.of([float(aim.value(problem).detach()) for problem in problems])
+
+
+def _case(loss: Loss, problem: Problem, coef: float) -> _Case:
+    every, charged = problem.everything, loss.on(problem, coef)
 
     def ascent(value: Tensor) -> Tensor:
         return -gradient(loss.name, value, problem)
@@ -186,44 +256,49 @@ def _case(loss: Loss, problem: Problem) -> _Case:
     if isinstance(loss, FunctionLoss) and problem.kind.ends:
         other = ascent(charged(every, True))
         padding = float((other - whole).norm()) > 1e-6 * float(whole.norm())
-    returns, kl = problem.true_gradients()
-    without = None
+    without = torch.zeros_like(whole)
     if loss.has_return:
-        without = ascent(loss.on(problem, 0.0)(every, False))
-    else:
-        returns = torch.zeros_like(returns)
+        without = ascent(loss.on(problem, 0.0)(every, False)) if coef else whole
     sampled = ascent(charged(problem.sample(), False))
-    return _Case(problem, whole, without, sampled, padding, returns, kl)
+    return _Case(whole, without, sampled, padding)
 
 
 def report_text(report: LossReport) -> str:
     """The report in plain words."""
-    gain = f"E[return] - {COEF} KL(pi||ref)" if report.has_return else f"-{COEF} KL(pi||ref)"
-    heads = ("", "KL, nats", "cosine", "relative error", "scale", "sampled")
+    heads = ["D, nats", "cosine", "relative error", "scale", "sampled", "variance"]
+    at = "at pi = pi_old (ratio 1)"
+    if report.stale:
+        heads.insert(0, "KL(old||pi)")
+        at = f"pi {report.stale} updates from pi_old"
     rows = [
         (
             kind.name,
-            kind.kl.text,
+            *([kind.moved.text] if kind.moved else []),
+            kind.kl.text if kind.kl else "",
             kind.cosine.text,
             kind.error.text,
             kind.scale.text,
             f"{kind.sampled:.3f} +- {kind.stderr:.3f}",
+            f"{kind.variance:.2g}",
         )
         for kind in report.kinds
     ]
     lines = [
         f"{report.loss}: {report.described}",
-        f"Its expected gradient against that of J = {gain}, in float64, at pi = pi_old (ratio 1),",
-        f"placement={report.placement}; from the smallest to the largest of {report.seeds} random "
-        "problems of each kind:",
-        text_table([heads, *rows], indent=2),
+        f"Its expected gradient against that of J = {report.kinds[-1].objective},",
+        f"in float64, {at}, placement={report.placement};",
+        f"from the smallest to the largest of {report.seeds} random problems of each kind:",
+        text_table([("", *heads), *rows], indent=2),
         "scale: what the loss multiplies the gradient with; the error is taken without it.",
         "sampled: gradients of randomly drawn batches along the true one, mean +- standard error;",
-        "1 is unbiased.",
+        "1 is unbiased. variance: of such a batch's gradient, per square of the true one's norm.",
         "",
     ]
     if report.ok:
-        return "\n".join([*lines, "RIGHT: the gradient of J on every problem"])
+        told = "RIGHT: the gradient of J on every problem"
+        if any(kind.varies for kind in report.kinds):
+            told += ", up to a factor that depends on coef"
+        return "\n".join([*lines, told])
     of_kinds: dict[Fault, list[str]] = {}
     for kind in report.kinds:
         for fault in kind.faults:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise, product
 from typing import Any
 
@@ -20,10 +20,13 @@ from torch import Tensor, nn
 
 from klrl.base.seeds import generators_kept
 from klrl.kl.charge import on_last, shaped, to_go
+from klrl.kl.divergences import over_actions
 
 DOUBLE = torch.float64
 #: Rollouts of a batch, at least: a leave-one-out baseline counts the return N / (N - 1) times.
 EPISODES = 1296
+#: Standard deviation of what an update adds to each logit: the ratio leaves PPO's bounds in some.
+UPDATE = 0.25
 #: (observations, actions) -> a network from observations [..., observations] to logits.
 MakeNetwork = Callable[[int, int], nn.Module]
 
@@ -102,7 +105,7 @@ class Numbers:
     episodes: Rollouts
     logits: Tensor  # log pi_theta of every action, [N, steps, actions], differentiable
     ref_logits: Tensor  # log pi_ref, likewise
-    old_log_probs: Tensor  # log pi_old of what was done; its values are those of pi_theta
+    old_logits: Tensor  # of the policy that sampled; the values of pi_theta's where it is not stale
     rewards: Tensor  # charged where the placement charges them
     advantages: Tensor  # sums of the rewards to come, minus their mean in that state
 
@@ -117,6 +120,11 @@ class Numbers:
         return self.logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
 
     @property
+    def old_log_probs(self) -> Tensor:
+        """Log pi_old of what was done."""
+        return self.old_logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+
+    @property
     def ref_log_probs(self) -> Tensor:
         """Log pi_ref of what was done."""
         return self.ref_logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
@@ -128,7 +136,7 @@ class Numbers:
             mask = self.mask if x.ndim == self.mask.ndim else self.mask[..., None]
             return torch.where(mask, x, 2 * x.detach() - 1)
 
-        names = ("logits", "ref_logits", "old_log_probs", "advantages")
+        names = ("logits", "ref_logits", "old_logits", "advantages")
         others: dict[str, Any] = {name: changed(getattr(self, name)) for name in names}
         return replace(self, **others)
 
@@ -136,21 +144,29 @@ class Numbers:
 class Problem:
     """One random problem: its probabilities, rewards and networks come from ``seed``.
 
-    ``policy`` is pi_theta, and pi_old too; ``ref`` pi_ref, the same network with other
-    probabilities. ``everything`` has each episode as often as it is probable, times a whole number.
+    ``policy`` is pi_theta, ``stale`` random updates away from pi_old, which sampled; ``ref``
+    pi_ref, the same network with other probabilities. ``everything`` has each episode as often as
+    it is probable under pi_old, times a whole number.
     """
 
-    def __init__(self, kind: Kind, seed: int, make: MakeNetwork = tabular) -> None:
-        self.kind = kind
+    def __init__(
+        self, kind: Kind, seed: int, make: MakeNetwork = tabular, divergence: str = "reverse",
+        stale: int = 0,
+    ) -> None:  # fmt: skip
+        self.kind, self.divergence, self.stale = kind, divergence, stale
         generator = torch.Generator().manual_seed(seed)
         shape = (kind.states, kind.actions)
         counts = _compositions(kind, generator)
-        log_p = (counts.to(DOUBLE) / kind.tickets).log()
+        log_p = self._old = (counts.to(DOUBLE) / kind.tickets).log()
         distance = 0.3 + 1.2 * torch.rand((), dtype=DOUBLE, generator=generator)
         noise = torch.randn(shape, dtype=DOUBLE, generator=generator)
         log_q = (log_p + distance * noise).log_softmax(-1)
         self._rewards = torch.randn(shape, dtype=DOUBLE, generator=generator)
+        for _ in range(stale):
+            move = torch.randn(shape, dtype=DOUBLE, generator=generator)
+            log_p = (log_p + UPDATE * move).log_softmax(-1)
         self._generator = generator
+        self.kept: dict[object, Tensor] = {}  # true gradients
         self._baselines: dict[tuple[float, str], Tensor] = {}
         with generators_kept():
             torch.manual_seed(seed)
@@ -167,44 +183,53 @@ class Problem:
         return [p for p in self.policy.parameters() if p.requires_grad]
 
     def sample(self) -> Rollouts:
-        """As many episodes of pi_theta as :attr:`everything` has, drawn at random."""
+        """As many episodes of pi_old as :attr:`everything` has, drawn at random."""
         count = len(self.everything.mask)
         return self.everything.rows(torch.randint(count, (count,), generator=self._generator))
 
     def numbers(self, episodes: Rollouts, coef: float, placement: str = "loss") -> Numbers:
         """What a loss may ask for; ``coef`` in reward per nat.
 
-        With ``placement="loss"`` rewards are uncharged; with ``split`` charged with the exact KL of
-        every step (advantages: of later steps), with ``reward`` with k1.
+        With ``placement="loss"`` rewards are uncharged; with ``split`` charged with the exact
+        ``divergence`` of every step (advantages: of later steps), with ``reward`` with k1.
         """
-        log_p, log_q = self._log_tables()
-        states, actions = episodes.states, episodes.actions
-        old = log_p.detach()[states, actions]
+        tables = self.tables()
+        states = episodes.states
         rewards, gains = self._charged(episodes, coef, placement)
         key = coef, placement
         if key not in self._baselines:
             _, all_gains = self._charged(self.everything, coef, placement)
-            self._baselines[key] = _mean_by_state(all_gains, self.everything, self.kind.states)
+            self._baselines[key] = mean_by_state(all_gains, self.everything, self.kind.states)
         advantages = gains - self._baselines[key][states]
-        return Numbers(episodes, log_p[states], log_q[states], old, rewards, advantages)
+        pi, ref, old = (tables[name][states] for name in ("pi", "ref", "old"))
+        return Numbers(episodes, pi, ref, old, rewards, advantages)
 
-    def true_gradients(self) -> tuple[Tensor, Tensor]:
-        """Gradients of E[return] and of KL(pi||ref), a sum over distinct episodes; flat."""
+    @cached_property
+    def batch(self) -> Numbers:
+        """The numbers of everything, uncharged."""
+        return self.numbers(self.everything, 0.0)
+
+    def expected_return(self) -> Tensor:
+        """E[return] of pi_theta, a sum over distinct episodes."""
+        chance = self.log_episodes(self.tables()["pi"]).exp()
+        return (chance * self.raw_rewards(_distinct(self.kind)).sum(1)).sum()
+
+    def surrogate(self) -> Tensor:
+        """E[A_old] of pi's actions in the sampled states (TRPO's): the return, each step alone."""
+        numbers = self.batch
+        ratio = (numbers.log_probs - numbers.old_log_probs).exp()
+        return (ratio * numbers.advantages).masked_fill(~numbers.mask, 0.0).sum(1).mean()
+
+    def log_episodes(self, table: Tensor) -> Tensor:
+        """Log of the probability of each distinct episode under a table of log-probs."""
         episodes = _distinct(self.kind)
-        log_p, log_q = self._log_tables()
-        at = episodes.states, episodes.actions
-        log_prob, ref = (x[at].masked_fill(~episodes.mask, 0.0).sum(1) for x in (log_p, log_q))
-        p = log_prob.exp() / self.kind.starts
-        returns = self.raw_rewards(episodes).sum(1)
-        gain, kl = (p * returns).sum(), (p * (log_prob - ref)).sum()
-        return flat_gradient(gain, self.parameters), flat_gradient(kl, self.parameters)
+        steps = table[episodes.states, episodes.actions].masked_fill(~episodes.mask, 0.0)
+        return steps.sum(1) - math.log(self.kind.starts)
 
-    def kl(self) -> float:
-        """KL(pi||ref) of an episode, nats."""
-        log_p, log_q = self._log_tables()
-        at = self.everything.states, self.everything.actions
-        ratio = (log_p - log_q)[at].masked_fill(~self.everything.mask, 0.0)
-        return float(ratio.detach().sum(1).mean())
+    def along(self, values: Tensor) -> Tensor:
+        """The sum of a number of each state over the steps of each distinct episode."""
+        episodes = _distinct(self.kind)
+        return values[episodes.states].masked_fill(~episodes.mask, 0.0).sum(1)
 
     def raw_rewards(self, episodes: Rollouts) -> Tensor:
         """Uncharged, 0 outside the mask."""
@@ -214,17 +239,22 @@ class Problem:
         last = episodes.mask.sum(1, keepdim=True) - 1
         return on_last(rewards.gather(1, last).squeeze(1), episodes.mask)
 
-    def _log_tables(self) -> tuple[Tensor, Tensor]:
+    def tables(self) -> dict[str, Tensor]:
+        """Log-probs of pi, which is differentiable, of ref and of old, [states, actions]."""
         eye = torch.eye(self.kind.states, dtype=DOUBLE)
-        return self.policy(eye).log_softmax(-1), self.ref(eye).log_softmax(-1)
+        log_p, log_q = (policy(eye).log_softmax(-1) for policy in (self.policy, self.ref))
+        # To the bit where nothing moved: the ratio is 1.
+        return {"pi": log_p, "ref": log_q, "old": self._old if self.stale else log_p.detach()}
 
     def _charged(self, episodes: Rollouts, coef: float, placement: str) -> tuple[Tensor, Tensor]:
         """Rewards and their sums to come."""
         raw, mask = self.raw_rewards(episodes), episodes.mask
-        log_p, log_q = (table.detach() for table in self._log_tables())
-        ratio = log_p - log_q
-        exact = (log_p.exp() * ratio).sum(-1)[episodes.states]
-        kl = exact if placement == "split" else ratio[episodes.states, episodes.actions]
+        tables = self.tables()
+        log_p, log_q = tables["old"], tables["ref"].detach()
+        if placement == "split":
+            kl = over_actions(self.divergence, log_p, log_q)[episodes.states]
+        else:
+            kl = (log_p - log_q)[episodes.states, episodes.actions]
         gains = shaped(to_go(raw, mask), to_go(kl, mask, placement), coef)
         if placement == "loss":
             return raw, gains
@@ -301,7 +331,7 @@ def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Rollouts:
     return Rollouts(*(torch.stack(x, 1) for x in (states, actions, mask)))
 
 
-def _mean_by_state(values: Tensor, episodes: Rollouts, states: int) -> Tensor:
+def mean_by_state(values: Tensor, episodes: Rollouts, states: int) -> Tensor:
     """The mean of values [N, steps] in each state; 1 in states of padding, where any will do."""
     at, values = episodes.states[episodes.mask], values[episodes.mask]
     count = torch.zeros(states, dtype=DOUBLE).index_add(0, at, torch.ones_like(values))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ from klrl.config.own.find import arguments
 from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts, differentiate, flatten
 from klrl.doctor.user_code import in_one_line, load
 
+#: Reward per nat.
+COEF = 0.5
 #: The loss of a batch of episodes, a scalar; with other padding if it is asked for.
 LossOfBatch = Callable[[Rollouts, bool], Tensor]
 
@@ -44,6 +46,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "coef": ("coeff", "kl_coef", "kl_coeff", "beta"),
     "logits": (),
     "ref_logits": ("reference_logits",),
+    "old_logits": (),
     "actions": ("tokens",),
 }
 #: Arguments that build a LossModule.
@@ -63,17 +66,25 @@ class UserLoss:
     call: Callable[..., Any]
     settings: Mapping[str, object]
     placement: str
+    divergence: str | None = None  # as the user named it
+
+    @property
+    def charges(self) -> bool:
+        """Whether the loss itself has a KL's part."""
+        return self.placement != "reward" and self.divergence != "none"
 
 
 @dataclass
 class FunctionLoss(UserLoss):
     """A plain function of tensors, called with the arguments of :data:`ARGUMENTS` that it has.
 
-    With ``placement="reward"`` only a required ``coef`` is given.
+    With ``placement="reward"``, or without a divergence, only a required ``coef`` is given.
     """
 
+    coef = COEF
+
     def __post_init__(self) -> None:
-        name, placement = self.name, self.placement
+        name = self.name
         canonical = {other: key for key, others in ARGUMENTS.items() for other in (key, *others)}
         free = _free(name, self.call, self.settings, canonical)
         given = {p.name: canonical[p.name] for p in free if p.name in canonical}
@@ -83,10 +94,13 @@ class FunctionLoss(UserLoss):
                 f"--loss {name}: asks for {missing[0]}, which the doctor does not have; it gives "
                 f"{', '.join(ARGUMENTS)}: rename it, or give it behind as {missing[0]}=VALUE"
             )
-        if placement == "reward":  # the loss has nothing to charge, unless it insists
+        if not self.charges:  # the loss has nothing to charge, unless it insists
             optional = {p.name for p in free if p.default is not p.empty}
             given = {k: v for k, v in given.items() if v != "coef" or k not in optional}
         self._given, takes = given, given.values()
+        takes_ref = {"ref_log_probs", "ref_logits"} & set(takes)
+        # Which policy it penalises the distance to; rewards are charged with that to ref.
+        self.to = "ref" if takes_ref or self.placement != "loss" else "old"
         self.described = f"a function of {', '.join(takes)}"
         self.has_return = bool({"rewards", "advantages"} & set(takes))  # else a penalty alone
         if not {"log_probs", "logits"} & set(takes):
@@ -94,42 +108,52 @@ class FunctionLoss(UserLoss):
                 f"--loss {name}: takes neither log_probs nor logits, so it has no gradient; take "
                 "one of them, or an actor for a LossModule"
             )
-        if "coef" not in takes and placement != "reward":
-            raise ConfigError(
-                f"--loss {name}: takes no coef; take it, or give --placement reward where the "
-                "rewards are charged with the KL before"
-            )
+        if "coef" not in takes and self.charges:
+            if self.has_return or self.divergence is None:
+                raise ConfigError(
+                    f"--loss {name}: takes no coef; take it, or give --placement reward where the "
+                    "rewards are charged with the KL before, or --divergence none without a KL"
+                )
+            self.coef = 1.0
 
     def on(self, problem: Problem, coef: float) -> LossOfBatch:
         """The loss of batches of a problem."""
 
         def loss(episodes: Rollouts, other_padding: bool = False) -> Tensor:
             numbers = problem.numbers(episodes, coef, self.placement)
-            if other_padding:
-                numbers = numbers.other_padding()
-            known = {"coef": coef, "actions": episodes.actions.clone()}
-            values = {  # copies: the user's code may write into them
-                key: known[name] if name in known else getattr(numbers, name).clone()
-                for key, name in self._given.items()
-            }
-            with in_one_line(f"--loss {self.name}"):
-                value = self.call(**values, **self.settings)
-            return _scalar(self.name, value)
+            return self._of(numbers.other_padding() if other_padding else numbers, coef)
 
         return loss
+
+    def _of(self, numbers: Numbers, coef: float) -> Tensor:
+        known = {"coef": coef, "actions": numbers.episodes.actions.clone()}
+        values = {  # copies: the user's code may write into them
+            key: known[name] if name in known else getattr(numbers, name).clone()
+            for key, name in self._given.items()
+        }
+        with in_one_line(f"--loss {self.name}"):
+            value = self.call(**values, **self.settings)
+        return _scalar(self.name, value)
+
+    def at_logits(self, problem: Problem, coef: float) -> Tensor:
+        """The gradient of the batch's loss at the logits of each step, [N, steps, actions]."""
+        numbers = problem.numbers(problem.everything, coef, self.placement)
+        logits = numbers.logits.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(self._of(replace(numbers, logits=logits), coef), logits)
+        return grad
 
 
 @dataclass
 class ModuleLoss(UserLoss):
     """A LossModule, built anew for every problem and coefficient.
 
-    With ``placement="reward"`` it gets neither reference nor coefficient unless it requires them.
+    Where it has no KL to charge it gets neither reference nor coefficient unless it requires them.
     """
 
-    has_return = True
+    has_return, coef, to = True, COEF, "ref"
 
     def __post_init__(self) -> None:
-        name, placement = self.name, self.placement
+        name = self.name
         free = _free(name, self.call, self.settings, (*ACTORS, *REFERENCES, *COEFS))
         required = {p.name for p in free if p.default is p.empty}
         names = [p.name for p in free]
@@ -137,14 +161,15 @@ class ModuleLoss(UserLoss):
         critic = _first(CRITICS, names)
         self._critic = critic if critic in required else None
         self._reference, self._coef = _first(REFERENCES, names), _first(COEFS, names)
-        if placement == "reward":
+        if not self.charges:
             self._reference, self._coef = (
                 key if key in required else None for key in (self._reference, self._coef)
             )
         elif self._coef is None:
             raise ConfigError(
                 f"--loss {name}: takes no coefficient of the KL; name it {COEFS[0]} or coef, or "
-                "give --placement reward where the rewards are charged with the KL before"
+                "give --placement reward where the rewards are charged with the KL before, or "
+                "--divergence none without a KL"
             )
         unknown = sorted(required - {self._actor, self._critic, self._reference, self._coef})
         if unknown:
@@ -204,18 +229,20 @@ class ModuleLoss(UserLoss):
 Loss = FunctionLoss | ModuleLoss
 
 
-def find_loss(name: str, settings: Mapping[str, object], placement: str) -> Loss:
+def find_loss(
+    name: str, settings: Mapping[str, object], placement: str, divergence: str | None = None
+) -> Loss:
     """The loss that ``--loss`` names, with its convention."""
     value = load("--loss", name)
     takes, _ = _arguments(name, value)
     if _first(ACTORS, list(takes)):
-        return ModuleLoss(name, value, settings, placement)
+        return ModuleLoss(name, value, settings, placement, divergence)
     if inspect.isclass(value):
         raise ConfigError(
             f"--loss {name}: a class without an argument for the actor ({', '.join(ACTORS)}); "
             "give it one, or name a function"
         )
-    return FunctionLoss(name, value, settings, placement)
+    return FunctionLoss(name, value, settings, placement, divergence)
 
 
 def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
@@ -280,7 +307,7 @@ def _tensordict(problem: Problem, numbers: Numbers) -> TensorDict:
         "observation": observation,
         "action": numbers.episodes.actions,
         "action_log_prob": numbers.old_log_probs,
-        "logits": numbers.logits.detach(),
+        "logits": numbers.old_logits,
         "advantage": numbers.advantages[..., None],
         "value_target": numbers.advantages[..., None],
         "state_value": torch.zeros_like(numbers.advantages)[..., None],

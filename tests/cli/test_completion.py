@@ -56,6 +56,7 @@ QUERIES = {
     "report --un": ["--unfinished"],
     "doctor ": [],
     "doctor --placement ": ["loss", "reward", "split"],
+    "doctor --divergence ": ["forward", "js", "none", "reverse", "tv"],
     "completion ": ["bash", "zsh"],
     "completion bash ": [],
     "nothing.such=": [],

@@ -8,8 +8,9 @@ import pytest
 import torch
 from klrl.doctor.__main__ import main
 
-from klrl.doctor.loss import COEF, LossReport, examine_loss, report_text
+from klrl.doctor.loss import LossReport, examine_loss, report_text
 from klrl.doctor.problems import KINDS, Problem
+from klrl.doctor.user_loss import COEF
 from tests.doctor.test_problems import tables
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "losses.py"

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from klrl.doctor.problems import DOUBLE, KINDS, Kind, Problem
+from klrl.doctor.aims import Aim
+from klrl.doctor.problems import DOUBLE, KINDS, Kind, Problem, flat_gradient
 
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
@@ -56,12 +57,16 @@ def test_every_episode_stands_as_often_as_it_is_probable(kind: Kind) -> None:
 
 
 @kinds
-def test_true_gradients_are_finite_differences_of_a_recursion(kind: Kind) -> None:
-    problem = Problem(kind, seed=7)
-    gradients = problem.true_gradients()
+@pytest.mark.parametrize("stale", [0, 4])
+def test_true_gradients_are_finite_differences_of_a_recursion(kind: Kind, stale: int) -> None:
+    """At pi, which has moved from what sampled by .25 in each logit and update."""
+    problem = Problem(kind, seed=7, stale=stale)
+    kl = Aim("reverse", "sequence", "whole").value(problem)
+    values = problem.expected_return(), kl
+    gradients = [flat_gradient(value, problem.parameters) for value in values]
     p, q, rewards = tables(problem)
     logits, width = p.log(), 1e-5
-    assert problem.kl() == pytest.approx(recursion(kind, p, q, rewards)[1], rel=1e-12)
+    assert kl.item() == pytest.approx(recursion(kind, p, q, rewards)[1], rel=1e-12)
     for state in range(kind.states):
         for action in range(kind.actions):
             ends = []
@@ -105,6 +110,18 @@ def test_rewards_and_advantages_are_charged_as_the_placement_says(kind: Kind, pl
         here = (every.states == state) & every.mask
         if here.any():
             assert float(numbers.advantages[here].mean()) == pytest.approx(0.0, abs=1e-12)
+
+
+@kinds
+def test_pi_moves_away_from_the_policy_that_samples(kind: Kind) -> None:
+    here, moved = Problem(kind, seed=5), Problem(kind, seed=5, stale=4)
+    assert torch.equal(here.everything.actions, moved.everything.actions)
+    numbers = moved.numbers(moved.everything, 0.5)
+    old = here.numbers(here.everything, 0.5)
+    assert torch.allclose(numbers.old_log_probs, old.log_probs, atol=1e-12)
+    assert torch.equal(old.log_probs, old.old_log_probs)  # to the bit: a ratio of 1
+    spread = (numbers.log_probs - numbers.old_log_probs)[numbers.mask].std()
+    assert 0.2 < spread < 0.8  # sqrt(4) * .25, but for what normalising takes
 
 
 def test_other_padding_changes_padding_alone_and_cuts_its_gradient() -> None:

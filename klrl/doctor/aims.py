@@ -1,0 +1,70 @@
+"""What a loss may be for: minus E[return], a divergence of pi from another policy.
+
+Sums over distinct episodes: their gradients are true ones, without a sampling error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from klrl.doctor.problems import Problem, flat_gradient
+from klrl.kl.divergences import over_actions
+
+_NAMES = {
+    "reverse": "the reverse KL(pi||{0}) of {1}",
+    "forward": "the forward KL({0}||pi) of {1}",
+    "js": "the Jensen-Shannon divergence of pi and {0} of {1}",
+    "tv": "the total variation of pi and {0} of {1}",
+}
+#: scope -> what it is of: the first is what the error is taken from, a loss may have any.
+_OF = {
+    "sequence": {"whole": "whole episodes", "along": "each step on pi's way, later states counted"},
+    "token": {
+        "own": "each step alone, in the sampled states",
+        "own_pi": "each step alone, in pi's own states",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One term of what is to be minimised."""
+
+    what: str  # return, or a divergence
+    scope: str
+    of: str  # one of _OF[scope]
+    to: str = "ref"  # the other policy; or old, which sampled
+
+    @property
+    def words(self) -> str:
+        """Its name, of what, and from which policy."""
+        if self.what == "return":
+            return "E[A_old in the sampled states]" if self.of == "own" else "E[return]"
+        return _NAMES[self.what].format(self.to, _OF[self.scope][self.of])
+
+    def gradient(self, problem: Problem) -> Tensor:
+        """At the parameters of pi, flat."""
+        if self not in problem.kept:
+            problem.kept[self] = flat_gradient(self.value(problem), problem.parameters)
+        return problem.kept[self]
+
+    def value(self, problem: Problem) -> Tensor:
+        """The scalar."""
+        if self.what == "return":
+            return -(problem.surrogate() if self.of == "own" else problem.expected_return())
+        tables = problem.tables()
+        log_p, log_q = tables["pi"], tables[self.to]
+        if self.of == "whole":
+            log_p, log_q = problem.log_episodes(log_p), problem.log_episodes(log_q)
+            return over_actions(self.what, log_p, log_q)
+        chance = problem.log_episodes(tables["old"] if self.of == "own" else log_p).exp()
+        if self.scope == "token":
+            chance = chance.detach()  # how the states depend on pi is not counted
+        return (chance * problem.along(over_actions(self.what, log_p, log_q))).sum()
+
+
+def aims(what: str, scope: str, to: str = "ref") -> list[Aim]:
+    """What ``--divergence`` and ``--scope`` may mean: all of them are right."""
+    return [Aim(what, scope, of, to) for of in _OF[scope]]

@@ -1,0 +1,211 @@
+"""Losses as the field writes them: right ones pass under their name, wrong ones are named."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from klrl.doctor.loss import LossReport, examine_loss, report_text
+from klrl.doctor.problems import KINDS, Problem
+
+FIELD = Path(__file__).with_name("field.py")
+ONE, THREE, MANY = (kind.name for kind in KINDS)
+
+
+def examine(name: str, options: str = "", seeds: int = 6) -> LossReport:
+    """Options are those of the command line, without their dashes."""
+    words = options.split()
+    given: dict[str, object] = dict(zip(words[::2], words[1::2], strict=True))
+    given["stale"] = int(given.get("stale", 0))  # type: ignore[call-overload]
+    return examine_loss(f"{FIELD}:{name}", seeds=seeds, **given)  # type: ignore[arg-type]
+
+
+def codes(report: LossReport) -> dict[str, list[str]]:
+    """kind -> what is wrong with it."""
+    return {k.name: [f.code for f in k.faults] for k in report.kinds if k.faults}
+
+
+def everywhere(*faults: str) -> dict[str, list[str]]:
+    return {kind: list(faults) for kind in (ONE, THREE, MANY)}
+
+
+def longer(*faults: str) -> dict[str, list[str]]:
+    """For one step there is no difference."""
+    return {kind: list(faults) for kind in (THREE, MANY)}
+
+
+#: loss, options, a phrase of the objective
+RIGHT = [
+    ("forward_distillation", "divergence forward", "the forward KL(ref||pi) of each step alone"),
+    ("forward_of_sequences", "divergence forward scope sequence", "KL(ref||pi) of whole episodes"),
+    (
+        "forward_everywhere",
+        "divergence forward scope sequence placement split",
+        "KL(ref||pi) of each step on pi's way, later states counted",
+    ),
+    ("js_of_steps", "divergence js", "the Jensen-Shannon divergence of pi and ref of each step"),
+    ("tv_of_steps", "divergence tv", "the total variation of pi and ref of each step alone"),
+    ("tv_of_sequences", "divergence tv scope sequence", "total variation of pi and ref of whole"),
+    ("whitened_shaped", "", "the reverse KL(pi||ref) of whole episodes"),
+    ("policy_gradient", "divergence none", "E[return],"),
+    ("own_step", "scope token", "the reverse KL(pi||ref) of each step alone"),
+    ("importance", "stale 3 divergence none", "E[return],"),
+    ("sequence_k2", "stale 3", "E[return] - 0.5 x the reverse KL(pi||ref) of whole episodes"),
+    ("prefix_k1", "stale 3", "the reverse KL(pi||ref) of whole episodes"),
+    ("prefix_exact", "stale 3", "the reverse KL(pi||ref) of whole episodes"),
+    ("prefix_k2", "stale 3 scope token", "each step alone, in pi's own states"),
+    ("token_k3", "stale 3 scope token", "the reverse KL(pi||ref) of each step alone"),
+    ("surrogate", "stale 3 divergence none scope token", "E[A_old in the sampled states]"),
+    ("old_kl", "stale 3 divergence forward scope sequence", "the forward KL(old||pi) of whole"),
+    ("old_k3", "stale 3 divergence forward", "the forward KL(old||pi) of each step alone"),
+    ("old_tv", "stale 3 divergence tv", "the total variation of pi and old of each step alone"),
+    ("trpo", "stale 3 divergence forward", "states] - 0.5 x the forward KL(old||pi) of each step"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "objective"), RIGHT)
+def test_right_losses_pass_under_their_own_name(name: str, options: str, objective: str) -> None:
+    report = examine(name, options)
+    assert codes(report) == {}
+    assert objective in report_text(report)
+    for kind in report.kinds:
+        assert kind.cosine.min > 1 - 1e-12
+        assert kind.error.max < 1e-6
+
+
+#: loss, options, its faults, a phrase of the verdict
+WRONG = [
+    ("js_of_steps", "", everywhere("is_js_token"), "add --divergence js --scope token"),
+    (
+        "forward_of_sequences",
+        "",
+        {ONE: ["forward_kl"], **longer("is_forward_sequence")},
+        "add --divergence forward --scope sequence",
+    ),
+    ("own_step", "divergence forward", everywhere("is_reverse_token"), "KL(pi||ref) of each step"),
+    ("forward_of_sequences", "divergence forward", longer("is_forward_sequence"), "of whole"),
+    ("whitened_shaped", "divergence forward", everywhere("mixture"), "+ 1.00 x the KL of later"),
+    ("token_k3", "stale 3", longer("own_step", "kl_weight_token"), "each token's own ratio"),
+    ("k2_no_weight", "stale 3", everywhere("kl_weight_none"), "the KL has no importance weight"),
+    ("k3_no_weight", "stale 3", everywhere("forward_kl", "kl_weight_none"), "KL(ref||pi)"),
+    (
+        "k3_no_weight",
+        "stale 3 divergence forward",
+        everywhere("kl_weight_none"),
+        "the KL has no importance weight",
+    ),
+    (
+        "forward_no_weight",
+        "stale 3 divergence forward",
+        everywhere("kl_weight_none"),
+        "the KL has no importance weight",
+    ),
+    ("truncated_k2", "stale 3", everywhere("kl_truncated"), "the KL has truncated weights"),
+    ("detached_k1", "stale 3", everywhere("no_kl"), "k1 in a loss"),
+    ("k1_of_old", "stale 3", everywhere("stale_kl"), "pi_old's"),
+    ("importance", "stale 3 placement reward", everywhere("stale_kl"), "pi_old's"),
+    ("differentiable_k2", "stale 3", everywhere("k2_value"), "E[k2]"),
+    ("swapped_k3", "stale 3", everywhere("k3_swapped"), "exchanged"),
+    ("near_old", "stale 3", everywhere("to_old"), "near pi_old"),
+    (
+        "reinforce",
+        "stale 3 divergence none",
+        everywhere("return_weight_none"),
+        "return has no importance",
+    ),
+    (
+        "surrogate",
+        "stale 3 divergence none",
+        longer("return_weight_token"),
+        "that of the tokens before is missing",
+    ),
+    ("inverse", "stale 3 divergence none", everywhere("return_weight_inverse"), "upside down"),
+    (
+        "gspo",
+        "stale 3 divergence none",
+        {
+            THREE: ["return_weight_geometric"],
+            MANY: ["return_length", "return_weight_geometric"],
+        },
+        "geometric mean",
+    ),
+    ("truncated", "stale 3 divergence none", everywhere("return_truncated"), "truncated weights"),
+    (
+        "cispo",
+        "stale 3 divergence none",
+        {ONE: ["return_truncated"], **longer("return_weight_token", "return_truncated")},
+        "truncated weights",
+    ),
+    (
+        "ppo",
+        "stale 3 divergence none",
+        {ONE: ["return_clipped"], **longer("return_weight_token", "return_clipped")},
+        "no gradient beyond the bound",
+    ),
+    ("ppo", "stale 3 divergence none scope token", everywhere("return_clipped"), "clipped"),
+    ("dppo_mask", "stale 3 divergence none scope token", everywhere("return_clipped"), "masked"),
+    ("detached_ratio", "stale 3 divergence none", everywhere("no_return"), "detached log_probs"),
+    ("old_sign", "stale 3 divergence forward", everywhere("sign"), "flip its sign"),
+    (
+        "old_k2",
+        "stale 3 divergence forward",
+        everywhere("is_reverse_token", "kl_weight_none"),
+        "KL(pi||old) of each step",
+    ),
+    (
+        "old_reverse",
+        "stale 3 divergence forward",
+        everywhere("is_reverse_token"),
+        "not of the forward KL(old||pi)",
+    ),
+    ("old_k3", "stale 3", everywhere("is_forward_token"), "add --divergence forward"),
+    ("per_response", "divergence none", {MANY: ["return_length"]}, "divided by its own length"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "expected", "words"), WRONG)
+def test_wrong_losses_are_named(name: str, options: str, expected: dict, words: str) -> None:
+    report = examine(name, options)
+    assert not report.ok
+    assert codes(report) == expected
+    assert words in report_text(report)
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_variance_is_that_of_the_mean_of_so_many_episodes(kind: int) -> None:
+    """Var(mean of N) = (E|g|^2 - |E g|^2) / N, g the gradient of one episode."""
+    seeds, noise, size = 60, 0.0, 0.0
+    for seed in range(seeds):
+        problem = Problem(KINDS[kind], seed)
+        numbers = problem.numbers(problem.everything, 0.0)
+        p = numbers.logits.detach().exp()
+        score = torch.nn.functional.one_hot(numbers.episodes.actions, p.shape[-1]) - p
+        weighted = score * (numbers.advantages * numbers.mask)[..., None]
+        at = torch.nn.functional.one_hot(numbers.episodes.states, problem.kind.states).double()
+        each = torch.einsum("nta,nts->nas", weighted, at).flatten(1)
+        noise += float(each.var(0, unbiased=False).sum()) / len(each)
+        size += float(each.mean(0).square().sum())
+    found = examine("policy_gradient", "divergence none", seeds).kinds[kind].variance
+    assert found == pytest.approx(noise / size, rel=0.2)
+
+
+def test_the_examples_of_the_page() -> None:
+    examples = f"{FIELD.parents[2]}/docs/examples/losses.py"
+    for name, given in (
+        ("whitened", {}),
+        ("distillation", {"divergence": "forward"}),
+        ("trust_region", {"divergence": "forward", "stale": 3}),
+    ):
+        assert examine_loss(f"{examples}:{name}", seeds=4, **given).ok, name  # type: ignore[arg-type]
+    clip = examine_loss(f"{examples}:clipped", divergence="none", stale=3, seeds=6)
+    assert codes(clip) == {
+        ONE: ["return_clipped"],
+        **longer("return_weight_token", "return_clipped"),
+    }
+
+
+def test_whitening_is_a_factor_that_depends_on_coef() -> None:
+    report = examine("whitened_shaped")
+    assert report_text(report).endswith("problem, up to a factor that depends on coef")
+    assert all(kind.varies for kind in report.kinds)
+    assert not any(kind.varies for kind in examine("policy_gradient", "divergence none").kinds)
