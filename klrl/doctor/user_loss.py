@@ -109,7 +109,7 @@ class FunctionLoss(UserLoss):
                 "one of them, or an actor for a LossModule"
             )
         if "coef" not in takes and self.charges:
-            if self.has_return or self.divergence is None:
+            if self.has_return:
                 raise ConfigError(
                     f"--loss {name}: takes no coef; take it, or give --placement reward where the "
                     "rewards are charged with the KL before, or --divergence none without a KL"
