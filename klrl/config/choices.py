@@ -112,6 +112,11 @@ def registered(
         said = (schema.__doc__ or "").partition("\n")[0].removesuffix(".")
         said = said if said[1:2].isupper() else said[:1].lower() + said[1:]
         more.setdefault("remedy", f"pip install 'klrl[{more.get('package')}]'")
+        if name in ALL_CHOICES.get(group, (name,)):  # no such group, or it has the name
+            raise ConfigError(
+                f"@registered({group!r}, {name!r}) of {schema.__name__}: give a name of its own in "
+                f"one of the groups {', '.join(ALL_CHOICES)}"
+            )
         ALL_CHOICES[group][name] = Choice(schema, factories, what or said, **more)
         return schema
 

@@ -98,7 +98,8 @@ class PolicyLoss(ABC):
             divides by: ``kl.coef`` is reward per nat wherever the KL is charged.
     """
 
-    of_settings: tuple[str, ...] = ()  # those of the next that are settings of its group
+    #: Those of the next that are settings of its group; a subclass adds to its base's.
+    of_settings: tuple[str, ...] = ()
     #: KL(old||new) of a minibatch: exact; sampled, an estimate with its gradient; or measured,
     #: outside the graph, since nothing is charged for it.
     kl_old: str = "measured"
@@ -118,7 +119,8 @@ class PolicyLoss(ABC):
         reward_scale: float = 1.0,
     ) -> None:
         self.config, self.reference_estimator = config, reference_estimator
-        for name in self.of_settings:
+        named = (vars(each).get("of_settings", ()) for each in type(self).__mro__)
+        for name in {name for names in named for name in names}:
             setattr(self, name, getattr(config, name))
         self.divergence, self.reward_scale = divergence, reward_scale
         self._reduce = terms.REDUCTIONS[config.reduction]

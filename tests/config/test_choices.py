@@ -31,7 +31,7 @@ from klrl.config import (
 )
 from klrl.config.catalogue import schema_of
 from klrl.config.checks import check_config, to_config, typed_choice
-from klrl.config.choices import Choice, resolve
+from klrl.config.choices import Choice, registered, resolve
 from klrl.config.compose import job_config
 from klrl.config.fields import ChoiceConfig, added, number
 from klrl.config.identity import canonical, settings_hash
@@ -267,3 +267,9 @@ def test_the_order_of_words_counts_as_in_hydra(words: list[str]) -> None:
     from klrl.config.compose import Composer, compose
 
     assert to_config(Composer().explained(words)) == to_config(compose(words))
+
+
+@pytest.mark.parametrize(("group", "name"), [("losss", "mine"), ("loss", "clip")])
+def test_a_choice_has_a_name_of_its_own_in_a_known_group(group: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^@registered\\('{group}', '{name}'\\) of "):
+        registered(group, name)(CHOICES["loss"]["clip"].schema)
