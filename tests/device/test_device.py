@@ -3,6 +3,7 @@
 The tests are in ``check_*.py``, each file in a process of its own: the stand-in comes before torch.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -26,19 +27,34 @@ pytestmark = [
 HOW = ("-x", "-p", "no:cacheprovider", "-p", "no:logging", "--basetemp")
 
 
-@pytest.mark.parametrize(
-    "checks",
-    ["check_budget.py check_capture.py check_acting.py check_acceptance.py", "check_runs.py"],
-)
-def test_on_a_stand_in_for_cuda(checks: str) -> None:
+def in_a_process(*words: str) -> str:
+    """What a module prints, which must end well."""
     build()
-    words = ("-m", "tests.device.standin", "pytest", *HOW, str(Path("inside").resolve()))
     done = subprocess.run(
-        [sys.executable, *words, *(str(HERE / each) for each in checks.split())],
+        [sys.executable, "-m", *words],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "checks",
+    ["check_budget.py check_capture.py check_acting.py check_acceptance.py", "check_runs.py"],
+)
+def test_on_a_stand_in_for_cuda(checks: str) -> None:
+    files = (str(HERE / each) for each in checks.split())
+    in_a_process("tests.device.standin", "pytest", *HOW, str(Path("inside").resolve()), *files)
+
+
+@pytest.mark.services
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_update_is_compiled_for_a_gpu_that_is_not_here(arch: str) -> None:
+    """Five families, three losses: kernels of that architecture alone, none on the host."""
+    assert in_a_process("tests.device.cross_compile", arch).count(arch) == 15
