@@ -191,6 +191,7 @@ def rollout_numbers(config: JobConfig) -> Numbers:
         numbers |= {"value_target": learned, "state_value": OLD_VALUE[:, None].expand(D, V)}
     if estimator is not None:
         numbers["ref_log_prob"] = log_p(REF)
+        numbers["row/kl/ref/forward"] = kl(REF, OLD).mean()
         for name, estimate in ESTIMATE.items():
             numbers[f"row/kl/ref/{name}"] = mean(estimate(ratio, exact))
     if divergence_of(config) != "reverse":

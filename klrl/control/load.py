@@ -62,7 +62,8 @@ def trained_reference(run: Path, which: str, device: str) -> Agent:
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(RunFolder(run).manifest.get("reference") or describe_policy(config), env)
     env.close()
-    load_component(run, which, "reference", agent.actor, torch.device(device))
+    # Of a damaged entry the policy's own loading has told.
+    load_component(run, which, "reference", agent.actor, torch.device(device), say=lambda _: None)
     agent.modules.to(device).requires_grad_(False).eval()
     return agent
 

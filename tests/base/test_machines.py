@@ -150,19 +150,22 @@ def test_the_newest_python_that_runs_is_taken_and_said() -> None:
     assert log()[0] == "python3.14 -m venv --clear .venv-own", "its Python was removed"
 
 
-@pytest.mark.parametrize("folder", [".", "mine", "linked/.venv"])
+@pytest.mark.parametrize(
+    "folder", [".", "mine", "linked", ".venv-ln", "other/.venv", "./other/.venv"]
+)
 @pytest.mark.parametrize("program", ["python3.12", "uv"])
 def test_nothing_is_emptied_that_make_did_not_name(program: str, folder: str) -> None:
-    """``--clear`` empties a folder: a checkout (VENV=.), a folder of the user's, a link to one."""
-    for kept in ("mine/photos/a", "mine/bin/x", "linked/x"):
+    """``--clear`` empties a folder: a checkout (VENV=.), one of the user's, of another project."""
+    for kept in ("mine/photos/a", "mine/bin/x", "other/.venv/notes"):
         Path(kept).parent.mkdir(parents=True, exist_ok=True)
         Path(kept).write_text("kept")
-    Path("linked/.venv").symlink_to(Path("mine").resolve())
+    for link in ("linked", ".venv-ln"):
+        Path(link).symlink_to(Path("mine").resolve())
     done = set_up(program, folder=folder)
     assert done.returncode == 2
     assert done.stderr == f"VENV={folder}: is not empty and no environment; name another folder\n"
     assert not [line for line in log() if " venv " in line]
-    assert Path("mine/photos/a").read_text() == "kept"
+    assert Path("mine/photos/a").read_text() == Path("other/.venv/notes").read_text() == "kept"
 
 
 def test_an_environment_without_pip_gets_it() -> None:

@@ -88,7 +88,11 @@ def test_all_weights_are_written_and_played_beside_another_base_model(job, base,
     written = AutoModelForCausalLM.from_pretrained("out").state_dict()
     assert written.keys() == policy.keys()
     assert all(torch.equal(written[name], policy[name]) for name in policy)
-    assert said(capsys, "evaluate", "run", "--episodes", "8", "--json") == played
+    code, again, told = said(capsys, "evaluate", "run", "--episodes", "8", "--json")
+    scores = {k: v for k, v in json.loads(played[1]).items() if not k.startswith("eval/kl_ref")}
+    assert (code, json.loads(again)) == (0, scores)
+    assert "no KL to the reference: run: " in told
+    assert "actor.model=base does not hold the weights that the run started from" in told
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_a_base_model_that_lies_elsewhere_now(job, base, capsys, words) -> None:
         assert line.startswith(f"klrl {command[0]}: actor.model=base: no such folder here")
         assert line.endswith(f"; say where it is now with {remedy}")
     told = said(capsys, "evaluate", "run", f"actor.model={now}", "--episodes", "8")[1]
-    assert told.endswith(" (last checkpoint of run)\n")
+    assert " (last checkpoint of run)\nKL(policy||reference) " in told
     assert "where" not in told  # it is no other task
     after = [
         said(capsys, "verify", "run", "--json", "--model", str(now)),

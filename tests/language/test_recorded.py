@@ -88,7 +88,9 @@ def test_the_record_of_a_resumed_run_is_true(run: Path) -> None:
         shutil.rmtree(entry)
     (run / "metrics.jsonl").unlink()
     found = verify_run(run)
-    assert found.ok
+    assert found.problems == []
+    assert all(each.ok for each in found.measures)
+    assert [line.partition(":")[0] for line in found.record.problems] == ["metrics.jsonl"]
     assert found.not_computed["policy"] == 16
 
 

@@ -94,7 +94,8 @@ def test_evaluate_prints_one_json_object(capsys) -> None:
     evaluate_main(["run", "--episodes", "30", "--json"])
     first = json.loads(capsys.readouterr().out)
     of_return = {"eval/return", "eval/return_std", "eval/return_se"}
-    assert set(first) == {*of_return, "eval/episodes", "episodes"}
+    of_kl = {f"eval/kl_ref{way}{error}" for way in ("", "_forward") for error in ("", "_se")}
+    assert set(first) == {*of_return, *of_kl, "eval/episodes", "episodes"}
     assert first["episodes"] == first["eval/episodes"] == 30
     evaluate_main(["run", "--episodes", "30", "--json"])
     assert json.loads(capsys.readouterr().out) == first

@@ -18,9 +18,12 @@ from klrl.language.model.causal_lm import head
 from klrl.language.model.vocabulary import Against, NextTokens, token_measures
 from klrl.language.run.kl import Reference, checkpointed
 from klrl.language.run.load import (
+    SameBase,
     Weights,
+    base_digest,
     check_place,
     language_config,
+    with_model,
     with_network,
 )
 from klrl.language.run.policy import Policy, make_policy
@@ -81,16 +84,34 @@ def other_policy(
     return policy
 
 
-def trained_reference(run: Path, which: str, policy: Policy, device: str) -> Reference:
-    """The reference of a run as its checkpoint has it, or as its model was before any update."""
-    config = replace(language_config(run, "RUN"), device=device)
+def trained_reference(
+    run: Path, which: str, policy: Policy, model: str | None, device: str
+) -> Reference:
+    """The reference of a run as its checkpoint has it, or as its model was before any update.
+
+    Args:
+        run: its folder.
+        which: last or best.
+        policy: the run's, whose adapters may be switched off.
+        model: where the run's base model is now.
+        device: where to put it.
+
+    Raises:
+        ConfigError: the base model is missing, or has other weights than the run started from.
+    """
+    stored = language_config(run, "RUN")
+    config = replace(with_model(stored, model), device=device)
     rule = factory("reference", config.reference, LANGUAGE)(config.reference)
     if rule.source == NO_ADAPTERS:
         return Reference(rule, policy.model, own=False)
     if rule.source == OTHER_RUN:
-        config = with_network(config, RunFolder(run).manifest["reference"])
-    model = make_policy(config, say=lambda _: None).model
+        other = with_network(config, RunFolder(run).manifest["reference"])
+        moved = other.actor.model == stored.actor.model
+        config = with_model(other, model) if moved else other
+    network = make_policy(config, say=lambda _: None).model
     if checkpointed(rule, config):
-        whole = Weights(model, whole=True)
-        load_component(run, which, "reference", whole, torch.device(device))
-    return Reference(rule, model)
+        component, weights = "reference", Weights(network, whole=True)
+    else:  # the base model's, of whose weights the policy's checkpoint has a digest
+        component, weights = "agent", SameBase(network, base=base_digest(network, model))
+    load_component(run, which, component, weights, torch.device(device), say=lambda _: None)
+    return Reference(rule, network)

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
+from klrl.base.text import warn
 from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
 from klrl.kl.divergences import MEASURED
@@ -163,7 +164,11 @@ def evaluate_trained(
     chosen = which == "best" and config.env == stored.env
     reference = None
     if config.has_reference:
-        reference = trained_reference(folder, which, policy, str(device))
+        try:
+            base = config.actor.model
+            reference = trained_reference(folder, which, policy, base, str(device))
+        except ConfigError as error:
+            warn(f"no KL to the reference: {error}")
     return evaluate_policy(
         config,
         policy,
@@ -194,8 +199,10 @@ def distances(
     policy = policy_of_run(parties, config, load)
     known = {parties.run: policy}
     if parties.other is None:
+        on = config if parties.on == parties.run else language_config(parties.run)
+        base = on.actor.model
         other = scored_by_reference(
-            trained_reference(parties.run, parties.which, policy, str(device)), temperature
+            trained_reference(parties.run, parties.which, policy, base, str(device)), temperature
         )
     else:
         known[parties.other] = other_policy(parties.other, config, load, device)

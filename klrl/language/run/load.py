@@ -209,7 +209,7 @@ class Weights:
             RuntimeError: other names or shapes, or adapters of another base model. A value head may
                 be missing or superfluous: a run with another advantage starts without its own.
         """
-        self._check_base(state)
+        self.check_base(state)
         state = {n: v for n, v in state.items() if not n.startswith(_BASE)}
         parameters = {n: p for n, p in self._parameters.items() if n in state or not _of_head(n)}
         stored = {n: v for n, v in state.items() if n in parameters or not _of_head(n)}
@@ -223,7 +223,8 @@ class Weights:
                 raise RuntimeError(f"its {name} is {shapes}; choose the same actor.*")
             parameter.copy_(stored[name])
 
-    def _check_base(self, state: Mapping[str, Tensor]) -> None:
+    def check_base(self, state: Mapping[str, Tensor]) -> None:
+        """A RuntimeError where the base model's weights are others than the run's were."""
         if self._base is None:
             return
         stored = state.get(_BASE + self._base.dtype)
@@ -232,6 +233,14 @@ class Weights:
                 f"actor.model={self._base.model or 'null'} does not hold the weights that the run "
                 "started from; put those files back"
             )
+
+
+class SameBase(Weights):
+    """Loads nothing: compares the model with the digest of what the run started from."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Compare; a RuntimeError where it is another."""
+        self.check_base(state)
 
 
 def _of_head(name: str) -> bool:
