@@ -64,24 +64,24 @@ def parser() -> Parser:
     other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=...; "
     other += "actor.model=FOLDER, where a language run's base model is now"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
-    many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
-    parser.add_argument("--episodes", type=partial(at_least, 1), default=None, help=many)
     parser.add_flag("--sampled", "sample actions (tokens) as in training")
-    parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")
-    parser.add_argument(
-        "--seed",
-        type=partial(at_least, 0),
-        default=0,
-        help="another seed, another set of start states (default 0)",
-    )
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     parser.add_flag("--video", "film the first episode: RUN/videos, and the loggers")
-    parser.add_flag("--json", "print one JSON object")
+    add_playing(parser)
     return parser
 
 
-def at_least(least: int, text: str) -> int:
-    """A whole number of a command line that is not below ``least``."""
+def add_playing(parser: Parser) -> None:
+    """How much is played, by which checkpoint, where, and how it is printed."""
+    many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
+    parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
+    parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")
+    seed = "another seed, another set of start states (default 0)"
+    parser.add_argument("--seed", type=partial(_at_least, 0), default=0, help=seed)
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
+    parser.add_flag("--json", "print one JSON object")
+
+
+def _at_least(least: int, text: str) -> int:
     try:
         value = int(text)
     except ValueError:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from typing import TYPE_CHECKING
 
 from klrl.base.digits import mean_and_error, number
 from klrl.base.text import escaped, text_table
-from klrl.cli.evaluate import at_least
+from klrl.cli.evaluate import add_playing
 from klrl.cli.wrapper import DONE, Parser
-from klrl.domains import CONTROL, LANGUAGE
 
 if TYPE_CHECKING:
     from klrl.train.policy_kl import PolicyKL
@@ -86,11 +84,5 @@ def parser() -> Parser:
     parser.add_argument("--on", metavar="RUN", default=None, help=whose)
     task = "another task, as for klrl evaluate: env.kwargs.g=14, env.data=..."
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=task)
-    many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
-    parser.add_argument("--episodes", type=partial(at_least, 1), default=None, help=many)
-    parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")
-    seed = "another seed, another set of start states (default 0)"
-    parser.add_argument("--seed", type=partial(at_least, 0), default=0, help=seed)
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
-    parser.add_flag("--json", "print one JSON object")
+    add_playing(parser)
     return parser

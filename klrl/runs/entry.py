@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,20 @@ class CheckpointEntry:
         with reading(_STATE):
             state = json.loads((self.path / _STATE).read_bytes())
             return decode(state.get(component), tensors)
+
+
+def whole_entries(
+    run: Path, damaged: Callable[[Path, DamagedEntry], None]
+) -> Iterator[CheckpointEntry]:
+    """The checkpoints of a run that are as they were written; ``damaged`` takes the others."""
+    for path in sorted(run.glob("checkpoints/*/frames-*")):
+        try:
+            entry = CheckpointEntry(path)
+            entry.check()
+        except DamagedEntry as error:
+            damaged(path, error)
+        else:
+            yield entry
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import warn
+from klrl.config import JobConfig
 from klrl.config.checks import check_device_name
 from klrl.config.own import changed_sources
 from klrl.domains import domain_of
@@ -45,14 +46,7 @@ def evaluate_run(
         NonFiniteError: a step returned NaN or infinity.
         RewardError: the reward function failed.
     """
-    check_device_name(device)
-    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ConfigError(f"{name}={value}: give a whole number >= {least}")
-    folder = find_run(str(run), "RUN")
-    config = config_on_task(folder, words)
-    for line in filter(None, [edited_settings(folder), *changed_sources(config, ("env", "actor"))]):
-        warn(line)
+    folder, config = asked_of(run, "RUN", words, episodes=episodes, seed=seed, device=device)
     domain = domain_of(config)
     evaluated: Evaluation = domain.function("evaluate")(
         folder,
@@ -64,3 +58,27 @@ def evaluate_run(
         device=device_of(device),
     )
     return evaluated
+
+
+def asked_of(
+    run: str | Path,
+    setting: str,
+    words: Sequence[str],
+    *,
+    episodes: int | None,
+    seed: int,
+    device: str,
+) -> tuple[Path, JobConfig]:
+    """The folder of a run that is to be played, and its settings on the task that is asked for.
+
+    Arguments and errors as of :func:`evaluate_run`; ``setting`` names the run in messages.
+    """
+    check_device_name(device)
+    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise ConfigError(f"{name}={value}: give a whole number >= {least}")
+    folder = find_run(str(run), setting)
+    config = config_on_task(folder, words)
+    for line in filter(None, [edited_settings(folder), *changed_sources(config, ("env", "actor"))]):
+        warn(line)
+    return folder, config

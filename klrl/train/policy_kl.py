@@ -16,16 +16,13 @@ import numpy as np
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
-from klrl.base.text import warn
 from klrl.config import LANGUAGE, JobConfig
-from klrl.config.checks import check_device_name
-from klrl.config.own import changed_sources
 from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
-from klrl.runs.other_task import config_on_task
-from klrl.runs.resume import edited_settings, stored_config
+from klrl.runs.resume import stored_config
 from klrl.train.evaluate import Starts, mean_over_states
+from klrl.train.evaluate_run import asked_of
 from klrl.train.schedule import Size
 
 #: Divergence -> its name between two policies.
@@ -134,18 +131,12 @@ def kl_between(
         ConfigError: no such run or checkpoint, or policies that cannot be compared.
         NonFiniteError: a divergence was NaN or infinite.
     """
-    check_device_name(device)
-    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ConfigError(f"{name}={value}: give a whole number >= {least}")
     folder = find_run(str(run), "RUN")
-    actor = folder if on is None else find_run(str(on), "--on")
-    config = config_on_task(actor, words)
+    setting, acting = ("RUN", run) if on is None else ("--on", on)
+    actor, config = asked_of(acting, setting, words, episodes=episodes, seed=seed, device=device)
     domain = domain_of(config)
     parties = Parties(folder, None if other is None else _other(other, domain), actor, which)
     _check(parties, domain)
-    for line in filter(None, [edited_settings(folder), *changed_sources(config, ("env", "actor"))]):
-        warn(line)
     starts = Starts("kl", seed)
     with generators_kept():
         seed_generators(derived_seed(seed, starts.use))
@@ -157,9 +148,15 @@ def kl_between(
             device=device_of(device),
         )
         visited: list[Visited] = list(waves)
+    return _told(parties, domain, visited, notes)
+
+
+def _told(
+    parties: Parties, domain: Domain, visited: Sequence[Visited], notes: Sequence[str]
+) -> PolicyKL:
     found = [episode for wave in visited for episode in wave.episodes]
     labels = ("policy", "reference") if parties.other is None else ("run", "other")
-    states = {folder: labels[0], parties.other: labels[1]}.get(actor, str(on))
+    states = {parties.run: labels[0], parties.other: labels[1]}.get(parties.on, str(parties.on))
     return PolicyKL(
         {
             f"{name.format(*labels)} on {states}": distance([each[key] for each in found])

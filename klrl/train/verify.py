@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from klrl.base.errors import EnvError, NonFiniteError, RewardError, first_line
 from klrl.base.files import read_plain
 from klrl.config import JobConfig
 from klrl.domains import domain_of
-from klrl.runs.entry import CheckpointEntry, DamagedEntry
+from klrl.runs.entry import CheckpointEntry, DamagedEntry, whole_entries
 from klrl.runs.folder import RunFolder, versions
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
@@ -53,23 +52,16 @@ def verify_record(folder: Path, config: JobConfig, device: str = "cpu") -> Recor
     if edited := edited_settings(folder):
         record.problems.append(edited)
     record.looked.append("settings against the manifest's digest")
-    entries = list(_entries(folder, record))
+
+    def damaged(path: Path, error: DamagedEntry) -> None:
+        record.problems.append(f"checkpoint {path} is damaged ({error})")
+
+    entries = list(whole_entries(folder, damaged))
     for file in (files.metrics, files.samples):
         _compare(file, entries, record)
     _evaluations(folder, config, device, record)
     record.unseen += ["times", "losses and other numbers of training beyond these digests"]
     return record
-
-
-def _entries(folder: Path, record: Record) -> Iterator[CheckpointEntry]:
-    for path in sorted(folder.glob("checkpoints/*/frames-*")):
-        try:
-            entry = CheckpointEntry(path)
-            entry.check()
-        except DamagedEntry as error:
-            record.problems.append(f"checkpoint {path} is damaged ({error})")
-        else:
-            yield entry
 
 
 def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,3 +205,25 @@ def test_a_control_run_is_verified(tmp_path) -> None:
     (problem,) = verify_record(run, config).problems
     assert problem.startswith("eval/return: ")
     assert run_klrl("verify", "run") == 1
+
+
+#: Ends in its third iteration as a kill does; the best checkpoint is later than the last.
+KILLED = """
+import os, sys, klrl
+
+class Kill(klrl.Callback):
+    def iterated(self, training, row, batch):
+        if training.counters.iteration == 3:
+            os._exit(9)
+
+klrl.run(*sys.argv[1:], folder="run", callbacks=[Kill()])
+"""
+
+
+def test_a_run_that_went_on_from_before_its_best_is_true() -> None:
+    words = ("frames=384", "eval.every=1", "eval.episodes=2", "eval.final=2", "checkpoint.every=10")
+    done = subprocess.run([sys.executable, "-c", KILLED, *CONTROL, *words, "optim.lr=0.01"])
+    assert done.returncode == 9
+    assert not list(Path("run/checkpoints/last").glob("frames-*64"))
+    assert run_klrl("resume=run") == 0
+    assert verify_record(Path("run"), klrl.load_run("run").config).problems == []

@@ -41,7 +41,7 @@ from klrl.language.run.policy import Policy, make_policy
 from klrl.language.run.record import RECORDED, SampleLine, read_samples, recorded_names
 from klrl.language.run.samples import check_samples
 from klrl.language.run.scoring import AGREEMENT
-from klrl.runs.entry import CheckpointEntry, DamagedEntry
+from klrl.runs.entry import CheckpointEntry, DamagedEntry, whole_entries
 from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.returns import last_recorded
@@ -272,7 +272,8 @@ class Sources:
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
         self._config = config = unmixed(config)
         self.notes, self.vouched = list[str](), config.actor.init is not None
-        self._entries = dict(self._whole_entries(folder))
+        found = list(whole_entries(folder, self._damaged))
+        self._entries = {entry.frames: entry for entry in reversed(found)}  # the last ones first
         self.policy = make_policy(config, say=lambda _: None)
         model, head = self.policy.model, self.policy.value_head
         base = base_digest(model, config.actor.model)
@@ -291,16 +292,8 @@ class Sources:
             self._load(self._weights, entry, "agent")
             self._now = samples
 
-    def _whole_entries(self, folder: Path) -> Iterator[tuple[int, CheckpointEntry]]:
-        """Checkpoints by the samples that their weights had learned from; the last ones first."""
-        for path in sorted(folder.glob("checkpoints/*/frames-*"), reverse=True):
-            try:
-                entry = CheckpointEntry(path)
-                entry.check()
-            except DamagedEntry as error:
-                self.notes.append(f"checkpoint {path} is left out ({error})")
-            else:
-                yield entry.frames, entry
+    def _damaged(self, path: Path, error: DamagedEntry) -> None:
+        self.notes.append(f"checkpoint {path} is left out ({error})")
 
     def _in_float(self, model: nn.Module) -> None:
         """In float32 at least, without dropout, gradients or checkpointing."""
