@@ -181,8 +181,9 @@ def test_a_true_record_passes(record) -> None:
 
 #: One of each kind of check.
 QUICKLY = (
-    *("every KL is 0", "an evaluation with digests that fit", "scores raised", "prompts replaced"),
-    *("prompt ids of the last draw", "the last draw gone", "truncated of the last draw"),
+    *("every KL is 0", "an evaluation with digests that fit", "a coefficient"),
+    *("prompts of the last draw", "prompt ids of the last draw", "scores raised"),
+    *("the last draw gone", "truncated of the last draw"),
     *("tokens of the last draw", "a log-prob of the last draw", "settings", "weights"),
 )
 

@@ -151,6 +151,8 @@ def test_by_hand_the_mean_the_worst_and_the_sum() -> None:
     assert (found.mean, found.worst, found.episode, found.step) == (10 / 6, 5.0, 0, 1)
     assert (found.total, found.total_error) == (5.0, 1.0)
     assert distance([np.array([2.0])]).error is None
+    # Episodes of unequal lengths say the same of a state: the mean over states is certain.
+    assert distance([np.full(n, 2.0) for n in (3, 9, 30)]).error == pytest.approx(0, abs=1e-12)
 
 
 def test_the_command_prints_a_table_and_json(cartpoles, capsys) -> None:
