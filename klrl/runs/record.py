@@ -185,7 +185,9 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     if "kl/ref/exact" in last:
         names = ("kl/ref/exact", "div/ref/charged", "kl/ref/penalty", "kl/ref/coef")
         shown = [metrics[name] for name in names if name in last]
-        lines.append("  " + ", ".join(f"{m.title} {m.show(last[m.name])} {m.unit}" for m in shown))
+        lines.append(
+            "  training: " + ", ".join(f"{m.title} {m.show(last[m.name])} {m.unit}" for m in shown)
+        )
     share = penalty_share(rows)
     steered = config.controller.name != "fixed" or config.advantage.reward_weight == 0
     if share >= LARGE_SHARE and not steered:
