@@ -6,7 +6,6 @@ import importlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused
@@ -72,7 +71,7 @@ def run_in_folder(
     *,
     setting: str = "hydra.run.dir",
     argv: Sequence[str] | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[object] = (),
 ) -> Path:
     """Run a checked job in a folder, which is removed again if the job does not begin.
 

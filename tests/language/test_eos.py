@@ -12,7 +12,7 @@ from klrl.language.data.batch import make_batch
 from klrl.language.data.rewards import response_texts
 from klrl.language.model.pretrained import load_causal_lm
 from klrl.language.run import checks as preflight
-from klrl.language.run.policy import Policy
+from klrl.language.run.load import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding
 from tests.language.toys import prompts
 from tests.transforms import llm_toys as toys

@@ -118,7 +118,7 @@ def test_lists_arrays_and_tensors_are_scores(returned) -> None:
 
 
 def test_a_function_that_changes_what_it_gets_changes_no_data() -> None:
-    """Rows and conversations are copied deep in every call, watched or not."""
+    """Rows and conversations are copied deep in every call."""
     turns = [{"role": "user", "content": "3 1"}]
     prompts = [Prompt(turns, {"messages": turns, "tags": ["a"], "answer": "1 3"}, "line 1")]
 
@@ -128,9 +128,7 @@ def test_a_function_that_changes_what_it_gets_changes_no_data() -> None:
         return [float(rows[0].pop("answer") == "1 3")]
 
     scores = reward(score)
-    assert scores(prompts, ["x"]).tolist() == [1.0]
-    assert scores.columns_read() == {"tags", "answer"}  # popped is read
-    for _ in range(2):
+    for _ in range(3):
         assert scores(prompts, ["x"]).tolist() == [1.0]
     kept = [{"role": "user", "content": "3 1"}]
     assert prompts[0].content == kept

@@ -71,10 +71,6 @@ def make_batch(
     Raises:
         ValueError: shapes or masks that do not fit the layout.
     """
-    if prompt.shape[0] * group_size != responses.tokens.shape[0]:
-        raise ValueError(
-            f"{responses.tokens.shape[0]} responses for {prompt.shape[0]} prompts x {group_size}"
-        )
     prompt = prompt.repeat_interleave(group_size, 0)
     prompt_mask = prompt_mask.bool().repeat_interleave(group_size, 0)
     size = prompt.shape[0]
@@ -112,15 +108,7 @@ def on_full(batch: TensorDictBase, value: Tensor) -> Tensor:
 
 
 def set_scores(batch: TensorDictBase, scores: Tensor) -> None:
-    """Write one score per response [B] to ("next", "reward_raw") [B, 1, 1].
-
-    Raises:
-        ValueError: not one number per response.
-    """
-    if scores.shape != batch.batch_size:
-        raise ValueError(
-            f"scores {tuple(scores.shape)}: give one for each of {batch.batch_size[0]} responses"
-        )
+    """Write one score per response [B] to ("next", "reward_raw") [B, 1, 1]."""
     batch[SCORE] = scores.reshape(-1, 1, 1)
 
 

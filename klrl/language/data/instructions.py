@@ -8,11 +8,10 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from klrl.language.data.prompts import Prompt
+from klrl.language.data.prompts import Content, Fields, Prompt
 
 SYSTEM = "You answer in one short sentence."
 REQUEST = "Describe the {topic} in one short sentence of at most {words} words."
@@ -84,21 +83,21 @@ def topics(split: str) -> list[str]:
 
 
 def followed(
-    prompts: Sequence[Any], responses: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
     """The gold score: 1 where every part of the instruction is followed, else 0."""
     return [float(all(parts(r, row))) for r, row in zip(responses, rows, strict=True)]
 
 
 def followed_share(
-    prompts: Sequence[Any], responses: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
     """The share of the instruction's parts that are followed."""
     kept = [parts(response, row) for response, row in zip(responses, rows, strict=True)]
     return [sum(each) / len(each) for each in kept]
 
 
-def parts(response: str, row: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+def parts(response: str, row: Fields) -> tuple[bool, bool, bool]:
     """(One sentence, at most so many words, about the topic).
 
     A sentence begins with a capital, has four words or more and one mark that ends it, at its end:

@@ -6,7 +6,9 @@ it, rows packed to the left, which costs one forward for many rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -22,10 +24,18 @@ from klrl.language.data.batch import (
     prompt_length,
     response_mask,
 )
-from klrl.language.model.causal_lm import backbone, head, model_dtype, unwrapped, without_dropout
-from klrl.language.model.mixed import in_full_precision
+from klrl.language.model.causal_lm import (
+    backbone,
+    head,
+    in_full_precision,
+    model_dtype,
+    unwrapped,
+    without_dropout,
+)
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
+from klrl.train.preflight import Check
 
+WayT = TypeVar("WayT")
 #: Largest difference of log-probs, in nats, between two ways to compute them, by dtype.
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-1}
 #: What a family's code may raise where it does not know a mask, a cache or an argument.
@@ -39,17 +49,6 @@ FAMILY_ERRORS = (
     TypeError,
     ValueError,
 )
-
-
-def reason_of(error: Exception) -> str:
-    """An error of a family's code in one line.
-
-    Raises:
-        torch.OutOfMemoryError: it is one, which says nothing about the family.
-    """
-    if isinstance(error, torch.OutOfMemoryError):
-        raise error
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
@@ -67,6 +66,46 @@ def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float
         if not off <= bound:
             return off, bound
     return measure(), AGREEMENT[model_dtype(model)]
+
+
+def first_right(
+    model: nn.Module,
+    what: str,
+    ways: Mapping[WayT, str],
+    off_by: Callable[[WayT], float],
+    wrong: Sequence[str] = (),
+) -> tuple[WayT, Check]:
+    """The fastest way to sample or score that gives the model's own log-probs.
+
+    Args:
+        model: a causal LM.
+        what: is chosen: to sample or to score.
+        ways: with their words, the fastest first.
+        off_by: way -> the largest difference from plain log-probs.
+        wrong: why others are not tried.
+
+    Returns:
+        The way, and its check, with what was wrong with faster ones.
+
+    Raises:
+        ValueError: none is right: this family cannot be sampled, or scored.
+    """
+    bound, found = AGREEMENT[model_dtype(model)], list(wrong)
+    for way, words in ways.items():
+        try:
+            off, bound = off_and_bound(model, partial(off_by, way))
+        except torch.OutOfMemoryError:  # it says nothing about the family
+            raise
+        except FAMILY_ERRORS as error:
+            found.append(f"{words}: {type(error).__name__}: {first_line(error)}")
+            continue
+        if off <= bound:
+            return way, Check(f"{words}, nats off plain log-probs", off, bound, "; ".join(found))
+        found.append(f"{words}: {off:.3g} nats off")
+    raise ValueError(
+        f"{type(unwrapped(model)).__name__}: no way {what} gives its own log-probs to {bound:g} "
+        f"nats ({'; '.join(found)}); choose another model"
+    )
 
 
 def few_tokens(model: nn.Module, prompt_mask: Tensor) -> int:

@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from klrl.kl.divergences import Which, expected, over_actions
 from klrl.kl.from_logits import CLOSED_FORM, Other, log_probs_and_kls, tempered_log_softmax
-from klrl.language.model.causal_lm import Head
-from klrl.language.model.mixed import weights_cast_once
+from klrl.language.model.causal_lm import Head, weights_cast_once
 
 #: Most logits that a backward pass keeps: 256 MB of float32, of each table that it needs.
 CHUNK_ELEMENTS = 2**26

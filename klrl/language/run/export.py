@@ -13,11 +13,9 @@ from torch import nn
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, replace_file, replacing
 from klrl.config import LanguageConfig
-from klrl.language.data.reward_model import no_progress_bar
-from klrl.language.model.causal_lm import unwrapped
-from klrl.language.model.files import find_model
-from klrl.language.run.load import check_place, language_config, moved, trained_policy
-from klrl.language.run.policy import find_base
+from klrl.language.data.model_files import find_model, no_progress_bar
+from klrl.language.model.causal_lm import unwrapped, weight_of
+from klrl.language.run.load import check_place, find_base, language_config, moved, trained_policy
 from klrl.runs.find import find_run
 
 #: Files of a tokenizer and its chat templates, which are copied as their author wrote them.
@@ -79,7 +77,7 @@ def _check_mergeable(model: Any, config: LanguageConfig) -> None:
     """Refuse adapters on one of embedding and head where these share a weight."""
     network = unwrapped(model)
     pair = network.get_input_embeddings(), network.get_output_embeddings()
-    tied = len({each.weight.data_ptr() for each in pair}) == 1
+    tied = len({weight_of(each).data_ptr() for each in pair}) == 1
     if tied and any("lora_" in name for each in pair for name, _ in each.named_parameters()):
         raise ConfigError(
             f"--merge: actor.lora.target_modules={config.actor.lora.target_modules} has adapters "

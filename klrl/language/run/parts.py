@@ -16,12 +16,11 @@ from klrl.config import LanguageConfig, LegacyKLConfig, factory
 from klrl.kl.divergences import REVERSE
 from klrl.language.data.tasks import make_task
 from klrl.language.model import pretrained as model
-from klrl.language.model.causal_lm import head
-from klrl.language.model.mixed import in_low_precision
+from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run.checks import PROMPTS, preflight_checks
-from klrl.language.run.evaluate import evaluate_policy
+from klrl.language.run.evaluate import Player
 from klrl.language.run.kl import (
     Reference,
     annotate,
@@ -31,7 +30,7 @@ from klrl.language.run.kl import (
     measure,
 )
 from klrl.language.run.load import Weights, base_digest, load_reference
-from klrl.language.run.record import ShownSamples, UnreadColumns, rewards_of
+from klrl.language.run.record import ShownSamples, rewards_of
 from klrl.language.run.rollout import REF_STATES, STATES, PromptRollout, make_sampler, rescore
 from klrl.language.run.update import LanguageSteps, prompts_at_a_time
 from klrl.runs.checkpoint import load_component
@@ -138,21 +137,13 @@ class LanguageParts(Parts):
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Responses to prompts of the evaluation split."""
+        player = Player(self.config, self.policy, self.task, self.sampler)
         sampled = self.config.eval.sampled
-        return evaluate_policy(
-            self.config,
-            self.policy,
-            self.task,
-            self.sampler,
-            starts=starts,
-            size=size,
-            sampled=sampled,
-            reference=self.reference,
-        )
+        return player.evaluate(starts, size, sampled=sampled, reference=self.reference)
 
     def callbacks(self) -> Sequence[Callback]:
-        """Shows some responses, names columns that nothing reads."""
-        return (ShownSamples(self.config.collector), UnreadColumns())
+        """Shows some responses."""
+        return (ShownSamples(self.config),)
 
     # --------------------------------------------------------------------------------- parts
 

@@ -24,10 +24,9 @@ from klrl.language.data.batch import (
 from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream
 from klrl.language.data.rewards import Drawn, response_texts
 from klrl.language.data.tasks import Task
-from klrl.language.model.causal_lm import head, model_device
-from klrl.language.model.mixed import weights_cast_once
+from klrl.language.model.causal_lm import head, model_device, weights_cast_once
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
-from klrl.language.run.policy import Policy
+from klrl.language.run.load import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
@@ -95,7 +94,8 @@ class PromptRollout:
         """A batch [B] of this iteration's responses to prompts."""
         seed = derived_seed(self.config.seed, "sample", self._iteration)
         self._iteration += 1
-        self.scored_prompts = prompts.repeat(self.config.collector.group_size).prompts
+        group_size = self.config.collector.group_size
+        self.scored_prompts = [prompt for prompt in prompts.prompts for _ in range(group_size)]
         batch = sample(self.policy, self.sampler, prompts, self.config, seed)
         self.responses = texts_of(self.policy, batch)
         return batch
@@ -151,18 +151,22 @@ def texts_of(policy: Policy, batch: TensorDictBase) -> list[str]:
 
 def drawn_of(batch: TensorDictBase) -> Drawn:
     """What a reward function may ask for of B responses, beside their texts."""
-    tokens, prompt_mask = batch["tokens"], batch[ATTENTION][:, : prompt_length(batch)]
-    return Drawn(
-        truncated=batch["next", "truncated"].flatten().tolist(),
-        prompt_ids=_rows(tokens["prompt"], prompt_mask),
-        response_ids=_rows(tokens["response"], response_mask(batch)),
-        device=tokens.device or torch.device("cpu"),
+    truncated = batch["next", "truncated"].flatten().tolist()
+    return Drawn(truncated, *ids_of(batch), batch.device or torch.device("cpu"))
+
+
+def ids_of(batch: TensorDictBase) -> tuple[list[list[int]], list[list[int]]]:
+    """The real tokens of B prompts, and those of their responses."""
+    prompt_mask = batch[ATTENTION][:, : prompt_length(batch)]
+    masks = {"prompt": prompt_mask, "response": response_mask(batch)}
+    prompts, responses = (
+        [
+            row[real].tolist()
+            for row, real in zip(batch["tokens", name].cpu(), mask.cpu(), strict=True)
+        ]
+        for name, mask in masks.items()
     )
-
-
-def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:
-    """The real tokens of each row [B, T]."""
-    return [row[real].tolist() for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]
+    return prompts, responses
 
 
 @torch.no_grad()
