@@ -74,7 +74,7 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
 
 
 @contextmanager
-def adapter_off(model: Any) -> Iterator[None]:
+def adapter_off(model: Any) -> Iterator[nn.Module]:
     """``reference=adapter_off``: the model without its adapters, for scoring.
 
     No weight is copied: inside, the same model computes without its adapters, without gradients
@@ -89,7 +89,7 @@ def adapter_off(model: Any) -> Iterator[None]:
             "reference=initial"
         )
     with model.disable_adapter(), evaluating(model), torch.no_grad():
-        yield
+        yield model
 
 
 #: Bytes of weights from which a run says what it does before its first row.
