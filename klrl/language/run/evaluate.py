@@ -29,7 +29,6 @@ from klrl.language.run.checks import PROMPTS, more_padding
 from klrl.language.run.kl import Reference, checkpointed
 from klrl.language.run.load import (
     Policy,
-    SameBase,
     Weights,
     base_digest,
     check_place,
@@ -314,9 +313,9 @@ def trained_reference(
     if rule.source == NO_ADAPTERS:
         return Reference(rule, policy.model, own=False)
     network = make_policy(network_of_reference(run, config), say=lambda _: None).model
-    if checkpointed(rule, config):
-        component, weights = "reference", Weights(network, whole=True)
-    else:  # the base model's, of whose weights the policy's checkpoint has a digest
-        component, weights = "agent", SameBase(network, base=base_digest(network, model))
+    kept = checkpointed(rule, config)
+    # Else it is the base model's, of whose weights the policy's checkpoint has a digest.
+    weights = Weights(network, whole=True) if kept else base_digest(network, model)
+    component = "reference" if kept else "agent"
     load_component(run, which, component, weights, torch.device(device), say=lambda _: None)
     return Reference(rule, network)

@@ -227,12 +227,26 @@ _HEAD = "value_head."
 class BaseDigest:
     """A digest of the weights that a run started from and that its checkpoint does not hold.
 
-    SHA-256, [32] uint8. ``model`` is ``actor.model``; digests of two dtypes cannot be compared.
+    SHA-256, [32] uint8. ``model`` is ``actor.model``; digests of two dtypes cannot be compared. To
+    load it is to compare it with that of a checkpoint.
     """
 
     model: str | None
     dtype: str
     digest: Tensor
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The digest, by its dtype."""
+        return {BASE + self.dtype: self.digest}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """A RuntimeError where the base model's weights are others than the run's were."""
+        stored = state.get(BASE + self.dtype)
+        if stored is not None and not torch.equal(stored.cpu(), self.digest):
+            raise RuntimeError(
+                f"actor.model={self.model or 'null'} does not hold the weights that the run "
+                "started from; put those files back"
+            )
 
 
 def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
@@ -278,10 +292,8 @@ class Weights:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Name -> weight; and the digest of the base model, if there is one."""
-        state = {name: p.detach() for name, p in self._parameters.items()}
-        if self._base is not None:
-            state[BASE + self._base.dtype] = self._base.digest
-        return state
+        base = {} if self._base is None else self._base.state_dict()
+        return {name: p.detach() for name, p in self._parameters.items()} | base
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -291,7 +303,8 @@ class Weights:
             RuntimeError: other names or shapes, or adapters of another base model. A value head may
                 be missing or superfluous: a run with another advantage starts without its own.
         """
-        self.check_base(state)
+        if self._base is not None:
+            self._base.load_state_dict(state)
         stored = {name: v for name, v in state.items() if not name.startswith(BASE)}
         unmatched = sorted(stored.keys() ^ self._parameters.keys())
         if unmatched := [name for name in unmatched if not name.startswith(_HEAD)]:
@@ -304,25 +317,6 @@ class Weights:
                 shapes = f"{tuple(stored[name].shape)}, here {tuple(parameter.shape)}"
                 raise RuntimeError(f"its {name} is {shapes}; choose the same actor.*")
             parameter.copy_(stored[name])
-
-    def check_base(self, state: Mapping[str, Tensor]) -> None:
-        """A RuntimeError where the base model's weights are others than the run's were."""
-        if self._base is None:
-            return
-        stored = state.get(BASE + self._base.dtype)
-        if stored is not None and not torch.equal(stored.cpu(), self._base.digest):
-            raise RuntimeError(
-                f"actor.model={self._base.model or 'null'} does not hold the weights that the run "
-                "started from; put those files back"
-            )
-
-
-class SameBase(Weights):
-    """Loads nothing: compares the model with the digest of what the run started from."""
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Compare; a RuntimeError where it is another."""
-        self.check_base(state)
 
 
 def moved(config: LanguageConfig, model: str | None) -> LanguageConfig:

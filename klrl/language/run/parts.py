@@ -80,7 +80,15 @@ class LanguageParts(Parts):
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, "last", "agent", self.weights, self.device)
-        self.reference = self._make_reference(before.get("reference") if before else None)
+        described = before.get("reference") if before else None  # where it is another run's model
+        self.reference = None
+        if self.kl is not None:
+            self.reference = Reference.start(
+                self.reference_rule,
+                self.policy.model,
+                lambda: load_reference(config, self.policy, described),
+                checkpointed=kept,
+            )
         if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
             from klrl.language.run.chat import in_environment
 
@@ -175,15 +183,3 @@ class LanguageParts(Parts):
         if self.reference is not None and self.reference.checkpointed:
             components["reference"] = Weights(self.reference.module, whole=True)
         return components
-
-    def _make_reference(self, described: Mapping[str, Any] | None) -> Reference | None:
-        """pi_ref; ``described`` on resume, where it is another run's model."""
-        config, policy = self.config, self.policy
-        if self.kl is None:
-            return None
-        return Reference.start(
-            self.reference_rule,
-            policy.model,
-            lambda: load_reference(config, policy, described),
-            checkpointed=checkpointed(self.reference_rule, config),
-        )

@@ -31,7 +31,6 @@ from klrl.language.run.kl import checkpointed
 from klrl.language.run.load import (
     BASE,
     Policy,
-    SameBase,
     Weights,
     base_digest,
     check_place,
@@ -53,6 +52,7 @@ from klrl.runs.find import find_run
 from klrl.runs.metrics import Row
 from klrl.runs.returns import last_recorded
 from klrl.runs.rows import rows_so_far
+from klrl.runs.state import Component
 from klrl.train.verify import Record, verify_record
 
 #: Most nats that a recorded number of a float32 run may be off: the largest, and the mean.
@@ -271,7 +271,7 @@ class Sources:
         self._reference = self._make_reference(folder) if config.has_reference else None
         if self._newest is not None:
             # Nothing is told of a record beside another base model than the run's.
-            self._load(SameBase(model, base=base), self._newest, "agent")
+            self._load(base, self._newest, "agent")
 
     def _damaged(self, path: Path, error: DamagedEntry) -> None:
         self.notes.append(f"checkpoint {path} is left out ({error})")
@@ -307,7 +307,7 @@ class Sources:
             self._reference if there or not follows else None,
         )
 
-    def _load(self, weights: Weights, entry: CheckpointEntry, component: str) -> None:
+    def _load(self, weights: Component, entry: CheckpointEntry, component: str) -> None:
         try:
             state = entry.state(component, model_device(self.policy.model))
             weights.load_state_dict(state)
