@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ import torch
 from jinja2 import Environment, TemplateError
 from jinja2.meta import find_undeclared_variables
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded
@@ -237,14 +239,9 @@ def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     Returns:
         ids [N, P] int64 and mask [N, P] bool, P the longest row.
     """
-    width = max(map(len, rows))
-    ids = torch.full((len(rows), width), pad, dtype=torch.int64)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        start = width - len(row)
-        ids[index, start:] = torch.tensor(row, dtype=torch.int64)
-        mask[index, start:] = True
-    return ids, mask
+    stack = partial(pad_sequence, batch_first=True, padding_side="left")
+    ids = stack([torch.tensor(row, dtype=torch.int64) for row in rows], padding_value=pad)
+    return ids, stack([torch.ones(len(row), dtype=torch.bool) for row in rows])
 
 
 # -------------------------------------------------------------------------------------- drawing

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -143,9 +144,9 @@ class RewardModel:
         # author set none, that is the last token of all: so the pad is an id that no text has.
         used = set().union(*texts)
         pad = next(i for i in count() if i not in used) if author is None else author
-        width = max(map(len, texts))
-        ids = torch.tensor([[*text, *[pad] * (width - len(text))] for text in texts])
-        mask = torch.tensor([[1] * len(text) + [0] * (width - len(text)) for text in texts])
+        rows = [torch.tensor(text) for text in texts]
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         device = self._model.device
         config.pad_token_id = pad
         try:

@@ -297,7 +297,7 @@ def _number(value: Any) -> float:
 
 
 def response_texts(
-    tokenizer: Tokenizer, ids: Tensor, mask: Tensor, eos: Collection[int]
+    tokenizer: Tokenizer, rows: Sequence[list[int]], eos: Collection[int]
 ) -> list[str]:
     """Decode responses for a reward function.
 
@@ -305,13 +305,11 @@ def response_texts(
 
     Args:
         tokenizer: of the policy.
-        ids: [B, R], right-padded.
-        mask: [B, R] bool, True at the response's tokens, its EOS included.
+        rows: the ids of B responses, without padding.
         eos: ids that end a response.
 
     Returns:
         B texts without the EOS that ended them.
     """
-    rows = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
-    rows = [row[:-1] if row and row[-1] in eos else row for row in rows]
-    return list(tokenizer.batch_decode(rows, skip_special_tokens=False))
+    ended = [row[:-1] if row and row[-1] in eos else row for row in rows]
+    return list(tokenizer.batch_decode(ended, skip_special_tokens=False))

@@ -206,10 +206,9 @@ def text(config: TextConfig, seed: int) -> Task:
     prompts: Sequence[Prompt] = read_prompts(config.data, split=config.split, asked_by=asked_by)
     train, held_out, notes = _splits(config, prompts)
     read = {f"env.data={config.data}": prompts}
-    if config.eval_data is not None:
-        read[f"env.eval_data={config.eval_data}"] = held_out
-    elif config.eval_split is not None:
-        read[f"env.eval_split={config.eval_split}"] = held_out
+    others = (("eval_data", config.eval_data), ("eval_split", config.eval_split))
+    if name := next((f"env.{name}={value}" for name, value in others if value is not None), None):
+        read[name] = held_out
     return Task(
         train=ShuffledEpochs(train, derived_seed(seed, "prompts")),
         evaluate=lambda index: held_out[index % len(held_out)],
@@ -226,14 +225,11 @@ def _splits(
     config: TextConfig, prompts: Sequence[Prompt]
 ) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
     """The prompts of training, those of evaluation, and a line where the settings name no two."""
-    if config.eval_data is not None or config.eval_split is not None:
-        path, setting = config.data, "env.data"
-        if config.eval_data is not None:
-            path, setting = config.eval_data, "env.eval_data"
-        split, asked_by = config.split, None
-        if config.eval_split is not None:
-            split, asked_by = config.eval_split, "env.eval_split"
-        return prompts, read_prompts(path, setting, split, asked_by=asked_by), ()
+    path, split = config.eval_data, config.eval_split
+    if path is not None or split is not None:
+        where = (config.data, "env.data") if path is None else (path, "env.eval_data")
+        asked_by = None if split is None else "env.eval_split"
+        return prompts, read_prompts(*where, split or config.split, asked_by=asked_by), ()
     if not config.eval_share:
         note = "evaluations answer training prompts; env.eval_share=0.1 holds a tenth of them out"
         return prompts, prompts, [f"env.eval_data=null: {note}"]

@@ -148,9 +148,8 @@ def _checks(
             remedy = "a fresh policy must be its reference; look at actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
     yield endings(batch, policy.special)
-    conversation = next(
-        (p.content for p in prompts.prompts if not isinstance(p.content, str)), None
-    )
+    contents = (prompt.content for prompt in prompts.prompts)
+    conversation = next((each for each in contents if not isinstance(each, str)), None)
     if conversation is not None:
         tokenizer = policy.causal.tokenizer
         template = config.env.template_kwargs if isinstance(config.env, TextConfig) else {}

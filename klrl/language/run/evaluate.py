@@ -187,14 +187,13 @@ def evaluate_trained(
     """
     task, stored = make_task(config.env, config.seed), language_config(folder)
     check_place(config, "actor.model=FOLDER")
-    model = config.actor.model
-    model = None if model == stored.actor.model else model
-    policy = trained_policy(folder, which, str(device), model=model)
+    base = config.actor.model
+    moved = None if base == stored.actor.model else base
+    policy = trained_policy(folder, which, str(device), model=moved)
     chosen = which == "best" and config.env == stored.env
     reference = None
     if config.has_reference:
         try:
-            base = config.actor.model
             reference = trained_reference(folder, which, policy, base, str(device))
         except ConfigError as error:
             warn(f"no KL to the reference: {error}")
@@ -219,14 +218,14 @@ def distances(
     """
     task, temperature = make_task(config.env, config.seed), config.collector.temperature
     load = partial(trained_policy, which=parties.which, device=str(device))
-    policy = policy_of_run(parties, config, load)
+    own = config if parties.on == parties.run else language_config(parties.run, "RUN")
+    check_place(own, "actor.model=FOLDER")
+    base = own.actor.model
+    policy = load(parties.run, setting="RUN", model=base)
     known = {parties.run: policy}
     if parties.other is None:
-        on = config if parties.on == parties.run else language_config(parties.run)
-        base = on.actor.model
-        other = scored_by_reference(
-            trained_reference(parties.run, parties.which, policy, base, str(device)), temperature
-        )
+        reference = trained_reference(parties.run, parties.which, policy, base, str(device))
+        other = scored_by_reference(reference, temperature)
     else:
         known[parties.other] = other_policy(parties.other, config, load, device)
         other = scored_by(known[parties.other], temperature)
@@ -271,14 +270,6 @@ def scored_by(policy: Policy, temperature: float) -> Scored:
 def scored_by_reference(reference: Reference, temperature: float) -> Scored:
     """The same of a reference."""
     return lambda batch: reference.next_tokens(reference.states(batch, _LAYOUT, _ROWS), temperature)
-
-
-def policy_of_run(parties: Parties, config: LanguageConfig, load: Callable[..., Policy]) -> Policy:
-    """The policy of RUN; ``actor.model=FOLDER`` says where its base model is now."""
-    stored = language_config(parties.run, "RUN")
-    own = config if parties.on == parties.run else stored
-    check_place(own, "actor.model=FOLDER")
-    return load(parties.run, setting="RUN", model=own.actor.model)
 
 
 def other_policy(

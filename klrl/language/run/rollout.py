@@ -145,8 +145,7 @@ def respond(
 
 def texts_of(policy: Policy, batch: TensorDictBase) -> list[str]:
     """B responses without the EOS that ended them."""
-    tokens = batch["tokens", "response"]
-    return response_texts(policy.causal.tokenizer, tokens, response_mask(batch), policy.special.eos)
+    return response_texts(policy.causal.tokenizer, ids_of(batch)[1], policy.special.eos)
 
 
 def drawn_of(batch: TensorDictBase) -> Drawn:

@@ -226,9 +226,7 @@ def _fits(policy: Policy, sample: Sample, problems: list[str]) -> bool:
     except ValueError as error:
         problems.append(f"{sample}: {error}")
         return False
-    ids_of = torch.tensor([sample.response_ids])
-    everywhere = torch.ones_like(ids_of, dtype=torch.bool)
-    texts = response_texts(policy.causal.tokenizer, ids_of, everywhere, policy.special.eos)
+    texts = response_texts(policy.causal.tokenizer, [sample.response_ids], policy.special.eos)
     if texts != [sample.response]:
         problems.append(f"{sample}: its tokens are not its response")
     return True
