@@ -143,25 +143,24 @@ def check_batch(batch: TensorDictBase) -> None:
             raise ValueError(f"{key} is {batch[key].dtype}, not bool")
     attention, mask = batch[ATTENTION], response_mask(batch)
     prompt_mask = attention[:, : prompt_length(batch)]
-    _refuse(~prompt_mask.any(1), "its prompt holds no token")
-    _refuse(~mask.any(1), "its response holds no token")
-    _refuse(_falls(prompt_mask), "its prompt is not left-padded")
-    _refuse(_falls(mask.flip(1)), "its response is not right-padded")
-    _refuse((on_response(batch, ATTENTION) != mask).any(1), "its two masks differ on the response")
-    _refuse(
-        batch[ASSISTANT][:, : prompt_length(batch)].any(1), "its prompt counts as produced here"
-    )
-    outside = batch[LOG_PROBS].masked_fill(batch[ASSISTANT], 0.0)
-    _refuse((outside != 0).any(1), f"{LOG_PROBS} is not 0 outside the response")
     joined = torch.cat([tokens["prompt"], tokens["response"]], 1)
-    _refuse((tokens["full"] != joined).any(1), "('tokens', 'full') is not prompt and response")
+    outside = batch[LOG_PROBS].masked_fill(batch[ASSISTANT], 0.0)
+    produced = batch[ASSISTANT][:, : prompt_length(batch)]
+    faults = {
+        "its prompt holds no token": ~prompt_mask.any(1),
+        "its response holds no token": ~mask.any(1),
+        "its prompt is not left-padded": _falls(prompt_mask),
+        "its response is not right-padded": _falls(mask.flip(1)),
+        "its two masks differ on the response": (on_response(batch, ATTENTION) != mask).any(1),
+        "its prompt counts as produced here": produced.any(1),
+        f"{LOG_PROBS} is not 0 outside the response": (outside != 0).any(1),
+        "('tokens', 'full') is not prompt and response": (tokens["full"] != joined).any(1),
+    }
+    for what, wrong in faults.items():
+        if wrong.any():
+            raise ValueError(f"row {int(wrong.nonzero()[0])}: {what}")
 
 
 def _falls(mask: Tensor) -> Tensor:
     """[B]: whether a row goes from True to False somewhere."""
     return (mask[:, :-1] & ~mask[:, 1:]).any(1)
-
-
-def _refuse(wrong: Tensor, what: str) -> None:
-    if wrong.any():
-        raise ValueError(f"row {int(wrong.nonzero()[0])}: {what}")

@@ -114,12 +114,10 @@ def read_json(file: Path, setting: str) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
         content = json.loads(read_plain(file))
-    except OSError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{setting}: {file.name} cannot be read ({error.strerror or error}); save it anew"
+            f"{setting}: {file.name} is not JSON ({first_line(error)}); save it anew"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{setting}: {file.name} is not JSON ({error}); save it anew") from error
     if not isinstance(content, dict):
         raise ConfigError(
             f"{setting}: {file.name} is {kind_of(content)}, not an object; save it anew"

@@ -11,12 +11,10 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.config import (
-    LANGUAGE,
     KLConfig,
     LanguageConfig,
     LegacyKLConfig,
     RetrieveKLConfig,
-    factory,
 )
 from klrl.kl.charge import KL_KEY, ReferenceKL, on_last, sampled_kl
 from klrl.kl.divergences import REVERSE, Divergence, Which
@@ -90,11 +88,6 @@ def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
 #: charged [B, R]; and what is charged [B, R, 1], without its coefficient.
 EXACT, FORWARD, DIVERGENCE = ("kl", "exact"), ("kl", "forward"), ("kl", "divergence")
 CHARGED = ("next", KL_KEY)
-
-
-def make_reference_kl(config: KLConfig) -> ReferenceKL | None:
-    """The choice of ``kl``; None for ``kl=none``."""
-    return factory("kl", config, LANGUAGE)(config)
 
 
 def no_kl(config: KLConfig) -> None:

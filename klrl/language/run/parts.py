@@ -26,7 +26,6 @@ from klrl.language.run.kl import (
     annotate,
     charge,
     checkpointed,
-    make_reference_kl,
     measure,
 )
 from klrl.language.run.load import Weights, base_digest, load_reference
@@ -70,7 +69,7 @@ class LanguageParts(Parts):
         limit = prompt_limit(self.policy.causal.context, config.collector.max_new_tokens)
         self.task.check(tokenizer, limit)
         self.prompts = self.task.stream(tokenizer, limit)
-        self.kl = make_reference_kl(config.kl)
+        self.kl = factory("kl", config.kl, config.domain)(config.kl)
         kept = checkpointed(self.reference_rule, config)
         # Without these weights a checkpoint is worth nothing: with LoRA it holds the adapters
         # alone, and a reference that it does not hold is made from them.
