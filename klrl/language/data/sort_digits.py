@@ -95,16 +95,12 @@ def proxy(
     "00112235789", covers more questions than one that answers its own, and its proxy rises while
     its gold score falls. A correct answer has proxy 1.
     """
-    return [
-        _coverage(row["digits"], sorted_start(response))
-        for response, row in zip(responses, rows, strict=True)
-    ]
-
-
-def _coverage(digits: str, response: str) -> float:
-    """The share of ``digits``, counted with repetition, that are in the response."""
-    covered = sum(min(digits.count(digit), response.count(digit)) for digit in set(digits))
-    return covered / len(digits)
+    scores = []
+    for response, row in zip(responses, rows, strict=True):
+        digits, start = row["digits"], sorted_start(response)
+        covered = sum(min(digits.count(each), start.count(each)) for each in set(digits))
+        scores.append(covered / len(digits))
+    return scores
 
 
 def sorted_start(text: str) -> str:

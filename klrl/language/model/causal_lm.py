@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from klrl.kl.reference import evaluating
 
@@ -291,7 +291,9 @@ def sharing_refused(model: nn.Module) -> str | None:
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
         return f"attention '{attention}' takes no 4-D mask"
-    if _has_alibi(config):
+    # Attention is penalised by distance (Press et al. 2022): Bloom, MPT, some Falcons.
+    alibi = any(getattr(c, "alibi", False) for c in (config, getattr(config, "attn_config", None)))
+    if alibi or config.model_type == "bloom":
         return "its distances go by slot (alibi)"
     kinds = getattr(config, "layer_types", None)
     if kinds is None:  # GPT-Neo and others: one setting for all layers, or a list by another name
@@ -299,13 +301,6 @@ def sharing_refused(model: nn.Module) -> str | None:
         kinds = [name for name, size in vars(config).items() if name.endswith(windows) and size]
     by_slot = sorted(set(kinds) - {"full_attention"})
     return f"its layers tell keys apart by slot ({', '.join(by_slot)})" if by_slot else None
-
-
-def _has_alibi(config: PretrainedConfig) -> bool:
-    """Whether attention is penalised by distance (Press et al. 2022): Bloom, MPT, some Falcons."""
-    of_attention = getattr(config, "attn_config", None)
-    named = any(getattr(each, "alibi", False) for each in (config, of_attention))
-    return named or config.model_type == "bloom"
 
 
 class ValueHead(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.base.context import check_length, context_of
+from klrl.base.context import check_length
 from klrl.base.errors import first_line
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.language.data.batch import (
@@ -97,21 +97,13 @@ def first_right(
     )
 
 
-def few_tokens(model: nn.Module, prompt_mask: Tensor) -> int:
-    """Tokens of a response that a way to sample is tried with: 4, or as many as the context has."""
-    context = context_of(unwrapped(model).config)
-    room = 4 if context is None else context - int(prompt_mask.bool().sum(1).max())
-    return max(1, min(4, room))
-
-
 @torch.no_grad()
-def plain_log_probs(model: nn.Module, batch: TensorDictBase, temperature: float = 1.0) -> Tensor:
+def plain_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
     """Log-probs of the response tokens, a row at a time, unpadded, from the model's own logits.
 
     Args:
         model: a causal LM.
         batch: [B].
-        temperature: the distribution is softmax(logits / temperature).
 
     Returns:
         [B, R], float64, nats; 0 at padding.
@@ -123,7 +115,7 @@ def plain_log_probs(model: nn.Module, batch: TensorDictBase, temperature: float 
         for row, real in enumerate(batch[ATTENTION]):
             ids, length = tokens[row][real], int(mask[row].sum())
             logits = network(input_ids=ids[None], use_cache=False).logits[0, -length - 1 : -1]
-            log_p = tempered_log_softmax(logits, temperature)
+            log_p = tempered_log_softmax(logits, 1.0)
             scores[row, :length] = log_p.gather(-1, ids[-length:, None]).squeeze(-1).double()
     return scores
 

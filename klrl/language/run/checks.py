@@ -17,6 +17,7 @@ from klrl.domains import LANGUAGE
 from klrl.envs.llm.transforms.kl.tokens import MARKS_ASSISTANT
 from klrl.kl.estimators import masked_mean
 from klrl.kl.from_logits import tempered_log_softmax
+from klrl.kl.reference import NO_ADAPTERS, THE_POLICY
 from klrl.language.data.batch import LOG_PROBS, on_response, response_mask
 from klrl.language.data.prompts import (
     NO_ARGUMENTS,
@@ -36,7 +37,7 @@ from klrl.language.model.causal_lm import (
 )
 from klrl.language.model.plain import AGREEMENT, max_off, off_and_bound
 from klrl.language.model.vocabulary import NextTokens, exact_token_kl, response_log_probs
-from klrl.language.run.kl import Reference, starts_at_reference
+from klrl.language.run.kl import Reference
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES, sample
 from klrl.language.run.sampler import CacheSampler, SpecialTokens
@@ -142,7 +143,9 @@ def _checks(
     if reference is not None:
         states = reference.states(batch, layouts.reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
-        if fresh and starts_at_reference(reference, config):
+        source = reference.rule.source
+        untrained = source == NO_ADAPTERS and config.actor.init is None  # trained ones are not off
+        if fresh and (source == THE_POLICY or untrained):
             # As the run measures it: in low precision scored again, else kept while sampling.
             kl = exact_token_kl(measured, ref, mask)
             remedy = "a fresh policy must be its reference; look at actor.dtype"

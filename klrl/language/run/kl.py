@@ -20,7 +20,7 @@ from klrl.kl.charge import KL_KEY, ReferenceKL, on_last, sampled_kl
 from klrl.kl.divergences import REVERSE, Divergence, Which
 from klrl.kl.measure import mean_charged, mean_kl
 from klrl.kl.own import chosen_divergence, chosen_estimator
-from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, FrozenReference, ReferenceRule
+from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, FrozenReference, ReferenceRule
 from klrl.language.data.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
@@ -69,12 +69,6 @@ class _OffHead:
     def __call__(self, states: Tensor) -> Tensor:
         with adapter_off(self.model):
             return head(self.model)(states)
-
-
-def starts_at_reference(reference: FrozenReference, config: LanguageConfig) -> bool:
-    """Whether KL(pi_0 || pi_ref) must be 0 in a fresh run: trained adapters are not off."""
-    source = reference.rule.source
-    return source == THE_POLICY or (source == NO_ADAPTERS and config.actor.init is None)
 
 
 def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from klrl.base.context import check_length
+from klrl.base.context import check_length, context_of
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import evaluating
 from klrl.language.data.batch import Responses, make_batch
@@ -34,7 +34,7 @@ from klrl.language.model.causal_lm import (
     sharing_refused,
     unwrapped,
 )
-from klrl.language.model.plain import few_tokens, first_right, off_plain, packed, plain_states
+from klrl.language.model.plain import first_right, off_plain, packed, plain_states
 from klrl.train.preflight import Check
 
 
@@ -302,7 +302,9 @@ class CacheSampler:
         few = prompt[:4], prompt_mask[:4]
         if len(prompt) == 1:
             few = prompt.repeat(2, 1), prompt_mask.repeat(2, 1)
-        decoding = Decoding(max_new_tokens=few_tokens(self.model, few[1]))
+        context, longest = context_of(unwrapped(self.model).config), int(few[1].bool().sum(1).max())
+        room = 4 if context is None else context - longest
+        decoding = Decoding(max_new_tokens=max(1, min(4, room)))
 
         def ends(step: int, rows: Tensor, chosen: Tensor) -> Tensor:
             # The first prompt's responses end after two tokens: its rows leave the cache.

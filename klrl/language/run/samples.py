@@ -157,9 +157,7 @@ def check_samples(
     told = {int(row["iteration"]): row for row in rows}
     asked = _asked(config, policy, task, found)
     for sample in samples:
-        if sample.line in asked:
-            record.problems += _differs(sample, asked[sample.line])
-        record.problems += _ids(config, policy, sample)
+        record.problems += _differs(config, policy, sample, asked.get(sample.line))
     for iteration, group in found.items():
         if iteration <= config.iterations and len(group) == config.frames_per_iteration:
             record.problems += _counted(config, group, told.get(iteration, {}))
@@ -190,17 +188,17 @@ def _asked(
     return asked
 
 
-def _differs(sample: Sample, asked: PromptBatch) -> Iterator[str]:
-    content = asked.prompts[0].content
-    content = content if isinstance(content, str) else [dict(turn) for turn in content]
-    if sample.prompt != content:
-        yield f"{sample}: its prompt is not the one that the task has there"
-    elif sample.prompt_ids != asked.ids[0][asked.mask[0]].tolist():
-        yield f"{sample}: its prompt_ids are not those of its prompt"
-
-
-def _ids(config: LanguageConfig, policy: Policy, sample: Sample) -> Iterator[str]:
-    """What follows from the ids of a response: its tokens, and whether it was cut off."""
+def _differs(
+    config: LanguageConfig, policy: Policy, sample: Sample, asked: PromptBatch | None
+) -> Iterator[str]:
+    """The prompt is the task's, and what follows from the ids of the response is true."""
+    if asked is not None:
+        content = asked.prompts[0].content
+        content = content if isinstance(content, str) else [dict(turn) for turn in content]
+        if sample.prompt != content:
+            yield f"{sample}: its prompt is not the one that the task has there"
+        elif sample.prompt_ids != asked.ids[0][asked.mask[0]].tolist():
+            yield f"{sample}: its prompt_ids are not those of its prompt"
     ids = sample.response_ids
     if sample.tokens != policy.causal.tokenizer.convert_ids_to_tokens(ids):
         yield f"{sample}: its tokens are not those of its ids"
