@@ -17,7 +17,6 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    PretrainedConfig,
 )
 
 from klrl.base.context import context_of
@@ -42,30 +41,26 @@ class RewardModel:
     """
 
     def __init__(self, folder: str | Path, setting: str) -> None:
-        self._folder, self._setting = expanded(folder), setting
-        self._model: Any = None
-        self._config, self._tokenizer = self._read()
-
-    def _read(self) -> tuple[PretrainedConfig, Tokenizer]:
-        """Config and tokenizer; the weights are only looked for."""
-        setting, folder = self._setting, self._folder
+        folder = expanded(folder)
         if not folder.is_dir():
             raise ConfigError(f"{setting}: no such folder; give one that save_pretrained wrote")
         check_weights(folder, setting)
         how = {"trust_remote_code": False, "local_files_only": True}
         try:
-            config = AutoConfig.from_pretrained(folder, **how)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **how)
+            self._config = AutoConfig.from_pretrained(folder, **how)
+            self._tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, **how)
         except Exception as error:  # what a broken file raises has no common base
             raise ConfigError(
                 f"{setting}: cannot be read ({in_one_line(error)}); give a folder with a sequence "
                 "classifier and its tokenizer, both of save_pretrained"
             ) from error
-        if config.num_labels != 1:
+        if self._config.num_labels != 1:
             raise ConfigError(
-                f"{setting}: has {config.num_labels} labels; give a sequence classifier with one"
+                f"{setting}: has {self._config.num_labels} labels; give a sequence classifier with "
+                "one"
             )
-        return config, tokenizer
+        self._folder, self._setting = folder, setting
+        self._model: Any = None
 
     def prepare(self, chat: bool = False) -> None:
         """Read the weights.

@@ -95,7 +95,9 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
     source = find_model(find_base(config))
     if adapters_alone:
         (settings,) = model.peft_config.values()
-        settings.base_model_name_or_path = _base_name(config, source)
+        # A hub id, or a path that is valid everywhere here.
+        local = expanded(find_base(config)).is_dir()
+        settings.base_model_name_or_path = str(source.resolve() if local else find_base(config))
         # Adapters of embeddings are among the adapters; the embeddings themselves are the base's.
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
@@ -108,12 +110,6 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
         copy = folder / file.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
-
-
-def _base_name(config: LanguageConfig, source: Path) -> str:
-    """The base model, as adapters name it: a hub id, or a path that is valid everywhere here."""
-    base = find_base(config)
-    return str(source.resolve()) if expanded(base).is_dir() else str(base)
 
 
 def _restore_config(saved: Path, author: Path) -> None:

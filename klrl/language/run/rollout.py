@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -50,39 +51,32 @@ def decoding_of(config: LanguageConfig, *, greedy: bool = False) -> Decoding:
     return Decoding(config.collector.max_new_tokens, config.collector.temperature, greedy)
 
 
+@dataclass(eq=False)
 class PromptRollout:
     """Samples responses to the next prompts and scores them.
 
-    Args:
+    Attributes:
         config: the job.
         policy: the live policy.
         sampler: of the policy.
         task: has the reward.
         prompts: of training.
-        iteration: of the first call; seeds its samples, so that a resumed run draws the same ones.
-
-    Attributes:
+        iteration: of the next call; seeds its samples, so that a resumed run draws the same ones.
         phase: takes the name of the phase that begins.
+        scored_prompts, responses: the latest rollout's, B of each.
+        built: parts of TorchRL's that it is made of.
     """
 
-    #: Parts of TorchRL's that it is made of.
+    config: LanguageConfig
+    policy: Policy
+    sampler: CacheSampler
+    task: Task
+    prompts: PromptStream
+    iteration: int
+    phase: Callable[[str], None] = field(default=lambda name: None)
+    scored_prompts: list[Prompt] = field(default_factory=list)
+    responses: list[str] = field(default_factory=list)
     built: tuple[object, ...] = ()
-
-    def __init__(
-        self,
-        config: LanguageConfig,
-        policy: Policy,
-        sampler: CacheSampler,
-        task: Task,
-        prompts: PromptStream,
-        iteration: int,
-    ) -> None:
-        self.config, self.policy, self.sampler, self.task = config, policy, sampler, task
-        self.prompts, self._iteration = prompts, iteration
-        self.phase: Callable[[str], None] = lambda name: None
-        #: The latest rollout's B prompts and B responses, as texts.
-        self.scored_prompts: list[Prompt] = []
-        self.responses: list[str] = []
 
     def collect(self) -> TensorDictBase:
         """The next rollout [B], scored."""
@@ -92,8 +86,8 @@ class PromptRollout:
 
     def respond(self, prompts: PromptBatch) -> TensorDict:
         """A batch [B] of this iteration's responses to prompts."""
-        seed = derived_seed(self.config.seed, "sample", self._iteration)
-        self._iteration += 1
+        seed = derived_seed(self.config.seed, "sample", self.iteration)
+        self.iteration += 1
         group_size = self.config.collector.group_size
         self.scored_prompts = [prompt for prompt in prompts.prompts for _ in range(group_size)]
         batch = sample(self.policy, self.sampler, prompts, self.config, seed)

@@ -257,7 +257,11 @@ class Sources:
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
         self._config = config = unmixed(config)
         self.notes, self.vouched = list[str](), config.actor.init is not None
-        found = list(whole_entries(folder, self._damaged))
+
+        def damaged(path: Path, error: DamagedEntry) -> None:
+            self.notes.append(f"checkpoint {path} is left out ({error})")
+
+        found = list(whole_entries(folder, damaged))
         self._entries = {entry.frames: entry for entry in reversed(found)}  # the last ones first
         self._newest = next(iter(self._entries.values()), None)
         self.policy = make_policy(config, say=lambda _: None)
@@ -270,9 +274,6 @@ class Sources:
         if self._newest is not None:
             # Nothing is told of a record beside another base model than the run's.
             self._load(base, self._newest, "agent")
-
-    def _damaged(self, path: Path, error: DamagedEntry) -> None:
-        self.notes.append(f"checkpoint {path} is left out ({error})")
 
     def _make_reference(self, folder: Path) -> nn.Module | None:
         """A model of its own; None where it does not move and its weights are gone."""
