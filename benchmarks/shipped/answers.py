@@ -109,7 +109,8 @@ def _answers(
     for _ in range(0, prompts, at_a_time):
         taken = stream.take(at_a_time)
         batch = respond(sampler, taken, samples, decoding_of(config), generator)
-        texts, asked = texts_of(policy, batch), taken.repeat(samples).prompts
+        texts = texts_of(policy, batch)
+        asked = [prompt for prompt in taken.prompts for _ in range(samples)]
         assert task.gold is not None
         log_base, kl = _beside_base(policy, base, batch, config.collector.temperature)
         columns = (
