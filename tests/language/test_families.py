@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import RwkvForCausalLM
 
+from klrl.language.data import model_files
 from klrl.language.data.batch import make_batch, response_mask
-from klrl.language.model import files as model_files
 from klrl.language.model.causal_lm import backbone, compute_in_bfloat16, head
 from klrl.language.model.pretrained import load_causal_lm
 from klrl.language.model.vocabulary import response_log_probs
