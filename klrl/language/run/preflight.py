@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.config import JobConfig, LanguageConfig
 from klrl.config.overrides import quote_paths
 from klrl.runs.find import other_runs
@@ -36,6 +37,8 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
     model = config.actor.model
     if model == smollm.NAME:
         smollm.check_installed()
+    if model is not None and expanded(model).is_file():
+        raise ConfigError(f"actor.model={model}: is a file; give a folder of save_pretrained")
     if resumed:
         return
     for setting, path, run in other_runs(config):
