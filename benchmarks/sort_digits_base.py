@@ -34,8 +34,8 @@ from transformers import (
 from klrl.base.files import replace_file
 from klrl.base.text import LiveLine
 from klrl.kl.reference import evaluating
+from klrl.language.data.model_files import no_progress_bar
 from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
-from klrl.language.data.reward_model import no_progress_bar
 from klrl.language.data.sort_digits import DIGITS, SortDigits, exact
 from klrl.runs.progress import duration
 

@@ -21,7 +21,6 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-import klrl.language.run.load  # noqa: F401  it takes make_policy while it is imported: not a patched one
 from klrl.config import CONTROL, LANGUAGE, JobConfig
 from klrl.control.actor import Agent
 from klrl.control.distributions import Categorical, Params
@@ -30,7 +29,7 @@ from klrl.control.step import BETA1, Columns
 from klrl.language.data import batch as layout
 from klrl.language.model.causal_lm import ValueHead
 from klrl.language.run.checks import Layouts
-from klrl.language.run.policy import Policy
+from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES
 from klrl.language.run.scoring import ScoringLayout
 from klrl.losses.policy import LossTerms
@@ -331,7 +330,7 @@ def language_training(config: JobConfig, policy: Policy) -> Training:
         "make_sampler": lambda *_: None,
         "preflight_checks": lambda *_, **__: (Layouts(packed, packed), []),
     }
-    make_policy = patch("klrl.language.run.policy.make_policy", lambda *_, **__: policy)
+    make_policy = patch("klrl.language.run.load.make_policy", lambda *_, **__: policy)
     with make_policy, patch.multiple("klrl.language.run.parts", **instead):
         return Training(config)
 
@@ -342,7 +341,7 @@ def kept_gradients(training: Training) -> Callable[[nn.Parameter], Tensor]:
     drop = optimizer.zero_grad
 
     def keep_and_drop() -> None:
-        kept.update((p, p.grad) for p in optimizer.parameters)
+        kept.update((p, p.grad) for p in optimizer.param_groups[0]["params"])
         drop()
 
     optimizer.zero_grad = keep_and_drop

@@ -25,8 +25,7 @@ from klrl.language.model.plain import packed_states
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run.evaluate import places
 from klrl.language.run.kl import EXACT, annotate
-from klrl.language.run.load import language_config, trained_policy
-from klrl.language.run.policy import Policy, make_policy
+from klrl.language.run.load import Policy, language_config, make_policy, trained_policy
 from klrl.language.run.rollout import STATES, decoding_of, respond, texts_of
 from klrl.language.run.sampler import CacheSampler
 from klrl.report.runs import ReadRun
@@ -110,7 +109,8 @@ def _answers(
     for _ in range(0, prompts, at_a_time):
         taken = stream.take(at_a_time)
         batch = respond(sampler, taken, samples, decoding_of(config), generator)
-        texts, asked = texts_of(policy, batch), taken.repeat(samples).prompts
+        texts = texts_of(policy, batch)
+        asked = [prompt for prompt in taken.prompts for _ in range(samples)]
         assert task.gold is not None
         log_base, kl = _beside_base(policy, base, batch, config.collector.temperature)
         columns = (

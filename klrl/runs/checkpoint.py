@@ -25,7 +25,7 @@ from klrl.runs.entry import CheckpointEntry, DamagedEntry, write_entry
 from klrl.runs.folder import run_id
 from klrl.runs.one_run import another_run
 from klrl.runs.owner import STAGING, remove_leftovers
-from klrl.runs.state import Component
+from klrl.runs.state import Component, State
 
 Say = Callable[[str], None]
 
@@ -44,11 +44,11 @@ class Counters:
         self.frames = 0
         self.best_return: float | None = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """All of them."""
         return dict(vars(self))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Take them up."""
         vars(self).update(state)
 
@@ -66,7 +66,7 @@ class Generators(GlobalRNGState):
             state["torch_cuda"] = [torch.cuda.get_rng_state(self._device)]
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Take them up; that of a GPU where this run has one."""
         super().load_state_dict({k: v for k, v in state.items() if k != "torch_cuda"})
         if "torch_cuda" in state and self._device.type == "cuda":
@@ -84,7 +84,7 @@ class Checkpoints:
         self._refused: list[Path] = []
         self._own: set[Path] = set()  # written here, so that they hold these weights
 
-    def save(self, which: str, step: int, metadata: Mapping[str, Any]) -> None:
+    def save(self, which: str, step: int, metadata: Mapping[str, object]) -> None:
         """Write ``last`` or ``best``; ``step`` is the run's frames.
 
         Raises:
@@ -114,7 +114,7 @@ class Checkpoints:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
-    def load_last(self, device: torch.device, say: Say = warn) -> Mapping[str, Any]:
+    def load_last(self, device: torch.device, say: Say = warn) -> State:
         """Restore every component from the newest whole entry of ``last``; returns its metadata.
 
         ``say`` takes a line for every newer entry, which is refused.
@@ -212,7 +212,7 @@ def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
                 raise another_run(f"{setting}: {path}", theirs, run)
 
 
-def _restore(component: Component, state: Any, place: str, name: str) -> None:
+def _restore(component: Component, state: State | None, place: str, name: str) -> None:
     if state is None and name in _MAY_LACK:
         return
     if state is None:

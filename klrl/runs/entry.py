@@ -46,7 +46,7 @@ class DamagedEntry(Exception):
 
 
 def write_entry(
-    folder: Path, components: Mapping[str, Component], frames: int, metadata: Mapping[str, Any]
+    folder: Path, components: Mapping[str, Component], frames: int, metadata: Mapping[str, object]
 ) -> None:
     """Write an entry into a new folder, and have the disk confirm each file.
 
@@ -75,7 +75,7 @@ def write_entry(
     sync(folder)
 
 
-def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
+def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, object]:
     """Write a file through to the disk; its length and digest."""
     sha, length = hashlib.sha256(), 0
     with writing(path) as file:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.config import CheckpointReferenceConfig, JobConfig
-from klrl.runs.folder import BrokenRun, RunFolder, read_manifest
-from klrl.runs.owner import lives_here, refuse_owned
+from klrl.runs.folder import BrokenRun, read_manifest
 
 
 def find_run(path: str, setting: str) -> Path:
@@ -57,16 +55,3 @@ def other_runs(config: JobConfig) -> list[tuple[str, str, Path]]:
             raise ConfigError(f"{setting}={path}: has no checkpoint '{which}'; choose last or best")
         runs.append((setting, path, run))
     return runs
-
-
-def check_not_running(run: Path) -> None:
-    """Refuse to resume a run that another process is still training."""
-    refuse_owned(run, f"resume={run}")
-    files = RunFolder(run)
-    if files.status != "running" or files.manifest.get("pid") == os.getpid():
-        return
-    where = "" if lives_here(files.manifest) else f" on {files.manifest.get('host')}"
-    raise ConfigError(
-        f"resume={run}: process {files.manifest.get('pid')} is still running it{where}; wait or "
-        "stop it"
-    )

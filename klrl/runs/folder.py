@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import yaml
@@ -46,6 +46,10 @@ _KINDS: dict[str, tuple[type, str]] = {
 }
 #: How deep settings may be nested; libyaml overruns the stack somewhere above 10,000.
 _DEEPEST = 100
+
+
+#: What ``manifest.json`` holds: JSON values by name.
+Manifest: TypeAlias = dict[str, Any]
 
 
 class BrokenRun(ValueError):
@@ -138,7 +142,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._manifest = path / "manifest.json"
         self._claim: Claim | None = None
-        self._held: dict[str, Any] | None = None
+        self._held: Manifest | None = None
         self.guard = Guard(self._note_failure)
 
     @property
@@ -147,12 +151,12 @@ class RunFolder:
         return self._manifest.exists()
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Manifest:
         """The contents of ``manifest.json``; see :func:`read_manifest`."""
         return read_manifest(self.path)
 
     @property
-    def _written(self) -> dict[str, Any]:
+    def _written(self) -> Manifest:
         """The manifest as this process wrote it, whatever became of the file since."""
         return self.manifest if self._held is None else self._held
 
@@ -193,7 +197,7 @@ class RunFolder:
         if self._claim is not None:
             self._claim.check()
 
-    def open(self, config: JobConfig, **more: object) -> dict[str, Any]:
+    def open(self, config: JobConfig, **more: object) -> Manifest:
         """Write the manifest of a run that starts or resumes, with further entries; returns it.
 
         ``klrl``, ``numerics``, ``argv`` and ``started`` stay those of the start; ``resumed`` lists
@@ -268,16 +272,16 @@ class RunFolder:
             overrides = OmegaConf.to_yaml(OmegaConf.create(list(self._overrides)))
             replace_file(stored.with_name("overrides.yaml"), head + overrides)
 
-    def _write(self, manifest: dict[str, Any]) -> None:
+    def _write(self, manifest: Manifest) -> None:
         replace_file(self._manifest, _as_text(manifest))
         self._held = manifest
 
 
-def _as_text(manifest: dict[str, Any]) -> str:
+def _as_text(manifest: Manifest) -> str:
     return json.dumps(manifest, indent=2) + "\n"
 
 
-def by_dotted_key(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def by_dotted_key(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings to dotted keys; an empty mapping is kept as a value."""
     flat: dict[str, Any] = {}
     for key, value in config.items():

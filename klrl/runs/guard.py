@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from klrl.base.errors import in_one_line
 
@@ -24,7 +24,9 @@ class Guard:
         instead: what klrl does where a part has failed.
     """
 
-    def __init__(self, note: Callable[[str, str], Any], instead: str = "training goes on") -> None:
+    def __init__(
+        self, note: Callable[[str, str], object], instead: str = "training goes on"
+    ) -> None:
         self._note, self._instead = note, instead
         self._failed: set[str] = set()
         self._lock = threading.Lock()  # the progress prints from a thread of its own

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from klrl.base.files import make_folder, refuse_link
 from klrl.config import LoggerConfig, choice_of, factory
@@ -33,13 +33,14 @@ class Video:
     size: tuple[int, int]  # of the GIF: width and height in pixels
 
 
-class Logger(Protocol):
-    """A logger besides ``metrics.jsonl``."""
+class Logger:
+    """A logger besides ``metrics.jsonl``; what it does not show, it leaves out."""
 
     part: str  # what Guard calls it
 
     def log(self, row: Row) -> None:
         """Log one iteration's row."""
+        raise NotImplementedError
 
     def log_samples(self, samples: Samples) -> None:
         """Log responses, to be shown with the next row."""
@@ -47,12 +48,8 @@ class Logger(Protocol):
     def log_video(self, video: Video, at: int) -> None:
         """Log a film of the policy as it was at a position on the domain's axis."""
 
-
-class Closed(Logger, Protocol):
-    """A logger that is closed at the end of a run."""
-
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left, at the end of a run."""
 
 
 #: What each choice of ``logger`` returns.
@@ -92,7 +89,7 @@ def no_run(config: LoggerConfig, opened: Opened) -> Running:
 
 
 @contextmanager
-def guarded(opened: Opened, part: str, begin: Callable[[], Closed]) -> Iterator[Sequence[Logger]]:
+def guarded(opened: Opened, part: str, begin: Callable[[], Logger]) -> Iterator[Sequence[Logger]]:
     """A logger that may fail without ending the run; it is closed at the end."""
     logger = opened.guard.call(part, begin)
     try:
@@ -121,10 +118,9 @@ def _in_folder(
     return guarded(opened, make.part, begin)
 
 
-class _TorchRLLogger:
+class _TorchRLLogger(Logger):
     """A logger of TorchRL's, one scalar per metric."""
 
-    part: str
     written: str  # the files of rows, in its folder
 
     def __init__(self, logger: TorchRLLogger, axis: str) -> None:
@@ -136,12 +132,6 @@ class _TorchRLLogger:
         for name, value in row.items():
             if value is not None:
                 self._logger.log_scalar(name, value, step=self._at)
-
-    def log_samples(self, samples: Samples) -> None:
-        """Not shown; ``samples.jsonl`` has them."""
-
-    def log_video(self, video: Video, at: int) -> None:
-        """Not shown; it lies in the run folder."""
 
     def close(self) -> None:
         """Write what is left."""

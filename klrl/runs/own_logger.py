@@ -7,7 +7,7 @@ from typing import Any
 from klrl.base.errors import ConfigError
 from klrl.config import CustomLoggerConfig
 from klrl.config.own import find_target, make_own
-from klrl.runs.loggers import Opened, Running, Samples, Video, guarded
+from klrl.runs.loggers import Logger, Opened, Running, Samples, Video, guarded
 from klrl.runs.metrics import Row
 
 
@@ -32,7 +32,7 @@ def check_logger(config: CustomLoggerConfig) -> None:
         )
 
 
-class OwnLogger:
+class OwnLogger(Logger):
     """Calls the user's logger; what it has no method for is left out."""
 
     part = "logger"
@@ -58,7 +58,7 @@ class OwnLogger:
         """The run has ended."""
         self._call("close")
 
-    def _call(self, name: str, *given: Any) -> None:
+    def _call(self, name: str, *given: object) -> None:
         method = getattr(self._logger, name, None)
         if callable(method):
             method(*given)

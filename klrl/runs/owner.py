@@ -259,22 +259,13 @@ def _locked(run: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             _close(descriptor)
-            raise _refusal(run, f"folder={run}", _owner_soon(run)) from None
+            raise _refusal(run, f"folder={run}", read_owner(run)) from None
         except OSError:
             return descriptor  # a file system without locks: what stands in the file decides
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         _close(descriptor)  # its owner removed it just now
-
-
-def _owner_soon(run: Path) -> Owner | None:
-    """The owner of a locked file: it writes its name just after it took the lock."""
-    for _ in range(20):
-        if (owner := read_owner(run)) is not None:
-            return owner
-        time.sleep(0.05)
-    return None
 
 
 def _parsed(content: bytes) -> Owner | None:

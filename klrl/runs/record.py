@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
 
 from klrl.base.errors import OwnerError, in_one_line
 from klrl.base.files import to_append
@@ -15,12 +14,13 @@ from klrl.config import JobConfig
 from klrl.domains import domain_of
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
-from klrl.runs.folder import RunFolder
+from klrl.runs.folder import Manifest, RunFolder
 from klrl.runs.loggers import Logger, Opened, Samples, open_loggers
 from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Phases, Progress, duration
 from klrl.runs.returns import LARGE_SHARE, penalty_share, told_evaluation, told_kls, with_error
-from klrl.runs.rows import RowFile, read_rows
+from klrl.runs.rows import RowFile, read_rows, rows_so_far
+from klrl.runs.state import State
 
 
 @contextmanager
@@ -59,13 +59,8 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
 
 def _draw(files: RunFolder, config: JobConfig, status: str) -> None:
     title = f"{config.title}  {files.path.name}  {status}"
-    rows = read_rows(files.metrics, say=_silent) if files.metrics.exists() else []
-    if rows:
+    if rows := rows_so_far(files.path):
         draw_curves(rows, files.curves, title, domain_of(config))
-
-
-def _silent(line: str) -> None:
-    """Bad lines were told when the run was resumed."""
 
 
 @dataclasses.dataclass
@@ -103,7 +98,7 @@ class Recorder:
         """Print a line that stays."""
         self._progress.say(text)
 
-    def marks(self) -> dict[str, Any]:
+    def marks(self) -> dict[str, object]:
         """The run's id and :meth:`RowFile.mark` of its files, for the checkpoint."""
         files = {self._files.metrics.name: self._metrics, self._files.samples.name: self._samples}
         return {"run": self._run, "rows": {name: file.mark() for name, file in files.items()}}
@@ -116,8 +111,8 @@ def recording(
     counters: Counters,
     *,
     group: str | None,
-    manifest: Mapping[str, Any],
-    marks: Mapping[str, Any] | None,
+    manifest: Manifest,
+    marks: State | None,
     phases: Phases | None = None,
 ) -> Iterator[Recorder]:
     """Open the run's files, its logger and the progress line; close them even after an error.
@@ -176,8 +171,7 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     """The closing lines of a finished run."""
     domain = domain_of(config)
     metrics = metrics_of(domain)
-
-    rows = read_rows(files.metrics, say=_silent)
+    rows = rows_so_far(files.path)
     last = rows[-1] if rows else {}
     passed = duration(sum(r.get("time/iteration", 0.0) for r in rows))
     lines = [f"finished {frames:,} {domain.axis} in {passed}"]

@@ -19,9 +19,10 @@ from klrl.config.overrides import key_of
 from klrl.config.own import own_parts
 from klrl.config.own.trust import check_known
 from klrl.config.stored import check_plain, typed
-from klrl.runs.find import check_not_running, find_run
+from klrl.runs.find import find_run
 from klrl.runs.folder import BrokenRun, RunFolder, read_settings, run_id
 from klrl.runs.one_run import check_one_run
+from klrl.runs.owner import refuse_owned
 
 #: Settings that a resume may change; all others define the run. Micro-batches share out memory:
 #: whoever ran out of it goes on with more of them.
@@ -34,7 +35,7 @@ CHANGEABLE = (
 def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:
     """The folder and the settings of a run to resume; ``overrides`` are of :data:`CHANGEABLE`."""
     run = find_run(path, "resume")
-    check_not_running(run)
+    refuse_owned(run, f"resume={run}")
     check_one_run(RunFolder(run), f"resume={run}")
     if edited := edited_settings(run):
         raise ConfigError(f"{run}: {edited}; bring it back, or start another run")

@@ -8,13 +8,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from klrl.base.files import read_plain, to_append, to_update
 from klrl.base.text import warn
 from klrl.runs.folder import run_id
 from klrl.runs.metrics import RUN, Row
 
+#: The ``bytes`` of a file, and their ``sha256``.
+Mark: TypeAlias = Mapping[str, Any]
 #: How many bad lines are named.
 _NAMED = 5
 
@@ -38,7 +40,7 @@ class RowFile:
         path: Path,
         axis: str,
         after: int | None = None,
-        mark: Mapping[str, Any] | None = None,
+        mark: Mark | None = None,
         run: str | None = None,
     ) -> None:
         self._path, self._of = path, {} if run is None else {RUN: run}
@@ -91,6 +93,12 @@ class RowFile:
 def read_rows(path: Path, say: Callable[[str], None] = warn) -> list[Row]:
     """The rows of a ``metrics.jsonl``, see :func:`each_row`."""
     return list(each_row(read_plain(path).split(b"\n"), path, say))
+
+
+def rows_so_far(run: Path) -> list[Row]:
+    """The rows of a run, none where it has no file; what is wrong with a line is not told."""
+    path = run / "metrics.jsonl"
+    return read_rows(path, say=lambda line: None) if path.is_file() else []
 
 
 def each_row(
@@ -147,7 +155,7 @@ def tell_lines(
         say(f"{path}: left out: line{'s' * (len(numbers) > 1)} {named}: {what}")
 
 
-def cut(path: Path, axis: str, after: int, mark: Mapping[str, Any]) -> None:
+def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
     """Cut off the rows after a checkpoint; what is before it stays as it is, bad lines too.
 
     Args:

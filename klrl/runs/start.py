@@ -6,7 +6,6 @@ import importlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused
@@ -25,7 +24,7 @@ class OwnFolder:
     """
 
     def __init__(self, given: str | None, setting: str, suffix: str = "") -> None:
-        self._given, self._setting, self._suffix = given, setting, suffix
+        self._given, self._setting = given, setting
         self.path = Path(given) if given is not None else new_path(suffix)
         try:
             self.holds_run = given is not None and any(self.path.glob("**/manifest.json"))
@@ -38,15 +37,8 @@ class OwnFolder:
     def make(self) -> None:
         """Make it; a signal during this leaves nothing that remove_unstarted does not know."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            while True:
-                try:
-                    self.path.mkdir(exist_ok=self._given is not None)
-                    return
-                except FileExistsError:
-                    if self._given is not None:
-                        raise
-                    self.path = new_path(self._suffix)  # two runs never share one
+            # Two runs never share a new one, whose name has the microsecond.
+            self.path.mkdir(parents=True, exist_ok=self._given is not None)
         except OSError as error:
             raise ConfigError(f"{self._setting}: cannot be written: {error}") from error
 
@@ -72,7 +64,7 @@ def run_in_folder(
     *,
     setting: str = "hydra.run.dir",
     argv: Sequence[str] | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[object] = (),
 ) -> Path:
     """Run a checked job in a folder, which is removed again if the job does not begin.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,17 +25,21 @@ DTYPES = {
 }
 
 
+#: What a component keeps: numbers, texts and tensors, nested.
+State: TypeAlias = Mapping[str, Any]
+
+
 class Component(Protocol):
     """What a checkpoint holds by a name."""
 
-    def state_dict(self) -> Mapping[str, Any]:
+    def state_dict(self) -> State:
         """All that goes on with a resumed run."""
 
-    def load_state_dict(self, state: Mapping[str, Any], /) -> object:
+    def load_state_dict(self, state: State, /) -> object:
         """Take it up."""
 
 
-def encode(value: Any, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:
+def encode(value: object, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:
     """A state as JSON values; its tensors are put aside, by the keys to them, joined by ``/``.
 
     Numbers, strings, True, False and None stand for themselves; all else is a mapping with a

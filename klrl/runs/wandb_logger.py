@@ -18,7 +18,7 @@ from klrl.runs.metrics import Row, metrics_of
 _INIT_SECONDS, _FINISH_SECONDS = 20.0, 120.0
 
 
-class WandbLogger:
+class WandbLogger(Logger):
     """Rows against the domain's axis in a wandb run."""
 
     part = "wandb"

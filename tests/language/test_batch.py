@@ -68,10 +68,6 @@ def test_the_layout_by_hand() -> None:
     set_scores(batch, torch.arange(4.0))
     assert batch[SCORE].shape == (4, 1, 1)
     assert take_prompts(batch, torch.tensor([1]), 2)[SCORE].flatten().tolist() == [2, 3]
-    with pytest.raises(ValueError, match="one for each of 4 responses"):
-        set_scores(batch, torch.zeros(4, 1))
-    with pytest.raises(ValueError, match="4 responses for 2 prompts x 3"):
-        make_batch(*small(), 3)
 
 
 FAULTS = {

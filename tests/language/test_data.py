@@ -1,4 +1,4 @@
-"""Data sets: JSON lines, and what datasets reads; splits; template arguments; unread columns."""
+"""Data sets: JSON lines, and what datasets reads; splits; template arguments."""
 
 import json
 import shutil
@@ -309,29 +309,3 @@ def test_the_preflight_renders_answers_as_the_template_does(
     assert (code, len(err.splitlines())) == (2, 1), err
     assert told in err
     assert not Path("run").exists()
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("body", "unread"),
-    [
-        ("[float(r['answer'] in t) for r, t in zip(rows, responses)]", "chosen, rejected"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("[float('chosen' in r) for r in rows]", "answer, rejected"),
-                ("[float(len({**r})) for r in rows]", None),
-                ("[0.0] * len(rows)", "answer, chosen, rejected"),
-            )
-        ),
-    ],
-)
-def test_columns_that_nothing_reads_are_named_in_one_line(capsys, model, body, unread) -> None:
-    name = f"columns_reward_{abs(hash(body))}"
-    Path(f"{name}.py").write_text(f"def score(prompts, responses, rows):\n    return {body}\n")
-    rows = [{"prompt": "user1", "answer": "1", "chosen": "a", "rejected": "b"}]
-    code, out, _ = started(capsys, model, rows, f"env.reward={name}:score")
-    assert code == 0
-    said = [line for line in out.splitlines() if "nothing reads" in line]
-    expected = [f"env.data=data.jsonl: nothing reads its columns {unread}"] if unread else []
-    assert said == expected

@@ -12,7 +12,7 @@ from klrl.language.data.batch import make_batch
 from klrl.language.data.rewards import response_texts
 from klrl.language.model.pretrained import load_causal_lm
 from klrl.language.run import checks as preflight
-from klrl.language.run.policy import Policy
+from klrl.language.run.load import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding
 from tests.language.toys import prompts
 from tests.transforms import llm_toys as toys
@@ -72,7 +72,7 @@ def test_responses_end_where_plain_transformers_ends_them(kind, file, family) ->
     assert found.truncated.tolist() == [row[-1] not in loaded.eos for row in plain]
     assert preflight.endings(make_batch(prompt, mask, found, 1), special).ok
     bare = [row[:-1] if row[-1] in loaded.eos else row for row in plain]
-    texts = response_texts(loaded.tokenizer, found.tokens, found.mask, special.eos)
+    texts = response_texts(loaded.tokenizer, rows, special.eos)
     assert texts == loaded.tokenizer.batch_decode(bare)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from klrl.language.run.evaluate import evaluate_policy, places
+from klrl.language.run.evaluate import Player, places
 from klrl.runs.metrics import TIMES
 from klrl.runs.rows import read_rows
 from klrl.train.evaluate import CLOSING, IN_RUN, Starts
@@ -49,14 +49,9 @@ def test_the_prompts_are_those_of_their_places(job) -> None:
     object.__setattr__(run.parts.task, "reward", Listening())
     for starts in (IN_RUN, CLOSING):
         asked.clear()
-        result = evaluate_policy(
-            run.config,
-            run.parts.policy,
-            run.parts.task,
-            run.parts.sampler,
-            starts=starts,
-            size=Size(9, 5),
-        )
+        parts = run.parts
+        player = Player(run.config, parts.policy, parts.task, parts.sampler)
+        result = player.evaluate(starts, Size(9, 5))
         expected = [run.parts.task.evaluate(i).row["digits"] for i in places(starts, 5, None)]
         assert asked == expected
         assert len(result.returns) == 5

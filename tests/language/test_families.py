@@ -11,15 +11,13 @@ import pytest
 import torch
 from transformers import RwkvForCausalLM
 
+from klrl.language.data import model_files
 from klrl.language.data.batch import make_batch, response_mask
-from klrl.language.model import files as model_files
-from klrl.language.model.causal_lm import backbone, head
-from klrl.language.model.decoders import SharedCache
-from klrl.language.model.mixed import compute_in_bfloat16
+from klrl.language.model.causal_lm import backbone, compute_in_bfloat16, head
 from klrl.language.model.pretrained import load_causal_lm
 from klrl.language.model.vocabulary import response_log_probs
 from klrl.language.run import scoring
-from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
+from klrl.language.run.sampler import CacheSampler, Decoding, SharedCache, SpecialTokens
 from klrl.language.run.scoring import self_check
 from klrl.runs.rows import read_rows
 from klrl.train.evaluate_run import evaluate_run
@@ -162,7 +160,7 @@ def test_mixed_precision_hides_no_way_that_is_wrong(monkeypatch) -> None:
     with torch.no_grad():
         rounded = model(input_ids=ids, use_cache=False).logits
     sampler = CacheSampler(model, SPECIAL)
-    assert "shared: 0." in str(sampler.self_check(ids, mask, GROUP))
+    assert "shared by a prompt's responses: 0." in str(sampler.self_check(ids, mask, GROUP))
     assert sampler.way == "copied"
     layout = self_check(model, rollout(pads=3), GROUP)
     assert not layout.shared

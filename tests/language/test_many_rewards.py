@@ -248,7 +248,7 @@ def _causal() -> None:
     [
         (lambda: None, "no such folder"),
         (_two_labels, "has 2 labels; give a sequence classifier with one"),
-        (_pickled, "no *.safetensors in it"),
+        (_pickled, "its weights are pickled ("),
         (_remote, "model type `odd`"),
         (_causal, "weights are not in its files (score.weight"),
         (_spoilt("config.json", hidden_size="abc"), "'hidden_size' expected int, got str"),

@@ -22,15 +22,16 @@ def gradients(training: Training, batch, size: int | None) -> tuple[list, torch.
 
     def step(lr: float) -> torch.Tensor:
         given.extend(p.grad.clone() for p in steps.policy.parameters)
+        steps.optimizer.zero_grad()
         return torch.zeros((), dtype=torch.float64)
 
-    real, steps.optimizer.step = steps.optimizer.step, step
+    real, steps.optimizer.clipped_step = steps.optimizer.clipped_step, step
     try:
         torch.manual_seed(0)
         (minibatch,) = steps.minibatches(batch)
         measured = steps.step(minibatch, COEFFICIENTS)
     finally:
-        steps.optimizer.step = real
+        steps.optimizer.clipped_step = real
     return given, measured
 
 

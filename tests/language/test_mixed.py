@@ -38,8 +38,8 @@ def test_a_first_step_moves_the_weights(job) -> None:
     parameters = training.parts.policy.parameters
     before = [p.detach().clone() for p in parameters]
     iterate(training)
-    moments = training.parts.learner.steps.optimizer.state_dict()
-    due = [moments[f"{index}.exp_avg"] != 0 for index in range(len(parameters))]
+    moments = training.parts.learner.steps.optimizer.state
+    due = [moments[parameter]["exp_avg"] != 0 for parameter in parameters]
     moved = sum(int(((p != b) & d).sum()) for p, b, d in zip(parameters, before, due, strict=True))
     due = sum(int(each.sum()) for each in due)
     assert due > 1000

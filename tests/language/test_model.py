@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from klrl.base.errors import ConfigError
-from klrl.language.model.files import find_model
+from klrl.language.data.model_files import find_model
 from klrl.language.model.pretrained import load_causal_lm, prompt_limit
 from tests.language.families import tiny
 from tests.transforms import llm_toys as toys
@@ -136,7 +136,7 @@ def test_the_hub_is_asked_for_weights_and_settings_alone(monkeypatch: pytest.Mon
         asked.update(kwargs, name=name)
         return "fetched"
 
-    monkeypatch.setattr("klrl.language.model.files.snapshot_download", download)
+    monkeypatch.setattr("klrl.language.data.model_files.snapshot_download", download)
     assert find_model("me/tiny") == Path("fetched")
     assert asked["name"] == "me/tiny"
     allowed = " ".join(asked["allow_patterns"])  # type: ignore[arg-type]
@@ -248,7 +248,7 @@ TOKENIZER = "tokenizer_config.json"
         (missing_weights, "1 weights are not in its files .model.layers.1.mlp.up_proj.weight"),
         (sets(intermediate_size=48), "its weights cannot be read"),
         (remote_code, "runs code of its own"),
-        (sets(model_type="mine"), "this transformers knows no model_type 'mine'"),
+        (sets(model_type="mine"), "config.json is no config of a mine .*does not recognize"),
         (sets(model_type="vit"), "vit is no causal language model"),
         (sets(TOKENIZER, **MINE), "its tokenizer runs code of its own"),
         (writes(TOKENIZER, "{"), "tokenizer_config.json is not JSON"),
@@ -258,9 +258,9 @@ TOKENIZER = "tokenizer_config.json"
         (many_tokens, r"its tokenizer has \d+ tokens, its embedding \d+ rows"),
         (writes("config.json", "null"), "config.json is null, not an object"),
         (writes("tokenizer_config.json", "null"), "tokenizer_config.json is null, not an"),
-        (sets(model_type=["llama"]), r"this transformers knows no model_type \['llama'\]"),
+        (sets(model_type=["llama"]), r"config.json is no config of a \['llama'\]"),
         (sets(hidden_size="abc"), "config.json is no config of a llama .*'hidden_size' expected"),
-        (sets(hidden_act="nope"), "no model can be made of its files .KeyError: 'nope'"),
+        (sets(hidden_act="nope"), "its weights cannot be read .KeyError: 'nope'"),
         # transformers would take the config's EOS and say nothing.
         (
             writes("generation_config.json", '{"eos_token_id": [1, 2'),
@@ -269,7 +269,7 @@ TOKENIZER = "tokenizer_config.json"
         (writes("generation_config.json", "null"), "generation_config.json is null, not an"),
         (
             writes("generation_config.json", '{"max_new_tokens": "a"}'),
-            "no model can be made of its files .TypeError",
+            "its weights cannot be read .TypeError",
         ),
     ],
 )
@@ -287,7 +287,7 @@ def test_a_path_that_is_none_never_reaches_the_hub(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "klrl.language.model.files.snapshot_download", lambda *_, **__: pytest.fail("asked")
+        "klrl.language.data.model_files.snapshot_download", lambda *_, **__: pytest.fail("asked")
     )
     with pytest.raises(ConfigError, match=f"actor.model={model}: no such folder"):
         find_model(model)

@@ -31,14 +31,14 @@ def test_each_token_is_a_sum_over_the_vocabulary(lora, exits, model, monkeypatch
     words = ("collector.temperature=0.7", f"actor.lora.r={lora}", "optim.lr=0.05")
     words = (*words, *(["reference=adapter_off"] if lora else []))
     assert exits(*words)[0] == 0
-    batches, answers = [], evaluate.answers
+    batches, answers = [], evaluate.Player.answers
 
     def watched(*given, **how):
         for asked, batch in answers(*given, **how):
             batches.append(batch)
             yield asked, batch
 
-    monkeypatch.setattr(evaluate, "answers", watched)
+    monkeypatch.setattr(evaluate.Player, "answers", watched)
     found = kl_between("run", model, episodes=12)
     export_run("run", Path("exported"), merge=bool(lora))
     p, q = (torch.cat(plain(f, batches[0], 0.7)) for f in ("exported", model))

@@ -196,11 +196,3 @@ def test_a_stream_resumes_from_its_counter_in_the_middle_of_an_epoch() -> None:
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     found += [numbers(second.take(4).prompts) for _ in range(3)]
     assert found == expected
-
-
-def test_a_group_stands_side_by_side() -> None:
-    batch = PromptStream(DATA.__getitem__, toys.tokenizer(), None).take(2)
-    group = batch.repeat(3)
-    assert numbers(group.prompts) == [0, 0, 0, 1, 1, 1]
-    assert group.ids.tolist() == [batch.ids[0].tolist()] * 3 + [batch.ids[1].tolist()] * 3
-    assert group.mask.shape == (6, batch.mask.shape[1])

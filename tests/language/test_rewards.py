@@ -118,7 +118,7 @@ def test_lists_arrays_and_tensors_are_scores(returned) -> None:
 
 
 def test_a_function_that_changes_what_it_gets_changes_no_data() -> None:
-    """Rows and conversations are copied deep in every call, watched or not."""
+    """Rows and conversations are copied deep in every call."""
     turns = [{"role": "user", "content": "3 1"}]
     prompts = [Prompt(turns, {"messages": turns, "tags": ["a"], "answer": "1 3"}, "line 1")]
 
@@ -128,9 +128,7 @@ def test_a_function_that_changes_what_it_gets_changes_no_data() -> None:
         return [float(rows[0].pop("answer") == "1 3")]
 
     scores = reward(score)
-    assert scores(prompts, ["x"]).tolist() == [1.0]
-    assert scores.columns_read() == {"tags", "answer"}  # popped is read
-    for _ in range(2):
+    for _ in range(3):
         assert scores(prompts, ["x"]).tolist() == [1.0]
     kept = [{"role": "user", "content": "3 1"}]
     assert prompts[0].content == kept
@@ -276,18 +274,15 @@ def test_ctrl_c_gets_through_a_function_that_hangs() -> None:
 @pytest.mark.parametrize("pad_is_eos", [False, True])
 def test_responses_lose_their_last_eos_and_nothing_else(pad_is_eos: bool) -> None:
     tokenizer = toys.tokenizer(pad_is_eos=pad_is_eos)
-    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    eos = tokenizer.eos_token_id
     one, two = (tokenizer(word)["input_ids"][0] for word in ("o", "t"))
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    ids = torch.tensor(
-        [
-            [one, two, eos, pad, pad],  # ended
-            [one, two, one, two, one],  # truncated
-            [one, start, eos, pad, pad],  # a special token inside
-            [eos, pad, pad, pad, pad],  # ended at once
-            [one, eos, two, eos, pad],  # an earlier turn's EOS inside
-        ]
-    )
-    mask = torch.arange(5) < torch.tensor([3, 5, 3, 1, 4])[:, None]
+    rows = [
+        [one, two, eos],  # ended
+        [one, two, one, two, one],  # truncated
+        [one, start, eos],  # a special token inside
+        [eos],  # ended at once
+        [one, eos, two, eos],  # an earlier turn's EOS inside
+    ]
     expected = ["ot", "ototo", "o<|im_start|>", "", "o<|im_end|>t"]
-    assert response_texts(tokenizer, ids, mask, (tokenizer.eos_token_id,)) == expected
+    assert response_texts(tokenizer, rows, (tokenizer.eos_token_id,)) == expected

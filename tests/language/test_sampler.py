@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from klrl.language.data.batch import make_batch
-from klrl.language.model import decoders as module
+from klrl.language.run import sampler as module
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens, _choose
 from tests.language.toys import EOS, FAMILIES, GROUP, PAD, network, of_tokens, prompts, truth
 
@@ -164,14 +164,14 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
     assert sampler.way == "shared"
     assert settled().startswith("cache shared by a prompt's responses, nats off plain log-probs: ")
 
-    def slots(self, *args, init=module.SharedCache.__init__):
-        init(self, *args)
+    def slots(self, spread=module.SharedCache._spread):
+        spread(self)
         self.position_ids = self.position_ids + 3
 
-    monkeypatch.setattr(module.SharedCache, "__init__", slots)
+    monkeypatch.setattr(module.SharedCache, "_spread", slots)
     line = settled()
     assert line.startswith("cache copied per response")
-    assert re.search("ok; shared: [0-9.]+ nats off$", line)
+    assert re.search("ok; cache shared by a prompt's responses: [0-9.]+ nats off$", line)
     assert sampler.way == "copied"
     assert settled().endswith("ok")
 
@@ -183,15 +183,16 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
         line = settled()
     assert line.startswith("no cache: every token from its whole row, nats off plain log-probs: ")
     error = "AttributeError: no attribute 'reorder_cache'"
-    assert line.endswith(f"ok; copied: {error}")
+    assert line.endswith(f"ok; cache copied per response: {error}")
 
     sampler.way = "copied"
 
-    def wrong(self, *args, init=module.CopiedCache.__init__):
-        init(self, *args)
+    def wrong(self, spread=module.CopiedCache._spread):
+        spread(self)
         self.mask[:] = 1
 
-    monkeypatch.setattr(module.CopiedCache, "__init__", wrong)
-    monkeypatch.setattr(module.Recomputed, "start", lambda self: 2 * self._last())
-    with pytest.raises(ValueError, match=r"no way to sample .*\(copied: .*; plain: .*\); choose"):
+    monkeypatch.setattr(module.CopiedCache, "_spread", wrong)
+    monkeypatch.setattr(module.Recomputed, "start", lambda self: 2 * self._prompts())
+    words = r"no way to sample .*\(cache copied .*; no cache: .*\); choose"
+    with pytest.raises(ValueError, match=words):
         settled()

@@ -13,7 +13,15 @@ from klrl.__main__ import main
 from klrl.base.errors import ConfigError
 from klrl.cli.verify import as_json
 from klrl.language.run.load import language_config
-from klrl.language.run.verify import Comparison, Sources, Verdict, bounds_of, verify_run
+from klrl.language.run.samples import Sample
+from klrl.language.run.verify import (
+    Comparison,
+    Sources,
+    Verdict,
+    bounds_of,
+    table_of,
+    verify_run,
+)
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.report.toys import write_run
@@ -145,11 +153,8 @@ def test_a_record_that_nothing_can_be_compared_with_is_not_called_true(job, caps
 )
 def test_the_bounds_in_16_bits(job, floor: float | None, mean: float) -> None:
     """Two ways to sample may round alike; a plain float32 forward rounds otherwise than both."""
-    folder = RunFolder(Path("rounded"))
-    folder.path.mkdir()
     row = {"iteration": 1, "samples": 16} | ({} if floor is None else {"kl/ref/floor": floor})
-    folder.metrics.write_text(json.dumps(row) + "\n")
-    bounds = bounds_of(folder.path, job("actor.dtype=bfloat16", "actor.lora.r=2"))
+    bounds = bounds_of([row], job("actor.dtype=bfloat16", "actor.lora.r=2"))
     assert bounds == pytest.approx((max(0.5, 20 * mean), mean), rel=1e-3)
 
 
@@ -176,7 +181,8 @@ def test_a_mixed_run_is_computed_in_float32(job) -> None:
     with torch.no_grad():
         logits = plain(input_ids=ids).logits[0, len(sample["prompt_ids"]) - 1 : -1]
     expected = (logits.double() / config.collector.temperature).log_softmax(-1)
-    for table in Sources(run, config).tables(sample):
+    for model in Sources(run, config).at(0):
+        table = table_of(model, Sample(line=1, **sample), config.collector.temperature)
         torch.testing.assert_close(table, expected, rtol=0, atol=1e-5)
     found = verify_run(run)
     assert found.ok

@@ -89,7 +89,7 @@ class LoraConfig(Settings):
     target_modules: Any = setting("all-linear")  # a list of layers, or all-linear: all but the head
 
 
-@registered("actor", "causal_lm", language="language.run.policy:make_policy")
+@registered("actor", "causal_lm", language="language.run.load:make_policy")
 @dataclass
 class CausalLMConfig(ChoiceConfig):
     """A causal language model of transformers."""

@@ -71,10 +71,6 @@ def make_batch(
     Raises:
         ValueError: shapes or masks that do not fit the layout.
     """
-    if prompt.shape[0] * group_size != responses.tokens.shape[0]:
-        raise ValueError(
-            f"{responses.tokens.shape[0]} responses for {prompt.shape[0]} prompts x {group_size}"
-        )
     prompt = prompt.repeat_interleave(group_size, 0)
     prompt_mask = prompt_mask.bool().repeat_interleave(group_size, 0)
     size = prompt.shape[0]
@@ -112,15 +108,7 @@ def on_full(batch: TensorDictBase, value: Tensor) -> Tensor:
 
 
 def set_scores(batch: TensorDictBase, scores: Tensor) -> None:
-    """Write one score per response [B] to ("next", "reward_raw") [B, 1, 1].
-
-    Raises:
-        ValueError: not one number per response.
-    """
-    if scores.shape != batch.batch_size:
-        raise ValueError(
-            f"scores {tuple(scores.shape)}: give one for each of {batch.batch_size[0]} responses"
-        )
+    """Write one score per response [B] to ("next", "reward_raw") [B, 1, 1]."""
     batch[SCORE] = scores.reshape(-1, 1, 1)
 
 
@@ -155,25 +143,24 @@ def check_batch(batch: TensorDictBase) -> None:
             raise ValueError(f"{key} is {batch[key].dtype}, not bool")
     attention, mask = batch[ATTENTION], response_mask(batch)
     prompt_mask = attention[:, : prompt_length(batch)]
-    _refuse(~prompt_mask.any(1), "its prompt holds no token")
-    _refuse(~mask.any(1), "its response holds no token")
-    _refuse(_falls(prompt_mask), "its prompt is not left-padded")
-    _refuse(_falls(mask.flip(1)), "its response is not right-padded")
-    _refuse((on_response(batch, ATTENTION) != mask).any(1), "its two masks differ on the response")
-    _refuse(
-        batch[ASSISTANT][:, : prompt_length(batch)].any(1), "its prompt counts as produced here"
-    )
-    outside = batch[LOG_PROBS].masked_fill(batch[ASSISTANT], 0.0)
-    _refuse((outside != 0).any(1), f"{LOG_PROBS} is not 0 outside the response")
     joined = torch.cat([tokens["prompt"], tokens["response"]], 1)
-    _refuse((tokens["full"] != joined).any(1), "('tokens', 'full') is not prompt and response")
+    outside = batch[LOG_PROBS].masked_fill(batch[ASSISTANT], 0.0)
+    produced = batch[ASSISTANT][:, : prompt_length(batch)]
+    faults = {
+        "its prompt holds no token": ~prompt_mask.any(1),
+        "its response holds no token": ~mask.any(1),
+        "its prompt is not left-padded": _falls(prompt_mask),
+        "its response is not right-padded": _falls(mask.flip(1)),
+        "its two masks differ on the response": (on_response(batch, ATTENTION) != mask).any(1),
+        "its prompt counts as produced here": produced.any(1),
+        f"{LOG_PROBS} is not 0 outside the response": (outside != 0).any(1),
+        "('tokens', 'full') is not prompt and response": (tokens["full"] != joined).any(1),
+    }
+    for what, wrong in faults.items():
+        if wrong.any():
+            raise ValueError(f"row {int(wrong.nonzero()[0])}: {what}")
 
 
 def _falls(mask: Tensor) -> Tensor:
     """[B]: whether a row goes from True to False somewhere."""
     return (mask[:, :-1] & ~mask[:, 1:]).any(1)
-
-
-def _refuse(wrong: Tensor, what: str) -> None:
-    if wrong.any():
-        raise ValueError(f"row {int(wrong.nonzero()[0])}: {what}")

@@ -10,8 +10,7 @@ import json
 import logging
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,12 +20,7 @@ import numpy as np
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded
-from klrl.language.data.prompts import (
-    CONTENT,
-    Prompt,
-    parse_row,
-    read_jsonl,
-)
+from klrl.language.data.prompts import CONTENT, Fields, Prompt, parse_row, read_jsonl
 
 #: Data files in a folder.
 _SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -75,8 +69,7 @@ def read_prompts(
     files = sorted(file for file in found if file.name not in _DESCRIBING)
     if not files:
         raise ConfigError(f"{where}: holds no .jsonl, .json or .parquet file; give data files")
-    files = _of_split(files, folder, chosen)
-    return [prompt for file in files for prompt in _read_file(file, setting)]
+    return [prompt for file in chosen.of(files, folder) for prompt in _read_file(file, setting)]
 
 
 def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], list[Prompt]]:
@@ -130,7 +123,7 @@ def _is_list(file: Path) -> bool:
         return content.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
 
 
-def _prompts(rows: Sequence[Mapping[str, Any]], where: str) -> list[Prompt]:
+def _prompts(rows: Sequence[Fields], where: str) -> list[Prompt]:
     if not rows:
         raise ConfigError(f"{where}: holds no prompt; give rows with prompt or messages")
     return [
@@ -138,7 +131,7 @@ def _prompts(rows: Sequence[Mapping[str, Any]], where: str) -> list[Prompt]:
     ]
 
 
-def _without_gaps(row: Mapping[str, Any]) -> dict[str, Any]:
+def _without_gaps(row: Fields) -> Fields:
     """A row as it was before a table filled in null for what it lacks."""
     filled = {k: v for k, v in row.items() if not (k in CONTENT and v is None)}
     for name in CONTENT:
@@ -148,6 +141,18 @@ def _without_gaps(row: Mapping[str, Any]) -> dict[str, Any]:
                 for turn in filled[name]
             ]
     return filled
+
+
+#: Names of splits, as words of a file's name.
+_SPLITS = frozenset(
+    [
+        *("train", "training", "test", "testing", "validation", "valid", "val", "dev"),
+        *("eval", "evaluation"),
+    ]
+)
+#: ``train_sft-00000-of-00002``, as the ``datasets`` library writes it.
+_SHARD = re.compile(r"(.+)-\d+-of-\d+")
+_NO_WORD = re.compile(r"[-._ \d]+")
 
 
 @dataclass(frozen=True)
@@ -163,87 +168,63 @@ class _Split:
         """As a message names it."""
         return f"{self.asked_by or 'env.split'}={self.name}"
 
-    def check(self, there: set[str]) -> None:
+    def check(self, there: Collection[str]) -> None:
         """Refuse the split where it is not among these; no splits at all only if asked for."""
-        setting = self.setting
         if there and self.name not in there:
             names = ", ".join(sorted(there))
-            raise ConfigError(f"{setting}: {self.where} has no such split; choose one of {names}")
+            raise ConfigError(
+                f"{self.setting}: {self.where} has no such split; choose one of {names}"
+            )
         if not there and self.asked_by is not None:
             raise ConfigError(
-                f"{setting}: {self.where} has no splits; drop it, or give a folder of files that "
-                "are called by splits"
+                f"{self.setting}: {self.where} has no splits; drop it, or give a folder of files "
+                "that are called by splits"
             )
 
+    def of(self, files: Sequence[Path], folder: Path) -> list[Path]:
+        """The files of the split; all, where none is called by one."""
+        called = {file: self._called(file.relative_to(folder)) for file in files}
+        named = {file: each for file, each in called.items() if each is not None}
+        self.check({split for split, _ in named.values()})
+        chosen = {file: part for file, (split, part) in named.items() if split == self.name}
+        firsts = {part: file for file, part in reversed(chosen.items())}
+        if len(firsts) > 1:
+            names = sorted(file.relative_to(folder).as_posix() for file in firsts.values())
+            raise ConfigError(
+                f"{self.setting}: {self.where} has it in {', '.join(names[:-1])} and {names[-1]}; "
+                "give a folder or a file that has it once"
+            )
+        return list(chosen or files)
 
-def _of_split(files: Sequence[Path], folder: Path, split: _Split) -> list[Path]:
-    """The files of a split; all, where none is called by one."""
-    called = {file: _called(file.relative_to(folder), split) for file in files}
-    split.check({each.split for each in called.values() if each})
-    if not any(called.values()):
-        return list(files)
-    chosen = {file: each for file, each in called.items() if each and each.split == split.name}
-    parts = {each.part: file for file, each in reversed(chosen.items())}
-    if len(parts) > 1:
-        names = sorted(file.relative_to(folder).as_posix() for file in parts.values())
-        raise ConfigError(
-            f"{split.setting}: {split.where} has it in {', '.join(names[:-1])} and {names[-1]}; "
-            "give a folder or a file that has it once"
-        )
-    return list(chosen)
+    def _called(self, file: Path) -> tuple[str, str] | None:
+        """The split of a file by its name or its folders', and the part of the data that it is of.
 
-
-@dataclass(frozen=True)
-class _Called:
-    """What a file is called by: its split, and the part of the data whose split it is."""
-
-    split: str
-    part: str
-
-
-#: Names of splits, as words of a file's name.
-_SPLITS = frozenset(
-    [
-        *("train", "training", "test", "testing", "validation", "valid", "val", "dev"),
-        *("eval", "evaluation"),
-    ]
-)
-#: ``train_sft-00000-of-00002``, as the ``datasets`` library writes it.
-_SHARD = re.compile(r"(.+)-\d+-of-\d+")
-_NO_WORD = re.compile(r"[-._ \d]+")
-
-
-def _called(file: Path, split: _Split) -> _Called | None:
-    """The split of a file, by its name or its folders'; None where these name none.
-
-    ``train_sft-00000-of-00002``: the name before the number, if a word of it is a split's. Else
-    that word: ``train.jsonl``, ``gsm8k_train.jsonl``, ``train-0.jsonl``. Else a folder, as in
-    ``train/a.jsonl``.
-    """
-    shard = _SHARD.fullmatch(file.stem)
-    whole = shard[1] if shard else file.stem
-    words = [word for word in _NO_WORD.split(whole) if word in _SPLITS]
-    if whole == split.name or (shard and words):
-        return _Called(whole, str(file.with_name(whole)))
-    if len(set(words)) > 1:
-        raise ConfigError(
-            f"{split.where}: {file.as_posix()} is called by two splits, {' and '.join(words)}; "
-            "rename it"
-        )
-    if words:
-        numbered = re.fullmatch(rf"(.*{words[0]})[-._ ]?\d+", whole)
-        return _Called(words[0], str(file.with_name(numbered[1] if numbered else whole)))
-    for folder in file.parents:
-        if folder.name in _SPLITS or folder.name == split.name:
-            return _Called(folder.name, str(folder))
-    return None
+        ``train_sft-00000-of-00002``: the name before the number, if a word of it is a split's. Else
+        that word: ``train.jsonl``, ``gsm8k_train.jsonl``, ``train-0.jsonl``. Else a folder, as in
+        ``train/a.jsonl``. None where these name no split.
+        """
+        shard = _SHARD.fullmatch(file.stem)
+        whole = shard[1] if shard else file.stem
+        words = [word for word in _NO_WORD.split(whole) if word in _SPLITS]
+        if whole == self.name or (shard and words):
+            return whole, str(file.with_name(whole))
+        if len(set(words)) > 1:
+            raise ConfigError(
+                f"{self.where}: {file.as_posix()} is called by two splits, {' and '.join(words)}; "
+                "rename it"
+            )
+        if words:
+            numbered = re.fullmatch(rf"(.*{words[0]})[-._ ]?\d+", whole)
+            return words[0], str(file.with_name(numbered[1] if numbered else whole))
+        named = (each for each in file.parents if each.name in _SPLITS or each.name == self.name)
+        return next(((each.name, str(each)) for each in named), None)
 
 
 # ----------------------------------------------------------------------------- through datasets
 
 
-def _table(where: str, read: Callable[[Any], Any]) -> list[dict[str, Any]]:
-    """The rows of what ``read(datasets)`` gives."""
+def _table(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
+    """The rows of what ``read(datasets)`` gives; neither bars nor logs break a run's lines."""
     if find_spec("datasets") is None:
         raise ConfigError(
             f"{where}: the package datasets is not installed; pip install 'klrl[data]', or give "
@@ -251,28 +232,22 @@ def _table(where: str, read: Callable[[Any], Any]) -> list[dict[str, Any]]:
         )
     import datasets
 
+    silent, verbosity = (
+        datasets.utils.are_progress_bars_disabled(),
+        datasets.logging.get_verbosity(),
+    )
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)
     try:
-        with _quiet(datasets):
-            rows: list[dict[str, Any]] = read(datasets).to_list()
+        rows: Sequence[Fields] = read(datasets).to_list()
     except ConfigError:
         raise
     except Exception as error:  # pyarrow's and datasets' own, which share no base
         raise ConfigError(
             f"{where}: cannot be read ({first_line(error)}); write it anew with datasets"
         ) from error
-    return rows
-
-
-@contextmanager
-def _quiet(datasets: Any) -> Iterator[None]:
-    """Neither progress bars nor a log of its own, which would break a run's lines."""
-    shown = not datasets.utils.are_progress_bars_disabled()
-    verbosity = datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
     finally:
         datasets.logging.set_verbosity(verbosity)
-        if shown:
+        if not silent:
             datasets.enable_progress_bars()
+    return rows

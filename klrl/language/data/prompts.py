@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ import torch
 from jinja2 import Environment, TemplateError
 from jinja2.meta import find_undeclared_variables
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded
@@ -26,8 +28,12 @@ from klrl.base.files import expanded
 Tokenizer: TypeAlias = Any
 #: One turn of a conversation: {"role": ..., "content": ...}.
 Message: TypeAlias = Mapping[str, str]
+#: What a prompt says: plain text, or a conversation.
+Content: TypeAlias = str | Sequence[Message]
+#: All fields of a line of data.
+Fields: TypeAlias = Mapping[str, Any]
 #: A chat template without arguments.
-NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,8 @@ class Prompt:
         origin: its source, for messages.
     """
 
-    content: str | Sequence[Message]
-    row: Mapping[str, Any] = field(default_factory=dict)
+    content: Content
+    row: Fields = field(default_factory=dict)
     origin: str = "prompt"
 
 
@@ -58,14 +64,6 @@ class PromptBatch:
     ids: Tensor
     mask: Tensor
     prompts: list[Prompt]
-
-    def repeat(self, group: int) -> PromptBatch:
-        """[N * group, P]: each prompt ``group`` times in a row."""
-        return PromptBatch(
-            self.ids.repeat_interleave(group, 0),
-            self.mask.repeat_interleave(group, 0),
-            [prompt for prompt in self.prompts for _ in range(group)],
-        )
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -102,32 +100,19 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
 def _parse(line: bytes, origin: str) -> Prompt:
     try:
         row = json.loads(line.decode())
+        # Half of a surrogate pair is no text, and no tokenizer takes it.
+        json.dumps(row, ensure_ascii=False).encode()
     # ValueError also for a number of thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
-    if has_halves(line):
-        check_whole(row, origin)
     return parse_row(row, origin)
-
-
-def has_halves(content: bytes) -> bool:
-    """Whether JSON may have half of a surrogate pair, which is no text and no tokenizer takes."""
-    return b"\\ud" in content.lower()
-
-
-def check_whole(row: Any, origin: str) -> None:
-    """Refuse halves of surrogate pairs in a row."""
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{origin}: not JSON ({error}); write both halves or none") from error
 
 
 #: The fields of a row of which one is the prompt.
 CONTENT = ("prompt", "messages")
 
 
-def parse_row(row: Any, origin: str) -> Prompt:
+def parse_row(row: object, origin: str) -> Prompt:
     """The prompt of a row of a data set."""
     if not isinstance(row, dict):
         raise ConfigError(f"{origin}: {kind_of(row)}; write an object with prompt or messages")
@@ -143,7 +128,7 @@ def parse_row(row: Any, origin: str) -> Prompt:
     return Prompt(content, row, origin)
 
 
-def _check_messages(messages: Any, origin: str, name: str) -> None:
+def _check_messages(messages: object, origin: str, name: str) -> None:
     """Refuse what is no conversation, or one that ends with the assistant's turn."""
     if not isinstance(messages, list) or not messages:
         raise ConfigError(f"{origin}: {name} is {kind_of(messages)}; give a list of turns")
@@ -161,7 +146,7 @@ def _check_messages(messages: Any, origin: str, name: str) -> None:
         )
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """The JSON type of a value, for messages."""
     if isinstance(value, list | dict) and not value:
         return "empty"
@@ -176,7 +161,7 @@ def encode(
     prompt: Prompt,
     tokenizer: Tokenizer,
     limit: int | None = None,
-    template: Mapping[str, Any] = NO_ARGUMENTS,
+    template: Mapping[str, object] = NO_ARGUMENTS,
 ) -> list[int]:
     """The token ids of a prompt: a conversation through the chat template, ready for an answer.
 
@@ -195,7 +180,12 @@ def encode(
         if ids[-1:] == [tokenizer.eos_token_id] and ids[-1:] != bare[-1:]:
             ids = ids[:-1]
     else:
-        ids = _render(prompt, tokenizer, template)
+        refused = (
+            f"{prompt.origin}: the chat template refuses it ({{}}); fix the conversation or the "
+            "tokenizer's chat_template"
+        )
+        how = (tokenizer, prompt.content, template, refused)
+        ids = list(render(*how, add_generation_prompt=True)["input_ids"])
     if not ids:
         raise ConfigError(f"{prompt.origin}: holds no token; a response needs one to follow")
     if limit is not None and len(ids) > limit:
@@ -220,16 +210,27 @@ _JINJA = Environment(extensions=["jinja2.ext.loopcontrols"])
 _MARKS = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
 
 
-def _render(prompt: Prompt, tokenizer: Tokenizer, template: Mapping[str, Any]) -> list[int]:
-    own = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+def render(
+    tokenizer: Tokenizer,
+    turns: Sequence[Message],
+    template: Mapping[str, object],
+    refused: str,
+    **how: bool,
+) -> dict[str, list[int]]:
+    """A conversation through the chat template: its ``input_ids``, and what else is asked for.
+
+    Args:
+        tokenizer: with a chat template.
+        turns: the conversation.
+        template: arguments of the chat template.
+        refused: what to say where the template refuses it; ``{}`` is the reason.
+        how: of ``apply_chat_template``, as ``add_generation_prompt=True``.
+    """
+    own = {"tokenize": True, "return_dict": True, **how}
     try:
-        rendered = tokenizer.apply_chat_template(list(prompt.content), **template, **own)
+        return dict(tokenizer.apply_chat_template([dict(t) for t in turns], **template, **own))
     except (TemplateError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{prompt.origin}: the chat template refuses it ({first_line(error)}); fix the "
-            "conversation or the tokenizer's chat_template"
-        ) from error
-    return list(rendered["input_ids"])
+        raise ConfigError(refused.format(first_line(error))) from error
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
@@ -238,14 +239,9 @@ def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     Returns:
         ids [N, P] int64 and mask [N, P] bool, P the longest row.
     """
-    width = max(map(len, rows))
-    ids = torch.full((len(rows), width), pad, dtype=torch.int64)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        start = width - len(row)
-        ids[index, start:] = torch.tensor(row, dtype=torch.int64)
-        mask[index, start:] = True
-    return ids, mask
+    stack = partial(pad_sequence, batch_first=True, padding_side="left")
+    ids = stack([torch.tensor(row, dtype=torch.int64) for row in rows], padding_value=pad)
+    return ids, stack([torch.ones(len(row), dtype=torch.bool) for row in rows])
 
 
 # -------------------------------------------------------------------------------------- drawing
@@ -289,8 +285,8 @@ class PromptStream:
         prompt_at: Callable[[int], Prompt],
         tokenizer: Tokenizer,
         limit: int | None,
-        template: Mapping[str, Any] = NO_ARGUMENTS,
-        rows: Mapping[str, str] = NO_ARGUMENTS,
+        template: Mapping[str, object] = NO_ARGUMENTS,
+        rows: Mapping[str, object] = NO_ARGUMENTS,
     ) -> None:
         self._prompt_at, self._tokenizer, self._limit = prompt_at, tokenizer, limit
         self._template, self._rows = template, rows
@@ -304,7 +300,7 @@ class PromptStream:
         self.served += count
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The counter, and the digests of the rows, if there are any."""
         return {"served": self.served, **({"rows": dict(self._rows)} if self._rows else {})}
 

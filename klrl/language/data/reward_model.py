@@ -5,20 +5,25 @@ Its logit is the reward. No code of the folder's is run, and only safetensors ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-from transformers.utils import logging
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from klrl.base.context import context_of
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import expanded
-from klrl.language.data.prompts import Tokenizer
+from klrl.language.data.model_files import check_weights, read_weights
+from klrl.language.data.prompts import Content, Fields, Tokenizer
 
 #: Texts that are scored at a time; those of similar lengths together.
 AT_A_TIME = 32
@@ -36,31 +41,26 @@ class RewardModel:
     """
 
     def __init__(self, folder: str | Path, setting: str) -> None:
-        self._folder, self._setting = expanded(folder), setting
-        self._model: Any = None
-        self._config, self._tokenizer = self._read()
-
-    def _read(self) -> tuple[Any, Tokenizer]:
-        """Config and tokenizer; the weights are only looked for."""
-        setting, folder = self._setting, self._folder
+        folder = expanded(folder)
         if not folder.is_dir():
             raise ConfigError(f"{setting}: no such folder; give one that save_pretrained wrote")
-        if not any(folder.glob("*.safetensors")):
-            raise ConfigError(f"{setting}: no *.safetensors in it; save it with save_pretrained")
+        check_weights(folder, setting)
         how = {"trust_remote_code": False, "local_files_only": True}
         try:
-            config = AutoConfig.from_pretrained(folder, **how)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **how)
+            self._config = AutoConfig.from_pretrained(folder, **how)
+            self._tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, **how)
         except Exception as error:  # what a broken file raises has no common base
             raise ConfigError(
                 f"{setting}: cannot be read ({in_one_line(error)}); give a folder with a sequence "
                 "classifier and its tokenizer, both of save_pretrained"
             ) from error
-        if config.num_labels != 1:
+        if self._config.num_labels != 1:
             raise ConfigError(
-                f"{setting}: has {config.num_labels} labels; give a sequence classifier with one"
+                f"{setting}: has {self._config.num_labels} labels; give a sequence classifier with "
+                "one"
             )
-        return config, tokenizer
+        self._folder, self._setting = folder, setting
+        self._model: Any = None
 
     def prepare(self, chat: bool = False) -> None:
         """Read the weights.
@@ -79,35 +79,22 @@ class RewardModel:
             )
         if self._model is not None:
             return
-        try:
-            with no_progress_bar():
-                model, info = AutoModelForSequenceClassification.from_pretrained(
-                    self._folder,
-                    config=self._config,
-                    dtype=torch.float32,  # in bfloat16 logits near 12 come in steps of .06
-                    use_safetensors=True,
-                    trust_remote_code=False,
-                    local_files_only=True,
-                    output_loading_info=True,
-                )
-        except Exception as error:  # what a broken file raises has no common base
-            raise ConfigError(
-                f"{self._setting}: its weights cannot be read ({in_one_line(error)}); save it anew"
-            ) from error
-        missing = sorted(info["missing_keys"])
-        if missing:
-            raise ConfigError(
-                f"{self._setting}: {len(missing)} weights are not in its files ({missing[0]}, "
-                "...); give a model that was trained as a sequence classifier"
-            )
+        model = read_weights(
+            AutoModelForSequenceClassification,
+            self._folder,
+            self._config,
+            torch.float32,  # in bfloat16 logits near 12 come in steps of .06
+            self._setting,
+            "give a model that was trained as a sequence classifier",
+        )
         self._model = model.eval().requires_grad_(False)
 
     @torch.no_grad()
     def __call__(
         self,
-        prompts: Sequence[Any],
+        prompts: Sequence[Content],
         responses: Sequence[str],
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Fields],
         device: torch.device | None = None,
     ) -> Tensor:
         """The logits [B] of B texts, on the CPU.
@@ -131,7 +118,7 @@ class RewardModel:
             scores[chosen] = self._logits([texts[index] for index in chosen])
         return scores
 
-    def _encode(self, prompt: Any, response: str) -> list[int]:
+    def _encode(self, prompt: Content, response: str) -> list[int]:
         if isinstance(prompt, str):
             ids = list(self._tokenizer(prompt + response)["input_ids"])
         else:
@@ -151,12 +138,10 @@ class RewardModel:
         # Classifiers on causal models take the last token whose id is not the pad's. Where the
         # author set none, that is the last token of all: so the pad is an id that no text has.
         used = set().union(*texts)
-        pad = (
-            author if author is not None else next(i for i in range(len(used) + 1) if i not in used)
-        )
-        width = max(map(len, texts))
-        ids = torch.tensor([[*text, *[pad] * (width - len(text))] for text in texts])
-        mask = torch.tensor([[1] * len(text) + [0] * (width - len(text)) for text in texts])
+        pad = next(i for i in count() if i not in used) if author is None else author
+        rows = [torch.tensor(text) for text in texts]
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         device = self._model.device
         config.pad_token_id = pad
         try:
@@ -164,15 +149,3 @@ class RewardModel:
         finally:
             config.pad_token_id = author
         return output.logits[:, 0].float().cpu()
-
-
-@contextmanager
-def no_progress_bar() -> Iterator[None]:
-    """Disable transformers' progress bars of loading and saving: they would break a run's lines."""
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()

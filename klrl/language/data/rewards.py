@@ -22,7 +22,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -38,7 +38,7 @@ from klrl.language.data import instructions, sort_digits
 from klrl.language.data.prompts import Prompt, Tokenizer
 
 #: (prompts, responses, rows, and what it asks for by name) -> scores, B of each.
-RewardFunction: TypeAlias = Callable[..., Any]
+RewardFunction: TypeAlias = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -130,23 +130,6 @@ def asked_for(function: RewardFunction) -> tuple[str, ...]:
     return tuple(name for name in EXTRAS if name in by_name)
 
 
-@dataclass(frozen=True)
-class RewardInput:
-    """B prompts, B responses to them, and what else is known of these."""
-
-    prompts: Sequence[Prompt]
-    responses: Sequence[str]
-    drawn: Drawn | None = None
-
-    def __len__(self) -> int:
-        return len(self.responses)
-
-    def __getitem__(self, index: int) -> RewardInput:
-        """One sample alone."""
-        drawn = None if self.drawn is None else self.drawn[index]
-        return RewardInput([self.prompts[index]], [self.responses[index]], drawn)
-
-
 class Reward:
     """A reward function with a name, a time limit and checks of what it returns.
 
@@ -168,7 +151,6 @@ class Reward:
         self._name, self._timeout = name, timeout
         self._function = function or find_reward(name)
         self._asked = asked_for(self._function)
-        self._read: set[str] | None = set()
 
     def prepare(self, chat: bool = False) -> None:
         """Load a reward model's weights, before anything is written.
@@ -196,56 +178,45 @@ class Reward:
         Returns:
             [B] float32 on the CPU, all finite.
         """
-        samples = RewardInput(prompts, responses, drawn)
         try:
-            returned = self._call(samples, self._timeout)
+            returned = self._call(prompts, responses, drawn)
         except FAILURES as error:
-            raise RewardError(self._failure_message(samples, error)) from error
-        return self._checked(samples, returned)
+            raise RewardError(self._failure(prompts, responses, drawn, error)) from error
+        return self._checked(prompts, responses, returned)
 
-    def _call(self, samples: RewardInput, timeout: float | None) -> Any:
+    def _call(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None
+    ) -> object:
         # Copies: what a function changes in them would be the data of the next iteration.
-        prompts = [deepcopy(prompt.content) for prompt in samples.prompts]
-        rows: list[Mapping[str, Any]] = [deepcopy(prompt.row) for prompt in samples.prompts]
-        if self._read is not None:
-            rows = [_WatchedRow(row, self._read) for row in rows]
-        extras = {}
-        if samples.drawn is not None:
-            extras = {name: deepcopy(getattr(samples.drawn, name)) for name in self._asked}
+        contents = [deepcopy(prompt.content) for prompt in prompts]
+        rows = [deepcopy(prompt.row) for prompt in prompts]
+        asked = () if drawn is None else self._asked
+        extras = {name: deepcopy(getattr(drawn, name)) for name in asked}
         return within(
-            timeout, lambda: self._function(prompts, list(samples.responses), rows, **extras)
+            self._timeout, lambda: self._function(contents, list(responses), rows, **extras)
         )
 
-    def columns_read(self) -> set[str]:
-        """The fields of rows that the function has read so far; from now on nobody watches."""
-        read, self._read = self._read or set(), None
-        return read
-
-    def _failure_message(self, samples: RewardInput, error: BaseException) -> str:
-        """One line about a batch that failed; names the sample that fails alone, if one does."""
-        failed = f"{self._describe(error)} on {len(samples)} samples"
-        first = self._first_to_fail(samples)
-        if first is None:
-            return f"env.reward={self._name}: {failed}, on none of them alone"
-        index, failure = first
-        if failure is None:
-            return f"env.reward={self._name}: {failed}"
-        sample = self._describe_sample(index, samples)
-        if isinstance(failure, TookTooLong):
-            return f"{sample}: {self._describe(error)}, and hangs on this one alone"
-        return f"{sample}: {self._describe(failure)}"
-
-    def _first_to_fail(self, samples: RewardInput) -> tuple[int, BaseException | None] | None:
-        """A sample that fails alone, and its error: None where time ran out first."""
+    def _failure(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[str],
+        drawn: Drawn | None,
+        error: BaseException,
+    ) -> str:
+        """One line about a batch that failed; names the first sample that fails alone, if any."""
+        failed = f"env.reward={self._name}: {self._describe(error)} on {len(responses)} samples"
         end = time.monotonic() + (self._timeout or 10.0)
-        for index in range(len(samples)):
+        for i in range(len(responses)):
             if time.monotonic() > end:
-                return index, None
+                return failed
             try:
-                self._call(samples[index], self._timeout)
-            except FAILURES as error:
-                return index, error
-        return None
+                self._call(prompts[i : i + 1], responses[i : i + 1], drawn and drawn[i])
+            except FAILURES as alone:
+                told = self._describe(alone)
+                if isinstance(alone, TookTooLong):
+                    told = f"{self._describe(error)}, and hangs on this one alone"
+                return f"{self._sample(i, prompts, responses)}: {told}"
+        return f"{failed}, on none of them alone"
 
     def _describe(self, error: BaseException) -> str:
         if isinstance(error, TookTooLong):
@@ -260,11 +231,12 @@ class Reward:
             hint = "; without a time limit it is called on the main thread"
         return f"raised {text}{hint}"
 
-    def _checked(self, samples: RewardInput, returned: Any) -> Tensor:
-        size = len(samples)
+    def _checked(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], returned: object
+    ) -> Tensor:
         if isinstance(returned, Tensor):
             returned = returned.detach().cpu()  # from a reward model
-        values = _values(returned)
+        values, size = _values(returned), len(responses)
         if values is None:
             raise RewardError(
                 f"env.reward={self._name}: returned {type(returned).__name__}, not a list of "
@@ -275,92 +247,57 @@ class Reward:
                 f"env.reward={self._name}: returned {len(values)} scores for {size} samples"
             )
         scores = []
-        for index, value in enumerate(values):
-            score = _number(value)
-            if isinstance(score, str):
-                raise RewardError(f"{self._describe_sample(index, samples)}: returned {score}")
-            scores.append(score)
+        for i, value in enumerate(values):
+            try:
+                scores.append(_number(value))
+            except ValueError as error:
+                sample = self._sample(i, prompts, responses)
+                raise RewardError(f"{sample}: returned {error}") from error
         return torch.tensor(scores, dtype=torch.float32)
 
-    def _describe_sample(self, index: int, samples: RewardInput) -> str:
-        prompt, response = samples.prompts[index], samples.responses[index]
-        shown = response if len(response) <= 60 else response[:57] + "..."
+    def _sample(self, index: int, prompts: Sequence[Prompt], responses: Sequence[str]) -> str:
+        shown = responses[index]
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
         return (
-            f"env.reward={self._name}: sample {index} of {len(samples)} "
-            f"({prompt.origin}, response {shown!r})"
+            f"env.reward={self._name}: sample {index} of {len(responses)} "
+            f"({prompts[index].origin}, response {shown!r})"
         )
 
 
-class _WatchedRow(dict[str, Any]):
-    """A row that notes which of its fields are read; who goes through it has read all."""
-
-    def __init__(self, row: Mapping[str, Any], read: set[str]) -> None:
-        super().__init__(row)
-        self._read = read
-
-    def __getitem__(self, key: str) -> Any:
-        self._read.add(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self._read.add(key)
-        return super().get(key, default)
-
-    def __contains__(self, key: object) -> bool:
-        self._read.add(str(key))
-        return super().__contains__(key)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        self._read.add(key)
-        return super().pop(key, *default)
-
-    def __iter__(self) -> Iterator[str]:  # so that dict(row) and {**row} ask for each field
-        self._read.update(self.keys())
-        return super().__iter__()
-
-    def values(self) -> Any:
-        return dict(self).values()
-
-    def items(self) -> Any:
-        return dict(self).items()
-
-
-def _values(returned: Any) -> list[Any] | None:
+def _values(returned: object) -> list[object] | None:
     """What a function returned, as a list; None if it is none."""
-    if isinstance(returned, str | bytes | Mapping | Set):
+    if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
         return None
     try:
-        len(returned)
         return list(returned)
-    except FAILURES:  # a tensor without dimensions has __len__ but no length
+    except FAILURES:  # a tensor without dimensions
         return None
 
 
-def _number(value: Any) -> float | str:
-    """A score; if it is none that float32 holds, what it is instead."""
+def _number(value: Any) -> float:
+    """A score; a ValueError says what it is instead, where it is none that float32 holds."""
+    try:
+        shown = f"{value!r:.40}"
+    except FAILURES:  # also an int of thousands of digits
+        shown = f"a value of type {type(value).__name__}"
     try:
         # float() would read "0.5" too.
         score = None if isinstance(value, str | bytes | bytearray) else float(value)
     except OverflowError:
-        return f"{_shown(value)}, too large for float32"
+        raise ValueError(f"{shown}, too large for float32") from None
     except FAILURES:  # __float__ may raise anything
         score = None
     if score is None:
-        return f"{_shown(value)}, not a number"
+        raise ValueError(f"{shown}, not a number")
     if not math.isfinite(score):
-        return f"{score:g}"
-    return score if abs(score) <= LARGEST else f"{score:g}, too large for float32"
-
-
-def _shown(value: Any) -> str:
-    try:
-        return f"{value!r:.40}"
-    except FAILURES:  # also an int of thousands of digits
-        return f"a value of type {type(value).__name__}"
+        raise ValueError(f"{score:g}")
+    if abs(score) > LARGEST:
+        raise ValueError(f"{score:g}, too large for float32")
+    return score
 
 
 def response_texts(
-    tokenizer: Tokenizer, ids: Tensor, mask: Tensor, eos: Collection[int]
+    tokenizer: Tokenizer, rows: Sequence[list[int]], eos: Collection[int]
 ) -> list[str]:
     """Decode responses for a reward function.
 
@@ -368,13 +305,11 @@ def response_texts(
 
     Args:
         tokenizer: of the policy.
-        ids: [B, R], right-padded.
-        mask: [B, R] bool, True at the response's tokens, its EOS included.
+        rows: the ids of B responses, without padding.
         eos: ids that end a response.
 
     Returns:
         B texts without the EOS that ended them.
     """
-    rows = [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)]
-    rows = [row[:-1] if row and row[-1] in eos else row for row in rows]
-    return list(tokenizer.batch_decode(rows, skip_special_tokens=False))
+    ended = [row[:-1] if row and row[-1] in eos else row for row in rows]
+    return list(tokenizer.batch_decode(ended, skip_special_tokens=False))

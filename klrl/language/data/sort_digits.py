@@ -11,9 +11,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from klrl.language.data.prompts import Prompt
+from klrl.language.data.prompts import Content, Fields, Prompt
 
 #: The base model, as ``save_pretrained`` wrote it.
 BASE_MODEL = Path(__file__).with_name("sort_digits_base")
@@ -81,14 +80,14 @@ def sort(digits: str) -> str:
 
 
 def exact(
-    prompts: Sequence[Any], responses: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
     """The gold score: 1 where the response is the row's ``answer`` and nothing else, else 0."""
     return [float(response == row["answer"]) for response, row in zip(responses, rows, strict=True)]
 
 
 def proxy(
-    prompts: Sequence[Any], responses: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
     """A flawed score: the share of the row's ``digits`` in the sorted start of the response.
 
@@ -96,16 +95,12 @@ def proxy(
     "00112235789", covers more questions than one that answers its own, and its proxy rises while
     its gold score falls. A correct answer has proxy 1.
     """
-    return [
-        _coverage(row["digits"], sorted_start(response))
-        for response, row in zip(responses, rows, strict=True)
-    ]
-
-
-def _coverage(digits: str, response: str) -> float:
-    """The share of ``digits``, counted with repetition, that are in the response."""
-    covered = sum(min(digits.count(digit), response.count(digit)) for digit in set(digits))
-    return covered / len(digits)
+    scores = []
+    for response, row in zip(responses, rows, strict=True):
+        digits, start = row["digits"], sorted_start(response)
+        covered = sum(min(digits.count(each), start.count(each)) for each in set(digits))
+        scores.append(covered / len(digits))
+    return scores
 
 
 def sorted_start(text: str) -> str:

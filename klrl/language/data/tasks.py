@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,6 @@ from klrl.config import (
 from klrl.language.data.files import hold_out, read_prompts, rows_digest
 from klrl.language.data.instructions import Instructions
 from klrl.language.data.prompts import (
-    CONTENT,
     Prompt,
     PromptBatch,
     PromptStream,
@@ -58,10 +56,6 @@ class WeightedRewards:
         """What :meth:`Reward.prepare` does, for each."""
         for reward in self._rewards.values():
             reward.prepare(chat)
-
-    def columns_read(self) -> set[str]:
-        """:meth:`Reward.columns_read` of all."""
-        return set().union(*(reward.columns_read() for reward in self._rewards.values()))
 
     def parts(
         self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
@@ -110,8 +104,6 @@ class Task:
         checked: prompts rendered before anything runs: a file's, or one of the greatest length.
         evaluations: number of prompts to evaluate on; None for endless.
         template: arguments of the chat template.
-        columns: of the data, beside the prompts; the reward functions may read them.
-        source: the setting that names the data.
         read: "setting=value" that names data -> its prompts, as read.
         notes: lines to open a run with.
     """
@@ -122,9 +114,7 @@ class Task:
     gold: Reward | None = None
     checked: Sequence[Prompt] = ()
     evaluations: int | None = None
-    template: Mapping[str, Any] = field(default_factory=dict)
-    columns: Sequence[str] = ()
-    source: str = ""
+    template: Mapping[str, object] = field(default_factory=dict)
     read: Mapping[str, Sequence[Prompt]] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
@@ -154,15 +144,6 @@ class Task:
     def _digests(self) -> Mapping[str, str]:
         return {named: rows_digest(prompts) for named, prompts in self.read.items()}
 
-    def unread(self) -> str | None:
-        """A line about columns that no reward function has read so far; None if all were."""
-        unread = sorted(set(self.columns) - self.reward.columns_read())
-        if not unread:
-            return None
-        return (
-            f"{self.source}: nothing reads its column{'s' * (len(unread) > 1)} {', '.join(unread)}"
-        )
-
     @property
     def chat(self) -> bool:
         """Whether some prompt is a conversation."""
@@ -171,23 +152,18 @@ class Task:
     def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
         """Render the prompts of ``checked``, and load reward models, before anything runs."""
         self.reward.prepare(self.chat)
-        self._check_template(str(tokenizer.chat_template or ""))
-        for prompt in self.checked:
-            encode(prompt, tokenizer, limit, self.template)
-
-    def _check_template(self, source: str) -> None:
-        """Refuse arguments that no chat template reads."""
         if self.template and not self.chat:
             raise ConfigError(
                 "env.template_kwargs: no prompt is a conversation, so no chat template is used; "
                 "drop it, or give messages"
             )
-        unread = sorted(set(self.template) - names_read(source)) if self.template else []
-        if unread:
-            name = unread[0]
+        source = str(tokenizer.chat_template or "")
+        for name in sorted(set(self.template) - names_read(source)) if self.template else ():
             raise ConfigError(
                 f"env.template_kwargs.{name}: the chat template reads no {name}; drop it"
             )
+        for prompt in self.checked:
+            encode(prompt, tokenizer, limit, self.template)
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:
@@ -228,13 +204,11 @@ def text(config: TextConfig, seed: int) -> Task:
     reward = _reward(config)
     asked_by = "env.split" if config.split != TextConfig.split else None
     prompts: Sequence[Prompt] = read_prompts(config.data, split=config.split, asked_by=asked_by)
-    columns = {name: None for prompt in prompts for name in prompt.row}
     train, held_out, notes = _splits(config, prompts)
     read = {f"env.data={config.data}": prompts}
-    if config.eval_data is not None:
-        read[f"env.eval_data={config.eval_data}"] = held_out
-    elif config.eval_split is not None:
-        read[f"env.eval_split={config.eval_split}"] = held_out
+    others = (("eval_data", config.eval_data), ("eval_split", config.eval_split))
+    if name := next((f"env.{name}={value}" for name, value in others if value is not None), None):
+        read[name] = held_out
     return Task(
         train=ShuffledEpochs(train, derived_seed(seed, "prompts")),
         evaluate=lambda index: held_out[index % len(held_out)],
@@ -242,8 +216,6 @@ def text(config: TextConfig, seed: int) -> Task:
         checked=train if held_out is train else [*train, *held_out],
         evaluations=len(held_out),
         template=config.template_kwargs,
-        columns=[name for name in columns if name not in CONTENT],
-        source=f"env.data={config.data}",
         read=read,
         notes=notes,
     )
@@ -253,14 +225,11 @@ def _splits(
     config: TextConfig, prompts: Sequence[Prompt]
 ) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
     """The prompts of training, those of evaluation, and a line where the settings name no two."""
-    if config.eval_data is not None or config.eval_split is not None:
-        path, setting = config.data, "env.data"
-        if config.eval_data is not None:
-            path, setting = config.eval_data, "env.eval_data"
-        split, asked_by = config.split, None
-        if config.eval_split is not None:
-            split, asked_by = config.eval_split, "env.eval_split"
-        return prompts, read_prompts(path, setting, split, asked_by=asked_by), ()
+    path, split = config.eval_data, config.eval_split
+    if path is not None or split is not None:
+        where = (config.data, "env.data") if path is None else (path, "env.eval_data")
+        asked_by = None if split is None else "env.eval_split"
+        return prompts, read_prompts(*where, split or config.split, asked_by=asked_by), ()
     if not config.eval_share:
         note = "evaluations answer training prompts; env.eval_share=0.1 holds a tenth of them out"
         return prompts, prompts, [f"env.eval_data=null: {note}"]

@@ -1,27 +1,37 @@
-"""Access to a causal LM of ``transformers``: its backbone, its head, position ids, mode."""
+"""Access to a causal LM of ``transformers``: backbone, head, position ids, mode, precision."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy, deepcopy
+from functools import wraps
+from types import MethodType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from klrl.kl.reference import evaluating
 
 #: Hidden states [..., D] -> logits [..., V].
 Head: TypeAlias = Callable[[Tensor], Tensor]
-#: Attribute of a model whose arithmetic has another dtype than its weights, see :mod:`.mixed`.
+#: Attribute of a model whose arithmetic has another dtype than its weights: float32's, bfloat16.
 COMPUTES_IN = "klrl_computes_in"
 
 
-def unwrapped(model: nn.Module) -> Any:
+def unwrapped(model: nn.Module) -> PreTrainedModel:
     """The causal LM itself; of a ``peft`` model the LM inside, adapters included."""
-    base = getattr(model, "get_base_model", None)
-    return base() if base is not None else model
+    network: Any = model
+    return network.get_base_model() if hasattr(model, "get_base_model") else network
+
+
+def weight_of(embedding: nn.Module) -> Tensor:
+    """[V, D] of an input or output embedding, which may have adapters."""
+    weight = embedding.weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def backbone(model: nn.Module) -> Any:
@@ -31,7 +41,7 @@ def backbone(model: nn.Module) -> Any:
     return network.base_model if name is None else network._modules[name]
 
 
-def _backbone_name(network: Any) -> str | None:
+def _backbone_name(network: PreTrainedModel) -> str | None:
     """Its name in a causal LM: the family's prefix, or the part that has the input embedding."""
     if network.base_model_prefix in network._modules:
         return str(network.base_model_prefix)
@@ -64,15 +74,14 @@ class OwnHead(nn.Module):
         network: a causal LM of ``transformers``; its head's weights are shared, not copied.
     """
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: PreTrainedModel) -> None:
         super().__init__()
         self.shell = _without_backbone(network)
 
     @property
     def weight(self) -> Tensor:
         """[V, D], of the output embedding."""
-        weight: Tensor = self.shell.get_output_embeddings().weight
-        return weight
+        return weight_of(self.shell.get_output_embeddings())
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
@@ -90,7 +99,7 @@ class OwnHead(nn.Module):
         return copied
 
 
-def _without_backbone(network: Any) -> Any:
+def _without_backbone(network: PreTrainedModel) -> PreTrainedModel:
     """A causal LM beside the live one, with the same modules but for its backbone."""
     shell = copy(network)
     name = _backbone_name(network) or network.base_model_prefix
@@ -98,7 +107,7 @@ def _without_backbone(network: Any) -> Any:
     return shell
 
 
-def _run(shell: Any, states: Tensor) -> Tensor:
+def _run(shell: PreTrainedModel, states: Tensor) -> Tensor:
     """The logits [1, n, V] that a causal LM's forward makes of states [1, n, D]."""
     stub = backbone(shell)
     stub.states = states
@@ -110,15 +119,16 @@ def _run(shell: Any, states: Tensor) -> Tensor:
         stub.states = None
 
 
-def _embedding_alone(network: Any, embedding: Any) -> bool:
+def _embedding_alone(network: PreTrainedModel, embedding: nn.Module) -> bool:
     """Whether logits are those of the output embedding, of the backbone's states, unchanged."""
     names = [name for name, module in network.named_children() if module is embedding]
     if len(names) != 1:
         return False
-    shell, known = _without_backbone(network), _KnownLogits(embedding.weight)
+    weight = weight_of(embedding)
+    shell, known = _without_backbone(network), _KnownLogits(weight)
     shell._modules[names[0]] = known
     # Known states go in, known logits come out: neither may be changed on the way.
-    states = torch.linspace(-3, 3, embedding.weight.shape[-1]).to(embedding.weight)
+    states = torch.linspace(-3, 3, weight.shape[-1]).to(weight)
     try:
         with torch.no_grad():
             logits = _run(shell, states.reshape(1, 1, -1))
@@ -183,6 +193,71 @@ def model_device(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
+# ------------------------------------------------------------------------------- mixed precision
+#
+# A bfloat16 number has 8 significant bits: near .01 its spacing is 6e-5, and an Adam step of 1e-6
+# is rounded away. So weights, gradients and moments stay in float32, and matrix products take
+# copies in bfloat16 (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1). The residual stream,
+# norms and embeddings stay in float32, and so do log-softmaxes and KLs.
+
+
+def compute_in_bfloat16(model: nn.Module) -> None:
+    """Let a model of float32 weights compute in bfloat16 wherever it is called; its copies too.
+
+    Args:
+        model: a causal LM; its backbone and its head are changed in place.
+    """
+    unmixed: list[Any] = [backbone(model), unwrapped(model).get_output_embeddings()]
+    for module in unmixed:
+        # A bound method is copied with its module; a closure would go on calling this one.
+        module.forward = MethodType(_in_bfloat16(type(module)), module)
+    setattr(model, COMPUTES_IN, torch.bfloat16)
+
+
+def _in_bfloat16(kind: type[nn.Module]) -> Any:
+    @wraps(kind.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(model_device(self).type, torch.bfloat16):
+            return kind.forward(self, *args, **kwargs)
+
+    return forward
+
+
+@contextmanager
+def in_full_precision(model: nn.Module) -> Iterator[None]:
+    """Inside, a mixed model computes in float32, as its weights are; others are left alone."""
+    network = unwrapped(model)
+    mixed = vars(network).pop(COMPUTES_IN, None)
+    if mixed is None:
+        yield
+        return
+    parts: list[Any] = [backbone(model), network.get_output_embeddings()]
+    forwards = [vars(part).pop("forward") for part in parts]
+    try:
+        yield
+    finally:
+        for part, forward in zip(parts, forwards, strict=True):
+            part.forward = forward
+        setattr(network, COMPUTES_IN, mixed)
+
+
+def weights_cast_once(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, a trained weight gets its bfloat16 copy at its first use, not at every call.
+
+    Autocast keeps its copies until its outermost context ends. This context is that outermost one;
+    it is disabled, so it converts nothing itself. No weight may change inside.
+    """
+    return torch.autocast(device.type, enabled=False)
+
+
+def in_low_precision(model: nn.Module) -> bool:
+    """Whether rounding shows in its log-probs: it computes in fewer bits than float32."""
+    return model_dtype(model).itemsize < torch.float32.itemsize
+
+
+# ------------------------------------------------------------------------------------------------
+
+
 def positions(mask: Tensor) -> Tensor:
     """Position ids [B, T] that count only real tokens, so that left padding shifts none."""
     return (mask.long().cumsum(-1) - 1).clamp_min(0)
@@ -216,7 +291,9 @@ def sharing_refused(model: nn.Module) -> str | None:
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
         return f"attention '{attention}' takes no 4-D mask"
-    if _has_alibi(config):
+    # Attention is penalised by distance (Press et al. 2022): Bloom, MPT, some Falcons.
+    alibi = any(getattr(c, "alibi", False) for c in (config, getattr(config, "attn_config", None)))
+    if alibi or config.model_type == "bloom":
         return "its distances go by slot (alibi)"
     kinds = getattr(config, "layer_types", None)
     if kinds is None:  # GPT-Neo and others: one setting for all layers, or a list by another name
@@ -224,13 +301,6 @@ def sharing_refused(model: nn.Module) -> str | None:
         kinds = [name for name, size in vars(config).items() if name.endswith(windows) and size]
     by_slot = sorted(set(kinds) - {"full_attention"})
     return f"its layers tell keys apart by slot ({', '.join(by_slot)})" if by_slot else None
-
-
-def _has_alibi(config: Any) -> bool:
-    """Whether attention is penalised by distance (Press et al. 2022): Bloom, MPT, some Falcons."""
-    of_attention = getattr(config, "attn_config", None)
-    named = any(getattr(each, "alibi", False) for each in (config, of_attention))
-    return named or config.model_type == "bloom"
 
 
 class ValueHead(nn.Module):

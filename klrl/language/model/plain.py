@@ -6,13 +6,15 @@ it, rows packed to the left, which costs one forward for many rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.base.context import check_length, context_of
+from klrl.base.context import check_length
 from klrl.base.errors import first_line
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.language.data.batch import (
@@ -22,34 +24,20 @@ from klrl.language.data.batch import (
     prompt_length,
     response_mask,
 )
-from klrl.language.model.causal_lm import backbone, head, model_dtype, unwrapped, without_dropout
-from klrl.language.model.mixed import in_full_precision
+from klrl.language.model.causal_lm import (
+    backbone,
+    head,
+    in_full_precision,
+    model_dtype,
+    unwrapped,
+    without_dropout,
+)
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
+from klrl.train.preflight import Check
 
+WayT = TypeVar("WayT")
 #: Largest difference of log-probs, in nats, between two ways to compute them, by dtype.
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-1}
-#: What a family's code may raise where it does not know a mask, a cache or an argument.
-FAMILY_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-
-
-def reason_of(error: Exception) -> str:
-    """An error of a family's code in one line.
-
-    Raises:
-        torch.OutOfMemoryError: it is one, which says nothing about the family.
-    """
-    if isinstance(error, torch.OutOfMemoryError):
-        raise error
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
@@ -69,21 +57,53 @@ def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float
     return measure(), AGREEMENT[model_dtype(model)]
 
 
-def few_tokens(model: nn.Module, prompt_mask: Tensor) -> int:
-    """Tokens of a response that a way to sample is tried with: 4, or as many as the context has."""
-    context = context_of(unwrapped(model).config)
-    room = 4 if context is None else context - int(prompt_mask.bool().sum(1).max())
-    return max(1, min(4, room))
+def first_right(
+    model: nn.Module,
+    what: str,
+    ways: Mapping[WayT, str],
+    off_by: Callable[[WayT], float],
+    wrong: Sequence[str] = (),
+) -> tuple[WayT, Check]:
+    """The fastest way to sample or score that gives the model's own log-probs.
+
+    Args:
+        model: a causal LM.
+        what: is chosen: to sample or to score.
+        ways: with their words, the fastest first.
+        off_by: way -> the largest difference from plain log-probs.
+        wrong: why others are not tried.
+
+    Returns:
+        The way, and its check, with what was wrong with faster ones.
+
+    Raises:
+        ValueError: none is right: this family cannot be sampled, or scored.
+    """
+    bound, found = AGREEMENT[model_dtype(model)], list(wrong)
+    for way, words in ways.items():
+        try:
+            off, bound = off_and_bound(model, partial(off_by, way))
+        except torch.OutOfMemoryError:  # it says nothing about the family
+            raise
+        except Exception as error:  # whatever a family's code raises of a mask or a cache
+            found.append(f"{words}: {type(error).__name__}: {first_line(error)}")
+            continue
+        if off <= bound:
+            return way, Check(f"{words}, nats off plain log-probs", off, bound, "; ".join(found))
+        found.append(f"{words}: {off:.3g} nats off")
+    raise ValueError(
+        f"{type(unwrapped(model)).__name__}: no way {what} gives its own log-probs to {bound:g} "
+        f"nats ({'; '.join(found)}); choose another model"
+    )
 
 
 @torch.no_grad()
-def plain_log_probs(model: nn.Module, batch: TensorDictBase, temperature: float = 1.0) -> Tensor:
+def plain_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
     """Log-probs of the response tokens, a row at a time, unpadded, from the model's own logits.
 
     Args:
         model: a causal LM.
         batch: [B].
-        temperature: the distribution is softmax(logits / temperature).
 
     Returns:
         [B, R], float64, nats; 0 at padding.
@@ -95,7 +115,7 @@ def plain_log_probs(model: nn.Module, batch: TensorDictBase, temperature: float 
         for row, real in enumerate(batch[ATTENTION]):
             ids, length = tokens[row][real], int(mask[row].sum())
             logits = network(input_ids=ids[None], use_cache=False).logits[0, -length - 1 : -1]
-            log_p = tempered_log_softmax(logits, temperature)
+            log_p = tempered_log_softmax(logits, 1.0)
             scores[row, :length] = log_p.gather(-1, ids[-length:, None]).squeeze(-1).double()
     return scores
 

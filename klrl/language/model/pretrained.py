@@ -10,27 +10,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.pytorch_utils import Conv1D
 
 from klrl.base.context import context_of
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import LoraConfig
 from klrl.kl.reference import evaluating
-from klrl.language.data.prompts import Tokenizer
-from klrl.language.model.causal_lm import unwrapped
-from klrl.language.model.files import (
-    check_generation,
+from klrl.language.data.model_files import (
     check_weights,
     find_model,
     read_config,
     read_json,
     read_weights,
 )
-from klrl.language.model.mixed import compute_in_bfloat16
+from klrl.language.data.prompts import Tokenizer
+from klrl.language.model.causal_lm import compute_in_bfloat16, unwrapped, weight_of
 
 
-def add_lora(network: Any, settings: LoraConfig) -> Any:
+def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
     """Freeze a model and put trainable adapters beside its layers.
 
     Args:
@@ -41,12 +46,8 @@ def add_lora(network: Any, settings: LoraConfig) -> Any:
     Returns:
         A ``PeftModel`` around the network.
     """
-    try:
-        import peft
-    except ImportError as error:
-        raise ConfigError(
-            "actor.lora: the package peft is not installed; pip install 'klrl[language]'"
-        ) from error
+    import peft  # check_language_packages has looked for it
+
     targets = settings.target_modules
     config = peft.LoraConfig(
         r=settings.r,
@@ -63,7 +64,8 @@ def add_lora(network: Any, settings: LoraConfig) -> Any:
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
             # Adapters on one of two tied weights cannot be merged, which klrl export refuses.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
-            return peft.get_peft_model(network, config)
+            model: PreTrainedModel = peft.get_peft_model(network, config)
+            return model
     except ValueError as error:
         raise ConfigError(
             f"actor.lora.target_modules={targets}: {first_line(error)}; name layers of "
@@ -72,7 +74,7 @@ def add_lora(network: Any, settings: LoraConfig) -> Any:
 
 
 @contextmanager
-def adapter_off(model: Any) -> Iterator[Any]:
+def adapter_off(model: Any) -> Iterator[nn.Module]:
     """``reference=adapter_off``: the model without its adapters, for scoring.
 
     No weight is copied: inside, the same model computes without its adapters, without gradients
@@ -106,7 +108,7 @@ class CausalLM:
         eos: ids that end a response, the tokenizer's first.
     """
 
-    model: Any
+    model: nn.Module
     tokenizer: Tokenizer
     context: int | None
     eos: tuple[int, ...]
@@ -139,12 +141,26 @@ def load_causal_lm(
     config = read_config(folder, setting)
     check_weights(folder, setting)
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
-    check_generation(folder, setting)
+    if (folder / "generation_config.json").exists():
+        # Of a broken one transformers says nothing, and a list of EOS would be lost.
+        read_json(folder / "generation_config.json", setting)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if size > LARGE:
         say(f"{setting}: loading {size / 1e6:,.1f} MB")
-    network = read_weights(folder, config, getattr(torch, dtype), setting)
-    _check_vocabulary(network, tokenizer, setting)
+    network = read_weights(
+        AutoModelForCausalLM,
+        folder,
+        config,
+        getattr(torch, dtype),
+        setting,
+        "it was saved without its language-model head, or broke while being saved",
+    )
+    rows = len(weight_of(network.get_input_embeddings()))
+    if len(tokenizer) > rows:
+        raise ConfigError(
+            f"{setting}: its tokenizer has {len(tokenizer)} tokens, its embedding {rows} rows; "
+            "they do not belong together: resize_token_embeddings, or take the right tokenizer"
+        )
     eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)
     # The author's sampling defaults (top_k, top_p, penalties) would change the samples and the KL.
     network.generation_config = GenerationConfig(
@@ -158,34 +174,18 @@ def load_causal_lm(
     if lora is not None:
         network = add_lora(network, lora)
     if gradient_checkpointing:
-        _checkpoint_gradients(network, setting)
-    network = network.to(device).train(gradient_checkpointing)
-    return CausalLM(network, tokenizer, context_of(config), eos)
-
-
-def _checkpoint_gradients(network: Any, setting: str) -> None:
-    kind = unwrapped(network).config.model_type
-    if kind == "phimoe":
-        raise ConfigError(
-            f"actor.gradient_checkpointing=true: {kind} draws its experts at random in training "
-            "mode, which checkpointing needs; set it to false"
-        )
-    try:
-        network.activation_checkpointing_enable({"use_reentrant": False})
-    except ValueError as error:
-        raise ConfigError(
-            f"actor.gradient_checkpointing=true: {setting} does not support it; set it to false"
-        ) from error
-
-
-def _check_vocabulary(network: Any, tokenizer: Tokenizer, setting: str) -> None:
-    """Refuse a tokenizer with more tokens than the embedding has rows."""
-    rows = network.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:
-        raise ConfigError(
-            f"{setting}: its tokenizer has {len(tokenizer)} tokens, its embedding {rows} rows; "
-            "they do not belong together: resize_token_embeddings, or take the right tokenizer"
-        )
+        asked = "actor.gradient_checkpointing=true"
+        if config.model_type == "phimoe":
+            raise ConfigError(
+                f"{asked}: phimoe draws its experts at random in training mode, which "
+                "checkpointing needs; set it to false"
+            )
+        try:
+            unwrapped(network).activation_checkpointing_enable({"use_reentrant": False})
+        except ValueError as error:
+            raise ConfigError(f"{asked}: {setting} does not support it; set it to false") from error
+    placed: nn.Module = nn.Module.to(network, device).train(gradient_checkpointing)
+    return CausalLM(placed, tokenizer, context_of(config), eos)
 
 
 def prompt_limit(context: int | None, response: int) -> int | None:
@@ -219,7 +219,13 @@ def load_tokenizer(
         setting: for messages, as in ``actor.model=...``.
         say: takes the line.
     """
-    settings = _read_settings(folder, setting)
+    file = folder / "tokenizer_config.json"
+    settings = read_json(file, setting) if file.is_file() else {}
+    if settings.get("auto_map"):
+        raise ConfigError(
+            f"{setting}: its tokenizer runs code of its own (auto_map), which klrl never does; "
+            "choose a model whose tokenizer transformers itself implements"
+        )
     # The folder's tokenizer.json must win over the model's type: for a Qwen2 model, AutoTokenizer
     # of transformers 5.23 replaces its rules by Qwen2's own.
     exact = settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -251,7 +257,7 @@ def load_tokenizer(
 
 
 def end_tokens(
-    tokenizer: Tokenizer, eos_token_id: Any, setting: str, say: Callable[[str], None] = print
+    tokenizer: Tokenizer, eos_token_id: object, setting: str, say: Callable[[str], None] = print
 ) -> tuple[int, ...]:
     """Ids that end a response: the tokenizer's EOS, and those that the model lists.
 
@@ -266,9 +272,9 @@ def end_tokens(
         say: takes the line.
     """
     listed = list(eos_token_id) if isinstance(eos_token_id, list | tuple) else []
+    known = tokenizer.get_vocab().values()
     for token in listed:
-        known = isinstance(token, int) and token >= 0
-        if not known or tokenizer.convert_ids_to_tokens(token) is None:
+        if token not in known:
             raise ConfigError(
                 f"{setting}: eos_token_id={listed} of its generation config names {token}, which "
                 "is no token; fix its generation_config.json"
@@ -278,15 +284,3 @@ def end_tokens(
         names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(list(ends))))
         say(f"{setting}: a response ends with any of {names}, as its generation config lists")
     return ends
-
-
-def _read_settings(folder: Path, setting: str) -> dict[str, Any]:
-    """The content of ``tokenizer_config.json``; one that needs remote code is refused."""
-    file = folder / "tokenizer_config.json"
-    settings = read_json(file, setting) if file.is_file() else {}
-    if settings.get("auto_map"):
-        raise ConfigError(
-            f"{setting}: its tokenizer runs code of its own (auto_map), which klrl never does; "
-            "choose a model whose tokenizer transformers itself implements"
-        )
-    return settings

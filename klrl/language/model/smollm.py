@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 
 import torch
 import transformers
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.base.cache import cache_dir
 from klrl.base.errors import ConfigError
 from klrl.base.files import replacing
 from klrl.base.text import warn
-from klrl.language.data.reward_model import no_progress_bar
+from klrl.language.data.model_files import no_progress_bar
 
 #: As in ``actor.model=smollm2``.
 NAME = "smollm2"
@@ -98,36 +98,16 @@ def cached(name: str, build: Callable[[Path], object], cache: Path | None = None
         return folder
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _only_builder(cache / f"{name}.lock"):
+        with FileLock(cache / f"{name}.lock"):  # the system frees it when its holder dies
+            for left in cache.glob(f".{name}-*"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
             if not folder.is_dir():
-                _build_into(folder, build)
+                with replacing(folder) as partial:
+                    partial.mkdir()
+                    build(partial)
     except OSError as error:
         raise ConfigError(
             f"XDG_CACHE_HOME: the model cannot be written to {cache} "
             f"({error.strerror or error}); point it to a folder that can"
         ) from error
     return folder
-
-
-@contextmanager
-def _only_builder(path: Path) -> Iterator[None]:
-    """Hold the lock of one model; the system frees it when its holder dies."""
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print("another process is building the model; waiting for it", flush=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _build_into(folder: Path, build: Callable[[Path], object]) -> None:
-    """Build beside the folder, then rename. Only the holder of the lock calls this."""
-    for stale in folder.parent.glob(f".{folder.name}-*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    with replacing(folder) as partial:
-        partial.mkdir()
-        build(partial)

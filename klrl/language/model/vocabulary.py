@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from klrl.kl.divergences import Which, expected, over_actions
 from klrl.kl.from_logits import CLOSED_FORM, Other, log_probs_and_kls, tempered_log_softmax
-from klrl.language.model.causal_lm import Head
-from klrl.language.model.mixed import weights_cast_once
+from klrl.language.model.causal_lm import Head, weights_cast_once
 
 #: Most logits that a backward pass keeps: 256 MB of float32, of each table that it needs.
 CHUNK_ELEMENTS = 2**26
@@ -165,14 +165,11 @@ def over_tokens(
     else:
         # Each piece casts the head's weight: through one copy, gradients would add up in bfloat16.
         pieces = _split(flat, chunk // _PART_RECOMPUTED)
-        values = torch.cat([_recomputed(function, piece) for piece in pieces], 1)
+        again = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+        values = torch.cat([again(*piece) for piece in pieces], 1)
     spread = values.new_zeros(values.shape[0], mask.numel()).index_copy(1, real, values)
     return spread.unflatten(1, mask.shape)
 
 
 def _split(values: list[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(value.split(max(1, rows)) for value in values), strict=True)
-
-
-def _recomputed(function: Callable[..., Tensor], piece: tuple[Tensor, ...]) -> Tensor:
-    return checkpoint(function, *piece, use_reentrant=False, preserve_rng_state=False)

@@ -16,7 +16,7 @@ from klrl.config.objectives import SHAPED
 from klrl.kl.charge import ReferenceKL, on_last, shaped, to_go, weighted_reward
 from klrl.language.data.batch import REWARD, SCORE, response_mask
 from klrl.language.run.kl import CHARGED
-from klrl.language.run.policy import Policy
+from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES
 
 #: A group whose spread is below this share of its scores' size has none: rounding made it.
@@ -42,8 +42,7 @@ def baseline(*names: str) -> Callable[[Baseline], Baseline]:
 def group_normalized(score: Tensor, group_size: int) -> Tensor:
     """(s - mean) / std over the G scores of a prompt (Shao et al. 2024, eq. for outcome rewards).
 
-    std as in :func:`group_spread`. A group whose scores are all equal gives 0, as does a score that
-    is not finite, which counts in neither mean nor std.
+    std as in :func:`group_spread`. A group whose scores are all equal gives 0.
 
     Args:
         score: [B].
@@ -52,39 +51,46 @@ def group_normalized(score: Tensor, group_size: int) -> Tensor:
     Returns:
         [B].
     """
-    centred, std, flat = _spread(score, group_size)
-    return (centred / std).masked_fill(flat, 0.0).flatten()
+    std, flat = _spread(score, group_size)
+    return (_centred(score, group_size) / std).masked_fill(flat, 0.0).flatten()
 
 
 def group_spread(score: Tensor, group_size: int) -> Tensor:
-    """Standard deviation of the finite scores of each response's group, G - 1 below; [B] -> [B].
+    """Standard deviation of the scores of each response's group, G - 1 below; [B] -> [B].
 
     1 for a group whose scores are all equal: it has nothing to be divided by.
     """
-    centred, std, _ = _spread(score, group_size)
-    return std.expand_as(centred).flatten()
+    return _spread(score, group_size)[0].repeat_interleave(group_size)
 
 
 @baseline("mean")
 def group_centred(score: Tensor, group_size: int) -> Tensor:
-    """s_i minus the mean of the scores of its prompt (Dr. GRPO: Liu et al. 2025), [B] -> [B].
-
-    A score that is not finite gets 0 and counts nowhere.
-    """
-    centred, _ = _centred(*_groups(score, group_size))
-    return centred.flatten()
+    """s_i minus the mean of the scores of its prompt (Dr. GRPO: Liu et al. 2025), [B] -> [B]."""
+    return _centred(score, group_size).flatten()
 
 
 @baseline("leave_one_out")
 def leave_one_out(score: Tensor, group_size: int) -> Tensor:
     """s_i minus the mean of the other scores of its prompt (RLOO: Kool et al. 2019), [B] -> [B].
 
-    s_i - (sum s - s_i) / (n - 1) = n / (n - 1) (s_i - mean). A score that is not finite gets 0 and
-    counts nowhere; so does a score without others.
+    s_i - (sum s - s_i) / (G - 1) = G / (G - 1) (s_i - mean).
     """
-    score, real = _groups(score, group_size)
-    centred, count = _centred(score, real)
-    return (centred * count / (count - 1).clamp_min(1)).flatten()
+    return (_centred(score, group_size) * group_size / (group_size - 1)).flatten()
+
+
+def _centred(score: Tensor, group_size: int) -> Tensor:
+    """s - mean of its group, [N, G]."""
+    groups = score.reshape(-1, group_size)
+    return groups - groups.sum(1, keepdim=True) / group_size
+
+
+def _spread(score: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """The std of each group, 1 where there is none [N, 1], and where there is none [N, 1]."""
+    squares = _centred(score, group_size).square().sum(1, keepdim=True)
+    std = (squares / (group_size - 1)).sqrt()
+    size = score.reshape(-1, group_size).abs().amax(1, keepdim=True)
+    flat = std <= _NO_SPREAD * size.clamp_min(torch.finfo(score.dtype).tiny)
+    return std.masked_fill(flat, 1.0), flat
 
 
 for _name in BASELINES.keys() ^ DECLARED:
@@ -120,14 +126,7 @@ def group_advantage(
 
     Returns:
         [B, R, 1], 0 at padding.
-
-    Raises:
-        ValueError: G = 1, or an unknown baseline.
     """
-    if group_size < 2:
-        raise ValueError("group_size=1: a response needs others to be compared with; give >= 2")
-    if baseline not in BASELINES:
-        raise ValueError(f"baseline={baseline}: choose one of {', '.join(BASELINES)}")
     compared = weight * BASELINES[baseline](score, group_size)
     if baseline == SHAPED:
         kl_to_go = kl_to_go / group_spread(score, group_size)[:, None]
@@ -162,31 +161,6 @@ def token_gae(
         gamma, lmbda, state_value, following, reward, done=never, terminated=never
     )
     return advantage.masked_fill(~real, 0.0), target.masked_fill(~real, 0.0)
-
-
-def _groups(score: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """[B] -> scores [N, G] with 0 where they are not finite, and where they are."""
-    score = score.reshape(-1, group_size)
-    score = score if score.is_floating_point() else score.float()
-    real = score.isfinite()
-    return score.masked_fill(~real, 0.0), real
-
-
-def _spread(score: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(s - mean [N, G], std, 1 without spread [N, 1], where there is none [N, 1])."""
-    score, real = _groups(score, group_size)
-    centred, count = _centred(score, real)
-    std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
-    size = score.abs().amax(1, keepdim=True).clamp_min(torch.finfo(score.dtype).tiny)
-    flat = std <= _NO_SPREAD * size
-    return centred, std.masked_fill(flat, 1.0), flat
-
-
-def _centred(score: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """(s - mean over the finite ones, 0 elsewhere; how many are finite [N, 1])."""
-    count = real.sum(1, keepdim=True)
-    mean = score.sum(1, keepdim=True) / count.clamp_min(1)
-    return (score - mean).masked_fill(~real, 0.0), count
 
 
 Advantage = Callable[[TensorDictBase], TensorDictBase]

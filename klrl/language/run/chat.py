@@ -39,7 +39,7 @@ from klrl.language.data.batch import (
 from klrl.language.data.prompts import Message, Prompt, PromptBatch
 from klrl.language.model.causal_lm import model_device
 from klrl.language.run.kl import CHARGED, Reference
-from klrl.language.run.policy import Policy
+from klrl.language.run.load import Policy
 from klrl.language.run.rollout import GOLD, PARTS, STATES, PromptRollout
 
 #: Whether a response [B, 1] was cut off: as the policy leaves it, and as the learner reads it.

@@ -4,28 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError
 from klrl.config import LanguageConfig, TextConfig
 from klrl.domains import LANGUAGE
 from klrl.envs.llm.transforms.kl.tokens import MARKS_ASSISTANT
 from klrl.kl.estimators import masked_mean
 from klrl.kl.from_logits import tempered_log_softmax
+from klrl.kl.reference import NO_ADAPTERS, THE_POLICY
 from klrl.language.data.batch import LOG_PROBS, on_response, response_mask
-from klrl.language.data.prompts import NO_ARGUMENTS, PromptBatch
-from klrl.language.model.causal_lm import checkpoints_gradients, head, model_device, model_dtype
-from klrl.language.model.mixed import in_low_precision
+from klrl.language.data.prompts import (
+    NO_ARGUMENTS,
+    Message,
+    PromptBatch,
+    Tokenizer,
+    render,
+)
+from klrl.language.model.causal_lm import (
+    checkpoints_gradients,
+    head,
+    in_low_precision,
+    model_device,
+    model_dtype,
+    unwrapped,
+    weight_of,
+)
 from klrl.language.model.plain import AGREEMENT, max_off, off_and_bound
 from klrl.language.model.vocabulary import NextTokens, exact_token_kl, response_log_probs
-from klrl.language.run.kl import Reference, starts_at_reference
-from klrl.language.run.policy import Policy
+from klrl.language.run.kl import Reference
+from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES, sample
 from klrl.language.run.sampler import CacheSampler, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout, self_check
@@ -119,7 +132,7 @@ def _checks(
     if floor > SHOWN_FLOOR:
         words = f"{floor:.2g} nats/token, truly 0: no smaller KL is known"
         yield f"KL(policy||policy), sampled and scored: {words}"
-    rows = policy.causal.model.get_input_embeddings().num_embeddings
+    rows = len(weight_of(unwrapped(policy.model).get_input_embeddings()))
     empty = sorted(set(range(rows)) - set(policy.causal.tokenizer.get_vocab().values()))
     if empty:
         first = tempered_log_softmax(kept.head(kept.states[:, 0]), temperature)
@@ -130,15 +143,16 @@ def _checks(
     if reference is not None:
         states = reference.states(batch, layouts.reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
-        if fresh and starts_at_reference(reference, config):
+        source = reference.rule.source
+        untrained = source == NO_ADAPTERS and config.actor.init is None  # trained ones are not off
+        if fresh and (source == THE_POLICY or untrained):
             # As the run measures it: in low precision scored again, else kept while sampling.
             kl = exact_token_kl(measured, ref, mask)
             remedy = "a fresh policy must be its reference; look at actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
     yield endings(batch, policy.special)
-    conversation = next(
-        (p.content for p in prompts.prompts if not isinstance(p.content, str)), None
-    )
+    contents = (prompt.content for prompt in prompts.prompts)
+    conversation = next((each for each in contents if not isinstance(each, str)), None)
     if conversation is not None:
         tokenizer = policy.causal.tokenizer
         template = config.env.template_kwargs if isinstance(config.env, TextConfig) else {}
@@ -194,11 +208,11 @@ def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
 
 
 def template_marks(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, str]],
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
     answer: str,
     eos: str | None = None,
-    template: Mapping[str, Any] = NO_ARGUMENTS,
+    template: Mapping[str, object] = NO_ARGUMENTS,
 ) -> Check:
     """Positions where the template's assistant mask and the mask by position disagree.
 
@@ -214,16 +228,20 @@ def template_marks(
         template: arguments of the chat template.
     """
     name = "positions where template and mask disagree"
+    refused = (
+        "preflight: the chat template refuses an answer ({}); let it render the assistant's turn, "
+        "or take its {{% generation %}} marks out"
+    )
+    rendered = partial(render, tokenizer, template=template, refused=refused)
     eos = tokenizer.eos_token if eos is None else eos
-    prompt = _ids(tokenizer, messages, template, add_generation_prompt=True)["input_ids"]
+    prompt = rendered(messages, add_generation_prompt=True)["input_ids"]
     response = tokenizer(answer + (eos or ""), add_special_tokens=False)["input_ids"]
     if not MARKS_ASSISTANT.search(tokenizer.chat_template or ""):
         return Check(name, 0.0, 0.0, "the template marks no assistant tokens; positions are used")
     whole = [*messages, {"role": "assistant", "content": answer}]
-    rendered = _ids(tokenizer, whole, template, return_assistant_tokens_mask=True)
-    ids, marks = rendered["input_ids"], rendered["assistant_masks"]
-    masked = _ids(tokenizer, messages, template, return_assistant_tokens_mask=True)
-    before = masked["assistant_masks"]
+    marked = rendered(whole, return_assistant_tokens_mask=True)
+    ids, marks = marked["input_ids"], marked["assistant_masks"]
+    before = rendered(messages, return_assistant_tokens_mask=True)["assistant_masks"]
     # Earlier turns' answers are marked too; they were not produced here.
     marks = [0] * len(before) + list(marks[len(before) :])
     expected = [0] * len(prompt) + [1] * len(response)
@@ -234,21 +252,3 @@ def template_marks(
     )
     remedy = "fix the {% generation %} marks of the chat template, or take them out"
     return Check(name, float(wrong), 0.0, remedy=remedy)
-
-
-def _ids(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, str]],
-    template: Mapping[str, Any],
-    **how: Any,
-) -> Any:
-    turns = [dict(message) for message in messages]
-    try:
-        return tokenizer.apply_chat_template(
-            turns, tokenize=True, return_dict=True, **template, **how
-        )
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"preflight: the chat template refuses an answer ({first_line(error)}); let it render "
-            "the assistant's turn, or take its {% generation %} marks out"
-        ) from error

@@ -1,38 +1,47 @@
-"""How a language policy is played: one response to each prompt of its evaluation split."""
+"""How a language policy is played, one response to each prompt; and how far two are apart there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
+import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
 from klrl.base.text import warn
-from klrl.config import LanguageConfig
+from klrl.config import LanguageConfig, factory
 from klrl.domains import LANGUAGE
 from klrl.kl.divergences import MEASURED
+from klrl.kl.reference import NO_ADAPTERS
+from klrl.language.data.batch import response_mask
 from klrl.language.data.prompts import PromptBatch
 from klrl.language.data.tasks import Task, make_task
-from klrl.language.model.causal_lm import model_device
+from klrl.language.model.causal_lm import head, model_device
 from klrl.language.model.pretrained import prompt_limit
-from klrl.language.run.between import (
-    measured,
-    other_policy,
-    policy_of_run,
-    scored_by,
-    scored_by_reference,
-    trained_reference,
-)
+from klrl.language.model.vocabulary import Against, NextTokens, token_measures
 from klrl.language.run.checks import PROMPTS, more_padding
-from klrl.language.run.kl import Reference
-from klrl.language.run.load import check_place, language_config, trained_policy
-from klrl.language.run.policy import Policy
+from klrl.language.run.kl import Reference, checkpointed
+from klrl.language.run.load import (
+    Policy,
+    Weights,
+    base_digest,
+    check_place,
+    language_config,
+    make_policy,
+    network_of_reference,
+    trained_policy,
+    with_model,
+)
 from klrl.language.run.rollout import decoding_of, drawn_of, make_sampler, respond, texts_of
 from klrl.language.run.sampler import CacheSampler
+from klrl.language.run.scoring import ScoringLayout
+from klrl.runs.checkpoint import load_component
 from klrl.train.evaluate import (
     CLOSING,
     IN_RUN,
@@ -45,78 +54,98 @@ from klrl.train.evaluate import (
 from klrl.train.policy_kl import Parties, Visited
 from klrl.train.schedule import Size
 
+#: One row per response: the plain forward, of so many rows at a time.
+_LAYOUT, _ROWS = ScoringLayout(1, False), 32
+#: Batch -> the distributions of its response tokens.
+Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
 #: Prompts answered at a time.
 AT_A_TIME = 256
 #: Between two sets of prompts of an endless task; no evaluation is longer.
 _APART = 10**9
 
 
-def evaluate_policy(
-    config: LanguageConfig,
-    policy: Policy,
-    task: Task,
-    sampler: CacheSampler,
-    *,
-    starts: Starts,
-    size: Size,
-    sampled: bool = False,
-    chosen: bool = False,
-    reference: Reference | None = None,
-) -> Evaluation:
-    """Answer prompts of the evaluation split, once each.
+@dataclass(frozen=True)
+class Player:
+    """Who answers, and what is asked.
 
-    Args:
+    Attributes:
         config: the job: longest response, temperature.
         policy: answers.
         task: asks and scores.
         sampler: of the policy, as the preflight settled it.
-        starts: which prompts, see :func:`places`; its seed is that of the samples too.
-        size: how many; no more than there are in a file.
-        sampled: from softmax(logits / temperature), as in training; else the likeliest tokens.
-        chosen: evaluations during the run chose this policy; their prompts are left out.
-        reference: both KLs to it are measured at the tokens of the responses.
     """
-    asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
-    place = places(starts, asked_for, task.evaluations, chosen)
-    temperature = config.collector.temperature
-    both = None
-    if reference is not None:
-        both = scored_by(policy, temperature), scored_by_reference(reference, temperature)
 
-    def scores() -> Iterator[Scores]:
-        """Of :data:`AT_A_TIME` responses at a time."""
-        for asked, batch in answers(config, policy, task, sampler, place, starts, sampled=sampled):
-            samples = (asked.prompts, texts_of(policy, batch), drawn_of(batch))
-            rewards = task.reward(*samples).tolist()
-            gold = () if task.gold is None else task.gold(*samples).tolist()
-            yield Scores(
-                rewards, gold, kls=() if both is None else measured(*both, batch, REFERENCE_KLS)
-            )
+    config: LanguageConfig
+    policy: Policy
+    task: Task
+    sampler: CacheSampler
 
-    how = f"sampled at temperature {temperature:g}" if sampled else "greedy"
-    return evaluation(scores(), LANGUAGE, how, starts)
+    @classmethod
+    def of_trained(cls, config: LanguageConfig, policy: Policy, task: Task) -> Player:
+        """With the sampler that a run with this policy takes."""
+        limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
+        few = more_padding(task.few(policy.causal.tokenizer, limit, PROMPTS, "eval"))
+        device, sampler = model_device(policy.model), make_sampler(policy)
+        try:
+            sampler.self_check(few.ids.to(device), few.mask.to(device), config.collector.group_size)
+        except ValueError as error:
+            raise ConfigError(f"actor.model={config.actor.model}: {error}") from error
+        return cls(config, policy, task, sampler)
 
+    def evaluate(
+        self,
+        starts: Starts,
+        size: Size,
+        *,
+        sampled: bool = False,
+        chosen: bool = False,
+        reference: Reference | None = None,
+    ) -> Evaluation:
+        """Answer prompts of the evaluation split, once each.
 
-def answers(
-    config: LanguageConfig,
-    policy: Policy,
-    task: Task,
-    sampler: CacheSampler,
-    place: range,
-    starts: Starts,
-    *,
-    sampled: bool,
-) -> Iterator[tuple[PromptBatch, TensorDict]]:
-    """The prompts at these places, :data:`AT_A_TIME`, and a response to each."""
-    limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
-    prompts = task.stream(policy.causal.tokenizer, limit, "eval")
-    prompts.served = place.start
-    decoding, sampler = decoding_of(config, greedy=not sampled), sampler.without_states()
-    generator = torch.Generator(model_device(policy.model))
-    generator.manual_seed(derived_seed(starts.seed, starts.use))
-    for begin in range(0, len(place), AT_A_TIME):
-        asked = prompts.take(min(AT_A_TIME, len(place) - begin))
-        yield asked, respond(sampler, asked, 1, decoding, generator)
+        Args:
+            starts: which prompts, see :func:`places`; its seed is that of the samples too.
+            size: how many; no more than there are in a file.
+            sampled: from softmax(logits / temperature), as in training; else the likeliest tokens.
+            chosen: evaluations during the run chose this policy; their prompts are left out.
+            reference: both KLs to it are measured at the tokens of the responses.
+        """
+        asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
+        place = places(starts, asked_for, self.task.evaluations, chosen)
+        task, temperature = self.task, self.config.collector.temperature
+
+        def scores() -> Iterator[Scores]:
+            """Of :data:`AT_A_TIME` responses at a time."""
+            for asked, batch in self.answers(place, starts, sampled=sampled):
+                samples = (asked.prompts, texts_of(self.policy, batch), drawn_of(batch))
+                rewards = task.reward(*samples).tolist()
+                gold = () if task.gold is None else task.gold(*samples).tolist()
+                kls: Sequence[dict[str, np.ndarray]] = ()
+                if reference is not None:
+                    both = (
+                        scored_by(self.policy, temperature),
+                        scored_by_reference(reference, temperature),
+                    )
+                    kls = measured(*both, batch, REFERENCE_KLS)
+                yield Scores(rewards, gold, kls=kls)
+
+        how = f"sampled at temperature {temperature:g}" if sampled else "greedy"
+        return evaluation(scores(), LANGUAGE, how, starts)
+
+    def answers(
+        self, place: range, starts: Starts, *, sampled: bool
+    ) -> Iterator[tuple[PromptBatch, TensorDict]]:
+        """The prompts at these places, :data:`AT_A_TIME`, and a response to each."""
+        causal, config = self.policy.causal, self.config
+        limit = prompt_limit(causal.context, config.collector.max_new_tokens)
+        prompts = self.task.stream(causal.tokenizer, limit, "eval")
+        prompts.served = place.start
+        decoding, sampler = decoding_of(config, greedy=not sampled), self.sampler.without_states()
+        generator = torch.Generator(model_device(self.policy.model))
+        generator.manual_seed(derived_seed(starts.seed, starts.use))
+        for begin in range(0, len(place), AT_A_TIME):
+            asked = prompts.take(min(AT_A_TIME, len(place) - begin))
+            yield asked, respond(sampler, asked, 1, decoding, generator)
 
 
 def places(starts: Starts, count: int, among: int | None, chosen: bool = False) -> range:
@@ -158,33 +187,26 @@ def evaluate_trained(
     """
     task, stored = make_task(config.env, config.seed), language_config(folder)
     check_place(config, "actor.model=FOLDER")
-    model = config.actor.model
-    model = None if model == stored.actor.model else model
-    policy = trained_policy(folder, which, str(device), model=model)
+    base = config.actor.model
+    moved = None if base == stored.actor.model else base
+    policy = trained_policy(folder, which, str(device), model=moved)
     chosen = which == "best" and config.env == stored.env
     reference = None
     if config.has_reference:
         try:
-            base = config.actor.model
             reference = trained_reference(folder, which, policy, base, str(device))
         except ConfigError as error:
             warn(f"no KL to the reference: {error}")
-    return evaluate_policy(
-        config,
-        policy,
-        task,
-        settled_sampler(config, policy, task),
-        starts=starts,
-        size=size,
-        sampled=sampled,
-        chosen=chosen,
-        reference=reference,
-    )
+    player = Player.of_trained(config, policy, task)
+    return player.evaluate(starts, size, sampled=sampled, chosen=chosen, reference=reference)
 
 
 def longest_episode(config: LanguageConfig) -> int:
     """A response is one sample."""
     return 1
+
+
+# ------------------------------------------------------------------- between two policies
 
 
 def distances(
@@ -196,14 +218,14 @@ def distances(
     """
     task, temperature = make_task(config.env, config.seed), config.collector.temperature
     load = partial(trained_policy, which=parties.which, device=str(device))
-    policy = policy_of_run(parties, config, load)
+    own = config if parties.on == parties.run else language_config(parties.run, "RUN")
+    check_place(own, "actor.model=FOLDER")
+    base = own.actor.model
+    policy = load(parties.run, setting="RUN", model=base)
     known = {parties.run: policy}
     if parties.other is None:
-        on = config if parties.on == parties.run else language_config(parties.run)
-        base = on.actor.model
-        other = scored_by_reference(
-            trained_reference(parties.run, parties.which, policy, base, str(device)), temperature
-        )
+        reference = trained_reference(parties.run, parties.which, policy, base, str(device))
+        other = scored_by_reference(reference, temperature)
     else:
         known[parties.other] = other_policy(parties.other, config, load, device)
         other = scored_by(known[parties.other], temperature)
@@ -215,23 +237,76 @@ def distances(
                 f"{path}: its tokens are not those of {parties.run}; compare policies with the "
                 "same tokenizer"
             )
-    player = known[parties.on]
-    sampler = settled_sampler(config, player, task)
+    player = Player.of_trained(config, known[parties.on], task)
     place = places(starts, size.episodes, task.evaluations)
-    answered = answers(config, player, task, sampler, place, starts, sampled=True)
+    answered = player.answers(place, starts, sampled=True)
     both = scored_by(policy, temperature), other
     visited = (Visited(measured(*both, batch, MEASURED)) for _, batch in answered)
     notes = [] if temperature == 1 else [f"of softmax(logits / {temperature:g}), as they sample"]
     return visited, notes
 
 
-def settled_sampler(config: LanguageConfig, policy: Policy, task: Task) -> CacheSampler:
-    """The sampler that a run with this policy takes."""
-    limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
-    few = more_padding(task.few(policy.causal.tokenizer, limit, PROMPTS, "eval"))
-    device, sampler = model_device(policy.model), make_sampler(policy)
-    try:
-        sampler.self_check(few.ids.to(device), few.mask.to(device), config.collector.group_size)
-    except ValueError as error:
-        raise ConfigError(f"actor.model={config.actor.model}: {error}") from error
-    return sampler
+@torch.no_grad()
+def measured(
+    policy: Scored, other: Scored, batch: TensorDictBase, names: Sequence[str]
+) -> list[dict[str, np.ndarray]]:
+    """Of each response, divergence -> [T], at each of its tokens."""
+    tokens, mask = batch["tokens", "response"], response_mask(batch)
+    against = Against(other(batch), names)
+    _, [compared] = token_measures(policy(batch), tokens, mask, [against])
+    table = {str(name): each.double().cpu() for name, each in compared.divergence.items()}
+    rows = enumerate(mask.cpu())
+    return [{name: each[row][real].numpy() for name, each in table.items()} for row, real in rows]
+
+
+def scored_by(policy: Policy, temperature: float) -> Scored:
+    """One row per response, the plain forward."""
+    own = head(policy.model)
+    return lambda batch: NextTokens(
+        _LAYOUT.rollout_states(policy.model, batch, _ROWS), own, temperature
+    )
+
+
+def scored_by_reference(reference: Reference, temperature: float) -> Scored:
+    """The same of a reference."""
+    return lambda batch: reference.next_tokens(reference.states(batch, _LAYOUT, _ROWS), temperature)
+
+
+def other_policy(
+    path: Path, config: LanguageConfig, load: Callable[..., Policy], device: torch.device
+) -> Policy:
+    """The policy of another run, or a model as its folder has it."""
+    if (path / "manifest.json").is_file():
+        return load(path, setting="--to", beside=config)
+    plain = replace(config.actor, model=str(path), lora=replace(config.actor.lora, r=0), init=None)
+    policy = make_policy(replace(config, actor=plain, device=str(device)), say=lambda _: None)
+    policy.model.requires_grad_(False).eval()
+    return policy
+
+
+def trained_reference(
+    run: Path, which: str, policy: Policy, model: str | None, device: str
+) -> Reference:
+    """The reference of a run as its checkpoint has it, or as its model was before any update.
+
+    Args:
+        run: its folder.
+        which: last or best.
+        policy: the run's, whose adapters may be switched off.
+        model: where the run's base model is now.
+        device: where to put it.
+
+    Raises:
+        ConfigError: the base model is missing, or has other weights than the run started from.
+    """
+    config = replace(with_model(language_config(run, "RUN"), model), device=device)
+    rule = factory("reference", config.reference, config.domain)(config.reference)
+    if rule.source == NO_ADAPTERS:
+        return Reference(rule, policy.model, own=False)
+    network = make_policy(network_of_reference(run, config), say=lambda _: None).model
+    kept = checkpointed(rule, config)
+    # Else it is the base model's, of whose weights the policy's checkpoint has a digest.
+    weights = Weights(network, whole=True) if kept else base_digest(network, model)
+    component = "reference" if kept else "agent"
+    load_component(run, which, component, weights, torch.device(device), say=lambda _: None)
+    return Reference(rule, network)

@@ -13,11 +13,9 @@ from torch import nn
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, replace_file, replacing
 from klrl.config import LanguageConfig
-from klrl.language.data.reward_model import no_progress_bar
-from klrl.language.model.causal_lm import unwrapped
-from klrl.language.model.files import find_model
-from klrl.language.run.load import check_place, language_config, moved, trained_policy
-from klrl.language.run.policy import find_base
+from klrl.language.data.model_files import find_model, no_progress_bar
+from klrl.language.model.causal_lm import unwrapped, weight_of
+from klrl.language.run.load import check_place, find_base, language_config, moved, trained_policy
 from klrl.runs.find import find_run
 
 #: Files of a tokenizer and its chat templates, which are copied as their author wrote them.
@@ -79,7 +77,7 @@ def _check_mergeable(model: Any, config: LanguageConfig) -> None:
     """Refuse adapters on one of embedding and head where these share a weight."""
     network = unwrapped(model)
     pair = network.get_input_embeddings(), network.get_output_embeddings()
-    tied = len({each.weight.data_ptr() for each in pair}) == 1
+    tied = len({weight_of(each).data_ptr() for each in pair}) == 1
     if tied and any("lora_" in name for each in pair for name, _ in each.named_parameters()):
         raise ConfigError(
             f"--merge: actor.lora.target_modules={config.actor.lora.target_modules} has adapters "
@@ -97,7 +95,9 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
     source = find_model(find_base(config))
     if adapters_alone:
         (settings,) = model.peft_config.values()
-        settings.base_model_name_or_path = _base_name(config, source)
+        # A hub id, or a path that is valid everywhere here.
+        local = expanded(find_base(config)).is_dir()
+        settings.base_model_name_or_path = str(source.resolve() if local else find_base(config))
         # Adapters of embeddings are among the adapters; the embeddings themselves are the base's.
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
@@ -110,12 +110,6 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
         copy = folder / file.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
-
-
-def _base_name(config: LanguageConfig, source: Path) -> str:
-    """The base model, as adapters name it: a hub id, or a path that is valid everywhere here."""
-    base = find_base(config)
-    return str(source.resolve()) if expanded(base).is_dir() else str(base)
 
 
 def _restore_config(saved: Path, author: Path) -> None:

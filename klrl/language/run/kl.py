@@ -11,18 +11,16 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.config import (
-    LANGUAGE,
     KLConfig,
     LanguageConfig,
     LegacyKLConfig,
     RetrieveKLConfig,
-    factory,
 )
 from klrl.kl.charge import KL_KEY, ReferenceKL, on_last, sampled_kl
 from klrl.kl.divergences import REVERSE, Divergence, Which
 from klrl.kl.measure import mean_charged, mean_kl
 from klrl.kl.own import chosen_divergence, chosen_estimator
-from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, THE_POLICY, FrozenReference, ReferenceRule
+from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, FrozenReference, ReferenceRule
 from klrl.language.data.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
@@ -73,12 +71,6 @@ class _OffHead:
             return head(self.model)(states)
 
 
-def starts_at_reference(reference: FrozenReference, config: LanguageConfig) -> bool:
-    """Whether KL(pi_0 || pi_ref) must be 0 in a fresh run: trained adapters are not off."""
-    source = reference.rule.source
-    return source == THE_POLICY or (source == NO_ADAPTERS and config.actor.init is None)
-
-
 def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
     """Whether a checkpoint must hold the reference: it moves, or cannot be made from the model."""
     if rule.source == NO_ADAPTERS:
@@ -90,11 +82,6 @@ def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
 #: charged [B, R]; and what is charged [B, R, 1], without its coefficient.
 EXACT, FORWARD, DIVERGENCE = ("kl", "exact"), ("kl", "forward"), ("kl", "divergence")
 CHARGED = ("next", KL_KEY)
-
-
-def make_reference_kl(config: KLConfig) -> ReferenceKL | None:
-    """The choice of ``kl``; None for ``kl=none``."""
-    return factory("kl", config, LANGUAGE)(config)
 
 
 def no_kl(config: KLConfig) -> None:

@@ -1,9 +1,9 @@
-"""Trained language policies, read back from a run folder; what a checkpoint holds of a model."""
+"""The policy of a language run: made, read back from a run folder, and what a checkpoint holds."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,88 @@ from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
-from klrl.config import (
-    CheckpointReferenceConfig,
-    LanguageConfig,
-)
+from klrl.config import AdvantageConfig, CheckpointReferenceConfig, LanguageConfig
 from klrl.config.checks import typed_choice
 from klrl.kl.reference import Loaded
+from klrl.language.data.model_files import find_model
+from klrl.language.data.sort_digits import BASE_MODEL
 from klrl.language.model import smollm
-from klrl.language.model.causal_lm import model_device
-from klrl.language.model.files import find_model
-from klrl.language.model.pretrained import CausalLM
-from klrl.language.run.policy import Policy, make_policy
+from klrl.language.model.causal_lm import ValueHead, model_device
+from klrl.language.model.pretrained import CausalLM, load_causal_lm
+from klrl.language.run.sampler import SpecialTokens
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
+from klrl.runs.folder import RunFolder
+from klrl.runs.machine import device_of
 from klrl.runs.resume import stored_config
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model that samples and learns; with ``advantage=gae`` its critic."""
+
+    causal: CausalLM
+    value_head: ValueHead | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The causal LM; a ``PeftModel`` with LoRA."""
+        return self.causal.model
+
+    @property
+    def special(self) -> SpecialTokens:
+        """The ids that end a response, and the tokenizer's pad."""
+        return SpecialTokens(self.causal.eos, self.causal.tokenizer.pad_token_id)
+
+    @property
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """The model's trained parameters: all, or the adapters' alone."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The actor's and the value head's parameters."""
+        critic = [] if self.value_head is None else list(self.value_head.parameters())
+        return [*self.actor_parameters, *critic]
+
+
+def make_policy(
+    config: LanguageConfig, *, chat: bool = False, say: Callable[[str], None] = print
+) -> Policy:
+    """Load the model; without ``actor.model``, the small one of ``env=sort_digits``.
+
+    Args:
+        config: the job.
+        chat: whether prompts are conversations, so that a chat template is needed.
+        say: takes a line about each automatic choice.
+    """
+    actor, device = config.actor, device_of(config.device)
+    if config.mixed and config.learner.dtype is None:
+        say(
+            f"actor.dtype={actor.dtype}: taken for learner.dtype=mixed: weights of float32, "
+            "arithmetic of bfloat16"
+        )
+    causal = load_causal_lm(
+        find_base(config),
+        chat=chat,
+        dtype="float32" if config.mixed else actor.dtype,
+        mixed=config.mixed,
+        device=device,
+        gradient_checkpointing=actor.gradient_checkpointing,
+        lora=actor.lora if actor.lora.r else None,
+        say=say,
+    )
+    critic = isinstance(config.advantage, AdvantageConfig)
+    head = ValueHead(causal.model, detach=config.loss.separate_losses) if critic else None
+    return Policy(causal, head)
+
+
+def find_base(config: LanguageConfig) -> str | Path:
+    """``actor.model``; for null, the small base model of ``env=sort_digits``."""
+    if config.actor.model == smollm.NAME:
+        return smollm.smollm()
+    return BASE_MODEL if config.actor.model is None else config.actor.model
+
 
 #: The setting that names a reference's run.
 _PATH = "reference.path"
@@ -111,6 +179,18 @@ def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> Langua
     return replace(config, actor=typed_choice("actor", described))
 
 
+def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
+    """A run's settings with the network of its reference, where that is another run's.
+
+    ``config`` says where the run's base model is now; the other network may have the same one.
+    """
+    if not isinstance(config.reference, CheckpointReferenceConfig):
+        return config
+    other = with_network(config, RunFolder(run).manifest["reference"])
+    same = other.actor.model == language_config(run).actor.model
+    return with_model(other, config.actor.model) if same else other
+
+
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
     """Another job in the precision of this one, where it can be: a KL is then less of rounding."""
     adapters_on_bfloat16 = other.actor.lora.r and other.actor.dtype == "bfloat16"
@@ -138,19 +218,35 @@ def language_config(run: Path, setting: str = "run") -> LanguageConfig:
 
 
 #: Prefix, before the dtype, of the entry that identifies the base model.
-_BASE = "base_sha256."
+BASE = "base_sha256."
+#: Prefix of the critic's weights.
+_HEAD = "value_head."
 
 
 @dataclass(frozen=True)
 class BaseDigest:
     """A digest of the weights that a run started from and that its checkpoint does not hold.
 
-    SHA-256, [32] uint8. ``model`` is ``actor.model``; digests of two dtypes cannot be compared.
+    SHA-256, [32] uint8. ``model`` is ``actor.model``; digests of two dtypes cannot be compared. To
+    load it is to compare it with that of a checkpoint.
     """
 
     model: str | None
     dtype: str
     digest: Tensor
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The digest, by its dtype."""
+        return {BASE + self.dtype: self.digest}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """A RuntimeError where the base model's weights are others than the run's were."""
+        stored = state.get(BASE + self.dtype)
+        if stored is not None and not torch.equal(stored.cpu(), self.digest):
+            raise RuntimeError(
+                f"actor.model={self.model or 'null'} does not hold the weights that the run "
+                "started from; put those files back"
+            )
 
 
 def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
@@ -191,15 +287,13 @@ class Weights:
         named = list(model.named_parameters())  # tied weights once
         self._parameters = {n: p for n, p in named if whole or p.requires_grad}
         if value_head is not None:
-            self._parameters |= {f"value_head.{n}": p for n, p in value_head.named_parameters()}
+            self._parameters |= {_HEAD + n: p for n, p in value_head.named_parameters()}
         self._base = base
 
     def state_dict(self) -> dict[str, Tensor]:
         """Name -> weight; and the digest of the base model, if there is one."""
-        state = {name: p.detach() for name, p in self._parameters.items()}
-        if self._base is not None:
-            state[_BASE + self._base.dtype] = self._base.digest
-        return state
+        base = {} if self._base is None else self._base.state_dict()
+        return {name: p.detach() for name, p in self._parameters.items()} | base
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -209,42 +303,20 @@ class Weights:
             RuntimeError: other names or shapes, or adapters of another base model. A value head may
                 be missing or superfluous: a run with another advantage starts without its own.
         """
-        self.check_base(state)
-        state = {n: v for n, v in state.items() if not n.startswith(_BASE)}
-        parameters = {n: p for n, p in self._parameters.items() if n in state or not _of_head(n)}
-        stored = {n: v for n, v in state.items() if n in parameters or not _of_head(n)}
-        if unmatched := sorted(set(parameters) ^ set(stored)):
+        if self._base is not None:
+            self._base.load_state_dict(state)
+        stored = {name: v for name, v in state.items() if not name.startswith(BASE)}
+        unmatched = sorted(stored.keys() ^ self._parameters.keys())
+        if unmatched := [name for name in unmatched if not name.startswith(_HEAD)]:
             raise RuntimeError(
                 f"its weights have other names ({unmatched[0]}, ...); choose the same actor.*"
             )
-        for name, parameter in parameters.items():
+        for name in stored.keys() & self._parameters.keys():
+            parameter = self._parameters[name]
             if parameter.shape != stored[name].shape:
                 shapes = f"{tuple(stored[name].shape)}, here {tuple(parameter.shape)}"
                 raise RuntimeError(f"its {name} is {shapes}; choose the same actor.*")
             parameter.copy_(stored[name])
-
-    def check_base(self, state: Mapping[str, Tensor]) -> None:
-        """A RuntimeError where the base model's weights are others than the run's were."""
-        if self._base is None:
-            return
-        stored = state.get(_BASE + self._base.dtype)
-        if stored is not None and not torch.equal(stored.cpu(), self._base.digest):
-            raise RuntimeError(
-                f"actor.model={self._base.model or 'null'} does not hold the weights that the run "
-                "started from; put those files back"
-            )
-
-
-class SameBase(Weights):
-    """Loads nothing: compares the model with the digest of what the run started from."""
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Compare; a RuntimeError where it is another."""
-        self.check_base(state)
-
-
-def _of_head(name: str) -> bool:
-    return name.startswith("value_head.")
 
 
 def moved(config: LanguageConfig, model: str | None) -> LanguageConfig:

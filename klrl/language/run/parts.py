@@ -16,22 +16,20 @@ from klrl.config import LanguageConfig, LegacyKLConfig, factory
 from klrl.kl.divergences import REVERSE
 from klrl.language.data.tasks import make_task
 from klrl.language.model import pretrained as model
-from klrl.language.model.causal_lm import head
-from klrl.language.model.mixed import in_low_precision
+from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run.checks import PROMPTS, preflight_checks
-from klrl.language.run.evaluate import evaluate_policy
+from klrl.language.run.evaluate import Player
 from klrl.language.run.kl import (
     Reference,
     annotate,
     charge,
     checkpointed,
-    make_reference_kl,
     measure,
 )
 from klrl.language.run.load import Weights, base_digest, load_reference
-from klrl.language.run.record import ShownSamples, UnreadColumns, rewards_of
+from klrl.language.run.record import ShownSamples, rewards_of
 from klrl.language.run.rollout import REF_STATES, STATES, PromptRollout, make_sampler, rescore
 from klrl.language.run.update import LanguageSteps, prompts_at_a_time
 from klrl.runs.checkpoint import load_component
@@ -71,7 +69,7 @@ class LanguageParts(Parts):
         limit = prompt_limit(self.policy.causal.context, config.collector.max_new_tokens)
         self.task.check(tokenizer, limit)
         self.prompts = self.task.stream(tokenizer, limit)
-        self.kl = make_reference_kl(config.kl)
+        self.kl = factory("kl", config.kl, config.domain)(config.kl)
         kept = checkpointed(self.reference_rule, config)
         # Without these weights a checkpoint is worth nothing: with LoRA it holds the adapters
         # alone, and a reference that it does not hold is made from them.
@@ -81,7 +79,15 @@ class LanguageParts(Parts):
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, "last", "agent", self.weights, self.device)
-        self.reference = self._make_reference(before.get("reference") if before else None)
+        described = before.get("reference") if before else None  # where it is another run's model
+        self.reference = None
+        if self.kl is not None:
+            self.reference = Reference.start(
+                self.reference_rule,
+                self.policy.model,
+                lambda: load_reference(config, self.policy, described),
+                checkpointed=kept,
+            )
         if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
             from klrl.language.run.chat import in_environment
 
@@ -138,21 +144,13 @@ class LanguageParts(Parts):
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Responses to prompts of the evaluation split."""
+        player = Player(self.config, self.policy, self.task, self.sampler)
         sampled = self.config.eval.sampled
-        return evaluate_policy(
-            self.config,
-            self.policy,
-            self.task,
-            self.sampler,
-            starts=starts,
-            size=size,
-            sampled=sampled,
-            reference=self.reference,
-        )
+        return player.evaluate(starts, size, sampled=sampled, reference=self.reference)
 
     def callbacks(self) -> Sequence[Callback]:
-        """Shows some responses, names columns that nothing reads."""
-        return (ShownSamples(self.config.collector), UnreadColumns())
+        """Shows some responses."""
+        return (ShownSamples(self.config),)
 
     # --------------------------------------------------------------------------------- parts
 
@@ -184,15 +182,3 @@ class LanguageParts(Parts):
         if self.reference is not None and self.reference.checkpointed:
             components["reference"] = Weights(self.reference.module, whole=True)
         return components
-
-    def _make_reference(self, described: Mapping[str, Any] | None) -> Reference | None:
-        """pi_ref; ``described`` on resume, where it is another run's model."""
-        config, policy = self.config, self.policy
-        if self.kl is None:
-            return None
-        return Reference.start(
-            self.reference_rule,
-            policy.model,
-            lambda: load_reference(config, policy, described),
-            checkpointed=checkpointed(self.reference_rule, config),
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -24,10 +25,9 @@ from klrl.language.data.batch import (
 from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream
 from klrl.language.data.rewards import Drawn, response_texts
 from klrl.language.data.tasks import Task
-from klrl.language.model.causal_lm import head, model_device
-from klrl.language.model.mixed import weights_cast_once
+from klrl.language.model.causal_lm import head, model_device, weights_cast_once
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
-from klrl.language.run.policy import Policy
+from klrl.language.run.load import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
@@ -51,39 +51,32 @@ def decoding_of(config: LanguageConfig, *, greedy: bool = False) -> Decoding:
     return Decoding(config.collector.max_new_tokens, config.collector.temperature, greedy)
 
 
+@dataclass(eq=False)
 class PromptRollout:
     """Samples responses to the next prompts and scores them.
 
-    Args:
+    Attributes:
         config: the job.
         policy: the live policy.
         sampler: of the policy.
         task: has the reward.
         prompts: of training.
-        iteration: of the first call; seeds its samples, so that a resumed run draws the same ones.
-
-    Attributes:
+        iteration: of the next call; seeds its samples, so that a resumed run draws the same ones.
         phase: takes the name of the phase that begins.
+        scored_prompts, responses: the latest rollout's, B of each.
+        built: parts of TorchRL's that it is made of.
     """
 
-    #: Parts of TorchRL's that it is made of.
+    config: LanguageConfig
+    policy: Policy
+    sampler: CacheSampler
+    task: Task
+    prompts: PromptStream
+    iteration: int
+    phase: Callable[[str], None] = field(default=lambda name: None)
+    scored_prompts: list[Prompt] = field(default_factory=list)
+    responses: list[str] = field(default_factory=list)
     built: tuple[object, ...] = ()
-
-    def __init__(
-        self,
-        config: LanguageConfig,
-        policy: Policy,
-        sampler: CacheSampler,
-        task: Task,
-        prompts: PromptStream,
-        iteration: int,
-    ) -> None:
-        self.config, self.policy, self.sampler, self.task = config, policy, sampler, task
-        self.prompts, self._iteration = prompts, iteration
-        self.phase: Callable[[str], None] = lambda name: None
-        #: The latest rollout's B prompts and B responses, as texts.
-        self.scored_prompts: list[Prompt] = []
-        self.responses: list[str] = []
 
     def collect(self) -> TensorDictBase:
         """The next rollout [B], scored."""
@@ -93,9 +86,10 @@ class PromptRollout:
 
     def respond(self, prompts: PromptBatch) -> TensorDict:
         """A batch [B] of this iteration's responses to prompts."""
-        seed = derived_seed(self.config.seed, "sample", self._iteration)
-        self._iteration += 1
-        self.scored_prompts = prompts.repeat(self.config.collector.group_size).prompts
+        seed = derived_seed(self.config.seed, "sample", self.iteration)
+        self.iteration += 1
+        group_size = self.config.collector.group_size
+        self.scored_prompts = [prompt for prompt in prompts.prompts for _ in range(group_size)]
         batch = sample(self.policy, self.sampler, prompts, self.config, seed)
         self.responses = texts_of(self.policy, batch)
         return batch
@@ -145,24 +139,27 @@ def respond(
 
 def texts_of(policy: Policy, batch: TensorDictBase) -> list[str]:
     """B responses without the EOS that ended them."""
-    tokens = batch["tokens", "response"]
-    return response_texts(policy.causal.tokenizer, tokens, response_mask(batch), policy.special.eos)
+    return response_texts(policy.causal.tokenizer, ids_of(batch)[1], policy.special.eos)
 
 
 def drawn_of(batch: TensorDictBase) -> Drawn:
     """What a reward function may ask for of B responses, beside their texts."""
-    tokens, prompt_mask = batch["tokens"], batch[ATTENTION][:, : prompt_length(batch)]
-    return Drawn(
-        truncated=batch["next", "truncated"].flatten().tolist(),
-        prompt_ids=_rows(tokens["prompt"], prompt_mask),
-        response_ids=_rows(tokens["response"], response_mask(batch)),
-        device=tokens.device or torch.device("cpu"),
+    truncated = batch["next", "truncated"].flatten().tolist()
+    return Drawn(truncated, *ids_of(batch), batch.device or torch.device("cpu"))
+
+
+def ids_of(batch: TensorDictBase) -> tuple[list[list[int]], list[list[int]]]:
+    """The real tokens of B prompts, and those of their responses."""
+    prompt_mask = batch[ATTENTION][:, : prompt_length(batch)]
+    masks = {"prompt": prompt_mask, "response": response_mask(batch)}
+    prompts, responses = (
+        [
+            row[real].tolist()
+            for row, real in zip(batch["tokens", name].cpu(), mask.cpu(), strict=True)
+        ]
+        for name, mask in masks.items()
     )
-
-
-def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:
-    """The real tokens of each row [B, T]."""
-    return [row[real].tolist() for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]
+    return prompts, responses
 
 
 @torch.no_grad()

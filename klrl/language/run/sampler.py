@@ -1,11 +1,20 @@
-"""Sampling of responses: its settings, and klrl's own loop, token by token.
+"""Sampling of responses: klrl's own loop, token by token, and three ways to feed the model.
 
-How the model is fed, with which cache, is in ``model/decoders.py``. The preflight takes the
-fastest way that gives the model's own log-probs.
+| way | a prompt is computed | then |
+|---|---|---|
+| shared | once for its G responses | they share one row, their keys behind one copy of its own |
+| copied | once for its G responses | each has a row and a copy of the prompt's keys or states |
+| plain | again for every token | the whole row is computed anew; no cache, no padding before it |
+
+Sharing needs attention that takes any mask. Copying needs ``past_key_values`` that can be copied:
+sliding windows, flash attention and hybrid models have them, Mamba has not.
+
+The preflight takes the fastest way that gives the model's own log-probs.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,20 +22,19 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from klrl.base.context import check_length
+from klrl.base.context import check_length, context_of
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import evaluating
 from klrl.language.data.batch import Responses, make_batch
-from klrl.language.model.causal_lm import head, model_dtype, sharing_refused, unwrapped
-from klrl.language.model.decoders import IN_WORDS, WAYS, Decoder
-from klrl.language.model.plain import (
-    AGREEMENT,
-    FAMILY_ERRORS,
-    few_tokens,
-    off_and_bound,
-    off_plain,
-    reason_of,
+from klrl.language.model.causal_lm import (
+    backbone,
+    head,
+    model_dtype,
+    positions,
+    sharing_refused,
+    unwrapped,
 )
+from klrl.language.model.plain import first_right, off_plain, packed, plain_states
 from klrl.train.preflight import Check
 
 
@@ -49,6 +57,169 @@ class Decoding:
     max_new_tokens: int
     temperature: float = 1.0
     greedy: bool = False
+
+
+class Decoder(ABC):
+    """A model that is fed N prompts and then their responses, token by token.
+
+    Args:
+        model: a causal LM.
+        prompt: [N, P], left-padded.
+        mask: [N, P], nonzero at real tokens.
+        group_size: G.
+        longest: most tokens of a response.
+    """
+
+    #: The way, for people.
+    words: str
+    #: Responses that stand in one row.
+    width = 1
+
+    def __init__(
+        self, model: nn.Module, prompt: Tensor, mask: Tensor, group_size: int, longest: int
+    ) -> None:
+        self.model, self.prompt, self.mask = model, prompt, mask.bool()
+        self.group_size, self.longest = group_size, longest
+
+    def start(self) -> Tensor:
+        """The states that predict the first tokens, [B, D]: a prompt's G are the same."""
+        states = self._prompts()
+        self._spread()
+        return states.repeat_interleave(self.group_size, 0)
+
+    @abstractmethod
+    def _prompts(self) -> Tensor:
+        """Compute the prompts; the states [N, D] behind them."""
+
+    @abstractmethod
+    def _spread(self) -> None:
+        """Make room for the G responses of each prompt."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed one token to each of n responses; the states [n, D] after them."""
+
+    @abstractmethod
+    def keep(self, alive: Tensor) -> None:
+        """Keep only these rows."""
+
+
+class PromptCache(Decoder):
+    """A KV cache of N prompts, each computed once."""
+
+    def _prompts(self) -> Tensor:
+        position_ids = positions(self.mask)
+        output = backbone(self.model)(
+            input_ids=self.prompt,
+            attention_mask=self.mask.long(),
+            position_ids=position_ids,
+            use_cache=True,
+        )
+        self.cache, self.position_ids = output.past_key_values, position_ids[:, -1:]
+        states: Tensor = output.last_hidden_state[:, -1]
+        return states
+
+    def _feed(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        """The states [n, D] after tokens [rows, width]."""
+        self.position_ids = self.position_ids + 1
+        output = backbone(self.model)(
+            input_ids=tokens,
+            attention_mask=attention_mask,
+            position_ids=self.position_ids,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        states: Tensor = output.last_hidden_state.flatten(0, 1)
+        return states
+
+
+class SharedCache(PromptCache):
+    """A row is a prompt; its keys are [prompt | first tokens of r1 .. rG | second tokens | ..]."""
+
+    words = "cache shared by a prompt's responses"
+
+    def _spread(self) -> None:
+        self.width, self.slots = self.group_size, self.prompt.shape[1]
+        dtype, device = model_dtype(self.model), self.prompt.device
+        itself = torch.eye(self.width, dtype=torch.bool, device=device).repeat(1, self.longest)
+        itself = itself.expand(len(self.prompt), -1, -1)
+        visible = torch.cat([self.mask[:, None].expand(-1, self.width, -1), itself], 2)
+        bias = torch.zeros(visible.shape, dtype=dtype, device=device)
+        self.bias = bias.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
+        self.position_ids = self.position_ids.expand(-1, self.width)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed the G responses of each prompt."""
+        self.slots += self.width
+        return self._feed(tokens.unflatten(0, (-1, self.width)), self.bias[..., : self.slots])
+
+    def keep(self, alive: Tensor) -> None:
+        """Keep the prompts that have an unfinished response."""
+        self.cache.batch_select_indices(alive)
+        self.bias, self.position_ids = self.bias[alive], self.position_ids[alive]
+
+
+class CopiedCache(PromptCache):
+    """A row is a response with its own copy of what the prompt left in the cache."""
+
+    words = "cache copied per response"
+
+    def _spread(self) -> None:
+        count, device = len(self.prompt), self.prompt.device
+        of_prompt = torch.arange(count, device=device).repeat_interleave(self.group_size)
+        self.cache.reorder_cache(of_prompt)
+        self.mask, self.position_ids = self.mask.long()[of_prompt], self.position_ids[of_prompt]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed every response."""
+        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
+        return self._feed(tokens[:, None], self.mask)
+
+    def keep(self, alive: Tensor) -> None:
+        """Keep the unfinished responses."""
+        self.cache.reorder_cache(alive)
+        self.mask, self.position_ids = self.mask[alive], self.position_ids[alive]
+
+
+class Recomputed(Decoder):
+    """A row is a response, packed to the left; the whole of it is computed for every token.
+
+    Its cost grows with the square of the length. It asks nothing of a family but to be causal.
+    """
+
+    words = "no cache: every token from its whole row"
+
+    def _prompts(self) -> Tensor:
+        self.lengths = self.mask.sum(1)
+        self.tokens = packed(self.prompt, self.mask)[:, : int(self.lengths.max())]
+        return self._last()
+
+    def _spread(self) -> None:
+        self.tokens = self.tokens.repeat_interleave(self.group_size, 0)
+        self.lengths = self.lengths.repeat_interleave(self.group_size, 0)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Compute every response with one more token."""
+        room = nn.functional.pad(self.tokens, (0, 1))
+        self.tokens = room.scatter(1, self.lengths[:, None], tokens[:, None])
+        self.lengths = self.lengths + 1
+        return self._last()
+
+    def keep(self, alive: Tensor) -> None:
+        """Keep the unfinished responses."""
+        self.tokens, self.lengths = self.tokens[alive], self.lengths[alive]
+
+    def _last(self) -> Tensor:
+        states = plain_states(self.model, self.tokens)
+        return states[torch.arange(len(states), device=states.device), self.lengths - 1]
+
+
+#: By name, the fastest first.
+WAYS: dict[str, type[Decoder]] = {
+    "shared": SharedCache,
+    "copied": CopiedCache,
+    "plain": Recomputed,
+}
 
 
 #: (step, rows [n], their tokens [n]) -> [n] bool: which responses end with it.
@@ -105,13 +276,12 @@ class CacheSampler:
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
         check_length(unwrapped(self.model), longest)
         eos = torch.tensor(self.special.eos, device=prompt.device)
-        return self._sample(
-            (prompt, prompt_mask),
-            group_size,
-            decoding,
-            generator,
-            lambda step, rows, chosen: torch.isin(chosen, eos),
-        )
+
+        def ends(step: int, rows: Tensor, chosen: Tensor) -> Tensor:
+            return torch.isin(chosen, eos)
+
+        with evaluating(self.model):
+            return self._decode((prompt, prompt_mask), group_size, decoding, generator, ends)
 
     def without_states(self) -> CacheSampler:
         """The same sampler for evaluations, which keep no states."""
@@ -129,28 +299,30 @@ class CacheSampler:
         Raises:
             ValueError: none is right: this family cannot be sampled.
         """
-        bound = AGREEMENT[model_dtype(self.model)]
-        wrong = [] if self._unshared is None else [f"not shared: {self._unshared}"]
-        names = list(WAYS)
-        for way in names[names.index(self.way) :]:
-            self.way = way
-            try:
-                off, bound = off_and_bound(
-                    self.model, lambda: self._largest_difference(prompt, prompt_mask, group_size)
-                )
-            except FAMILY_ERRORS as error:
-                wrong.append(f"{way}: {reason_of(error)}")
-                continue
-            if off <= bound:
-                name = f"{IN_WORDS[way]}, nats off plain log-probs"
-                return Check(name, off, bound, "; ".join(wrong))
-            wrong.append(f"{way}: {off:.3g} nats off")
-        raise ValueError(
-            f"{type(unwrapped(self.model)).__name__}: no way to sample gives its own log-probs to "
-            f"{bound:g} nats ({'; '.join(wrong)}); choose another model"
-        )
+        few = prompt[:4], prompt_mask[:4]
+        if len(prompt) == 1:
+            few = prompt.repeat(2, 1), prompt_mask.repeat(2, 1)
+        context, longest = context_of(unwrapped(self.model).config), int(few[1].bool().sum(1).max())
+        room = 4 if context is None else context - longest
+        decoding = Decoding(max_new_tokens=max(1, min(4, room)))
 
-    def _sample(
+        def ends(step: int, rows: Tensor, chosen: Tensor) -> Tensor:
+            # The first prompt's responses end after two tokens: its rows leave the cache.
+            return (rows < group_size) & (step == 1)
+
+        def off(way: str) -> float:
+            self.way, generator = way, torch.Generator(prompt.device).manual_seed(0)
+            with evaluating(self.model):
+                sampled = self._decode(few, group_size, decoding, generator, ends)
+            return off_plain(self.model, make_batch(*few, sampled, group_size), group_size)
+
+        unshared = [] if self._unshared is None else [f"not shared: {self._unshared}"]
+        slower = list(WAYS)[list(WAYS).index(self.way) :]
+        ways = {name: WAYS[name].words for name in slower}
+        self.way, check = first_right(self.model, "to sample", ways, off, unshared)
+        return check
+
+    def _decode(
         self,
         prompts: tuple[Tensor, Tensor],
         group_size: int,
@@ -158,78 +330,54 @@ class CacheSampler:
         generator: torch.Generator | None,
         ends: Ends,
     ) -> Responses:
-        with evaluating(self.model):
-            decoder = WAYS[self.way](self.model, *prompts, group_size, decoding.max_new_tokens)
-            return _decode(decoder, self, decoding, generator, ends)
-
-    def _largest_difference(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> float:
-        """Largest |sampled - plain| log-prob, nats, on at most four prompts."""
-        few = prompt[:4], prompt_mask[:4]
-        if len(prompt) == 1:
-            few = prompt.repeat(2, 1), prompt_mask.repeat(2, 1)
-        generator = torch.Generator(prompt.device).manual_seed(0)
-
-        def ends(step: int, rows: Tensor, chosen: Tensor) -> Tensor:
-            # The first prompt's responses end after two tokens: its rows leave the cache.
-            return (rows < group_size) & (step == 1)
-
-        decoding = Decoding(max_new_tokens=few_tokens(self.model, prompt_mask[:4]))
-        sampled = self._sample(few, group_size, decoding, generator, ends)
-        return off_plain(self.model, make_batch(*few, sampled, group_size), group_size)
-
-
-def _decode(
-    decoder: Decoder,
-    sampler: CacheSampler,
-    decoding: Decoding,
-    generator: torch.Generator | None,
-    ends: Ends,
-) -> Responses:
-    """Sample token by token until all B = N x G rows end; ``rows`` are those still in the cache."""
-    special, longest = sampler.special, decoding.max_new_tokens
-    states = decoder.start()
-    size, device = states.shape[0], states.device
-    rows = torch.arange(size, device=device)
-    tokens = torch.full((size, longest), special.pad, device=device)
-    mask = torch.zeros(size, longest, dtype=torch.bool, device=device)
-    log_probs = torch.zeros(size, longest, device=device)
-    kept: list[Tensor] = []
-    ended = torch.zeros(size, dtype=torch.bool, device=device)
-    to_logits = head(sampler.model)
-    for step in range(longest):
-        log_p = tempered_log_softmax(to_logits(states), decoding.temperature)
-        if step == 0:
-            log_probs = log_probs.to(log_p.dtype)
-        chosen = _choose(log_p, decoding, generator)
-        alive = ~ended[rows]
-        chosen = chosen.where(alive, special.pad)
-        mask[rows, step] = alive
-        tokens[rows, step] = chosen
-        log_prob = log_p.gather(-1, chosen[:, None]).squeeze(-1)
-        log_probs[rows, step] = log_prob.masked_fill(~alive, 0.0)
-        if sampler.keep_states:
-            kept.append(states.new_zeros(size, states.shape[-1]).index_copy_(0, rows, states))
-        ended[rows] |= ends(step, rows, chosen) & alive
-        done = ended[rows].unflatten(0, (-1, decoder.width)).all(1)
-        if step == longest - 1:
-            break
-        left = [row for row, is_done in enumerate(done.tolist()) if not is_done]  # the only wait
-        if not left:
-            break
-        if (done.numel() - len(left)) * 4 >= done.numel():
-            unfinished = torch.tensor(left).to(device, non_blocking=True)
-            decoder.keep(unfinished)
-            rows = rows.unflatten(0, (-1, decoder.width))[unfinished].flatten()
-            chosen = tokens[rows, step]
-        states = decoder.step(chosen)
-    used = step + 1
-    return Responses(
-        tokens=tokens[:, :used],
-        mask=mask[:, :used],
-        log_probs=log_probs[:, :used],
-        truncated=~ended,
-        states=torch.stack(kept, 1) if sampler.keep_states else None,
-    )
+        """Sample until all B = N x G rows end; ``rows`` are those still in the cache."""
+        pad, longest = self.special.pad, decoding.max_new_tokens
+        decoder = WAYS[self.way](self.model, *prompts, group_size, longest)
+        states = decoder.start()
+        size, device = states.shape[0], states.device
+        rows = torch.arange(size, device=device)
+        tokens = torch.full((size, longest), pad, device=device)
+        mask = torch.zeros(size, longest, dtype=torch.bool, device=device)
+        log_probs = torch.zeros(size, longest, device=device)
+        kept: list[Tensor] = []
+        ended = torch.zeros(size, dtype=torch.bool, device=device)
+        to_logits = head(self.model)
+        for step in range(longest):
+            log_p = tempered_log_softmax(to_logits(states), decoding.temperature)
+            if step == 0:
+                log_probs = log_probs.to(log_p.dtype)
+            chosen = _choose(log_p, decoding, generator)
+            alive = ~ended[rows]
+            chosen = chosen.where(alive, pad)
+            mask[rows, step] = alive
+            tokens[rows, step] = chosen
+            log_prob = log_p.gather(-1, chosen[:, None]).squeeze(-1)
+            log_probs[rows, step] = log_prob.masked_fill(~alive, 0.0)
+            if self.keep_states:
+                kept.append(states.new_zeros(size, states.shape[-1]).index_copy_(0, rows, states))
+            ended[rows] |= ends(step, rows, chosen) & alive
+            done = ended[rows].unflatten(0, (-1, decoder.width)).all(1)
+            if step == longest - 1:
+                break
+            left = [
+                row for row, is_done in enumerate(done.tolist()) if not is_done
+            ]  # the only wait
+            if not left:
+                break
+            if (done.numel() - len(left)) * 4 >= done.numel():
+                unfinished = torch.tensor(left).to(device, non_blocking=True)
+                decoder.keep(unfinished)
+                rows = rows.unflatten(0, (-1, decoder.width))[unfinished].flatten()
+                chosen = tokens[rows, step]
+            states = decoder.step(chosen)
+        used = step + 1
+        return Responses(
+            tokens=tokens[:, :used],
+            mask=mask[:, :used],
+            log_probs=log_probs[:, :used],
+            truncated=~ended,
+            states=torch.stack(kept, 1) if self.keep_states else None,
+        )
 
 
 def _choose(log_p: Tensor, decoding: Decoding, generator: torch.Generator | None) -> Tensor:

@@ -1,31 +1,143 @@
-"""Are a language run's samples those of its task: prompts, ids, texts, rewards, how many?"""
+"""Are the lines of ``samples.jsonl`` samples of the task: ids, prompts, texts, rewards, number?"""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
 
-from klrl.base.errors import RewardError, first_line
+from pydantic import BaseModel, Field, ValidationError
+
+from klrl.base.errors import ConfigError, RewardError, first_line
+from klrl.base.files import read_plain
 from klrl.config import LanguageConfig
-from klrl.language.data.prompts import PromptStream
+from klrl.language.data.prompts import PromptBatch
 from klrl.language.data.rewards import Drawn
 from klrl.language.data.tasks import Task
-from klrl.language.run.policy import Policy
-from klrl.language.run.record import SampleLine
+from klrl.language.model.pretrained import prompt_limit
+from klrl.language.run.load import Policy
+from klrl.language.run.record import shown_rows
+from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
 from klrl.train.verify import Record
 
 #: Recorded numbers have seven decimals, and a mean is a sum of float32.
 _ROUNDING = 1e-4
 
+_Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+_Ids = Annotated[list[_Count], Field(min_length=1)]
+_Numbers = list[Annotated[float, Field(strict=True)]]
+
+
+class Sample(BaseModel):
+    """A line; log-probs and KL are nats of each response token.
+
+    ``iteration`` and ``samples`` say which rollout it is of, ``weights`` the samples before it,
+    which the weights that drew it had learned from. Samples of the last draw have no reward.
+    """
+
+    line: int
+    iteration: Annotated[_Count, Field(gt=0)]
+    samples: _Count
+    weights: _Count
+    prompt_ids: _Ids
+    response_ids: _Ids
+    log_probs: _Numbers
+    ref_log_probs: _Numbers = []
+    kl: _Numbers = []
+    prompt: object = None
+    response: object = None
+    tokens: object = None
+    truncated: object = None
+    reward: float | None = None
+    gold: float | None = None
+
+    def __str__(self) -> str:
+        return f"samples.jsonl line {self.line}"
+
+
+#: What is verified -> the entry of a sample.
+RECORDED = {"policy": "log_probs", "reference": "ref_log_probs", "KL": "kl"}
+
+
+def recorded_names(config: LanguageConfig) -> list[str]:
+    """Which of :data:`RECORDED` every sample of a job has; without a reference the policy alone."""
+    return list(RECORDED) if config.has_reference else ["policy"]
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def read_samples(
+    folder: Path, config: LanguageConfig, run: str, rows: Sequence[Row]
+) -> tuple[list[Sample], list[str]]:
+    """The samples of a run, and a line about each that is none.
+
+    A last line without an end is being written, and left out.
+
+    Args:
+        folder: the run's.
+        config: its settings.
+        run: the folder as it was given, for messages.
+        rows: of ``metrics.jsonl``.
+    """
+    files = RunFolder(folder)
+    if not files.samples.is_file():
+        raise ConfigError(f"{run}: has no samples.jsonl; set collector.samples_every >= 1")
+    reached = max([files.checkpointed, *(int(row.get("samples") or 0) for row in rows)])
+    samples, problems = [], []
+    for number, line in enumerate(read_plain(files.samples).split(b"\n")[:-1], 1):
+        try:
+            samples.append(_parsed(line, number, config, reached))
+        except ValueError as error:
+            problems.append(f"samples.jsonl line {number}: {error}")
+    if not samples and not problems:
+        raise ConfigError(f"{run}: its samples.jsonl holds no sample")
+    return samples, problems
+
+
+def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> Sample:
+    """A sample that this run may have drawn; a ValueError says what is wrong with another."""
+    try:
+        told = {**json.loads(line), "line": number}
+        sample = Sample(**told)
+    except ValidationError as error:
+        missing = [str(each["loc"][0]) for each in error.errors() if each["type"] == "missing"]
+        raise ValueError(
+            f"has no {missing[0]}" if 0 < len(missing) < 6 else "is no sample"
+        ) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError("is no sample") from error
+    names = [RECORDED[name] for name in recorded_names(config)]
+    for name in RECORDED.values():
+        if (name in told) != (name in names):
+            raise ValueError(
+                f"has {name}, and the run has no reference" if name in told else f"has no {name}"
+            )
+        if name in told and len(getattr(sample, name)) != len(sample.response_ids):
+            raise ValueError("is no sample")
+    size = config.frames_per_iteration  # rollouts are alike large
+    true = (sample.iteration - 1) * size, sample.iteration * size
+    if (sample.weights, sample.samples) != true:
+        raise ValueError(
+            f"weights={sample.weights}, samples={sample.samples} are not those of iteration "
+            f"{sample.iteration}: {true[0]}, {true[1]}"
+        )
+    if sample.weights > reached:
+        raise ValueError(f"weights={sample.weights}: the run has {reached} samples")
+    return sample
+
+
+# ------------------------------------------------------------------------------------ comparing
+
 
 def check_samples(
     config: LanguageConfig,
     policy: Policy,
     task: Task,
-    limit: int | None,
-    lines: Sequence[SampleLine],
+    samples: Sequence[Sample],
     rows: Sequence[Row],
     record: Record,
 ) -> None:
@@ -35,147 +147,121 @@ def check_samples(
         config: the job.
         policy: its tokenizer and its marks.
         task: asks and scores.
-        limit: most tokens of a prompt.
-        lines: of ``samples.jsonl``.
+        samples: of ``samples.jsonl``.
         rows: of ``metrics.jsonl``.
         record: gets what was found.
     """
-    by_iteration: dict[int, list[SampleLine]] = defaultdict(list)
-    for line in lines:
-        by_iteration[line[1]["iteration"]].append(line)
-    stream = task.stream(policy.causal.tokenizer, limit)
+    found: dict[int, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        found[sample.iteration].append(sample)
     told = {int(row["iteration"]): row for row in rows}
-    for iteration, samples in by_iteration.items():
-        learned = iteration <= config.iterations and iteration in told
-        record.problems += _prompts(config, stream, iteration, samples, learned)
-        record.problems += _ids(config, policy, samples)
-        if learned:
-            record.problems += _counted(config, iteration, samples, told[iteration])
-    record.problems += _missing(config, by_iteration, told)
+    asked = _asked(config, policy, task, found)
+    for sample in samples:
+        record.problems += _differs(config, policy, sample, asked.get(sample.line))
+    for iteration, group in found.items():
+        if iteration <= config.iterations and len(group) == config.frames_per_iteration:
+            record.problems += _counted(config, group, told.get(iteration, {}))
+    record.problems += _missing(config, found, told)
     record.looked.append("prompts, ids, tokens, truncation and number of the samples")
-    scored = [(n, sample) for n, sample in lines if "reward" in sample]
+    learned = [s for s in samples if s.iteration <= config.iterations and s.line in asked]
     try:
-        record.problems += _scores(task, stream, config, by_iteration, scored)
-        record.looked.append(f"rewards of {len(scored)} samples, scored again")
+        record.problems += _scores(task, learned, asked)
+        record.looked.append(f"rewards of {len(learned)} samples, scored again")
     except RewardError as error:
         record.unseen.append(f"rewards of samples ({first_line(error)})")
 
 
-def _places(config: LanguageConfig, iteration: int, count: int, learned: bool) -> list[int]:
-    """The numbers of the prompts of an iteration's samples."""
-    collector, first = config.collector, (iteration - 1) * config.collector.prompts
-    if not learned:  # drawn at the end, one for each prompt that comes next
-        return [first + i for i in range(count)]
-    size = config.frames_per_iteration
-    rows = range(0, size, max(1, size // collector.samples_count))[:count]
-    return [first + row // collector.group_size for row in rows]
+def _asked(
+    config: LanguageConfig, policy: Policy, task: Task, found: Mapping[int, Sequence[Sample]]
+) -> dict[int, PromptBatch]:
+    """The prompt of each sample, by its line; none for samples that are too many."""
+    collector, asked = config.collector, {}
+    limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
+    stream = task.stream(policy.causal.tokenizer, limit)
+    for iteration, samples in found.items():
+        places: Iterable[int] = range(len(samples))  # drawn at the end, one for each prompt
+        if iteration <= config.iterations:
+            places = [row // collector.group_size for row in shown_rows(config)]
+        for sample, place in zip(samples, places, strict=False):
+            stream.served = (iteration - 1) * collector.prompts + place
+            asked[sample.line] = stream.take(1)
+    return asked
 
 
-def _asked(stream: PromptStream, number: int) -> Any:
-    stream.served = number
-    return stream.take(1)
-
-
-def _prompts(
-    config: LanguageConfig,
-    stream: PromptStream,
-    iteration: int,
-    samples: Sequence[SampleLine],
-    learned: bool,
+def _differs(
+    config: LanguageConfig, policy: Policy, sample: Sample, asked: PromptBatch | None
 ) -> Iterator[str]:
-    numbers = _places(config, iteration, len(samples), learned)
-    for (line, sample), number in zip(samples, numbers, strict=False):
-        asked = _asked(stream, number)
+    """The prompt is the task's, and what follows from the ids of the response is true."""
+    if asked is not None:
         content = asked.prompts[0].content
         content = content if isinstance(content, str) else [dict(turn) for turn in content]
-        if sample.get("prompt") != content:
-            yield f"samples.jsonl line {line}: its prompt is not number {number} of the task"
-        elif sample["prompt_ids"] != asked.ids[0][asked.mask[0]].tolist():
-            yield f"samples.jsonl line {line}: its prompt_ids are not those of its prompt"
-
-
-def _ids(config: LanguageConfig, policy: Policy, samples: Sequence[SampleLine]) -> Iterator[str]:
-    """What follows from the ids of a response: its tokens, and whether it was cut off."""
-    convert, ends = policy.causal.tokenizer.convert_ids_to_tokens, set(policy.special.eos)
-    for line, sample in samples:
-        ids = sample["response_ids"]
-        if sample.get("tokens") != convert(ids):
-            yield f"samples.jsonl line {line}: its tokens are not those of its ids"
-        if sample.get("truncated") is not (ids[-1] not in ends):
-            yield f"samples.jsonl line {line}: its truncated is not what its last token says"
-        if len(ids) > config.collector.max_new_tokens:
-            yield f"samples.jsonl line {line}: it is longer than collector.max_new_tokens"
+        if sample.prompt != content:
+            yield f"{sample}: its prompt is not the one that the task has there"
+        elif sample.prompt_ids != asked.ids[0][asked.mask[0]].tolist():
+            yield f"{sample}: its prompt_ids are not those of its prompt"
+    ids = sample.response_ids
+    if sample.tokens != policy.causal.tokenizer.convert_ids_to_tokens(ids):
+        yield f"{sample}: its tokens are not those of its ids"
+    if sample.truncated is not (ids[-1] not in policy.special.eos):
+        yield f"{sample}: its truncated is not what its last token says"
+    if len(ids) > config.collector.max_new_tokens:
+        yield f"{sample}: it is longer than collector.max_new_tokens"
 
 
 def _missing(
-    config: LanguageConfig, found: Mapping[int, Sequence[SampleLine]], told: Mapping[int, Row]
+    config: LanguageConfig, found: Mapping[int, Sequence[Sample]], told: Mapping[int, Row]
 ) -> Iterator[str]:
     """As many samples as each iteration that is due has."""
-    every, size = config.collector.samples_every, config.frames_per_iteration
-    due = range(0, size, max(1, size // config.collector.samples_count))
-    count = len(due[: config.collector.samples_count])
-    wanted = {i: count for i in told if i and (i == 1 or i % every == 0)}
-    if config.iterations in told:  # drawn at the end, one for each prompt
-        wanted[config.iterations + 1] = config.collector.samples_count
+    every, last = config.collector.samples_every, config.iterations
+    wanted = {i: len(shown_rows(config)) for i in told if i and (i == 1 or i % every == 0)}
+    if last in told:  # drawn at the end, one for each prompt
+        wanted[last + 1] = config.collector.samples_count
     for iteration, count in wanted.items():
         if (has := len(found.get(iteration, ()))) != count:
             yield f"samples.jsonl: has {has} samples of iteration {iteration}, and had {count}"
 
 
-def _counted(
-    config: LanguageConfig, iteration: int, samples: Sequence[SampleLine], row: Row
-) -> Iterator[str]:
-    """The means of a row, where all of its samples are kept."""
-    if len(samples) != config.frames_per_iteration:
-        return
-    each = [sample for _, sample in samples]
-    tokens = sum(len(sample["response_ids"]) for sample in each)
+def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Iterator[str]:
+    """The means of a row, of which all samples are kept."""
+    count, tokens = len(samples), sum(len(sample.response_ids) for sample in samples)
     means = {
-        "reward/episode": sum(sample["reward"] for sample in each) / len(each),
-        "reward/episode_length": tokens / len(each),
-        "reward/truncated": sum(sample["truncated"] for sample in each) / len(each),
+        "reward/episode": sum(sample.reward or 0.0 for sample in samples) / count,
+        "reward/episode_length": tokens / count,
+        "reward/truncated": sum(sample.truncated is True for sample in samples) / count,
     }
     if config.has_reference:
-        means["kl/ref/exact"] = sum(sum(sample["kl"]) for sample in each) / tokens
+        means["kl/ref/exact"] = sum(sum(sample.kl) for sample in samples) / tokens
     for name, mean in means.items():
-        if not abs(row.get(name, mean) - mean) <= _ROUNDING * max(1.0, abs(mean)):
+        if not _equal(row.get(name, mean), mean):
             yield (
-                f"metrics.jsonl, iteration {iteration}: {name} is {row[name]:.6g}, and that of its "
-                f"samples {mean:.6g}"
+                f"metrics.jsonl, iteration {samples[0].iteration}: {name} is {row[name]:.6g}, and "
+                f"that of its samples {mean:.6g}"
             )
 
 
 def _scores(
-    task: Task,
-    stream: PromptStream,
-    config: LanguageConfig,
-    by_iteration: Mapping[int, Sequence[SampleLine]],
-    scored: Sequence[SampleLine],
-) -> list[str]:
-    """Rewards, their parts and gold scores, by the task's own functions."""
-    if not scored:
-        return []
-    prompts = {}
-    for iteration, samples in by_iteration.items():
-        numbers = _places(config, iteration, len(samples), "reward" in samples[0][1])
-        for (line, _), number in zip(samples, numbers, strict=False):
-            prompts[line] = _asked(stream, number).prompts[0]
-    each = [sample for _, sample in scored]
-    cut, asked, ids = (
-        [sample[name] for sample in each] for name in ("truncated", "prompt_ids", "response_ids")
+    task: Task, samples: Sequence[Sample], asked: Mapping[int, PromptBatch]
+) -> Iterator[str]:
+    """Rewards and gold scores, by the task's own functions."""
+    if not samples:
+        return
+    drawn = Drawn(
+        [sample.truncated is True for sample in samples],
+        [sample.prompt_ids for sample in samples],
+        [sample.response_ids for sample in samples],
     )
-    drawn = Drawn(cut, asked, ids)
-    given = ([prompts[line] for line, _ in scored], [s["response"] for s in each], drawn)
-    parts = task.reward.parts(*given)
-    table = {"reward": task.reward.total(parts).tolist()}
+    prompts = [asked[sample.line].prompts[0] for sample in samples]
+    given = prompts, [str(sample.response) for sample in samples], drawn
+    table = {"reward": task.reward(*given)}
     if task.gold is not None:
-        table["gold"] = task.gold(*given).tolist()
-    problems = []
+        table["gold"] = task.gold(*given)
     for name, values in table.items():
-        for (line, sample), value in zip(scored, values, strict=True):
-            if not abs(sample.get(name, float("nan")) - value) <= _ROUNDING * max(1.0, abs(value)):
-                problems.append(
-                    f"samples.jsonl line {line}: its {name} is {value:g}, and {sample.get(name)} "
-                    "is recorded"
-                )
-    return problems
+        for sample, value in zip(samples, values.tolist(), strict=True):
+            recorded = getattr(sample, name)
+            if recorded is None or not _equal(recorded, value):
+                yield f"{sample}: its {name} is {value:g}, and {recorded} is recorded"
+
+
+def _equal(one: float, other: float) -> bool:
+    """Up to rounding; NaN equals nothing."""
+    return abs(one - other) <= _ROUNDING * max(1.0, abs(other))

@@ -10,8 +10,7 @@ on response tokens alone, in :mod:`klrl.language.model.vocabulary`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDictBase
@@ -29,17 +28,13 @@ from klrl.language.model.causal_lm import (
     without_dropout,
 )
 from klrl.language.model.plain import (
-    AGREEMENT,
-    FAMILY_ERRORS,
+    first_right,
     max_off,
-    off_and_bound,
     packed_states,
     plain_log_probs,
-    reason_of,
     rows_to_compare,
 )
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
-from klrl.train.preflight import Check
 
 
 def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> Tensor:
@@ -205,32 +200,18 @@ def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Scor
     """
     chosen = torch.arange(min(4, len(batch) // group_size), device=batch.device)
     few = take_prompts(batch, chosen, group_size)
-    bound = AGREEMENT[model_dtype(model)]
     rows = rows_to_compare(few, group_size)
     tokens, mask = few["tokens", "response"], response_mask(few)
 
     def scores(layout: ScoringLayout) -> Tensor:
         return response_log_probs(layout.next_tokens(model, few, 1.0), tokens, mask)
 
-    def largest_difference(layout: ScoringLayout) -> float:
-        plain, scored = plain_log_probs(model, few[rows]), scores(layout)
+    def off(shared: bool) -> float:
+        plain, scored = plain_log_probs(model, few[rows]), scores(ScoringLayout(group_size, shared))
         others = scores(ScoringLayout(group_size, False))
         return max_off((scored[rows], plain), (scored, others))
 
     refused = sharing_refused(model)
-    wrong = [] if refused is None else [refused]
-    for shared in (True, False) if refused is None else (False,):
-        layout = ScoringLayout(group_size, shared)
-        try:
-            off, bound = off_and_bound(model, partial(largest_difference, layout))
-        except FAMILY_ERRORS as error:
-            wrong.append(f"{NAMES[shared]}: {reason_of(error)}")
-            continue
-        if off <= bound:
-            name = f"{NAMES[shared]}, nats off plain log-probs"
-            return replace(layout, reason=str(Check(name, off, bound, "; ".join(wrong))))
-        wrong.append(f"{NAMES[shared]}: {off:.3g} nats off")
-    raise ValueError(
-        f"{type(unwrapped(model)).__name__}: no way to score gives its own log-probs to {bound:g} "
-        f"nats ({'; '.join(wrong)}); choose another model"
-    )
+    ways = NAMES if refused is None else {False: NAMES[False]}
+    shared, check = first_right(model, "to score", ways, off, [] if refused is None else [refused])
+    return ScoringLayout(group_size, shared, str(check))

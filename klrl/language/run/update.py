@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from tensordict import TensorDictBase
@@ -20,8 +20,7 @@ from klrl.language.data.batch import (
     response_mask,
     take_prompts,
 )
-from klrl.language.model.causal_lm import head, model_dtype
-from klrl.language.model.mixed import in_low_precision
+from klrl.language.model.causal_lm import head, in_low_precision, model_dtype
 from klrl.language.model.vocabulary import (
     Against,
     NextTokens,
@@ -30,13 +29,14 @@ from klrl.language.model.vocabulary import (
     token_measures,
 )
 from klrl.language.run.kl import Reference
-from klrl.language.run.policy import Policy
+from klrl.language.run.load import Policy
 from klrl.language.run.rollout import REF_STATES, STATES
 from klrl.language.run.scoring import ScoringLayout
 from klrl.losses.policy import LossTerms, PolicyLoss, Scored
 from klrl.objectives.functional import normalized
 from klrl.train.learner import Coefficients, Steps
 
+_Part: TypeAlias = tuple[TensorDictBase, Tensor | None, Tensor | None]
 #: Prompts scored at a time where no gradient is needed, as many as a minibatch at least.
 PROMPTS_WITHOUT_GRADIENT = 32
 
@@ -101,13 +101,12 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def step(self, minibatch: TensorDictBase, coefficients: Coefficients) -> Tensor:
         """One gradient step."""
         measured = []
-        for part in self._parts(minibatch):
-            terms = self.loss_terms(part.batch, coefficients, part.spread)
-            total = terms.total if part.share is None else terms.total * part.share.to(terms.total)
+        for part, share, spread in self._parts(minibatch):
+            terms = self.loss_terms(part, coefficients, spread)
+            total = terms.total if share is None else terms.total * share.to(terms.total)
             total.backward()
             measured.append({name: value.detach() for name, value in terms.measured.items()})
-        norm = self.optimizer.step(coefficients.lr)
-        self.optimizer.zero_grad()  # now: they would lie beside the next forward's activations
+        norm = self.optimizer.clipped_step(coefficients.lr)
         with torch.no_grad():
             whole = {name: torch.cat([each[name] for each in measured]) for name in measured[0]}
             metrics = self.loss.measure(whole, self._learned(minibatch))
@@ -118,11 +117,13 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             return torch.cat([metrics, norm.reshape(1)]).float()
 
     def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
-        """``learner.micro_batch`` prompts each; their losses, by their shares, are its loss."""
+        """``learner.micro_batch`` prompts each, the share of their loss in the minibatch's (None:
+        all of it), and the spread that its advantages were divided by already.
+        """
         size, group_size = self.config.learner.micro_batch, self.config.collector.group_size
         count = minibatch.batch_size[0] // group_size
         if size is None or size >= count:
-            yield _Part(minibatch)
+            yield minibatch, None, None
             return
         minibatch, mask, spread = minibatch.copy(), self._learned(minibatch), None
         if self.config.loss.normalize_advantage:
@@ -131,7 +132,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         for prompts in torch.arange(count, device=mask.device).split(size):
             rows = torch.isin(torch.arange(count, device=mask.device), prompts)
             share = self.loss.share(rows.repeat_interleave(group_size), mask)
-            yield _Part(take_prompts(minibatch, prompts, group_size), share, spread)
+            yield take_prompts(minibatch, prompts, group_size), share, spread
 
     def _learned(self, batch: TensorDictBase) -> Tensor:
         """The tokens [B, R] that the loss sees: all, or those of responses that ended."""
@@ -177,28 +178,22 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """log pi_theta of the tokens, its charged divergence if exact, KL(old||new); [B, R]."""
         against: list[Against] = []
-        charged = self.loss.reference_estimator == "exact" and self.reference is not None
-        if charged and self.reference is not None:
+        charged, exact_old = self.loss.divergence.name, self.loss.kl_old == "exact"
+        if self.loss.reference_estimator == "exact" and self.reference is not None:
             reference = self.reference.next_tokens(batch[REF_STATES], self._temperature)
-            against.append(Against(reference, [self.loss.divergence.name]))
-        if self.loss.kl_old == "exact":
+            against.append(Against(reference, [charged]))
+        if exact_old:
             against.append(Against(self._old(batch), ["forward"]))
         log_prob, found = token_measures(policy, batch["tokens", "response"], mask, against)
-        of_ref = found.pop(0).divergence[self.loss.divergence.name] if charged else None
-        if self.loss.kl_old == "exact":
-            return log_prob, of_ref, found.pop().divergence["forward"]
-        return log_prob, of_ref, self._sampled_kl_old(log_prob, batch, mask)
-
-    def _sampled_kl_old(self, log_prob: Tensor, batch: TensorDictBase, mask: Tensor) -> Tensor:
-        """k3 of every token.
-
-        With r = log pi_old - log pi_theta and tokens of pi_old, exp(-r) - 1 + r = w - 1 - log w is
-        unbiased and >= 0, and its gradient is the KL's: E_old[grad w] = 0 leaves
-        -E_old[grad log pi].
-        """
-        if self.loss.kl_old == "measured":
-            log_prob = log_prob.detach()
-        return estimate_kl(on_response(batch, LOG_PROBS), log_prob, "k3", mask)
+        if exact_old:
+            kl_old = found.pop().divergence["forward"]
+        else:
+            # k3: with r = log pi_old - log pi_theta and tokens of pi_old, exp(-r) - 1 + r = w - 1 -
+            # log w is unbiased and >= 0, and its gradient is the KL's: E_old[grad w] = 0 leaves
+            # -E_old[grad log pi].
+            scored = log_prob.detach() if self.loss.kl_old == "measured" else log_prob
+            kl_old = estimate_kl(on_response(batch, LOG_PROBS), scored, "k3", mask)
+        return log_prob, found.pop().divergence[charged] if found else None, kl_old
 
     def _critic(self, states: Tensor, batch: TensorDictBase, mask: Tensor) -> dict[str, Tensor]:
         """The values and what they are compared with; nothing without a value head."""
@@ -232,21 +227,6 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         return NextTokens(batch[STATES], self._old_head, self._temperature)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What goes through one forward and backward.
-
-    Attributes:
-        batch: all of a minibatch, or some of its prompts.
-        share: of its own loss in the minibatch's; None for all of it.
-        spread: that the minibatch's advantages were divided by already.
-    """
-
-    batch: TensorDictBase
-    share: Tensor | None = None
-    spread: Tensor | None = None
-
-
 def prompts_at_a_time(config: LanguageConfig) -> int:
     """In one forward without gradient: no more than in one with it, where that is limited."""
     if config.learner.micro_batch is not None:
@@ -254,8 +234,8 @@ def prompts_at_a_time(config: LanguageConfig) -> int:
     return max(PROMPTS_WITHOUT_GRADIENT, config.collector.prompts // config.learner.minibatches)
 
 
-class Optimizer:
-    """Adam or AdamW with gradient clipping; its state as named tensors, for checkpoints.
+class Optimizer(torch.optim.AdamW):
+    """Adam or AdamW with gradient clipping.
 
     Args:
         config: the optim group.
@@ -266,49 +246,23 @@ class Optimizer:
     def __init__(
         self, config: OptimConfig, parameters: list[nn.Parameter], weight_decay: float
     ) -> None:
-        self.parameters, self._max_norm = parameters, config.max_grad_norm
-        self._adam = torch.optim.AdamW(
-            parameters,
-            lr=config.lr,
-            eps=config.eps,
-            weight_decay=weight_decay,
-            # One pass over weight, gradient and moments: a third of the time on a CPU, and no
-            # table of square roots beside them. It takes their memory as contiguous (torch 2.13).
-            fused=all(p.is_contiguous() for p in parameters),
+        # fused: one pass over weight, gradient and moments: a third of the time on a CPU, and no
+        # table of square roots beside them. It takes their memory as contiguous (torch 2.13).
+        fused = all(p.is_contiguous() for p in parameters)
+        super().__init__(
+            parameters, lr=config.lr, eps=config.eps, weight_decay=weight_decay, fused=fused
         )
+        self._max_norm = config.max_grad_norm
 
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-        self._adam.zero_grad(set_to_none=True)
-
-    def step(self, lr: float) -> Tensor:
-        """Clip the gradient and update; returns the norm before clipping."""
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self._max_norm)
-        for group in self._adam.param_groups:
-            group["lr"] = lr
+    def clipped_step(self, lr: float) -> Tensor:
+        """Clip the gradient, update and drop it; returns the norm before clipping."""
+        (group,) = self.param_groups
+        group["lr"] = lr
+        norm = torch.nn.utils.clip_grad_norm_(group["params"], self._max_norm)
         if torch.isfinite(norm):  # else the checkpoint keeps the last finite weights
-            self._adam.step()
+            self.step()
+        self.zero_grad()  # now: they would lie beside the next forward's activations
         return norm
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """``0.step``, ``0.exp_avg``, ...; empty before the first step."""
-        state = self._adam.state
-        return {
-            f"{index}.{name}": value
-            for index, p in enumerate(self.parameters)
-            for name, value in state.get(p, {}).items()
-        }
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load a checkpoint's moments."""
-        for key, value in state.items():
-            index, _, name = key.partition(".")
-            parameter = self.parameters[int(index)]
-            if name == "step":  # it keeps its dtype
-                moved = value.to(parameter.device).clone()
-            else:
-                moved = torch.empty_like(parameter).copy_(value)
-            self._adam.state[parameter][name] = moved.detach()
 
 
 def adam(config: OptimConfig, parameters: list[nn.Parameter]) -> Optimizer:

@@ -9,11 +9,12 @@ weights. A sample can be computed again where the weights that drew it are there
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,31 +22,37 @@ from torch import Tensor, nn
 from klrl.base.context import check_length
 from klrl.base.errors import ConfigError
 from klrl.config import LANGUAGE, LanguageConfig, factory
-from klrl.kl.reference import OTHER_RUN, THE_POLICY
+from klrl.kl.reference import OTHER_RUN
 from klrl.language.data.rewards import response_texts
 from klrl.language.data.tasks import make_task
-from klrl.language.model.causal_lm import unwrapped
-from klrl.language.model.pretrained import prompt_limit
+from klrl.language.model.causal_lm import model_device, unwrapped, weight_of
+from klrl.language.model.plain import AGREEMENT
 from klrl.language.run.kl import checkpointed
 from klrl.language.run.load import (
+    BASE,
+    Policy,
     Weights,
     base_digest,
     check_place,
     computing_in,
     language_config,
+    make_policy,
     moved,
-    with_model,
-    with_network,
+    network_of_reference,
 )
-from klrl.language.run.policy import Policy, make_policy
-from klrl.language.run.record import RECORDED, SampleLine, read_samples, recorded_names
-from klrl.language.run.samples import check_samples
-from klrl.language.run.scoring import AGREEMENT
+from klrl.language.run.samples import (
+    RECORDED,
+    Sample,
+    check_samples,
+    read_samples,
+    recorded_names,
+)
 from klrl.runs.entry import CheckpointEntry, DamagedEntry, whole_entries
 from klrl.runs.find import find_run
-from klrl.runs.folder import RunFolder
+from klrl.runs.metrics import Row
 from klrl.runs.returns import last_recorded
-from klrl.runs.rows import read_rows
+from klrl.runs.rows import rows_so_far
+from klrl.runs.state import Component
 from klrl.train.verify import Record, verify_record
 
 #: Most nats that a recorded number of a float32 run may be off: the largest, and the mean.
@@ -143,18 +150,20 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     folder = find_run(str(run), "RUN")
     config = moved(language_config(folder, "RUN"), model)
     config.device = device
-    samples = read_samples(folder, config, str(run))
+    rows = rows_so_far(folder)
+    samples, problems = read_samples(folder, config, str(run), rows)
     check_place(config)
-    weights = Sources(folder, config)
-    bounds = bounds_of(folder, config)
+    weights, bounds = Sources(folder, config), bounds_of(rows, config)
     measures = {name: Comparison(name, bounds) for name in recorded_names(config)}
-    lines, beyond = _that_fit(weights.policy, samples.lines)
-    problems = [*samples.problems, *beyond, *_texts(weights.policy, lines)]
-    for number, sample in sorted(lines, key=lambda line: line[1]["weights"]):
-        for name, computed in _numbers(sample, *weights.tables(sample)).items():
-            place = f"samples.jsonl line {number}"
-            measures[name].add(sample[RECORDED[name]], computed, place)
-    missing = {name: len(lines) - each.samples for name, each in measures.items()}
+    fit = [sample for sample in samples if _fits(weights.policy, sample, problems)]
+    drawn_by = attrgetter("weights")
+    for samples_before, drawn in groupby(sorted(fit, key=drawn_by), drawn_by):
+        policy, reference = weights.at(samples_before)
+        for sample in drawn:
+            numbers = _numbers(sample, policy, reference, config.collector.temperature)
+            for name, computed in numbers.items():
+                measures[name].add(getattr(sample, RECORDED[name]), computed, str(sample))
+    missing = {name: len(fit) - each.samples for name, each in measures.items()}
     if not problems and not any(each.samples for each in measures.values()):
         raise ConfigError(
             f"{run}: the weights that drew its samples are gone, and nothing can be computed "
@@ -162,10 +171,11 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
         )
     if bounds != (LARGEST, MEAN):
         _bound_kl(measures)
-    verdict = Verdict(bounds, list(measures.values()), missing, problems, samples.notes)
-    verdict.notes += weights.notes
-    verdict.record = _record(folder, config, weights.policy, samples.lines, device)
-    verdict.record.looked += [f"{n} of {each.samples} samples" for n, each in measures.items()]
+    record = verify_record(folder, config, device)
+    task = make_task(config.env, config.seed)
+    check_samples(config, weights.policy, task, samples, rows, record)
+    record.looked += [f"{n} of {each.samples} samples" for n, each in measures.items()]
+    verdict = Verdict(bounds, list(measures.values()), missing, problems, weights.notes, record)
     if not (weights.vouched or all(each.ok for each in verdict.measures)):
         verdict.notes.append(
             f"its checkpoints hold no digest of actor.model={config.actor.model or 'null'}: if the "
@@ -174,19 +184,7 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     return verdict
 
 
-def _record(
-    folder: Path, config: LanguageConfig, policy: Policy, lines: Sequence[SampleLine], device: str
-) -> Record:
-    """What does not need the weights of a sample's time."""
-    record = verify_record(folder, config, device)
-    limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
-    file = RunFolder(folder).metrics
-    rows = read_rows(file, say=lambda line: None) if file.is_file() else []
-    check_samples(config, policy, make_task(config.env, config.seed), limit, lines, rows, record)
-    return record
-
-
-def bounds_of(folder: Path, config: LanguageConfig) -> tuple[float, float]:
+def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float]:
     """The largest difference and the largest mean, by the precision of the run.
 
     In 16 bits a KL has a floor, which the run measured: KL = E[d^2] / 2 for small differences d of
@@ -194,10 +192,8 @@ def bounds_of(folder: Path, config: LanguageConfig) -> tuple[float, float]:
     with a floor near 0; what is computed here in float32 rounds as neither does. Its largest
     difference may be :data:`_TAIL` times as large.
     """
-    low = config.actor.dtype not in ("float32", "float64")
-    if not low and getattr(config.learner, "dtype", None) != "mixed":
+    if config.actor.dtype in ("float32", "float64") and not config.mixed:
         return LARGEST, MEAN
-    rows = read_rows(RunFolder(folder).metrics, say=lambda line: None)
     floor = last_recorded(rows).get("kl/ref/floor")
     mean = _LOW_MEAN if floor is None else max(math.sqrt(2 * floor), _ROUNDING)
     return max(AGREEMENT[torch.bfloat16], _TAIL * mean), mean
@@ -219,32 +215,21 @@ def _bound_kl(measures: Mapping[str, Comparison]) -> None:
     kl.bounds = kl.bounds[0], min(kl.bounds[1], rounding)
 
 
-def _that_fit(policy: Policy, lines: Sequence[SampleLine]) -> tuple[list[SampleLine], list[str]]:
-    """The samples that the model can read, and a line for each that it cannot."""
-    network = unwrapped(policy.model)
-    size = len(network.get_input_embeddings().weight)
-    fit, problems = [], []
-    for number, sample in lines:
-        ids = [*sample["prompt_ids"], *sample["response_ids"]]
-        try:
-            check_length(network, len(ids))
-            if max(ids) >= size:
-                raise ValueError(f"token {max(ids)}: the model has {size} tokens")
-        except ValueError as error:
-            problems.append(f"samples.jsonl line {number}: {error}")
-        else:
-            fit.append((number, sample))
-    return fit, problems
-
-
-def _texts(policy: Policy, lines: Sequence[SampleLine]) -> Iterator[str]:
-    """A line for each sample whose tokens are not those of its text."""
-    tokenizer, eos = policy.causal.tokenizer, policy.special.eos
-    for number, sample in lines:
-        ids = torch.tensor([sample["response_ids"]])
-        (text,) = response_texts(tokenizer, ids, torch.ones_like(ids, dtype=torch.bool), eos)
-        if text != sample.get("response"):
-            yield f"samples.jsonl line {number}: its tokens are not its response"
+def _fits(policy: Policy, sample: Sample, problems: list[str]) -> bool:
+    """Whether the model can read a sample; a problem if not, or if its text is another."""
+    network, ids = unwrapped(policy.model), [*sample.prompt_ids, *sample.response_ids]
+    size = len(weight_of(network.get_input_embeddings()))
+    try:
+        check_length(network, len(ids))
+        if max(ids) >= size:
+            raise ValueError(f"token {max(ids)}: the model has {size} tokens")
+    except ValueError as error:
+        problems.append(f"{sample}: {error}")
+        return False
+    texts = response_texts(policy.causal.tokenizer, [sample.response_ids], policy.special.eos)
+    if texts != [sample.response]:
+        problems.append(f"{sample}: its tokens are not its response")
+    return True
 
 
 # ------------------------------------------------------------------------------------ computing
@@ -263,7 +248,7 @@ class Sources:
         config: its settings.
 
     Attributes:
-        policy: the run's, with other weights from sample to sample.
+        policy: the run's, with other weights from call to call.
         notes: checkpoints that are damaged, a line each.
         vouched: whether the model's own weights are known to be the run's. Only a checkpoint that
             needs them beside it has a digest of them.
@@ -272,117 +257,90 @@ class Sources:
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
         self._config = config = unmixed(config)
         self.notes, self.vouched = list[str](), config.actor.init is not None
-        found = list(whole_entries(folder, self._damaged))
+
+        def damaged(path: Path, error: DamagedEntry) -> None:
+            self.notes.append(f"checkpoint {path} is left out ({error})")
+
+        found = list(whole_entries(folder, damaged))
         self._entries = {entry.frames: entry for entry in reversed(found)}  # the last ones first
+        self._newest = next(iter(self._entries.values()), None)
         self.policy = make_policy(config, say=lambda _: None)
-        model, head = self.policy.model, self.policy.value_head
-        base = base_digest(model, config.actor.model)
-        self._weights = Weights(model, head, base=base)
-        self._in_float(model)
-        self._base = {name: each.clone() for name, each in self._weights.state_dict().items()}
-        # The samples so far of the weights that both models have; None for a run that did not start
-        # from the model's own.
-        self._now = self._reference_now = 0 if config.actor.init is None else None
+        model, base = self.policy.model, base_digest(self.policy.model, config.actor.model)
+        self._weights = Weights(model, self.policy.value_head, base=base)
+        _in_float(model)
         self._rule = factory("reference", config.reference, LANGUAGE)(config.reference)
+        self._kept = checkpointed(self._rule, config)
         self._reference = self._make_reference(folder) if config.has_reference else None
-        if self._rule.source != THE_POLICY:
-            self._reference_now = None
-        # Nothing is told of a record beside another base model than the run's.
-        for samples, entry in tuple(self._entries.items())[:1]:
-            self._load(self._weights, entry, "agent")
-            self._now = samples
+        if self._newest is not None:
+            # Nothing is told of a record beside another base model than the run's.
+            self._load(base, self._newest, "agent")
 
-    def _damaged(self, path: Path, error: DamagedEntry) -> None:
-        self.notes.append(f"checkpoint {path} is left out ({error})")
-
-    def _in_float(self, model: nn.Module) -> None:
-        """In float32 at least, without dropout, gradients or checkpointing."""
-        if next(model.parameters()).dtype != torch.float64:
-            model.float()
-        model.requires_grad_(False).eval()
-
-    def _make_reference(self, folder: Path) -> nn.Module:
-        """A model of its own: another run's network, or the policy's as it is before any update."""
-        if self._rule.source != OTHER_RUN:
-            return deepcopy(self.policy.model)
-        described = RunFolder(folder).manifest["reference"]
-        config = with_network(self._config, described)
-        if config.actor.model == language_config(folder).actor.model:
-            config = with_model(config, self._config.actor.model)  # it may have moved
-        model = make_policy(unmixed(config), say=lambda _: None).model
-        self._in_float(model)
+    def _make_reference(self, folder: Path) -> nn.Module | None:
+        """A model of its own; None where it does not move and its weights are gone."""
+        if self._rule.source == OTHER_RUN:
+            network = unmixed(network_of_reference(folder, self._config))
+            model = make_policy(network, say=lambda _: None).model
+        else:
+            model = deepcopy(self.policy.model)
+        _in_float(model)
+        if self._kept and not self._rule.moves:  # any checkpoint holds the one that there is
+            if self._newest is None:
+                return None
+            self._load(Weights(model, whole=True), self._newest, "reference")
         return model
 
-    def tables(self, sample: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-        """Log softmax(logits / temperature) of policy and reference at each response token [n, V].
+    def at(self, samples: int) -> tuple[nn.Module | None, nn.Module | None]:
+        """Policy and reference after so many samples; to be asked in ascending order.
 
-        None where the weights that drew the sample, or the reference of that time, are gone.
+        None where the weights of that time are gone.
         """
-        drawn_by = sample["weights"]
-        policy = self._table(self.policy.model, sample) if self._set_policy(drawn_by) else None
-        reference = None
-        if self._reference is not None and self._set_reference(drawn_by):
-            reference = self._table(self._reference, sample)
-        return policy, reference
+        entry = self._entries.get(samples)
+        there = entry is not None or (samples == 0 and self._config.actor.init is None)
+        if entry is not None:
+            self._load(self._weights, entry, "agent")
+        follows = self._kept and self._rule.moves
+        if entry is not None and follows and self._reference is not None:
+            self._load(Weights(self._reference, whole=True), entry, "reference")
+        return (
+            self.policy.model if there else None,
+            self._reference if there or not follows else None,
+        )
 
-    def _set_policy(self, samples: int | None) -> bool:
-        """Load the weights of so many samples; whether they are there."""
-        if samples is not None and samples == self._now:
-            return True
-        if samples in self._entries:
-            self._load(self._weights, self._entries[samples], "agent")
-        elif samples == 0 and self._config.actor.init is None:
-            self._weights.load_state_dict(self._base)
-        else:
-            return False
-        self._now = samples
-        return True
-
-    def _set_reference(self, samples: int | None) -> bool:
-        """Load the reference of that time; whether it is there."""
-        if not checkpointed(self._rule, self._config):
-            return True
-        if not self._rule.moves:  # any checkpoint holds the one that there is
-            samples = next(iter(self._entries), None)
-        if samples is not None and samples == self._reference_now:
-            return True
-        if samples not in self._entries:
-            return False
-        assert self._reference is not None
-        whole = Weights(self._reference, whole=True)
-        self._load(whole, self._entries[samples], "reference")
-        self._reference_now = samples
-        return True
-
-    def _load(self, weights: Weights, entry: CheckpointEntry, component: str) -> None:
-        device = next(self.policy.model.parameters()).device
+    def _load(self, weights: Component, entry: CheckpointEntry, component: str) -> None:
         try:
-            state = entry.state(component, device)
+            state = entry.state(component, model_device(self.policy.model))
             weights.load_state_dict(state)
         except (RuntimeError, DamagedEntry) as error:
             raise ConfigError(f"{entry.path}: does not fit this network: {error}") from error
-        self.vouched |= state.keys() >= self._base.keys()  # the digest is one of these
+        self.vouched |= any(name.startswith(BASE) for name in state)
 
-    @torch.no_grad()
-    def _table(self, model: Any, sample: Mapping[str, Any]) -> Tensor:
-        prompt, response = sample["prompt_ids"], sample["response_ids"]
-        ids = torch.tensor([[*prompt, *response]], device=next(model.parameters()).device)
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        return (logits.double() / self._config.collector.temperature).log_softmax(-1).cpu()
+
+def _in_float(model: nn.Module) -> None:
+    """In float32 at least, without dropout, gradients or checkpointing."""
+    if next(model.parameters()).dtype != torch.float64:
+        model.float()
+    model.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def table_of(model: nn.Module, sample: Sample, temperature: float) -> Tensor:
+    """Log softmax(logits / temperature) at each response token [n, V], float64."""
+    ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]], device=model_device(model))
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt_ids) - 1 : -1]
+    return (logits.double() / temperature).log_softmax(-1).cpu()
 
 
 def _numbers(
-    sample: Mapping[str, Any], policy: Tensor | None, reference: Tensor | None
+    sample: Sample, policy: nn.Module | None, reference: nn.Module | None, temperature: float
 ) -> dict[str, Tensor]:
-    """What a sample's entries should be [n], as far as the tables [n, V] are there."""
-    chosen = torch.tensor(sample["response_ids"])[:, None]
-    tables = {"policy": policy, "reference": reference}
-    numbers = {
-        name: table.gather(1, chosen).squeeze(1)
-        for name, table in tables.items()
-        if table is not None
+    """What a sample's entries should be [n], as far as the models are there."""
+    models, chosen = (("policy", policy), ("reference", reference)), sample.response_ids
+    tables = {
+        name: table_of(each, sample, temperature) for name, each in models if each is not None
     }
-    if policy is not None and reference is not None:
+    numbers = {name: table[range(len(chosen)), chosen] for name, table in tables.items()}
+    if len(tables) == 2:
         # KL(pi || pi_ref) = sum_a pi(a) (ln pi(a) - ln pi_ref(a)), over the whole vocabulary
-        numbers["KL"] = (policy.exp() * (policy - reference)).sum(1)
+        log_p, log_q = tables.values()
+        numbers["KL"] = (log_p.exp() * (log_p - log_q)).sum(1)
     return numbers

@@ -7,19 +7,27 @@ fetched, and ``trust_remote_code`` is off. Dropout is switched off, see :func:`s
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.files import expanded, read_plain
 from klrl.language.data.prompts import kind_of
-from klrl.language.data.reward_model import no_progress_bar
 
 #: Files that are fetched of a hub repository: no pickle, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -62,8 +70,7 @@ def check_weights(folder: Path, setting: str) -> None:
     if pickles:
         raise ConfigError(
             f"{setting}: its weights are pickled ({pickles[0]}), and unpickling runs code; "
-            "convert them once where you trust them: AutoModelForCausalLM.from_pretrained(...)"
-            ".save_pretrained(FOLDER)"
+            "convert them once where you trust them: from_pretrained(...).save_pretrained(FOLDER)"
         )
     raise ConfigError(f"{setting}: no *.safetensors in it; save it with save_pretrained")
 
@@ -80,27 +87,23 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
         raise ConfigError(f"{setting}: no config.json in it; give a folder of save_pretrained")
     raw = read_json(file, setting)
     kind = raw.get("model_type")
-    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        if "auto_map" in raw:
-            raise ConfigError(
-                f"{setting}: runs code of its own (auto_map), which klrl never does; choose a "
-                "model that transformers itself implements"
-            )
+    if "auto_map" in raw and kind not in CONFIG_MAPPING:
         raise ConfigError(
-            f"{setting}: this transformers knows no model_type {kind!r}; upgrade it or choose "
-            "another model"
-        )
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ConfigError(
-            f"{setting}: {kind} is no causal language model; choose one that "
-            "AutoModelForCausalLM loads"
+            f"{setting}: runs code of its own (auto_map), which klrl never does; choose a model "
+            "that transformers itself implements"
         )
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # its checks share no base
         raise ConfigError(
-            f"{setting}: config.json is no config of a {kind} ({in_one_line(error)}); save it anew"
+            f"{setting}: config.json is no config of a {kind} ({in_one_line(error)}); save it "
+            "anew, upgrade transformers, or choose another model"
         ) from error
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ConfigError(
+            f"{setting}: {kind} is no causal language model; choose one that "
+            "AutoModelForCausalLM loads"
+        )
     silence_dropout(config)
     if getattr(config, "rescale_every", 0):
         config.rescale_every = 0  # RWKV would divide its weights in place, again after a resume
@@ -111,27 +114,15 @@ def read_json(file: Path, setting: str) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
         content = json.loads(read_plain(file))
-    except OSError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{setting}: {file.name} cannot be read ({error.strerror or error}); save it anew"
+            f"{setting}: {file.name} is not JSON ({first_line(error)}); save it anew"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{setting}: {file.name} is not JSON ({error}); save it anew") from error
     if not isinstance(content, dict):
         raise ConfigError(
             f"{setting}: {file.name} is {kind_of(content)}, not an object; save it anew"
         )
     return content
-
-
-def check_generation(folder: Path, setting: str) -> None:
-    """Refuse a broken ``generation_config.json``, of which transformers says nothing.
-
-    It would take the EOS of ``config.json``, and a list of several would be lost.
-    """
-    file = folder / "generation_config.json"
-    if file.exists() or file.is_symlink():
-        read_json(file, setting)
 
 
 def silence_dropout(config: PretrainedConfig) -> None:
@@ -150,11 +141,18 @@ def silence_dropout(config: PretrainedConfig) -> None:
             setattr(config, name, 0.0)
 
 
-def read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, setting: str) -> Any:
-    """The model; every weight must come from the files."""
+def read_weights(
+    kind: type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification],
+    folder: Path,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    setting: str,
+    lacking: str,
+) -> PreTrainedModel:
+    """The model; every weight must come from the files. ``lacking`` says why some may not."""
     try:
         with no_progress_bar():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = kind.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
@@ -163,21 +161,28 @@ def read_weights(folder: Path, config: PretrainedConfig, dtype: torch.dtype, set
                 local_files_only=True,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(
-            f"{setting}: its weights cannot be read ({first_line(error)}); fetch or save it anew"
-        ) from error
     except Exception as error:  # a config can name anything: an activation, a way to rotate
         raise ConfigError(
-            f"{setting}: no model can be made of its files ({in_one_line(error)}); fix its "
-            "config.json, or fetch or save it anew"
+            f"{setting}: its weights cannot be read ({in_one_line(error)}); fix its config.json, "
+            "or fetch or save it anew"
         ) from error
-    network, loading_info = loaded
-    missing = sorted(loading_info["missing_keys"])
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
     if missing:
         # transformers would initialise them at random and go on.
         raise ConfigError(
-            f"{setting}: {len(missing)} weights are not in its files ({missing[0]}, ...); "
-            "it was saved without its language-model head, or broke while being saved"
+            f"{setting}: {len(missing)} weights are not in its files ({missing[0]}, ...); {lacking}"
         )
-    return network
+    return model
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """Disable transformers' progress bars of loading and saving: they would break a run's lines."""
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
