@@ -6,45 +6,32 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import combinations
-from typing import Any
 
 #: Settings that name a trained run.
 _PATHS = ("actor.init", "reference.path")
 
-#: Key of the command line -> value.
-Settings = dict[str, Any]
-
 
 def mark_own_seeds(
-    settings: Sequence[dict[str, Any]], seeds: Sequence[int]
-) -> list[dict[str, Any]]:
+    settings: Sequence[dict[str, object]], seeds: Sequence[int]
+) -> list[dict[str, object]]:
     """The settings of all runs, with ``seed=*`` for a run's own seed in the paths of trained runs.
 
     Seeds 0 and 1 that start from ``outputs/base/seed=0`` and ``outputs/base/seed=1`` then have
-    equal settings. A path is left as it is where its run is among as many seeds without the mark:
+    equal settings. A path stays where no other seed of the same settings has its own seed in it:
     those that all start from ``outputs/base/seed=0`` are one setting already.
     """
-    choices = [[own, *_marked(own, seed)] for own, seed in zip(settings, seeds, strict=True)]
-    if all(len(each) == 1 for each in choices):
-        return list(settings)
-    keys = [[json.dumps(each, sort_keys=True, default=str) for each in of] for of in choices]
-    together: defaultdict[str, set[int]] = defaultdict(set)
-    for of, seed in zip(keys, seeds, strict=True):
-        for key in of:
-            together[key].add(seed)
-    # Of equal numbers the first, which has the fewest marks.
-    most = [max(range(len(of)), key=lambda i: len(together[of[i]])) for of in keys]
-    return [of[i] for of, i in zip(choices, most, strict=True)]
-
-
-def _marked(settings: Settings, seed: int) -> list[Settings]:
-    """The settings with one path or more marked, the fewest first; none without the seed in one."""
-    own = re.compile(rf"(?<![A-Za-z0-9.])seed={seed}(?!\d)")
-    marked = {
-        key: own.sub("seed=*", path)
-        for key in _PATHS
-        if isinstance(path := settings.get(key), str) and own.search(path)
-    }
-    some = (of for n in range(1, len(marked) + 1) for of in combinations(marked, n))
-    return [{**settings, **{key: marked[key] for key in of}} for of in some]
+    result = [dict(each) for each in settings]
+    others = [{k: v for k, v in each.items() if k not in _PATHS} for each in settings]
+    alike = [json.dumps(each, sort_keys=True, default=str) for each in others]
+    for key in _PATHS:
+        together: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        marked = []
+        for own, seed, rest in zip(settings, seeds, alike, strict=True):
+            pattern = rf"(?<![A-Za-z0-9.])seed={seed}(?!\d)"
+            path, count = re.subn(pattern, "seed=*", str(own.get(key)))
+            marked.append((rest, path) if count else None)
+            together[rest, path] |= {seed} if count else set()
+        for each, mark in zip(result, marked, strict=True):
+            if mark and len(together[mark]) > 1:
+                each[key] = mark[1]
+    return result
