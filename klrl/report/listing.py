@@ -5,12 +5,11 @@ Only the end of each ``metrics.jsonl`` is read, so that a thousand runs take a s
 
 from __future__ import annotations
 
-import os
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,18 @@ from klrl.base.text import warn
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep, walk
 from klrl.runs.folder import UNREADABLE, RunFolder, read_settings, why_unreadable
+from klrl.runs.metrics import Row
 from klrl.runs.returns import final_return
-from klrl.runs.rows import parse_row
+from klrl.runs.rows import each_row, parse_row
 from klrl.sweep.sweep_file import SWEEP_FILE
 
 #: The state of a sweep is the first of these that one of its jobs has.
 _STATES = ("running", "failed", "refused", "broken", "interrupted", "waiting", "finished")
 #: A run, or a sweep, whose files cannot be read.
 BROKEN = "broken"
-_BLOCK = 1 << 15
-#: How many rows are searched for a return, where evaluations are not further apart.
-_ROWS = 100
-#: How many at most where klrl chooses when to evaluate: a tenth of a run of 10,000 iterations.
-_SCHEDULED = 1_000
+#: Bytes of rows that are parsed.
+_END = 1 << 17
+_RETURNS = ("reward/episode", "eval/return")
 
 
 @dataclass(frozen=True)
@@ -150,12 +148,9 @@ def _read_run(folder: Path) -> Entry:
     manifest, state = run.manifest, run.status
     settings = read_settings(folder)
     notes = [str(manifest.get("error") or "").partition("\n")[0]]
-    evals = settings.get("eval") or {}
-    every = _SCHEDULED if evals.get("evaluations") else 0
-    if evals.get("every") is not None:
-        every = int(evals["every"])
-    row = last_values(run.metrics, every, say=notes.append)
-    notes += _foreign_end(run.metrics, manifest.get("id"))
+    left_out: list[str] = []
+    row = last_values(run.metrics, left_out.append)
+    notes += [f"{run.metrics.name}: rows near its end are left out"] * bool(left_out)
     domain = recorded_domain(manifest)
     frames = settings.get("frames")
     return Entry(
@@ -175,60 +170,24 @@ def _read_run(folder: Path) -> Entry:
     )
 
 
-def _foreign_end(path: Path, run: str | None) -> list[str]:
-    """What is wrong with the last rows: they are another run's, or come twice, or backwards."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - _BLOCK, 0))
-        end = file.read()
-    named = {each.decode() for each in re.findall(rb'"run": "(\w*)"', end)}
-    at = [int(each) for each in re.findall(rb'"iteration": (\d+)', end)]
-    told = ["are another run's"] if run is not None and named - {run} else []
-    told += ["do not follow those before"] if at != sorted(set(at)) else []
-    return [f"{path.name}: rows near its end {each}" for each in told]
+def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
+    """The last row of a ``metrics.jsonl``, with the last returns before it; empty without rows.
 
-
-def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> dict[str, float]:
-    """The last row of a ``metrics.jsonl``, with the last returns before it; empty without the file.
-
-    A row has a return only if an episode ended in its rollout, or if it was evaluated: every
-    ``every`` iterations, 0 for never.
+    A row has a return only if an episode ended in its rollout, or if it was evaluated. ``say`` is
+    of :func:`klrl.runs.rows.each_row`, which reads the last rows; those before are searched for a
+    return, and not parsed.
     """
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:
         return {}
-    last: dict[str, float] = {}
-    returns: dict[str, float] = {}
-    bad = 0
-    wanted = ["reward/episode", *(["eval/return"] if every else [])]
-    for count, line in enumerate(_lines_backwards(path)):
-        # Only rows with a needed value are parsed: parsing takes most of the time.
-        if not last or any(f'"{name}"'.encode() in line for name in wanted):
-            row = parse_row(line) or {}
-            last = last or row
-            found = [each for name in wanted if name in row for each in (name, f"{name}_se")]
-            returns = {name: row[name] for name in found if name in row} | returns
-            wanted = [name for name in wanted if name not in returns]
-        else:
-            row = {} if line[:1] + line[-1:] != b"{}" else last
-        bad += count > 0 and not row  # what follows the last line end is being written
-        if not wanted or count >= max(every, _ROWS):
-            break
-    if bad:
-        say(f"{path.name}: lines that are no rows near its end: {bad}")
-    return {**last, **returns}
-
-
-def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file, last line first, read in blocks."""
-    with path.open("rb") as file:
-        start = file.seek(0, os.SEEK_END)
-        rest = b""
-        while start > 0:
-            size = min(_BLOCK, start)
-            start -= size
-            file.seek(start)
-            first, *lines = (file.read(size) + rest).split(b"\n")
-            yield from reversed(lines)
-            rest = first
-        yield rest
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        start = content.rfind(b"\n", 0, max(len(content) - _END, 0)) + 1
+        rows = list(each_row(content[start:].split(b"\n"), path, say))
+        found = {name: row for row in rows for name in _RETURNS if name in row}
+        for name in _RETURNS:
+            at = content.rfind(f'"{name}": '.encode(), 0, start)
+            if name not in found and at >= 0:
+                line = content[content.rfind(b"\n", 0, at) + 1 : content.find(b"\n", at)]
+                found[name] = parse_row(line) or {}
+    returns = [(key, row) for name, row in found.items() for key in (name, f"{name}_se")]
+    last = rows[-1] if rows else {}
+    return {**last, **{key: row[key] for key, row in returns if key in row}}
