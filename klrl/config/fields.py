@@ -92,8 +92,9 @@ class OwnPart(Settings):
     args: dict[str, Any] = field(default_factory=dict)
     #: a folder to search as well; klrl notes the one where it found the module
     path: Optional[str] = field(default=None, metadata={"free": True})
+    #: a digest over its local files, part of the job's identity; klrl's to set
     source: Optional[str] = None
-    version: Optional[str] = None
+    version: Optional[str] = None  # of its distribution, where it has one; klrl's to set
 
 
 def own_part() -> Any:

@@ -68,12 +68,19 @@ class CustomLoggerConfig(OwnPart, LoggerConfig):
 class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
+    #: a number: every so many iterations instead, at any cost; 0 = none at all
     every: Optional[int] = number(ge=0)
-    episodes: int = number(ge=1)
+    episodes: int = number(ge=1)  # of an evaluation during the run; language: responses
+    #: at most so many in a run, the first before the first update, the last after the last; 0 =
+    #: none at all
     evaluations: int = added(number(ge=0), 10)
-    steps: int = added(number(ge=1), 10_000)
+    steps: int = added(number(ge=1), 10_000)  # that it may take at most
+    #: environment steps of all of these together, as a share of the training's: less than 10 % of
+    #: its time
     share: float = added(number(gt=0), 1.0)
+    #: episodes after the last iteration, from other start states; 0 = none
     final: int = added(number(ge=0), 0)
+    #: false: the likeliest actions (language: tokens), true: sampled as in training
     sampled: bool = added(field(), False)
 
     @property
@@ -86,4 +93,5 @@ class EvalConfig(Settings):
 class CheckpointConfig(Settings):
     """How often a checkpoint is written."""
 
+    #: iterations between checkpoints; the last iteration always writes one
     every: int = number(ge=1)
