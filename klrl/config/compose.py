@@ -7,6 +7,7 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -124,9 +125,16 @@ _REFUSALS = (
 )
 
 
-#: What this process has composed, by the state of klrl's own choices; at most :data:`_KEPT`.
-_COMPOSED: dict[tuple[object, ...], DictConfig] = {}
-_KEPT = 256
+#: When each YAML was last changed: who edits one in a notebook gets what it says now.
+Stamp = tuple[tuple[str, int], ...]
+
+
+@lru_cache(maxsize=256)
+def _composed(
+    chosen: tuple[str, ...], config_dir: str | None, config_name: str | None, stamp: Stamp
+) -> DictConfig:
+    """Composed from choices alone; not to be changed."""
+    return compose(chosen, config_dir, config_name)
 
 
 class Composer:
@@ -138,11 +146,9 @@ class Composer:
 
     def __init__(self, config_dir: str | None = None, config_name: str | None = None) -> None:
         self._from = (config_dir, config_name)
-        # A user's folder may be any, and change: what it gives serves this Composer alone.
-        self._own = object()
-        # Who edits a file of conf/ in a notebook gets what it says now.
-        files = sorted((str(x), x.stat().st_mtime_ns) for x in conf_dir().rglob("*.yaml"))
-        self._known = (self._own if config_dir else None, config_name, *files)
+        folders = [conf_dir(), *([Path(config_dir)] if config_dir else [])]
+        files = sorted(path for folder in folders for path in folder.rglob("*.yaml"))
+        self._stamp = tuple((str(path), path.stat().st_mtime_ns) for path in files)
 
     def explained(self, overrides: Sequence[str]) -> DictConfig:
         """One job's config; an error of Hydra, OmegaConf or YAML becomes a ConfigError."""
@@ -162,24 +168,13 @@ class Composer:
         complete(config)
         return config
 
-    def _composed(self, chosen: tuple[str, ...]) -> DictConfig:
-        """Composed from choices alone; not to be changed."""
-        # A folder that Hydra is pointed to may change, as one of --config-dir may.
-        pointed = any(word.lstrip("+~").startswith("hydra") for word in chosen)
-        key = (self._known, self._own if pointed else None, chosen)
-        if key not in _COMPOSED:
-            if len(_COMPOSED) >= _KEPT:
-                _COMPOSED.clear()
-            _COMPOSED[key] = compose(chosen, *self._from)
-        return _COMPOSED[key]
-
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
         # Hydra composes all up to the last override of another form, as ~kl.coef or kl={coef: 1}.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
         start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
         chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))
         try:
-            cfg = copy.deepcopy(self._composed(chosen))
+            cfg = copy.deepcopy(_composed(chosen, *self._from, self._stamp))
             for override in parse_overrides(filter(_is_value, overrides[start:])):
                 if override.is_sweep_override():
                     return compose(overrides, *self._from)

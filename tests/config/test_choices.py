@@ -206,12 +206,11 @@ def test_settings_that_were_changed_in_python_are_checked() -> None:
         check_config(config)
 
 
-def test_composing_once_and_merging_gives_what_hydra_gives(monkeypatch) -> None:
+def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
     """Hydra composes each job anew; klrl merges the values into a copy of the choices' config."""
-    from klrl.config import compose as module
-    from klrl.config.compose import Composer, compose
+    from klrl.config.compose import Composer, _composed, compose
 
-    monkeypatch.setattr(module, "_COMPOSED", {})
+    _composed.cache_clear()
     composer = Composer()
     jobs = [
         ["env=hopper", "kl.coef=0.3", "seed=4"],
@@ -222,9 +221,11 @@ def test_composing_once_and_merging_gives_what_hydra_gives(monkeypatch) -> None:
     for words in jobs:
         mine, hydras = (to_config(cfg) for cfg in (composer.explained(words), compose(words)))
         assert mine == hydras
-    assert len(module._COMPOSED) == 2
+    assert _composed.cache_info().misses == 2
     Composer().explained(jobs[0])
-    assert len(module._COMPOSED) == 2, "another command of this process composes nothing anew"
+    assert _composed.cache_info().misses == 2, (
+        "another command of this process composes nothing anew"
+    )
 
 
 def test_an_edited_yaml_is_read_again(tmp_path: Path, monkeypatch) -> None:
@@ -240,18 +241,17 @@ def test_an_edited_yaml_is_read_again(tmp_path: Path, monkeypatch) -> None:
     assert module.job_config(words).controller.proportional == 3
 
 
-def test_a_folder_that_hydra_is_pointed_to_is_read_again(tmp_path: Path) -> None:
+def test_an_edited_choice_of_the_users_is_read_again(tmp_path: Path) -> None:
     from klrl.config.compose import Composer
 
     choice = tmp_path / "env" / "mine.yaml"
     choice.parent.mkdir()
-    words = [f"hydra.searchpath=[file://{tmp_path}]", "env=mine"]
     for copies in (4, 9):
         choice.write_text(
             "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\n"
             f"env: {{id: Pendulum-v1, num_envs: {copies}}}\n"
         )
-        assert Composer().explained(words).env.num_envs == copies
+        assert Composer(str(tmp_path)).explained(["env=mine"]).env.num_envs == copies
 
 
 @pytest.mark.parametrize(
