@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from klrl.base.errors import ConfigError
-from klrl.base.text import LiveLine
 from klrl.config import GROUPS, SWEEP_GROUPS, LauncherConfig, SearchConfig, factory
 from klrl.config.checks import check_names_unset, to_settings
 from klrl.config.compose import Checked, Composer, keys
@@ -23,14 +20,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
         ConfigError: a job cannot run; the first one is named.
     """
     composer = Composer(args.config_dir, args.config_name)
-    checked: list[Checked] = []
-    line, due = LiveLine(sys.stderr, every=5.0), time.monotonic() + 1.0
-    for job in jobs:
-        checked.append(Checked(job, composer.job_config(job)))
-        if time.monotonic() >= due:  # what takes less than a second shows nothing
-            due = time.monotonic() + 0.2
-            line.show(f"checking jobs: {len(checked):,}/{len(jobs):,}")
-    line.clear()
+    checked = [Checked(job, composer.job_config(job)) for job in jobs]
     seen = set()
     for each in checked:
         parts = ("env", "actor", "collector", "device", "reference", "logger")

@@ -13,9 +13,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.files import refuse_link
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity
-from klrl.config.overrides import job_name
 from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key
-from klrl.runs.resume import stored_config
 from klrl.sweep.sweep_file import SweepFile
 
 
@@ -137,7 +135,7 @@ def status_of(jobs: Iterable[Job]) -> JobStatus:
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
     """Give each job its folder: the one that holds its identity, or is to, else one of its name.
 
-    Where another job has that name, the folder's name says in what they differ.
+    Where another job has that name, the folder's name ends in the hash of its settings.
 
     Args:
         folder: the sweep's.
@@ -157,7 +155,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
         path, note = known.get(key, folder / name), ""
         refuse_link(path)
         if taken.get(path, key) != key:
-            path, note = _own_folder(path, key, config, taken)
+            path, note = _own_folder(path, key, taken)
         taken[path] = key
         jobs[key] = Job(
             name=path.name,
@@ -172,9 +170,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
     return list(jobs.values())
 
 
-def _own_folder(
-    path: Path, key: Identity, config: JobConfig, taken: Mapping[Path, Identity]
-) -> tuple[Path, str]:
+def _own_folder(path: Path, key: Identity, taken: Mapping[Path, Identity]) -> tuple[Path, str]:
     """A folder for a job whose name is another's, and a line that says so."""
     run = RunFolder(path)
     if taken[path].settings == key.settings:
@@ -184,27 +180,8 @@ def _own_folder(
             f"(numerics {taken[path].numerics}, now {key.numerics}); give another sweep=NAME, or "
             "move that folder away"
         )
-    changed, other = {}, "other settings"
-    if run.exists:
-        try:
-            changed = _differences(stored_config(path), config)
-        except ConfigError:
-            other = "other settings, which cannot be read"
-    new = [f"{name}={value}" for name, (_, value) in changed.items()]
-    own = path.with_name(job_name([path.name, *new], [path.name.partition("=")[0], *changed]))
-    if not changed or own in taken or own.exists():
-        own = path.with_name(f"{path.name}-{key.settings}")
-    other = ", ".join(f"{k}={old} (not {now})" for k, (old, now) in changed.items()) or other
-    return own, f"{path} holds a job with {other}; this one is another, in {own.name}"
-
-
-def _differences(old: JobConfig, new: JobConfig) -> dict[str, tuple[object, object]]:
-    """Up to three settings in which two jobs differ: key -> both values."""
-    ignored = ("logger", *([] if old.eval.on or new.eval.on else ["eval."]))
-    both = flat_settings(old), flat_settings(new)
-    keys = [key for key in both[0] | both[1] if not key.startswith(ignored)]
-    values = {key: (both[0].get(key), both[1].get(key)) for key in sorted(keys)}
-    return dict([(key, (a, b)) for key, (a, b) in values.items() if a != b][:3])
+    own = path.with_name(f"{path.name}-{key.settings}")
+    return own, f"{path} holds a job with other settings; this one is another, in {own.name}"
 
 
 def flat_settings(config: JobConfig) -> dict[str, object]:

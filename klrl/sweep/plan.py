@@ -74,15 +74,15 @@ def print_plan(args: argparse.Namespace) -> None:
 
 def make_plan(args: argparse.Namespace) -> tuple[list[PlannedJob], int, LauncherConfig]:
     """What a command line would run: the jobs, how many are finished already, and where."""
-    from klrl.sweep.search import space_of
-
     sweep = split_overrides(args.overrides)
     launcher, search = sweep_settings(sweep.own, args)
     if not args.multirun and (sweep.own or sweep.name):
         raise ConfigError(f"{(sweep.own or ['sweep'])[0]}: only a sweep reads it; add -m")
     if isinstance(search, OptunaConfig):
+        from klrl.sweep.search import space_of  # which imports optuna
+
         space = space_of(sweep.job)
-        trial = space.jobs([dimension.middle for dimension in space.dimensions])
+        trial = space.jobs(space.middle)
         checked = check_jobs(trial, args) * search.trials
         check_launcher(launcher, checked)
         return [PlannedJob("trial", config) for _, config in checked], 0, launcher
