@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from klrl.config import ALL_CHOICES, GROUPS, RootConfig, conf_dir
 from klrl.config.choices import FOUND_OUT
@@ -84,7 +83,7 @@ def settings() -> dict[str, KnownSetting]:
     return {key: by_key[key] for key in sorted(by_key) if by_key[key].name not in FOUND_OUT}
 
 
-def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[object]]]:
     """The fields of a schema by dotted name; a nested schema is replaced by its fields."""
     for each in fields(node):
         if nested := nested_schema(each):
@@ -93,7 +92,7 @@ def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
             yield f"{prefix}{each.name}", each
 
 
-def _setting(key: str, each: Field[Any], schemas: tuple[str, ...] = ()) -> KnownSetting:
+def _setting(key: str, each: Field[object], schemas: tuple[str, ...] = ()) -> KnownSetting:
     of_bool = ("false", "true") if str(each.type) == "bool" else ()
     return KnownSetting(key, str(each.type), tuple(each.metadata.get("allowed", of_bool)), schemas)
 

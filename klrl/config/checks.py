@@ -18,12 +18,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import (
-    CONTROL,
     GROUPS,
     JOBS,
     LANGUAGE,
     CheckpointConfig,
     ChoiceConfig,
+    EnvConfig,
     EvalConfig,
     JobConfig,
     OwnPart,
@@ -49,7 +49,7 @@ def to_config(cfg: DictConfig) -> JobConfig:
     extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
     if extra:
         raise ConfigError(f"{extra[0]}: no such setting; drop it")
-    parts = to_settings(cfg, GROUPS)
+    parts: dict[str, Any] = {**to_settings(cfg, GROUPS)}
     for name in ("eval", "checkpoint"):
         parts[name] = _object(name, cfg[name])
     for name in _NUMBERS:
@@ -98,7 +98,7 @@ def check_config(config: JobConfig) -> JobConfig:
 _STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text"}
 
 
-def _domain(parts: Mapping[str, Any]) -> str:
+def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
     """The domain of the chosen ``env``, which every other choice must support."""
     env = parts["env"]
     (domain,) = choice_of("env", env.name).domains
@@ -107,7 +107,7 @@ def _domain(parts: Mapping[str, Any]) -> str:
         if domain in choice_of(group, name).domains:
             continue
         fitting = " or ".join(f"{group}={choice}" for choice in choices_for(group, domain))
-        task = f"env.id={env.id}" if domain == CONTROL else f"env={env.name}"
+        task = env.named if isinstance(env, EnvConfig) else f"env={env.name}"
         larger = f", or start from experiment={_STARTS[env.name]}" if domain == LANGUAGE else ""
         raise ConfigError(f"{group}={name}: {task} is a {domain} task; choose {fitting}{larger}")
     for group, base in get_type_hints(JOBS[domain]).items():
@@ -119,7 +119,7 @@ def _domain(parts: Mapping[str, Any]) -> str:
     return domain
 
 
-def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
+def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfig]:
     """Type and check some groups of a composed config."""
     parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
     for group, value in parts.items():
@@ -163,7 +163,8 @@ def _object(path: str, node: DictConfig) -> Any:
     missing = sorted(OmegaConf.missing_keys(node))
     if missing:
         raise NoValueError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
-    schema: Any = OmegaConf.get_type(node)
+    schema = OmegaConf.get_type(node)
+    assert schema is not None
     extra = sorted(set(map(str, node)) - {f.name for f in fields(schema)})
     if extra:
         own = extra[0] == "args" and "custom" in ALL_CHOICES.get(path, ())
@@ -198,7 +199,7 @@ def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
     """A custom part: from its target, or from its settings; ``home``: the default module."""
     if value is None or isinstance(value, OwnPart):
         return value
-    settings: Any = {"target": value} if isinstance(value, str) else value
+    settings = {"target": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{key}={value}: give {key}.target=package.module:Name")
     known = [f.name for f in fields(OwnPart)]
@@ -218,7 +219,7 @@ _TOO_LARGE = 2**63
 _SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 
 
-def checked_value(key: str, value: Any, rule: Any) -> Any:
+def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
     """A value that keeps the rule of :func:`klrl.config.fields.number` or ``choice``.
 
     A whole float becomes an int where the rule says so.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from klrl.config.choices import CONTROL, LANGUAGE
 from klrl.config.fields import Settings
@@ -39,10 +39,10 @@ class JobConfig(Settings, ABC):
     learner: LearnerConfig
     optim: OptimConfig
     logger: LoggerConfig
-    env: Any
-    actor: Any
-    advantage: Any
-    collector: Any
+    env: EnvConfig | LanguageEnvConfig
+    actor: ActorConfig | CausalLMConfig
+    advantage: AdvantageConfig | GroupConfig
+    collector: CollectorConfig | SamplerConfig
 
     #: The name of its domain in :mod:`klrl.domains`.
     domain: ClassVar[str]

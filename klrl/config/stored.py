@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from klrl.base.errors import ConfigError
 from klrl.config.choices import CHOICES, NAME, choice_of
 from klrl.config.schemas.root import RootConfig
 
 
-def check_plain(where: str, value: Any) -> None:
+def check_plain(where: str, value: object) -> None:
     """Refuse settings that refer to others, as to a variable of the environment."""
     if isinstance(value, str) and "${" in value:
         raise ConfigError(f"{where}: {value:.80} is no plain value; write its value there")
@@ -21,7 +20,7 @@ def check_plain(where: str, value: Any) -> None:
             check_plain(where, each)
 
 
-def typed(settings: Mapping[str, Any]) -> DictConfig:
+def typed(settings: Mapping[str, object]) -> DictConfig:
     """Give each group the schema of the choice that it names.
 
     Raises:
@@ -34,7 +33,7 @@ def typed(settings: Mapping[str, Any]) -> DictConfig:
     return cfg
 
 
-def typed_group(group: str, node: Any) -> Any:
+def typed_group(group: str, node: object) -> DictConfig | ListConfig:
     """A group of settings in the schema of the choice that it names; errors as of :func:`typed`."""
     if not isinstance(node, Mapping) or NAME not in node:
         raise ConfigError(f"{group}: its stored settings name no choice")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 from klrl.config.choices import registered
-from klrl.config.fields import ChoiceConfig, choice, number, setting
+from klrl.config.fields import ChoiceConfig, Group, Values, choice, number, setting
 
 
 @registered("launcher", "local", sweep="sweep.launchers:local")
@@ -53,7 +53,7 @@ class SubmititConfig(LauncherConfig):
     mem_gb: float = number(4, gt=0)  # a control job needs about 0.6
     array_parallelism: int = number(64, ge=1)  # jobs of the sweep that SLURM runs at a time
     partition: Optional[str] = None  # the queue; null = the default one
-    slurm: dict[str, Any] = setting({})  # more of sbatch's, as '{account: lab}'
+    slurm: Values = setting({})  # more of sbatch's, as '{account: lab}'
 
     @property
     def on_this_machine(self) -> bool:
@@ -112,5 +112,5 @@ class OptunaConfig(SearchConfig):
 class SweepRoot:
     """The settings of a sweep besides those of its jobs."""
 
-    launcher: Any = None
-    search: Any = None
+    launcher: Group = None
+    search: Group = None

@@ -19,7 +19,9 @@ def custom_run(config: CustomLoggerConfig, opened: Opened) -> Running:
         "group": opened.group,
         "axis": opened.domain.axis,
     }
-    return guarded(opened, OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given)))
+    return guarded(
+        opened, OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given, object))
+    )
 
 
 def check_logger(config: CustomLoggerConfig) -> None:

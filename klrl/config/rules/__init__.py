@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from klrl.base.errors import ConfigError
 
 #: Takes a typed job of its domain; raises a ConfigError that names setting, value and remedy.
-Rule = TypeVar("Rule", bound=Callable[[Any], None])
+Check = Callable[[Any], None]
+Rule = TypeVar("Rule", bound=Check)
 #: Module of this folder -> its rules, in the order of the file.
-_RULES: defaultdict[str, list[Callable[[Any], None]]] = defaultdict(list)
+_RULES: defaultdict[str, list[Check]] = defaultdict(list)
 
 
 def rule(check: Rule) -> Rule:
@@ -26,7 +27,7 @@ def rule(check: Rule) -> Rule:
     return check
 
 
-def rules_of(domain: str) -> list[Callable[[Any], None]]:
+def rules_of(domain: str) -> list[Check]:
     """The rules of a domain, then those of both; the first that fails is reported."""
     files = [import_module(f"{__name__}.{name}").__name__ for name in (domain, "both")]
     return [check for file in files for check in _RULES[file]]

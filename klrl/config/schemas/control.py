@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 from omegaconf import MISSING
 
 from klrl.config.choices import registered
-from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
+from klrl.config.fields import (
+    ChoiceConfig,
+    OwnPart,
+    Part,
+    Values,
+    added,
+    choice,
+    number,
+    own_part,
+    setting,
+)
 
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 
@@ -19,7 +29,7 @@ class EnvConfig(ChoiceConfig):
     """Any Gymnasium id, as in env=gym env.id=MountainCarContinuous-v0 (untuned)."""
 
     id: str = MISSING  # a Gymnasium id, or module:id for an environment that a module registers
-    kwargs: dict[str, Any] = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
+    kwargs: Values = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
     num_envs: int = number(8, ge=1)  # copies in this process
     normalize_observation: bool = setting(True)  # by running statistics inside the policy
     reward_scale: float = number(1.0, gt=0)  # factor on the shaped reward, for the learner only
@@ -28,7 +38,7 @@ class EnvConfig(ChoiceConfig):
     #: seconds that a step of all copies may take, then the run ends; null = no limit
     step_timeout: Optional[float] = added(number(gt=0), None)
     #: around each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
-    wrappers: list[Any] = field(
+    wrappers: list[Part] = field(
         default_factory=list, metadata={"added": [], "own": True, "home": "gymnasium.wrappers"}
     )
     #: of a Dict, as in [image, direction]
@@ -53,7 +63,7 @@ class CustomEnvConfig(OwnPart, EnvConfig):
     """An environment of your own: env.target=package.module:Name, which returns a Gymnasium env."""
 
     id: str = ""  # of env=gym: here env.target says which
-    kwargs: dict[str, Any] = field(default_factory=dict)  # of env=gym: here env.args
+    kwargs: Values = field(default_factory=dict)  # of env=gym: here env.args
 
     arguments: ClassVar[str] = "env.args"
 
@@ -103,7 +113,7 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
 
     #: auto: normal for Box actions, categorical for others; normal, tanh_normal or categorical
     distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
-    own_critic: Any = own_part()  # own_critic.target=package.module:Name; null: klrl's MLP
+    own_critic: Part = own_part()  # own_critic.target=package.module:Name; null: klrl's MLP
     hidden: list[int] = setting([64, 64])  # widths of klrl's critic
     share_trunk: bool = setting(False)  # custom networks share nothing
 

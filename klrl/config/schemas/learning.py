@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Optional
 
 from klrl.config.choices import registered
-from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
+from klrl.config.fields import (
+    ChoiceConfig,
+    OwnPart,
+    Part,
+    Switch,
+    added,
+    choice,
+    number,
+    own_part,
+    setting,
+)
 from klrl.config.objectives import BASELINES
 
 
@@ -90,7 +100,7 @@ class KLPENConfig(LossConfig):
     beta_max: float = number(1e4, gt=0)  # beta never rises above
     kl_old: str = choice("exact", "sampled")  # exact (closed form) or sampled (to compare)
     samples_mc_kl: int = number(1, ge=1)  # samples of that estimate
-    own_beta_rule: Any = own_part()  # beta_rule=custom: own_beta_rule.target=package.module:Name
+    own_beta_rule: Part = own_part()  # beta_rule=custom: own_beta_rule.target=package.module:Name
 
 
 @registered("loss", "clip", both="losses.policy:ClipLoss")
@@ -119,9 +129,8 @@ class LearnerConfig(ChoiceConfig):
 
     epochs: int = number(10, ge=1)  # passes over the rollout
     minibatches: int = number(16, ge=1)  # per pass; divides env.num_envs * collector.steps
-    # Any: YAML reads a bare false as a boolean.
     #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot
-    compile: Any = choice("auto", "false", "jit", "aot")
+    compile: Switch = choice("auto", "false", "jit", "aot")
     #: language: float32, mixed (arithmetic in bfloat16), or null: mixed for actor.dtype=bfloat16
     dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)
     #: language: most prompts, with their groups, in one pass; null = a whole minibatch

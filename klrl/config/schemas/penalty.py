@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 from omegaconf import MISSING
 
 from klrl.config.choices import registered
-from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
+from klrl.config.fields import (
+    ChoiceConfig,
+    OwnPart,
+    Part,
+    Whole,
+    added,
+    choice,
+    number,
+    own_part,
+    setting,
+)
 from klrl.config.placement import DIVERGENCES, ESTIMATORS, OWN, PLACEMENTS
 
 
@@ -77,9 +87,9 @@ class RetrieveKLConfig(LegacyKLConfig):
     #: js and custom of Gaussians: draws per state (js: from each of the two); else they are sums
     samples_mc_js: int = added(number(ge=2), 16)
     #: estimator=custom: own_estimator.target=package.module:function of log_ratio
-    own_estimator: Any = own_part()
+    own_estimator: Part = own_part()
     #: divergence=custom: own_divergence.target=...; blind where the policy has no mass
-    own_divergence: Any = own_part()
+    own_divergence: Part = own_part()
 
 
 @registered("controller", "fixed", both="kl.controllers:FixedKLController")
@@ -95,7 +105,7 @@ class ScheduleControllerConfig(ControllerConfig):
 
     shape: str = choice("linear", "cosine")  # linear or cosine
     end: float = number(0.0, ge=0)  # coefficient at the end
-    frames: Any = number(None, gt=0, whole=True)  # frames until then; null = the whole run
+    frames: Whole = number(None, gt=0, whole=True)  # frames until then; null = the whole run
 
 
 @dataclass

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import number
+from klrl.config.fields import Group, Whole, number
 from klrl.config.schemas.record import CheckpointConfig, EvalConfig
 
 
@@ -16,7 +16,7 @@ class RootConfig:
     """The settings outside any group."""
 
     #: environment steps to train for, all copies counted; the last rollout is whole
-    frames: Any = number(gt=0, whole=True, optional=False)
+    frames: Whole = number(gt=0, whole=True, optional=False)
     #: seeds parameters, actions, minibatches, environments, and the global generators of Python
     #: and numpy
     seed: int = number(ge=0)
@@ -27,14 +27,14 @@ class RootConfig:
     resume: Optional[str] = None  # a run folder to go on with, as in resume=outputs/NAME
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    env: Any = None
-    actor: Any = None
-    reference: Any = None
-    kl: Any = None
-    controller: Any = None
-    advantage: Any = None
-    loss: Any = None
-    learner: Any = None
-    optim: Any = None
-    collector: Any = None
-    logger: Any = None
+    env: Group = None
+    actor: Group = None
+    reference: Group = None
+    kl: Group = None
+    controller: Group = None
+    advantage: Group = None
+    loss: Group = None
+    learner: Group = None
+    optim: Group = None
+    collector: Group = None
+    logger: Group = None
