@@ -96,39 +96,28 @@ Schema = TypeVar("Schema", bound=type[ChoiceConfig])
 
 
 def registered(
-    group: str,
-    name: str,
-    what: str = "",
-    *,
-    both: str = "",
-    control: str = "",
-    language: str = "",
-    sweep: str = "",
-    values: Mapping[str, object] | None = None,
-    free: tuple[str, ...] = (),
-    package: str = "",
-    remedy: str = "",
+    group: str, name: str, what: str = "", *, both: str = "", **more: Any
 ) -> Callable[[Schema], Schema]:
     """Register a dataclass of settings as the schema of a choice.
 
     ``what`` is its line in ``--help``, by default the docstring; ``both`` the ``module:factory``
-    below klrl of both domains, else ``control``, ``language`` and ``sweep`` give that of each; the
-    others are fields of :class:`Choice`.
+    below klrl of both domains, else ``control``, ``language`` and ``sweep`` give that of each;
+    ``more`` are fields of :class:`Choice`.
     """
 
     def register(schema: Schema) -> Schema:
-        paths = {CONTROL: control or both, LANGUAGE: language or both, SWEEP: sweep}
-        factories = {domain: f"klrl.{path}" for domain, path in paths.items() if path}
+        paths = dict.fromkeys((CONTROL, LANGUAGE), both) if both else {}
+        paths |= {each: more.pop(each) for each in (CONTROL, LANGUAGE, SWEEP) if each in more}
+        factories = {domain: f"klrl.{path}" for domain, path in paths.items()}
         said = (schema.__doc__ or "").partition("\n")[0].removesuffix(".")
         said = said if said[1:2].isupper() else said[:1].lower() + said[1:]
+        more.setdefault("remedy", f"pip install 'klrl[{more.get('package')}]'")
         if name in ALL_CHOICES.get(group, (name,)):  # no such group, or it has the name
             raise ConfigError(
                 f"@registered({group!r}, {name!r}) of {schema.__name__}: give a name of its own in "
                 f"one of the groups {', '.join(ALL_CHOICES)}"
             )
-        cure = remedy or f"pip install 'klrl[{package}]'"
-        made = Choice(schema, factories, what or said, values or {}, free, package, cure)
-        ALL_CHOICES[group][name] = made
+        ALL_CHOICES[group][name] = Choice(schema, factories, what or said, **more)
         return schema
 
     return register

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import Field, dataclass, field, is_dataclass
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 from omegaconf import MISSING
 
@@ -11,8 +11,6 @@ from klrl.base.text import nearest
 
 #: A declaration stands where a field's value does, whatever its type.
 Declaration = Any
-#: A group of the root, which has the schema of its choice.
-Group = Any
 
 
 class Settings:
@@ -94,22 +92,12 @@ class OwnPart(Settings):
     #: package.module:Name, from the current folder or PYTHONPATH; see docs/extending.md
     target: Optional[str] = field(default=None, metadata={"value": MISSING})
     #: its arguments, as in args.x=1; of its defaults, numbers, texts and null are shown
-    args: Values = field(default_factory=dict)
+    args: dict[str, Any] = field(default_factory=dict)
     #: a folder to search as well; klrl notes the one where it found the module
     path: Optional[str] = field(default=None, metadata={"free": True})
     #: a digest over its local files, part of the job's identity; klrl's to set
     source: Optional[str] = None
     version: Optional[str] = None  # of its distribution, where it has one; klrl's to set
-
-
-if TYPE_CHECKING:
-    Values = dict[str, object]
-    Words = str | list[str]
-    Whole = int | None
-    Part = OwnPart  # or null, where no setting asks for it
-    Switch = str
-else:  # OmegaConf reads no unions, and YAML a bare false as a boolean; klrl checks these itself
-    Values, Words, Whole, Part, Switch = dict[str, Any], Any, Any, Any, Any
 
 
 def own_part() -> Declaration:

@@ -131,5 +131,8 @@ class LanguageConfig(JobConfig):
         return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")
 
 
+#: The task of any job.
+Env = EnvConfig | LanguageEnvConfig
+
 #: domain -> its job
 JOBS: dict[str, type[Config] | type[LanguageConfig]] = {CONTROL: Config, LANGUAGE: LanguageConfig}

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Optional
 
 from klrl.config.choices import registered
-from klrl.config.fields import ChoiceConfig, Group, Values, choice, number, setting
+from klrl.config.fields import ChoiceConfig, choice, number, setting
+from klrl.config.types import Group, Values
 
 
 @registered("launcher", "local", sweep="sweep.launchers:local")

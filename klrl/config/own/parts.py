@@ -10,8 +10,7 @@ from pathlib import Path
 from klrl.base.sources import of_klrl
 from klrl.config.choices import CHOICES
 from klrl.config.fields import ChoiceConfig, OwnPart
-from klrl.config.jobs import JobConfig
-from klrl.config.schemas.control import EnvConfig
+from klrl.config.jobs import Env, JobConfig
 from klrl.config.schemas.language import LanguageEnvConfig
 
 #: Setting of a part -> the arguments that klrl gives it, by keyword.
@@ -49,7 +48,7 @@ def parts_in(group: str, part: ChoiceConfig) -> Iterator[tuple[str, OwnPart]]:
                 yield f"{group}.{f.name}[{i}]", each
 
 
-def named_code(env: EnvConfig | LanguageEnvConfig) -> Iterator[tuple[str, str, object]]:
+def named_code(env: Env) -> Iterator[tuple[str, str, object]]:
     """What ``env.id=module:Id`` and ``env.reward=module:function`` name: setting, value, args.
 
     Environments of klrl and of the packages that its extras ask for are not among them.

@@ -10,11 +10,9 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.base.sources import Source, find, source_of
 from klrl.config.choices import CHOICES
-from klrl.config.jobs import JobConfig
+from klrl.config.jobs import Env, JobConfig
 from klrl.config.own.find import find_target, named
 from klrl.config.own.parts import named_code, own_parts, top_level
-from klrl.config.schemas.control import EnvConfig
-from klrl.config.schemas.language import LanguageEnvConfig
 
 #: Top-level module -> the module and its source when this process imported it.
 _IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
@@ -47,7 +45,7 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
     ]
 
 
-def named_sources(env: EnvConfig | LanguageEnvConfig) -> dict[str, str]:
+def named_sources(env: Env) -> dict[str, str]:
     """The sources of the modules behind ``env.id`` and ``env.reward``, as settings store them."""
     found = {}
     for setting, value, _ in named_code(env):

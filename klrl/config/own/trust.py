@@ -21,10 +21,8 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import in_place
 from klrl.base.sources import find, source_of
 from klrl.config.fields import OwnPart
-from klrl.config.jobs import JobConfig
+from klrl.config.jobs import Env, JobConfig
 from klrl.config.own.parts import named_code, own_parts, top_level
-from klrl.config.schemas.control import EnvConfig
-from klrl.config.schemas.language import LanguageEnvConfig
 
 #: What the user names in this process: digests of code, and words, as ``env.id=module:Id``.
 NAMED: set[str] = set()
@@ -57,7 +55,7 @@ def note(run: Path, config: JobConfig) -> None:
         os.close(in_place(_ledger() / key, os.O_WRONLY))
 
 
-def check_known(run: Path, parts: Parts, env: EnvConfig | LanguageEnvConfig | None = None) -> None:
+def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
     """Refuse a run that names code which this user neither named, nor ran, nor trusts.
 
     A part's ``path`` becomes the folder where it is: what else lies in a stored one stays unseen.
@@ -82,7 +80,7 @@ def check_known(run: Path, parts: Parts, env: EnvConfig | LanguageEnvConfig | No
         part.path = folders.get(f"{setting}.target") or None
 
 
-def _codes(parts: Parts, env: EnvConfig | LanguageEnvConfig | None = None) -> list[_Code]:
+def _codes(parts: Parts, env: Env | None = None) -> list[_Code]:
     """What would be imported now. A module that is nowhere cannot be, and is left out."""
     listed = list(parts)
     folders = [str(Path.cwd()), *(part.path for _, part in listed if part.path)]

@@ -8,17 +8,8 @@ from typing import ClassVar, Optional
 from omegaconf import MISSING
 
 from klrl.config.choices import registered
-from klrl.config.fields import (
-    ChoiceConfig,
-    OwnPart,
-    Part,
-    Values,
-    added,
-    choice,
-    number,
-    own_part,
-    setting,
-)
+from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
+from klrl.config.types import Part, Values
 
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 

@@ -8,7 +8,8 @@ from typing import ClassVar, Optional
 from omegaconf import MISSING
 
 from klrl.config.choices import registered
-from klrl.config.fields import ChoiceConfig, Settings, Values, Words, added, choice, number, setting
+from klrl.config.fields import ChoiceConfig, Settings, added, choice, number, setting
+from klrl.config.types import Values, Words
 
 
 @dataclass

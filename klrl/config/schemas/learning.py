@@ -6,18 +6,9 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from klrl.config.choices import registered
-from klrl.config.fields import (
-    ChoiceConfig,
-    OwnPart,
-    Part,
-    Switch,
-    added,
-    choice,
-    number,
-    own_part,
-    setting,
-)
+from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
 from klrl.config.objectives import BASELINES
+from klrl.config.types import Part, Switch
 
 
 @registered(

@@ -8,18 +8,9 @@ from typing import Optional
 from omegaconf import MISSING
 
 from klrl.config.choices import registered
-from klrl.config.fields import (
-    ChoiceConfig,
-    OwnPart,
-    Part,
-    Whole,
-    added,
-    choice,
-    number,
-    own_part,
-    setting,
-)
+from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
 from klrl.config.placement import DIVERGENCES, ESTIMATORS, OWN, PLACEMENTS
+from klrl.config.types import Part, Whole
 
 
 @registered(

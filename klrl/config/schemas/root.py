@@ -7,8 +7,9 @@ from typing import Optional
 
 from omegaconf import MISSING
 
-from klrl.config.fields import Group, Whole, number
+from klrl.config.fields import number
 from klrl.config.schemas.record import CheckpointConfig, EvalConfig
+from klrl.config.types import Group, Whole
 
 
 @dataclass
