@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, TypedDict, TypeGuard, Unpack, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -39,7 +39,9 @@ from klrl.runs.start import run_in_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from tensordict.nn import ProbabilisticTensorDictSequential
 
+    from klrl.language.model.pretrained import CausalLM
     from klrl.runs.metrics import Row
     from klrl.train.callbacks import Callback
     from klrl.train.evaluate import Evaluation
@@ -47,6 +49,14 @@ if TYPE_CHECKING:
 
 #: Hydra composes in state that is global to the process.
 _composing = threading.Lock()
+
+
+class How(TypedDict, total=False):
+    """How a policy is played: its last or best checkpoint, a seed (0), a device (cpu)."""
+
+    which: str
+    seed: int
+    device: str
 
 
 class Run(os.PathLike[str]):
@@ -77,7 +87,7 @@ class Run(os.PathLike[str]):
         return stored_config(self.folder)
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, object]:
         """The contents of ``manifest.json``: versions, device, status, error."""
         return RunFolder(self.folder).manifest
 
@@ -91,7 +101,7 @@ class Run(os.PathLike[str]):
         return read_rows(metrics) if metrics.is_file() else []
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """``status``, ``frames`` (language: samples) done, and the last recorded values.
 
         The values are ``return`` (of the last evaluation, else of training, else the mean reward),
@@ -109,17 +119,26 @@ class Run(os.PathLike[str]):
             **{name: last.get(name) for name in names},
         }
 
-    def policy(self, which: str = "last", device: str = "cpu") -> Any:
+    def policy(
+        self, which: str = "last", device: str = "cpu"
+    ) -> ProbabilisticTensorDictSequential | CausalLM:
         """The trained policy, frozen; see :func:`klrl.api.load_policy`."""
         return load_policy(self.folder, which, device)
 
-    def evaluate(self, episodes: int | None = None, *overrides: str, **how: Any) -> Evaluation:
+    def evaluate(
+        self,
+        episodes: int | None = None,
+        *overrides: str,
+        sampled: bool = False,
+        **how: Unpack[How],
+    ) -> Evaluation:
         """Play the policy, as ``klrl evaluate`` does.
 
         Args:
             episodes: how many; None: the default of ``klrl evaluate``.
             overrides: another task, as in ``"env.kwargs.g=14"``.
-            how: ``sampled``, ``which``, ``seed``, ``device``.
+            sampled: whether actions (tokens) are sampled, as in training.
+            how: ``which``, ``seed``, ``device``.
 
         Returns:
             ``returns`` (one per episode that ended), ``row`` (``eval/return``, its standard error
@@ -127,14 +146,15 @@ class Run(os.PathLike[str]):
         """
         from klrl.train.evaluate_run import evaluate_run
 
-        return evaluate_run(self.folder, overrides, episodes=episodes, **how)
+        return evaluate_run(self.folder, overrides, episodes=episodes, sampled=sampled, **how)
 
     def kl(
         self,
         other: str | Path | None = None,
         *overrides: str,
         on: str | Path | None = None,
-        **how: Any,
+        episodes: int | None = None,
+        **how: Unpack[How],
     ) -> PolicyKL:
         """Measure how far another policy is away, as ``klrl kl`` does.
 
@@ -142,14 +162,16 @@ class Run(os.PathLike[str]):
             other: another run, for language also the folder of a model; None: the reference.
             overrides: another task, as in ``"env.kwargs.g=14"``.
             on: the run whose policy acts, in whose states it is measured; None: this one.
-            how: ``episodes``, ``which``, ``seed``, ``device``.
+            episodes: how many; None: the default of ``klrl kl``.
+            how: ``which``, ``seed``, ``device``.
 
         Returns:
             ``distances`` by name (``KL(run||other) on run``), ``row``: all as plain numbers.
         """
         from klrl.train.policy_kl import kl_between
 
-        return kl_between(self.folder, other, overrides, on=on, **how)
+        how = {"which": which, "device": device}
+        return kl_between(self.folder, other, overrides, on=on, episodes=episodes, seed=seed, **how)
 
     def figure(self) -> Figure:
         """Plots of return, KLs and coefficients, as in ``curves.png``."""
@@ -176,7 +198,7 @@ def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
 
 
 def run(
-    *overrides: str | JobConfig | Mapping[str, Any],
+    *overrides: str | JobConfig | Mapping[str, object],
     folder: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     config_dir: str | Path | None = None,
@@ -233,18 +255,18 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
     return Run(Path(folder))
 
 
-def _is_config(given: Any) -> TypeGuard[Mapping[str, Any]]:
+def _is_config(given: object) -> TypeGuard[Mapping[str, object]]:
     """Whether something is a config of Hydra's, or a stored one, and not words in a dictionary."""
     stored = isinstance(given, Mapping) and isinstance(given.get("env"), Mapping)
     return stored or isinstance(given, DictConfig)
 
 
-def _typed(settings: Mapping[str, Any]) -> JobConfig:
+def _typed(settings: Mapping[str, object]) -> JobConfig:
     """A config that Hydra composed or a run stored, typed."""
     try:
         cfg = settings if isinstance(settings, DictConfig) else OmegaConf.create(dict(settings))
         if not any(is_dataclass(OmegaConf.get_type(cfg.get(group))) for group in GROUPS):
-            plain = cast("dict[str, Any]", OmegaConf.to_container(cfg))
+            plain = cast("dict[str, object]", OmegaConf.to_container(cfg))
             check_plain("config", plain)
             cfg = typed(plain)
         return to_config(cfg)
@@ -252,22 +274,22 @@ def _typed(settings: Mapping[str, Any]) -> JobConfig:
         raise ConfigError(f"{error.full_key or 'config'}: {first_line(error)}") from error
 
 
-def _check_callbacks(callbacks: Any) -> None:
+def _check_callbacks(callbacks: object) -> None:
     """Refuse callbacks that are no Callback objects (a class is none), before a folder is made."""
     from klrl.train.callbacks import Callback, check_hooks
 
-    listed = callbacks if isinstance(callbacks, Iterable) else [callbacks]
-    wrong = [each for each in listed if not isinstance(each, Callback)]
-    if wrong or listed is not callbacks:
+    listed = list(callbacks) if isinstance(callbacks, Iterable) else [None]
+    hooks = [each for each in listed if isinstance(each, Callback)]
+    if len(hooks) < len(listed):
         raise ConfigError(
             f"callbacks={_shown(callbacks)}: give a list of klrl.Callback objects, as in "
             "callbacks=[MyCallback()]"
         )
-    for each in listed:
+    for each in hooks:
         check_hooks(each)
 
 
-def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
+def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -> list[str]:
     """Overrides of a single job in Hydra's grammar."""
     for each in given:
         if not isinstance(each, str):
@@ -275,8 +297,9 @@ def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> l
                 f"{_shown(each)}: not a setting; give overrides, as in klrl.run('env=pendulum', "
                 "'kl.coef=0.1'), or one config from klrl.compose"
             )
-    overrides = prepared(given, str(config_dir) if config_dir else None)
-    for override in given:
+    words = [each for each in given if isinstance(each, str)]
+    overrides = prepared(words, str(config_dir) if config_dir else None)
+    for override in words:
         key = key_of(override)
         if key == "resume" and value_of(override) != "null":
             raise ConfigError(f"{override}: resumes a run; use klrl {override} on the command line")
@@ -287,14 +310,14 @@ def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> l
     return overrides
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def load_policy(
     run: str | Path, which: str = "last", device: str = "cpu", *, trust: bool = False
-) -> Any:
+) -> ProbabilisticTensorDictSequential | CausalLM:
     """The policy of a run, frozen.
 
     Args:

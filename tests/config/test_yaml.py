@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from klrl.__main__ import compose
 from klrl.base.errors import ConfigError
 from klrl.config import GROUPS, LanguageConfig, conf_dir
 from klrl.config.catalogue import choices
 from klrl.config.checks import to_config
+from klrl.config.compose import compose
 from klrl.control.preflight import check_env
 from klrl.runs.resume import stored_config
 
