@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, TypeGuard, Unpack, cast
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeGuard, Unpack, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from klrl.train.callbacks import Callback
     from klrl.train.evaluate import Evaluation
     from klrl.train.policy_kl import PolicyKL
+
+    Policy: TypeAlias = ProbabilisticTensorDictSequential | CausalLM
 
 #: Hydra composes in state that is global to the process.
 _composing = threading.Lock()
@@ -119,9 +121,7 @@ class Run(os.PathLike[str]):
             **{name: last.get(name) for name in names},
         }
 
-    def policy(
-        self, which: str = "last", device: str = "cpu"
-    ) -> ProbabilisticTensorDictSequential | CausalLM:
+    def policy(self, which: str = "last", device: str = "cpu") -> Policy:
         """The trained policy, frozen; see :func:`klrl.api.load_policy`."""
         return load_policy(self.folder, which, device)
 
@@ -170,8 +170,7 @@ class Run(os.PathLike[str]):
         """
         from klrl.train.policy_kl import kl_between
 
-        how = {"which": which, "device": device}
-        return kl_between(self.folder, other, overrides, on=on, episodes=episodes, seed=seed, **how)
+        return kl_between(self.folder, other, overrides, on=on, episodes=episodes, **how)
 
     def figure(self) -> Figure:
         """Plots of return, KLs and coefficients, as in ``curves.png``."""
@@ -317,7 +316,7 @@ def _shown(value: object) -> str:
 
 def load_policy(
     run: str | Path, which: str = "last", device: str = "cpu", *, trust: bool = False
-) -> ProbabilisticTensorDictSequential | CausalLM:
+) -> Policy:
     """The policy of a run, frozen.
 
     Args:
