@@ -19,9 +19,7 @@ def custom_run(config: CustomLoggerConfig, opened: Opened) -> Running:
         "group": opened.group,
         "axis": opened.domain.axis,
     }
-    return guarded(
-        opened, OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given, object))
-    )
+    return guarded(opened, OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given)))
 
 
 def check_logger(config: CustomLoggerConfig) -> None:

@@ -23,7 +23,7 @@ def make_own(
     setting: str,
     part: OwnPart,
     given: Mapping[str, object],
-    kind: type[Made],
+    kind: type[Made] = object,  # type: ignore[assignment]
     what: str = "",
 ) -> Made:
     """Call a part of a completed job with its args and with what klrl gives (:data:`GIVEN`).
