@@ -65,13 +65,6 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(f"{unknown[0]}: no such flag; settings are KEY=VALUE, see --help")
     if args.config_path:
         raise ConfigError("--config-path: klrl's own settings are always read; use --config-dir")
-    if args.experimental_rerun:
-        raise ConfigError(
-            f"--experimental-rerun {args.experimental_rerun}: klrl goes on with resume=outputs/RUN"
-        )
-    if (args.package or args.resolve) and not (args.cfg or args.info):
-        flag = f"--package {args.package}" if args.package else "--resolve"
-        raise ConfigError(f"{flag}: only --cfg reads it; add --cfg job, or drop it")
     args.given, args.overrides = args.overrides, prepared(args.overrides, args.config_dir)
     check_no_second_choice(args.given)
     args.flags = [each for each in argv if each not in args.given]

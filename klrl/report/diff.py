@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.report.measures import final, recorded_metrics
 from klrl.report.runs import ReadRun, read_run
 from klrl.report.settings import differing, show
-from klrl.report.sweeps import Unreadable
 from klrl.runs.find import find_manifest
 from klrl.runs.metrics import Metric, metric_of
 
@@ -85,7 +83,4 @@ def as_text(parts: Iterable[Part]) -> str:
 
 def read(path: str) -> ReadRun:
     """One run, by its folder."""
-    try:
-        return read_run(find_manifest(path, "RUN"))
-    except Unreadable as error:
-        raise ConfigError(str(error)) from error
+    return read_run(find_manifest(path, "RUN"))

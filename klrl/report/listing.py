@@ -16,12 +16,12 @@ from typing import Any
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.text import warn
 from klrl.domains import CONTROL, Domain, recorded_domain
-from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep, walk
+from klrl.report.sweeps import walk
 from klrl.runs.folder import UNREADABLE, RunFolder, read_settings, why_unreadable
 from klrl.runs.metrics import Row
 from klrl.runs.returns import final_return
 from klrl.runs.rows import each_row, parse_row
-from klrl.sweep.sweep_file import SWEEP_FILE
+from klrl.sweep.sweep_file import SWEEP_FILE, JobEntry, SweepFile
 
 #: The state of a sweep is the first of these that one of its jobs has.
 _STATES = ("running", "failed", "refused", "broken", "interrupted", "waiting", "finished")
@@ -68,12 +68,12 @@ def entries(folder: Path) -> list[Entry]:
 def _jobs_of(folder: Path) -> list[Entry]:
     """The jobs of a sweep, and other runs in its folder."""
     try:
-        planned = read_sweep(folder).jobs
-    except Unreadable as error:
+        planned = SweepFile.read(folder).jobs
+    except ConfigError as error:
         return [Entry(folder, BROKEN, note=first_line(error)), *map(_run, _runs_in(folder))]
-    listed = {job.folder for job in planned}
+    listed = {run.path for run, _ in planned}
     unlisted = [path for path in _runs_in(folder) if path not in listed]
-    return [*map(_job, planned), *map(_run, unlisted)]
+    return [*(_job(*each) for each in planned), *map(_run, unlisted)]
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -94,13 +94,13 @@ def _seconds(entry: Entry) -> float:
 def _sweep(folder: Path) -> Entry:
     """A sweep in one entry; the status of its jobs is in their manifests, newer than its own."""
     try:
-        sweep: Sweep = read_sweep(folder)
-    except Unreadable as error:
+        planned = SweepFile.read(folder).jobs
+    except ConfigError as error:
         return Entry(folder, BROKEN, note=first_line(error))
     states: Counter[str] = Counter()
     starts = []
-    for job in sweep.jobs:
-        state, manifest = _state(job)
+    for each in planned:
+        state, manifest = _state(*each)
         states[state] += 1
         starts.append(str(manifest.get("started") or ""))
     known = [state for state in _STATES if states[state]]
@@ -109,28 +109,27 @@ def _sweep(folder: Path) -> Entry:
         known[0] if known else (next(iter(states), "waiting")),
         unit="jobs",
         done=states["finished"],
-        total=len(sweep.jobs),
+        total=len(planned),
         started=min(filter(None, starts), default=None),
         jobs=dict(sorted(states.items())),
     )
 
 
-def _state(job: Planned) -> tuple[str, dict[str, Any]]:
+def _state(run: RunFolder, job: JobEntry) -> tuple[str, dict[str, Any]]:
     """A job's state, and its manifest if it was begun."""
-    if not job.begun:
+    if not run.exists:
         return ("waiting" if job.status == "running" else job.status), {}
-    run = RunFolder(job.folder)
     try:
         return run.status, run.manifest
     except UNREADABLE:
         return BROKEN, {}
 
 
-def _job(job: Planned) -> Entry:
+def _job(run: RunFolder, job: JobEntry) -> Entry:
     """One job of a sweep: its run, or its state without one."""
-    if job.begun:
-        return _run(job.folder)
-    return Entry(job.folder, _state(job)[0], note=job.error.partition("\n")[0])
+    if run.exists:
+        return _run(run.path)
+    return Entry(run.path, _state(run, job)[0], note=(job.error or "").partition("\n")[0])
 
 
 # ----------------------------------------------------------------------------------------- runs

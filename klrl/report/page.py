@@ -86,7 +86,7 @@ def make_page(
     left_out = [job for job in jobs if not job.counted]
     runs = f"{count(counted, 'run')} counted of {len(inventory.runs)}"
     versions = sorted({str(run.manifest.get("klrl", "?")) for run in inventory.runs}) or ["?"]
-    commands = [each.command for each in inventory.sweeps]
+    commands = [each.commands[-1] for each in inventory.sweeps]
     commands += [each.command for each in inventory.runs]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

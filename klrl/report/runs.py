@@ -16,7 +16,7 @@ from klrl.base.files import expanded, read_plain
 from klrl.config.choices import CHOICES, NAME
 from klrl.domains import Domain, recorded_domain
 from klrl.report.starts import mark_own_seeds
-from klrl.report.sweeps import Sweep, Unreadable, read_sweep, walk
+from klrl.report.sweeps import walk
 from klrl.runs.folder import (
     UNREADABLE,
     RunFolder,
@@ -26,6 +26,7 @@ from klrl.runs.folder import (
     why_unreadable,
 )
 from klrl.runs.rows import each_row
+from klrl.sweep.sweep_file import SweepFile
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ class Inventory:
 
     runs: list[ReadRun]
     skipped: list[str]  # one line per run or sweep that could not be read
-    sweeps: list[Sweep]  # those whose ``sweep.json`` could be read
+    sweeps: list[SweepFile]  # those whose ``sweep.json`` could be read
 
 
 def find_runs(paths: Sequence[str]) -> Inventory:
@@ -108,7 +109,7 @@ def find_runs(paths: Sequence[str]) -> Inventory:
         raise ConfigError(f"{' '.join(paths)}: no run there; give a folder with a manifest.json")
     skipped: list[str] = []
     runs = _without_copies(_readable(read_run, folders.values(), skipped), skipped)
-    sweeps = _readable(read_sweep, swept.values(), skipped)
+    sweeps = _readable(SweepFile.read, swept.values(), skipped)
     marked = mark_own_seeds([run.settings for run in runs], [run.seed for run in runs])
     runs = [replace(run, settings=each) for run, each in zip(runs, marked, strict=True)]
     return Inventory(runs, skipped, sweeps)
@@ -131,7 +132,7 @@ def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[
     for folder in folders:
         try:
             results.append(read(folder))
-        except Unreadable as error:
+        except ConfigError as error:
             skipped.append(str(error))
     return results
 
@@ -140,14 +141,14 @@ def read_run(folder: Path) -> ReadRun:
     """Read one run folder.
 
     Raises:
-        Unreadable: one of its files is missing or broken.
+        ConfigError: one of its files is missing or broken.
     """
     try:
         return _read_run(folder)
-    except Unreadable:
+    except ConfigError:
         raise
     except UNREADABLE as error:
-        raise Unreadable(f"{folder}: {why_unreadable(error)}") from error
+        raise ConfigError(f"{folder}: {why_unreadable(error)}") from error
 
 
 def _read_run(folder: Path) -> ReadRun:
@@ -159,7 +160,7 @@ def _read_run(folder: Path) -> ReadRun:
     columns = read_columns(metrics) if metrics.is_file() else {}
     domain = recorded_domain(manifest)
     if columns and domain.axis not in columns:
-        raise Unreadable(f"{metrics}: its rows have no {domain.axis}")
+        raise ConfigError(f"{metrics}: its rows have no {domain.axis}")
     return ReadRun(
         path=folder,
         status=RunFolder(folder).status,
@@ -194,12 +195,12 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
     What is no row of the run is left out and told, see :func:`klrl.runs.rows.each_row`.
 
     Raises:
-        Unreadable: the file cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         lines = read_plain(path).split(b"\n")
     except OSError as error:
-        raise Unreadable(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
     columns: dict[str, NDArray[np.float64]] = {}
     count = 0
     for row in each_row(lines, path):

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
@@ -76,20 +76,13 @@ class Queued:
     ids: Mapping[str, str]
 
 
-@dataclass
-class JobStatus:
-    """The jobs of a sweep by status."""
-
-    finished: list[Job] = field(default_factory=list)
-    elsewhere: list[Job] = field(default_factory=list)  # running in another process
-    begun: list[Job] = field(default_factory=list)
-    new: list[Job] = field(default_factory=list)
-    queued: list[Job] = field(default_factory=list)  # in SLURM's queue already
-
-    @property
-    def open(self) -> list[Job]:
-        """The jobs to run now, those that were begun first."""
-        return [*self.queued, *self.begun, *self.new]
+#: What a job of a sweep may be, as the sweep's head says it.
+FINISHED, ELSEWHERE, QUEUED, BEGUN, NEW = (
+    *("finished before", "running in another process", "in the queue already"),
+    *("to resume", "to start"),
+)
+#: Those to run now, in this order.
+OPEN = (QUEUED, BEGUN, NEW)
 
 
 def recorded_identity(run: RunFolder) -> Identity:
@@ -113,22 +106,14 @@ def recorded(folder: Path) -> dict[Identity, Path]:
     return folders
 
 
-def status_of(jobs: Iterable[Job]) -> JobStatus:
-    """The status of jobs, from their folders' manifests."""
-    result = JobStatus()
+def by_status(jobs: Iterable[Job]) -> dict[str, list[Job]]:
+    """The jobs by status, from their folders' manifests."""
+    result: dict[str, list[Job]] = {each: [] for each in (FINISHED, ELSEWHERE, *OPEN)}
+    known = {"finished": FINISHED, "running": ELSEWHERE, "": NEW}
     for job in jobs:
         run = RunFolder(job.folder)
-        status = run.status if run.exists else None
-        if status == "finished":
-            result.finished.append(job)
-        elif job.queued:
-            result.queued.append(job)
-        elif status is None:
-            result.new.append(job)
-        elif status == "running":
-            result.elsewhere.append(job)
-        else:
-            result.begun.append(job)
+        status = known.get(run.status if run.exists else "", BEGUN)
+        result[QUEUED if job.queued and status != FINISHED else status].append(job)
     return result
 
 

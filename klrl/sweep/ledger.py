@@ -77,7 +77,7 @@ class Ledger:
             )
             for job in self.jobs.values()
         ]
-        self.before.write(self._folder, self._command, entries)
+        self.before.write(self._command, entries)
 
     def table(self) -> str:
         """One line per job, those that did not finish last."""

@@ -24,7 +24,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.machine import cuda_devices
 from klrl.runs.progress import duration
 from klrl.sweep.check import check_jobs, sweep_settings
-from klrl.sweep.jobs import flat_settings, make_jobs, status_of
+from klrl.sweep.jobs import FINISHED, OPEN, by_status, flat_settings, make_jobs
 from klrl.sweep.probe import Cost
 from klrl.sweep.run import check_launcher, named
 from klrl.train.schedule import fitting, schedule
@@ -89,13 +89,13 @@ def make_plan(args: argparse.Namespace) -> tuple[list[PlannedJob], int, Launcher
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
     check_launcher(launcher, checked)
     folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
-    status = status_of(make_jobs(folder, named(sweep, checked)))
+    status = by_status(make_jobs(folder, named(sweep, checked)))
     jobs = []
-    for job in status.open:
+    for job in (job for each in OPEN for job in status[each]):
         run = RunFolder(job.folder)
         done = run.manifest.get(domain_of(job.config).axis, 0) if run.exists else 0
         jobs.append(PlannedJob(job.name, job.config, int(done)))
-    return jobs, len(status.finished), launcher
+    return jobs, len(status[FINISHED]), launcher
 
 
 def measured(jobs: Sequence[PlannedJob], at_once: int) -> dict[str, Cost]:

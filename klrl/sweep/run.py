@@ -19,7 +19,18 @@ from klrl.runs.owner import OwnedElsewhere, read_owner
 from klrl.runs.start import OwnFolder
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.cluster import check_cluster
-from klrl.sweep.jobs import Job, JobStatus, Notice, Outcome, Queued, make_jobs, status_of
+from klrl.sweep.jobs import (
+    ELSEWHERE,
+    FINISHED,
+    NEW,
+    OPEN,
+    Job,
+    Notice,
+    Outcome,
+    Queued,
+    by_status,
+    make_jobs,
+)
 from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.queue import check_queue, settle, uses_slurm
@@ -136,44 +147,24 @@ def _opened(
     folder: Path, jobs: Sequence[Job], launcher: LauncherConfig, ledger: Ledger
 ) -> list[Job]:
     """The jobs that are left to run, once all are recorded and the sweep's head is printed."""
-    jobs, settled = settle(folder, jobs, ledger.before, launcher)
-    status = status_of(jobs)
-    by_name = {
-        "finished": status.finished,
-        "running elsewhere": status.elsewhere,
-        "waiting": status.open,
-    }
-    for name, group in by_name.items():
+    jobs, notes = settle(folder, jobs, ledger.before, launcher)
+    status = by_status(jobs)
+    todo = [job for each in OPEN for job in status[each]]
+    recorded = {"finished": status[FINISHED], "running elsewhere": status[ELSEWHERE]}
+    for name, group in {**recorded, "waiting": todo}.items():
         for job in group:
             ledger.set(job, name)
     ledger.write()
-    print(_opening(folder, status, jobs), flush=True)
-    owners = [(job.name, read_owner(job.folder)) for job in status.elsewhere]
-    for lines in (
-        settled,
-        ledger.notes,
-        [job.note for job in status.new if job.note],
-        [f"{name}: {owner.how_to_stop}" for name, owner in owners if owner],
-    ):
-        more = [f"... and {len(lines) - 5} more"] if len(lines) > 5 else []
-        for line in (*lines[:5], *more):
-            print(escaped(line), flush=True)
-    return status.open
-
-
-def _opening(folder: Path, status: JobStatus, jobs: Sequence[Job]) -> str:
-    parts = [
-        f"{len(group)} {text}"
-        for group, text in (
-            (status.finished, "finished before"),
-            (status.elsewhere, "running in another process"),
-            (status.queued, "in the queue already"),
-            (status.begun, "to resume"),
-            (status.new, "to start"),
-        )
-        if group
-    ]
-    return f"sweep {folder}: {len(jobs)} job{'s' * (len(jobs) != 1)}, {', '.join(parts)}"
+    parts = [f"{len(group)} {name}" for name, group in status.items() if group]
+    print(
+        f"sweep {folder}: {len(jobs)} job{'s' * (len(jobs) != 1)}, {', '.join(parts)}", flush=True
+    )
+    owners = [(job.name, read_owner(job.folder)) for job in status[ELSEWHERE]]
+    notes += [*ledger.notes, *(job.note for job in status[NEW] if job.note)]
+    notes += [f"{name}: {owner.how_to_stop}" for name, owner in owners if owner]
+    for line in [*notes[:10], *[f"... and {len(notes) - 10} more"] * (len(notes) > 10)]:
+        print(escaped(line), flush=True)
+    return todo
 
 
 def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:

@@ -115,7 +115,7 @@ def two(settings, monkeypatch) -> tuple[list[Job], SweepFile]:
     ]
     (FOLDER / queue.SUBMISSIONS).mkdir(parents=True)
     monkeypatch.setattr(slurm, "here", lambda: True)
-    return jobs[:2], SweepFile(["klrl"], entries)
+    return jobs[:2], SweepFile(FOLDER, ["klrl"], entries)
 
 
 @pytest.mark.parametrize("config", [SLURM, LOCAL], ids=["slurm", "local"])
@@ -156,7 +156,7 @@ def test_a_queue_that_does_not_answer_may_hold_copies(two, monkeypatch) -> None:
     same, (line,) = queue.settle(FOLDER, jobs, before, LOCAL)
     assert same == jobs
     assert "cannot be seen from this machine" in line
-    done = SweepFile([], [replace(e, status="finished") for e in before.entries])
+    done = SweepFile(FOLDER, [], [replace(e, status="finished") for e in before.entries])
     assert queue.settle(FOLDER, jobs, done, LOCAL) == (jobs, [])
 
 

@@ -28,23 +28,6 @@ def check_minibatches_of_frames(c: Config) -> None:
 
 
 @rule
-def check_mask_truncated(c: Config) -> None:
-    """Frames are all real."""
-    if c.loss.mask_truncated:
-        raise ConfigError(
-            "loss.mask_truncated=true: language only, as is loss=dapo; set it to false"
-        )
-
-
-@rule
-def check_learner_of_frames(c: Config) -> None:
-    """Settings of the update of a language model."""
-    for name, value in (("dtype", c.learner.dtype), ("micro_batch", c.learner.micro_batch)):
-        if value is not None:
-            raise ConfigError(f"learner.{name}={value}: language only; drop it")
-
-
-@rule
 def check_workers(c: Config) -> None:
     """Ray's workers share the copies equally."""
     if isinstance(c.collector, RayCollectorConfig) and c.env.num_envs % c.collector.workers:
