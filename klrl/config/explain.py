@@ -13,7 +13,6 @@ from klrl.config import SWEEP_GROUPS
 from klrl.config.catalogue import (
     choices,
     chosen,
-    declared_in,
     defaults,
     described,
     schema_of,
@@ -141,10 +140,7 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = choices(group, config_dir)
     meant = nearest(name, known) or ";"
-    where = ", ".join(declared_in(group))
-    return ConfigError(
-        f"{group}={name}: no such choice{meant} choices: {', '.join(known)} (declared in {where})"
-    )
+    return ConfigError(f"{group}={name}: no such choice{meant} choices: {', '.join(known)}")
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:

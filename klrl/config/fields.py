@@ -54,16 +54,13 @@ def number(
     return setting(value, ge=ge, gt=gt, le=le, whole=whole, optional=optional)
 
 
-def choice(
-    *allowed: str, value: str | None = None, optional: bool = False, declared_in: str = ""
-) -> Declaration:
+def choice(*allowed: str, value: str | None = None, optional: bool = False) -> Declaration:
     """Declare a setting with a closed list of values, of which the first is its own.
 
-    Where null is allowed (``optional``), that is. ``declared_in`` names the file of the list.
+    Where null is allowed (``optional``), that is.
     """
     value = value if value or optional else allowed[0]
-    where = f" (declared in {declared_in})" if declared_in else ""
-    return setting(value, allowed=allowed, optional=optional, where=where)
+    return setting(value, allowed=allowed, optional=optional)
 
 
 def added(setting: Declaration, before: object) -> Declaration:
