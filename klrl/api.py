@@ -23,11 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from klrl.base.cache import trust as trust_run
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import GROUPS, JobConfig
-from klrl.config.checks import check_config, check_device_name, to_config
+from klrl.config.checks import check_config, check_device_name, check_plain, to_config, typed
 from klrl.config.compose import job_config, keys, prepared
 from klrl.config.overrides import is_own, key_of, value_of
 from klrl.config.own import complete
-from klrl.config.stored import check_plain, typed
 from klrl.domains import domain_of, recorded_domain
 from klrl.runs.find import find_manifest, find_run
 from klrl.runs.folder import RunFolder

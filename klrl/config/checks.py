@@ -13,7 +13,7 @@ from dataclasses import asdict, fields, is_dataclass
 from operator import ge, gt, le
 from typing import Any, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
@@ -31,9 +31,8 @@ from klrl.config import (
     choice_of,
     choices_for,
 )
-from klrl.config.choices import ALL_CHOICES, FOUND_OUT, NAME
+from klrl.config.choices import ALL_CHOICES, CHOICES, FOUND_OUT, NAME
 from klrl.config.rules import rules_of
-from klrl.config.stored import check_plain, typed_group
 
 
 class NoValueError(ConfigError):
@@ -267,3 +266,33 @@ def check_names_unset(overridden: Iterable[str]) -> None:
         users = {"args", "kwargs"}.intersection(names)  # words of the user's own
         if group in ALL_CHOICES and not users and FOUND_OUT.intersection(names):
             raise ConfigError(f"{key}: klrl finds it out; drop it")
+
+
+def check_plain(where: str, value: object) -> None:
+    """Refuse settings that refer to others, as to a variable of the environment."""
+    if isinstance(value, str) and "${" in value:
+        raise ConfigError(f"{where}: {value:.80} is no plain value; write its value there")
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            check_plain(where, each)
+
+
+def typed(settings: Mapping[str, object]) -> DictConfig:
+    """Give each group the schema of the choice that it names.
+
+    Raises:
+        OmegaConfBaseException: a setting is not in the schema of its choice.
+    """
+    cfg = OmegaConf.merge(OmegaConf.structured(RootConfig), OmegaConf.create(dict(settings)))
+    assert isinstance(cfg, DictConfig)
+    for group in CHOICES:
+        cfg[group] = typed_group(group, settings.get(group))
+    return cfg
+
+
+def typed_group(group: str, node: object) -> DictConfig | ListConfig:
+    """A group of settings in the schema of the choice that it names; errors as of :func:`typed`."""
+    if not isinstance(node, Mapping) or NAME not in node:
+        raise ConfigError(f"{group}: its stored settings name no choice")
+    schema = choice_of(group, str(node[NAME])).schema
+    return OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(node)))

@@ -32,8 +32,7 @@ from klrl.config.overrides import (
     quote_paths,
 )
 from klrl.config.own import complete
-from klrl.config.rules.objective import check_objective
-from klrl.config.rules.unread import check_all_read
+from klrl.config.rules.unread import check_all_read, check_objective
 
 # Hydra 1.3.8 writes an option's help as an object, which Python 3.14 refuses as no text.
 _Unchecked = type("_Unchecked", (argparse.ArgumentParser,), {"_check_help": lambda *_: None})

@@ -21,8 +21,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from klrl.base.errors import Interrupted
-from klrl.config.checks import to_config
-from klrl.config.stored import typed
+from klrl.config.checks import to_config, typed
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.train.callbacks import Callback

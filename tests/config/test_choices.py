@@ -30,13 +30,12 @@ from klrl.config import (
     sweep,
 )
 from klrl.config.catalogue import schema_of
-from klrl.config.checks import check_config, to_config, typed_choice
+from klrl.config.checks import check_config, to_config, typed, typed_choice
 from klrl.config.choices import Choice, registered, resolve
 from klrl.config.compose import job_config
 from klrl.config.fields import ChoiceConfig, added, number
 from klrl.config.identity import canonical, settings_hash
 from klrl.config.nodes import notes_of, register_schemas
-from klrl.config.stored import typed
 from klrl.losses.policy import ClipLoss
 from tests.conftest import QUICK
 from tests.runs.commands import exits

@@ -17,10 +17,11 @@ from klrl.report.statistics import (
     holm,
     iqm,
     iqm_interval,
+    quantile,
+    two_sided,
     welch,
     welch_all,
 )
-from klrl.report.student import quantile, two_sided
 
 rng = np.random.default_rng(3)
 

@@ -10,9 +10,12 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.base.sources import Source, find, source_of
 from klrl.config.choices import CHOICES
+from klrl.config.fields import OwnPart
 from klrl.config.jobs import Env, JobConfig
+from klrl.config.own.args import typed_args
 from klrl.config.own.find import find_target, named
 from klrl.config.own.parts import named_code, own_parts, top_level
+from klrl.config.own.trust import name_code
 
 #: Top-level module -> the module and its source when this process imported it.
 _IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
@@ -90,3 +93,20 @@ def own_source(text: str, target: str) -> Source:
             "them; start klrl again (a notebook: restart its kernel)"
         )
     return now
+
+
+def complete(config: JobConfig) -> None:
+    """Find the custom parts of a job, in place: type their args, note their sources."""
+    for setting, part in own_parts(config):
+        complete_part(setting, part)
+        source = own_source(named(setting, part), str(part.target))
+        part.path, part.source, part.version = source.folder, source.digest, source.version
+        if setting == "env":
+            config.env.id = part.target  # the task's name
+    config.env.sources = named_sources(config.env)
+    name_code(config)
+
+
+def complete_part(setting: str, part: OwnPart) -> None:
+    """Type the args of one part, in place; its source stays."""
+    part.args = typed_args(setting, part)

@@ -1,7 +1,7 @@
-"""Checks of two settings at once, in the file of their domain; two files ask what was typed.
+"""Checks of two settings at once, in the file of their domain; one file asks what was typed.
 
 To add one: a function in ``control.py``, ``language.py`` or ``both.py``, marked :func:`rule`.
-``unread.py``: settings that no job reads. ``objective.py``: halves of an objective. No torch in
+``unread.py``: settings that no job reads, halves of an objective. No torch in
 here; ``klrl.runs.machine`` and each domain's ``preflight`` check what depends on the machine.
 """
 
