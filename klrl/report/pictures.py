@@ -40,6 +40,7 @@ _LOOK = {
     "axes.titlesize": 10.5,
     **{f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")},
     "axes.grid": True,
+    "axes.unicode_minus": False,
     "axes.grid.axis": "y",
     "grid.color": _GRID,
     "ytick.left": False,
