@@ -13,8 +13,8 @@ from klrl.report.runs import ReadRun
 from klrl.report.settings import Setting, count, group_runs, names_of
 
 #: What a failed run counts as: the mean over the last tenth of what it recorded; the worst value of
-#: any run of the task; nothing.
-FAILED = ("last", "worst", "drop")
+#: any run of the task.
+FAILED = ("last", "worst")
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,6 @@ class Counted:
     settings: list[Setting]
     replaced: list[ReadRun]  # runs whose job was run again later
     failed: str  # how a failed run counts, of FAILED
-
-    @property
-    def dropped(self) -> int:
-        """How many failed runs are left out of all statistics."""
-        return sum(setting.dropped for setting in self.settings)
 
 
 def count_runs(
@@ -43,8 +38,6 @@ def count_runs(
         run for run in runs if run.failed or (run.rows and (unfinished or run.status == "finished"))
     ]
     settings, replaced = group_runs(counted, names_of(runs))
-    if failed == "drop":
-        settings = [setting.without_failed() for setting in settings]
     # A task without one recorded row has nothing to compare.
     recorded = {setting.task for setting in settings if any(run.rows for run in setting.runs)}
     return Counted([each for each in settings if each.task in recorded], replaced, failed)
@@ -52,7 +45,7 @@ def count_runs(
 
 def seeds_text(setting: Setting) -> str:
     """How many seeds finished, as ``5`` or ``3 of 5``."""
-    every = len(setting.runs) + setting.dropped
+    every = len(setting.runs)
     finished = sum(run.status == "finished" for run in setting.runs)
     return str(every) if finished == every else f"{finished} of {every}"
 
@@ -121,10 +114,6 @@ def _digest(run: ReadRun) -> str:
 def remarks(settings: Sequence[Setting]) -> list[str]:
     """What a reader must know before comparing these settings of one task, a sentence each."""
     told = []
-    dropped = sum(setting.dropped for setting in settings)
-    if dropped:
-        verb = "is" if dropped == 1 else "are"
-        told.append(f"{count(dropped, 'failed run')} {verb} left out (--failed=drop).")
     for names in coinciding(settings):
         told.append(
             "Equal returns, KL(old||new) and entropy in every iteration of every seed: "

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,11 @@ class Setting:
     name: str  # how it differs from the others, as ``kl.coef=0.1``
     runs: list[ReadRun]  # one per seed, by seed
     settings: dict[str, Any] = field(repr=False)
-    dropped: int = 0  # how many failed runs of it were left out
 
     @property
     def task(self) -> str:
         """The environment."""
         return task_of(self.settings)
-
-    def without_failed(self) -> Setting:
-        """The setting with its failed runs left out, and counted in :attr:`dropped`."""
-        kept = [run for run in self.runs if not run.failed]
-        return replace(self, runs=kept, dropped=len(self.runs) - len(kept))
 
 
 def group_runs(

@@ -66,7 +66,7 @@ def diverged(tmp_path):
 
 @pytest.mark.parametrize(
     "failed, values",
-    [("last", [50, 51, 52, 5, -20]), ("worst", [50, 51, 52, -20, -20]), ("drop", [50, 51, 52])],
+    [("last", [50, 51, 52, 5, -20]), ("worst", [50, 51, 52, -20, -20])],
 )
 def test_a_failed_seed_counts_as_it_was_asked(failed, values, diverged):
     (line,) = [each for each in lines_of(diverged, failed) if each.setting.name == "kl.coef=0.1"]
@@ -83,14 +83,6 @@ def test_a_setting_with_two_diverged_seeds_is_ranked_by_all_five(diverged):
     _, page = page_of(diverged)
     assert page.labels[1] == "kl.coef=0.1 (3 of 5, 4 of 5 have a return)"
     assert page.cells[page.cells.index("kl.coef=0.1") + 1] == "3 of 5|4 of 5 have a return"
-
-
-def test_dropped_seeds_are_told_in_bold_and_counted_nowhere(diverged):
-    text, page = page_of(diverged, "--failed=drop")
-    assert "<strong>2 failed runs are left out (--failed=drop).</strong>" in text
-    i = page.cells.index("kl.coef=0.1")
-    assert page.cells[i + 1 : i + 3] == ["3 of 5", "50.0 to 52.0|mean 51.0"]
-    assert page.cells.count("failed") == 2
 
 
 def test_a_run_that_failed_before_its_first_row_counts_as_the_worst(tmp_path):
