@@ -121,9 +121,7 @@ def parser() -> Parser:
         choices=("sequence", "token"),
         help="of whole episodes (default of reverse), or of each step alone (of the others)",
     )
-    loss.add_argument(
-        "--stale", type=int, default=0, help="random updates from pi_old, which sampled, to pi"
-    )
+    loss.add_argument("--stale", type=int, default=0, help="random updates from pi_old to pi (0)")
     loss.add_argument("--seeds", type=int, default=100, help="problems of each kind (100)")
     loss.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="keywords of the loss")
     return parser

@@ -90,18 +90,9 @@ def _setting(key: str, each: Field[object], schemas: tuple[str, ...] = ()) -> Kn
     return KnownSetting(key, str(each.type), tuple(each.metadata.get("allowed", of_bool)), schemas)
 
 
-def schema_of(group: str, choice: str, config_dir: str | None = None) -> str | None:
-    """The choice whose schema a choice has: itself; of a preset the one below it (``gym@env``)."""
-    files, presets = choice_files(group, config_dir), PRESETS.get(group, {})
-    seen: set[str] = set()
-    while choice not in ALL_CHOICES.get(group, ()):
-        seen.add(choice)
-        text = files[choice].read_text(encoding="utf-8") if choice in files else ""
-        below = re.search(r"^  - (\w+)@", text, re.MULTILINE)
-        choice = presets[choice].below if choice in presets else below[1] if below else choice
-        if choice in seen:
-            return None
-    return choice
+def may_have(setting: KnownSetting, choice: str) -> bool:
+    """Whether a choice of its group has a setting; of a preset nothing is known."""
+    return choice in setting.schemas or choice not in ALL_CHOICES.get(setting.group, {})
 
 
 @cache

@@ -15,7 +15,7 @@ from klrl.config.catalogue import (
     chosen,
     defaults,
     described,
-    schema_of,
+    may_have,
     settings,
 )
 from klrl.config.choices import ALL_GROUPS
@@ -189,7 +189,7 @@ def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> st
     for setting in map(same.__getitem__, close or same):
         current = chosen(setting.group, overrides, config_dir)
         having = [choice for choice in sorted(setting.schemas) if choice != _OWN]
-        if not having or schema_of(setting.group, current, config_dir) in setting.schemas:
+        if not having or may_have(setting, current):
             hints.append(setting.key)
         else:  # controller.target (controller=adaptive, dual or held)
             *others, last = having
