@@ -280,7 +280,7 @@ def _check_callbacks(callbacks: object) -> None:
     hooks = [each for each in listed if isinstance(each, Callback)]
     if len(hooks) < len(listed):
         raise ConfigError(
-            f"callbacks={_shown(callbacks)}: give a list of klrl.Callback objects, as in "
+            f"callbacks={callbacks!r:.60}: give a list of klrl.Callback objects, as in "
             "callbacks=[MyCallback()]"
         )
     for each in hooks:
@@ -292,7 +292,7 @@ def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -
     for each in given:
         if not isinstance(each, str):
             raise ConfigError(
-                f"{_shown(each)}: not a setting; give overrides, as in klrl.run('env=pendulum', "
+                f"{each!r:.60}: not a setting; give overrides, as in klrl.run('env=pendulum', "
                 "'kl.coef=0.1'), or one config from klrl.compose"
             )
     words = [each for each in given if isinstance(each, str)]
@@ -306,11 +306,6 @@ def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -
                 f"{override}: only the command line reads it; drop it, or see folder="
             )
     return overrides
-
-
-def _shown(value: object) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def load_policy(

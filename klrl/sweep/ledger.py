@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from klrl.base.text import text_table
@@ -21,63 +21,55 @@ from klrl.sweep.sweep_file import JobEntry, SweepFile
 class Ledger:
     """The jobs of a sweep with their status; ``argv``: its command line, behind ``klrl``."""
 
-    def __init__(self, folder: Path, argv: Sequence[str], jobs: Sequence[Job]) -> None:
+    def __init__(self, folder: Path, argv: Sequence[str]) -> None:
         self._folder = folder
         self.before = SweepFile.read(folder)  # what ``sweep.json`` keeps
         self._command = shlex.join(["python", "-m", "klrl", *argv])
-        self.jobs = {job.name: job for job in jobs}
-        self._status: dict[str, tuple[str, str | None]] = defaultdict(lambda: ("waiting", None))
+        self.jobs: dict[str, Job] = {}
+        self._entries: dict[str, JobEntry] = {}
         self._seconds: dict[str, float] = {}
-        self._queue: dict[str, str | None] = {e.name: e.queue for e in self.before.entries}
-        self._runs: dict[str, str | None] = {e.name: e.run for e in self.before.entries}
         #: A line for each job whose folder holds another run than ``sweep.json`` had.
         self.notes: list[str] = []
 
     def set(self, job: Job, status: str) -> None:
-        """Store a job's status before anything runs."""
-        self._status[job.name] = status, None
-        now, before = run_id(job.folder), self._runs.get(job.name)
+        """Store a job with its status before anything runs."""
+        queue, before = next(
+            ((e.queue, e.run) for e in self.before.entries if e.name == job.name), (None, None)
+        )
+        now = run_id(job.folder)
         if now is not None and before not in (None, now):
             self.notes.append(
                 f"{job.folder}: holds run {now[:8]}, and sweep.json has run {before[:8]} as "
                 f"{job.name}; {now[:8]} counts from now on"
             )
-        self._runs[job.name] = now or before
+        told = (job.name, job.folder.name, list(job.overrides), *job.identity)
+        self.jobs[job.name] = job
+        self._entries[job.name] = JobEntry(*told, status, queue=queue, run=now or before)
 
     def take(self, outcome: Outcome) -> None:
         """Store how a job ended, also in ``sweep.json``."""
-        self._status[outcome.name] = outcome.status, outcome.error
         if outcome.seconds is not None:
             self._seconds[outcome.name] = outcome.seconds
-        self._runs[outcome.name] = run_id(self.jobs[outcome.name].folder)
+        run = run_id(self.jobs[outcome.name].folder)
+        self._store(outcome.name, status=outcome.status, error=outcome.error, run=run)
         self.write()
 
     def queued(self, ids: Mapping[str, str]) -> None:
         """Store the ids of jobs in SLURM's queue at once: a sweep started again needs them."""
-        self._queue |= ids
+        for name, queue in ids.items():
+            self._store(name, queue=queue)
         self.write()
 
+    def _store(self, name: str, **told: str | None) -> None:
+        self._entries[name] = replace(self._entries[name], **told)  # type: ignore[arg-type]
+
     def status(self, name: str) -> str:
-        """The status of a job; waiting where none is stored."""
-        return self._status[name][0]
+        """The status of a job."""
+        return self._entries[name].status
 
     def write(self) -> None:
         """Replace ``sweep.json`` in one step."""
-        entries = [
-            JobEntry(
-                name=job.name,
-                folder=job.folder.name,
-                overrides=list(job.overrides),
-                identity=job.identity.settings,
-                numerics=job.identity.numerics,
-                status=self._status[job.name][0],
-                error=self._status[job.name][1],
-                queue=self._queue.get(job.name),
-                run=self._runs.get(job.name),
-            )
-            for job in self.jobs.values()
-        ]
-        self.before.write(self._command, entries)
+        self.before.write(self._command, list(self._entries.values()))
 
     def table(self) -> str:
         """One line per job, those that did not finish last."""
@@ -91,7 +83,7 @@ class Ledger:
         return text_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
 
     def _line(self, job: Job) -> tuple[str, ...]:
-        status, error = self._status[job.name]
+        status, error = self._entries[job.name].status, self._entries[job.name].error
         seconds = None if status == "waiting" else self._seconds.get(job.name)
         frames = score = kl = ""
         if status != "refused" and (rows := _rows(job)):

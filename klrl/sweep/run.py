@@ -63,7 +63,7 @@ def run_grid(
     check_launcher(launcher, checked)
     with sweep_folder(sweep) as folder:
         jobs = make_jobs(folder, named(sweep, checked))
-        ledger = Ledger(folder, command_of(args), jobs)
+        ledger = Ledger(folder, command_of(args))
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
 

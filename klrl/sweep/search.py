@@ -111,12 +111,11 @@ def run_search(
     check_launcher(launcher, check_jobs(space.ends(), args))
     with sweep_folder(sweep) as folder:
         search = Search(folder, config, space, args)
-        ledger = Ledger(folder, command_of(args), [])
+        ledger = Ledger(folder, command_of(args))
         outcomes: list[Outcome] = []
         while trials := search.next_trials():
             jobs = [search.jobs(trial) for trial in trials]
             flat = list({job.identity: job for group in jobs for job in group}.values())
-            ledger.jobs |= {job.name: job for job in flat}
             outcomes += run_jobs(folder, flat, launcher, ledger)
             for trial, group in zip(trials, jobs, strict=True):
                 print(search.complete(trial, group, ledger), flush=True)

@@ -44,11 +44,16 @@ _UNITS = {
 
 
 @rule
-def check_reduction(c: JobConfig) -> None:
-    """A domain's loss is reduced over what it has: frames, or tokens and responses."""
-    allowed, remedy = _REDUCTIONS[c.domain]
-    if c.loss.reduction not in allowed:
-        raise ConfigError(f"loss.reduction={c.loss.reduction}: {remedy}")
+def check_domains_words(c: JobConfig) -> None:
+    """A loss is reduced over what the domain has, and a target is per unit that it has."""
+    for group, name, of in (
+        ("loss", "reduction", _REDUCTIONS),
+        ("controller", "unit", _UNITS),
+        ("loss", "unit", _UNITS),
+    ):
+        value, (allowed, remedy) = getattr(getattr(c, group), name, None), of[c.domain]
+        if value is not None and value not in allowed:
+            raise ConfigError(f"{group}.{name}={value}: {remedy}")
 
 
 @rule
@@ -158,16 +163,6 @@ def check_start(c: JobConfig) -> None:
             f"controller.coef_min={controller.coef_min:g} .. "
             f"controller.coef_max={controller.coef_max:g}; start inside"
         )
-
-
-@rule
-def check_unit(c: JobConfig) -> None:
-    """The unit of a target is one that the domain has."""
-    allowed, remedy = _UNITS[c.domain]
-    for group in ("controller", "loss"):
-        unit = getattr(getattr(c, group), "unit", None)
-        if unit is not None and unit not in allowed:
-            raise ConfigError(f"{group}.unit={unit}: {remedy}")
 
 
 @rule
