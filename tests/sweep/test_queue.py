@@ -137,7 +137,7 @@ def test_what_is_in_the_queue_is_adopted_or_cancelled(two, config, monkeypatch) 
 
 def test_a_job_of_other_settings_is_not_adopted(two, settings, monkeypatch) -> None:
     _, before = two
-    before.write(FOLDER, "klrl", before.entries)
+    before.write("klrl", before.entries)
     (job,) = make_jobs(FOLDER, [("seed=1", ["seed=1"], settings("seed=1", "frames=192"))])
     assert job.name == f"seed=1-{job.identity.settings}"
     monkeypatch.setattr(slurm, "in_queue", lambda folder: {"12_1": "PENDING"})

@@ -87,9 +87,8 @@ class LoraConfig(Settings):
     alpha: float = number(16.0, gt=0)  # the adapters' update is scaled by alpha / r
     #: 0: dropout would make the updated policy another one than the one that sampled
     dropout: float = number(0.0, ge=0, le=1)
-    target_modules: Words = setting(
-        "all-linear"
-    )  # a list of layers, or all-linear: all but the head
+    #: a list of layers, or all-linear: all but the head
+    target_modules: Words = setting("all-linear")
 
 
 @registered("actor", "causal_lm", language="language.run.policy:make_policy")
