@@ -66,6 +66,14 @@ def execute(name: str, argv: Sequence[str] | None = None) -> None:
         sys.exit(code)
 
 
+def as_module(command: str, name: str) -> Callable[..., None]:
+    """The ``main`` of the module ``name``, which ``python -m`` runs as a command."""
+    main = partial(execute, command)
+    if name == "__main__":
+        main()
+    return main
+
+
 def exit_code(name: str, command: Command, argv: list[str]) -> int:
     """Run a command and return its exit code; an error is printed to stderr in one line.
 
