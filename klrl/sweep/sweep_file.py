@@ -82,9 +82,7 @@ class SweepFile:
 
 def _entry(job: dict[str, Any]) -> JobEntry:
     known = {f.name: job[f.name] for f in fields(JobEntry) if job.get(f.name) is not None}
-    for name in ("name", "status", "error"):
-        if name in known:
-            known[name] = str(known[name])
+    known |= {name: str(known[name]) for name in ("name", "status", "error") if name in known}
     folder = str(job.get("folder") or job["name"])
     if folder in ("", ".", "..") or "/" in folder:
         raise ValueError(f"folder={folder} leads out of the sweep's")
