@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from klrl.base.text import text_table
 from klrl.cli.evaluate import checked_run
-from klrl.cli.language_run import add_model, check_language_run
+from klrl.cli.export import add_model, check_language_run
 from klrl.cli.wrapper import DONE, FAILED, Parser
 from klrl.domains import CONTROL
 

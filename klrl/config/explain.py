@@ -38,10 +38,6 @@ def help_text(config_dir: str | None = None) -> str:
 def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
     """Turn an exception of ``hydra.compose`` into a line with setting, value and remedy."""
     text = str(error)
-    if isinstance(error, RecursionError):
-        return ConfigError(
-            f"{' '.join(overrides)}: nested too deep, or a YAML that includes itself; fix it"
-        )
     if match := re.search(r"In '(\w+)/(\w+)': Could not load '(\w+)/(\w+)'", text):
         meant = nearest(match[4], choices(match[3], config_dir)) or "; name another"
         return ConfigError(

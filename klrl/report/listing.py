@@ -5,8 +5,10 @@ Only the end of each ``metrics.jsonl`` is read, so that a thousand runs take a s
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from mmap import ACCESS_READ, mmap
@@ -16,7 +18,6 @@ from typing import Any
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.text import warn
 from klrl.domains import CONTROL, Domain, recorded_domain
-from klrl.report.sweeps import walk
 from klrl.runs.folder import UNREADABLE, RunFolder, read_settings, why_unreadable
 from klrl.runs.metrics import Row
 from klrl.runs.returns import final_return
@@ -190,3 +191,21 @@ def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
     returns = [(key, row) for name, row in found.items() for key in (name, f"{name}_se")]
     last = rows[-1] if rows else {}
     return {**last, **{key: row[key] for key, row in returns if key in row}}
+
+
+#: Hidden folders, and entries of checkpoints.
+_NO_RUN = re.compile(r"\.|frames-\d+$")
+
+
+def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
+    """Folders of runs (True) and of sweeps (False) at or below a folder, in the order of names.
+
+    Nothing below a run is looked at, nor a checkpoint's entry, which has a manifest of its own.
+    """
+    for name, below, files in os.walk(root):
+        is_run = "manifest.json" in files
+        if is_run or SWEEP_FILE in files:
+            yield Path(name), is_run
+            if is_run or not into_sweeps:
+                below.clear()
+        below[:] = sorted(each for each in below if not _NO_RUN.match(each))

@@ -18,7 +18,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, read_plain
 from klrl.config.choices import CHOICES, NAME
 from klrl.domains import Domain, recorded_domain
-from klrl.report.sweeps import walk
+from klrl.report.listing import walk
 from klrl.runs.folder import (
     UNREADABLE,
     RunFolder,

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
 
 from klrl.base.errors import ConfigError, Interrupted, WorkerError
-from klrl.base.files import to_update
-from klrl.base.text import escaped
+from klrl.base.files import to_append, to_update
+from klrl.base.interrupt import stop_signals, stops_at_once
+from klrl.base.text import escaped, warn
 from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
 from klrl.config.compose import Checked
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
-from klrl.runs.owner import OwnedElsewhere, read_owner
+from klrl.runs.folder import RunFolder
+from klrl.runs.owner import OwnedElsewhere, lives_here, read_owner
 from klrl.runs.start import OwnFolder
 from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.cluster import check_cluster
@@ -34,8 +38,8 @@ from klrl.sweep.jobs import (
 from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.queue import check_queue, settle, uses_slurm
-from klrl.sweep.stop import passed_on
 from klrl.sweep.supervisor import Event
+from klrl.sweep.worker import STOP_FILE
 
 
 def run_sweep(args: argparse.Namespace) -> int:
@@ -221,3 +225,55 @@ def _locked(path: Path, setting: str) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def passed_on(
+    folder: Path, jobs: Callable[[], Sequence[Job]], by_queue: bool = False
+) -> Iterator[list[int]]:
+    """While entered, the first signal asks running jobs to stop; a second one stops at once.
+
+    Args:
+        folder: the sweep's.
+        jobs: those that may be running.
+        by_queue: they are in a queue, which passes the signal on.
+
+    Yields:
+        The signals received so far.
+    """
+    received: list[int] = []
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        if any(stops_at_once(signum, before) for before in received):
+            raise Interrupted(signum)
+        received.append(signum)
+        if len(received) > 1:  # a notice came first; the jobs are stopping
+            return
+        with suppress(OSError):  # as on a full disk; the jobs are to stop all the same
+            to_append(folder / STOP_FILE).close()
+        pids = [] if by_queue else [pid for job in jobs() if (pid := _pid(job)) is not None]
+        which = "the queue's" if by_queue else len(pids)
+        warn("")
+        warn(
+            f"stopping {which} jobs after their iteration, with checkpoints; a second "
+            "Ctrl-C or SIGTERM stops at once"
+        )
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    (folder / STOP_FILE).unlink(missing_ok=True)  # of a sweep that was killed while it stopped
+    try:
+        with stop_signals(ask):
+            yield received
+    finally:
+        (folder / STOP_FILE).unlink(missing_ok=True)
+
+
+def _pid(job: Job) -> int | None:
+    """The process of a job that runs on this machine, in another process than this one."""
+    run = RunFolder(job.folder)
+    if not run.exists or run.manifest.get("status") != "running" or not lives_here(run.manifest):
+        return None
+    pid = int(run.manifest["pid"])
+    return None if pid == os.getpid() else pid

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from klrl.base.errors import ConfigError
-from klrl.report.bits import compare_bits
+from klrl.report.diff import compare_bits
 from klrl.report.listing import entries
 from klrl.report.runs import find_runs
 from klrl.runs.checkpoint import Checkpoints, load_component
