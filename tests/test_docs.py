@@ -10,7 +10,7 @@ import pytest
 from benchmarks.sort_digits_base import build
 from klrl.config.compose import job_config, parse_args
 from klrl.config.overrides import expand, split_overrides
-from klrl.sweep.check import sweep_settings
+from klrl.sweep.run import sweep_settings
 from klrl.sweep.search import space_of
 from tests.conftest import QUICK, marked
 from tests.language.conftest import QUICK as LANGUAGE_QUICK

@@ -23,10 +23,9 @@ from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import cuda_devices
 from klrl.runs.progress import duration
-from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.jobs import FINISHED, OPEN, by_status, flat_settings, make_jobs
 from klrl.sweep.probe import Cost
-from klrl.sweep.run import check_launcher, named
+from klrl.sweep.run import check_jobs, check_launcher, named, sweep_settings
 from klrl.train.schedule import fitting, schedule
 
 #: Seconds of iterations for which each kind of job is measured.

@@ -10,18 +10,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from klrl.base.errors import ConfigError, Interrupted, WorkerError
 from klrl.base.files import to_append, to_update
 from klrl.base.interrupt import stop_signals, stops_at_once
 from klrl.base.text import escaped, warn
-from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
-from klrl.config.compose import Checked
+from klrl.config import (
+    GROUPS,
+    SWEEP,
+    SWEEP_GROUPS,
+    JobConfig,
+    LauncherConfig,
+    SearchConfig,
+    factory,
+)
+from klrl.config.checks import check_names_unset, to_settings
+from klrl.config.compose import Checked, Composer, keys
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
 from klrl.runs.folder import RunFolder
+from klrl.runs.machine import check_machine, check_package
 from klrl.runs.owner import OwnedElsewhere, lives_here, read_owner
 from klrl.runs.start import OwnFolder
-from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.cluster import check_cluster
 from klrl.sweep.jobs import (
     ELSEWHERE,
@@ -277,3 +287,45 @@ def _pid(job: Job) -> int | None:
         return None
     pid = int(run.manifest["pid"])
     return None if pid == os.getpid() else pid
+
+
+def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
+    """Check every job before the first one runs; the machine once per kind of job.
+
+    Raises:
+        ConfigError: a job cannot run; the first one is named.
+    """
+    composer = Composer(args.config_dir, args.config_name)
+    checked = [Checked(job, composer.job_config(job)) for job in jobs]
+    seen = set()
+    for each in checked:
+        parts = ("env", "actor", "collector", "device", "reference", "logger")
+        machine = repr([getattr(each.config, part) for part in parts])
+        if machine not in seen:
+            check_machine(each.config, keys(each.overrides))
+        seen.add(machine)
+    for group in GROUPS:
+        of = {getattr(each.config, group).name: each.config for each in checked}
+        for config in of.values() if len(of) > 1 else ():  # of one choice the first job says it
+            factory(group, getattr(config, group), config.domain)
+    return checked
+
+
+def sweep_settings(
+    own: Sequence[str], args: argparse.Namespace
+) -> tuple[LauncherConfig, SearchConfig]:
+    """The launcher and the search that overrides of their groups choose.
+
+    Raises:
+        ConfigError: an override is refused, or a package is missing.
+    """
+    for override in own:
+        group = override.partition("=")[0]
+        if group in SWEEP_GROUPS and "," in override:
+            raise ConfigError(f"{override}: a sweep has one {group}; give one")
+    cfg = Composer(args.config_dir, "sweep").explained(own)
+    check_names_unset(keys(own))
+    parts: dict[str, Any] = to_settings(cfg, SWEEP_GROUPS)
+    for group, config in parts.items():
+        check_package(group, config.name)
+    return parts["launcher"], parts["search"]

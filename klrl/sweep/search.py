@@ -26,10 +26,9 @@ from klrl.config import LauncherConfig, OptunaConfig
 from klrl.config.overrides import SweepOverrides, expand, job_name, parse
 from klrl.runs.returns import last_recorded
 from klrl.runs.rows import read_rows
-from klrl.sweep.check import check_jobs
 from klrl.sweep.jobs import Job, Outcome, make_jobs
 from klrl.sweep.ledger import Ledger
-from klrl.sweep.run import check_launcher, close, command_of, run_jobs, sweep_folder
+from klrl.sweep.run import check_jobs, check_launcher, close, command_of, run_jobs, sweep_folder
 
 STUDY_FILE = "study.journal"
 
