@@ -11,7 +11,6 @@ from klrl.config.types import Group, Values
 
 
 @registered("launcher", "local", sweep="sweep.launchers:local")
-@dataclass
 class LauncherConfig(ChoiceConfig):
     """One job after the other, in this process."""
 
@@ -26,7 +25,6 @@ class LauncherConfig(ChoiceConfig):
 
 
 @registered("launcher", "joblib", sweep="sweep.launchers:joblib", package="joblib")
-@dataclass
 class JoblibConfig(LauncherConfig):
     """Several jobs at a time on this machine."""
 
@@ -41,7 +39,6 @@ class JoblibConfig(LauncherConfig):
 
 
 @registered("launcher", "submitit", sweep="sweep.queue:submitit", package="submitit")
-@dataclass
 class SubmititConfig(LauncherConfig):
     """A SLURM job each."""
 
@@ -67,7 +64,6 @@ class SubmititConfig(LauncherConfig):
 
 
 @registered("launcher", "ray", sweep="sweep.cluster:ray", package="ray")
-@dataclass
 class RayLauncherConfig(LauncherConfig):
     """A task each on a Ray cluster, or on this machine's own Ray."""
 
@@ -92,13 +88,11 @@ class RayLauncherConfig(LauncherConfig):
 
 
 @registered("search", "grid", sweep="sweep.run:run_grid")
-@dataclass
 class SearchConfig(ChoiceConfig):
     """Every combination of the values given."""
 
 
 @registered("search", "optuna", sweep="sweep.search:run_search", package="optuna")
-@dataclass
 class OptunaConfig(SearchConfig):
     """Values chosen by the results so far (Optuna's TPE); seeds are averaged inside a trial."""
 

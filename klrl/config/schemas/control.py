@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Optional
 
 from omegaconf import MISSING
@@ -15,7 +15,6 @@ ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 
 
 @registered("env", "gym", control="control.env:gym")
-@dataclass
 class EnvConfig(ChoiceConfig):
     """Any Gymnasium id, as in env=gym env.id=MountainCarContinuous-v0 (untuned)."""
 
@@ -49,7 +48,6 @@ class EnvConfig(ChoiceConfig):
 
 
 @registered("env", "custom", control="control.env:custom")
-@dataclass
 class CustomEnvConfig(OwnPart, EnvConfig):
     """An environment of your own: env.target=package.module:Name, which returns a Gymnasium env."""
 
@@ -65,7 +63,6 @@ class CustomEnvConfig(OwnPart, EnvConfig):
 
 
 @registered("actor", "categorical", control="control.actor:categorical_agent")
-@dataclass
 class ActorConfig(ChoiceConfig):
     """A categorical over discrete actions."""
 
@@ -89,7 +86,6 @@ class ActorConfig(ChoiceConfig):
 )
 @registered("actor", "normal", "a diagonal Gaussian", control="control.actor:normal_agent")
 @registered("actor", "mlp", control="control.actor:fitting_agent")
-@dataclass
 class GaussianActorConfig(ActorConfig):
     """An MLP; its distribution follows the action space: normal for Box, else categorical."""
 
@@ -98,7 +94,6 @@ class GaussianActorConfig(ActorConfig):
 
 
 @registered("actor", "custom", control="control.own:custom_agent")
-@dataclass
 class CustomActorConfig(OwnPart, GaussianActorConfig):
     """Networks of your own below klrl's distribution: actor.target=package.module:Name."""
 
@@ -118,7 +113,6 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
 
 
 @registered("actor", "cnn", control="control.actor:fitting_agent")
-@dataclass
 class CNNActorConfig(GaussianActorConfig):
     """A CNN for images, MLPs for the rest; normal for Box, categorical for discrete actions."""
 
@@ -135,7 +129,6 @@ class CNNActorConfig(GaussianActorConfig):
     "collector", "torchrl", "TorchRL's Collector", control="control.rollout:torchrl_rollout"
 )
 @registered("collector", "vector", control="control.rollout:vector_rollout")
-@dataclass
 class CollectorConfig(ChoiceConfig):
     """A native loop over the batched environment, in this process; the batch is TorchRL's."""
 
@@ -153,7 +146,6 @@ class CollectorConfig(ChoiceConfig):
     package="ray",
     remedy="pip install 'klrl[ray]', or choose collector=vector",
 )
-@dataclass
 class RayCollectorConfig(CollectorConfig):
     """Rollouts from several processes or machines; needs klrl[ray] (docs/scaling.md)."""
 

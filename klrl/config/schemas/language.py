@@ -34,7 +34,6 @@ class LanguageEnvConfig(ChoiceConfig):
 
 
 @registered("env", "sort_digits", language="language.data.tasks:sort_digits")
-@dataclass
 class SortDigitsConfig(LanguageEnvConfig):
     """A language task made here: sort the digits; part of experiment=sort_digits."""
 
@@ -49,7 +48,6 @@ class SortDigitsConfig(LanguageEnvConfig):
 
 
 @registered("env", "instructions", language="language.data.tasks:instructions")
-@dataclass
 class InstructionsConfig(LanguageEnvConfig):
     """Describe a thing in one sentence, verified by a function; part of experiment=smollm."""
 
@@ -60,7 +58,6 @@ class InstructionsConfig(LanguageEnvConfig):
 
 
 @registered("env", "text", language="language.data.tasks:text")
-@dataclass
 class TextConfig(LanguageEnvConfig):
     """Prompts from files and your own reward function; part of experiment=text."""
 
@@ -92,7 +89,6 @@ class LoraConfig(Settings):
 
 
 @registered("actor", "causal_lm", language="language.run.policy:make_policy")
-@dataclass
 class CausalLMConfig(ChoiceConfig):
     """A causal language model of transformers."""
 
@@ -112,7 +108,6 @@ class CausalLMConfig(ChoiceConfig):
     language="language.run.rollout:PromptRollout",
     free=("samples_every", "samples_count"),
 )
-@dataclass
 class SamplerConfig(ChoiceConfig):
     """Responses sampled from a language model with a KV cache."""
 

@@ -14,7 +14,6 @@ from klrl.config.types import Part, Switch
 @registered(
     "advantage", "gae", control="control.advantage:gae", language="language.run.advantage:gae"
 )
-@dataclass
 class AdvantageConfig(ChoiceConfig):
     """Generalised advantage estimation, once per rollout."""
 
@@ -26,13 +25,11 @@ class AdvantageConfig(ChoiceConfig):
 
 
 @registered("advantage", "custom", control="control.advantage:custom")
-@dataclass
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
     """An advantage of your own: advantage.target=package.module:Name."""
 
 
 @registered("advantage", "group", language="language.run.advantage:group")
-@dataclass
 class GroupConfig(ChoiceConfig):
     """The score against the other responses to the same prompt; the KL enters after."""
 
@@ -69,7 +66,6 @@ class LossConfig(ChoiceConfig):
     values={"beta_rule": "proportional", "line_search": "both", "max_alpha": 8.0},
 )
 @registered("loss", "klpen", both="losses.policy:KLPENLoss")
-@dataclass
 class KLPENConfig(LossConfig):
     """PPO with a penalty beta * KL(old||new); beta follows a rule, once per iteration."""
 
@@ -95,7 +91,6 @@ class KLPENConfig(LossConfig):
 
 
 @registered("loss", "clip", both="losses.policy:ClipLoss")
-@dataclass
 class ClipConfig(LossConfig):
     """PPO with a clipped probability ratio."""
 
@@ -108,13 +103,11 @@ class ClipConfig(LossConfig):
 
 
 @registered("loss", "custom", both="losses.own:custom")
-@dataclass
 class CustomLossConfig(OwnPart, LossConfig):
     """A policy loss of your own: loss.target=package.module:Name."""
 
 
 @registered("learner", "ppo", both="train.learner:Learner")
-@dataclass
 class LearnerConfig(ChoiceConfig):
     """Several epochs over each rollout, in shuffled minibatches."""
 
@@ -129,7 +122,6 @@ class LearnerConfig(ChoiceConfig):
 
 
 @registered("optim", "adam", control="control.step:adam", language="language.run.update:adam")
-@dataclass
 class OptimConfig(ChoiceConfig):
     """Gradient clipping, Adam, learning rate annealed to a floor."""
 
@@ -140,7 +132,6 @@ class OptimConfig(ChoiceConfig):
 
 
 @registered("optim", "adamw", control="control.step:adamw", language="language.run.update:adamw")
-@dataclass
 class AdamWConfig(OptimConfig):
     """The same with decoupled weight decay."""
 

@@ -23,7 +23,6 @@ ALL = ("*",)
     package="tensorboard",
     remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
 )
-@dataclass
 class LoggerConfig(ChoiceConfig):
     """``metrics.jsonl``, and what needs no settings: ``tensorboard``, ``csv``."""
 
@@ -43,7 +42,6 @@ class LoggerConfig(ChoiceConfig):
     package="wandb",
     remedy="pip install wandb, or choose logger=none",
 )
-@dataclass
 class WandbConfig(LoggerConfig):
     """Wandb beside metrics.jsonl; offline unless a key is found."""
 
@@ -59,7 +57,6 @@ class WandbConfig(LoggerConfig):
 
 
 @registered("logger", "custom", both="runs.own_logger:custom_run", free=ALL)
-@dataclass
 class CustomLoggerConfig(OwnPart, LoggerConfig):
     """A logger of your own: logger.target=package.module:Name, whose log(row) takes each row."""
 
