@@ -11,7 +11,7 @@ from contextlib import suppress
 from omegaconf import Container, OmegaConf
 
 from klrl.base.errors import ConfigError
-from klrl.config import CHOICES, OwnPart, RootConfig
+from klrl.config import CHOICES, OwnPart, Ungrouped
 from klrl.config.checks import NoValueError
 from klrl.config.choices import NAME
 from klrl.config.compose import compose, job_config
@@ -31,7 +31,7 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
     with suppress(NoValueError):
         config = job_config(overrides, args.config_dir, args.config_name)
     cfg = compose(overrides, args.config_dir, args.config_name)
-    notes = notes_of(RootConfig)
+    notes = notes_of(Ungrouped)
     for group in CHOICES:
         schema = OmegaConf.get_type(cfg, group)
         if dataclasses.is_dataclass(schema):

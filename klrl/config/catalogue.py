@@ -11,7 +11,7 @@ from dataclasses import Field, dataclass, fields
 from functools import cache
 from pathlib import Path
 
-from klrl.config import ALL_CHOICES, GROUPS, RootConfig, conf_dir
+from klrl.config import ALL_CHOICES, Ungrouped, conf_dir
 from klrl.config.choices import FOUND_OUT
 from klrl.config.fields import nested_schema
 from klrl.config.objectives import PRESETS
@@ -70,9 +70,7 @@ def settings() -> dict[str, KnownSetting]:
                 key = f"{group}.{name}"
                 before = by_key[key].schemas if key in by_key else ()
                 by_key[key] = _setting(key, each, (*before, schema))
-    for name, each in _fields(RootConfig):
-        if name not in GROUPS:
-            by_key[name] = _setting(name, each)
+    by_key |= {name: _setting(name, each) for name, each in _fields(Ungrouped)}
     return {key: by_key[key] for key in sorted(by_key) if by_key[key].name not in FOUND_OUT}
 
 

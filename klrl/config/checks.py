@@ -56,7 +56,10 @@ def to_config(cfg: DictConfig) -> JobConfig:
             raise NoValueError(f"{name}: has no value; give one, as in {name}=...")
         parts[name] = checked_value(name, cfg.get(name), _ROOT[name].metadata)
     config = JOBS[_domain(parts)](**parts)
-    _check_together(config)
+    check_plain(f"env={config.env.name}", asdict(config))
+    for check in rules_of(config.domain):
+        check(config)
+    check_device_name(config.device)
     return config
 
 
@@ -241,14 +244,6 @@ def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
     if not (math.isfinite(value) and all(keeps(value, rule[name]) for _, name, keeps in limits)):
         raise ConfigError(f"{key}={value}: out of range; give a finite number {bounds}")
     return value
-
-
-def _check_together(config: JobConfig) -> None:
-    """Refuse combinations of values that are allowed one by one."""
-    check_plain(f"env={config.env.name}", asdict(config))
-    for check in rules_of(config.domain):
-        check(config)
-    check_device_name(config.device)
 
 
 def check_device_name(device: str) -> None:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError
-from klrl.config import GROUPS, JobConfig, RootConfig, conf_dir, register_schemas
+from klrl.config import JobConfig, Ungrouped, conf_dir, register_schemas
 from klrl.config.checks import check_names_unset, to_config
 from klrl.config.choices import ALL_GROUPS
 from klrl.config.overrides import (
@@ -179,7 +179,7 @@ class Composer:
 
 
 #: Keys without a dot that are values, not choices.
-_VALUES = frozenset(f.name for f in fields(RootConfig)) - frozenset(GROUPS)
+_VALUES = frozenset(f.name for f in fields(Ungrouped))
 _CHOSEN = frozenset(ALL_GROUPS)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from typing import Optional
 
-from klrl.config.choices import registered
+from klrl.config.choices import SWEEP_GROUPS, registered
 from klrl.config.fields import ChoiceConfig, choice, number, setting
 from klrl.config.types import Group, Values
 
@@ -103,9 +103,5 @@ class OptunaConfig(SearchConfig):
     seed: int = number(0, ge=0)  # of the sampler
 
 
-@dataclass
-class SweepRoot:
-    """The settings of a sweep besides those of its jobs."""
-
-    launcher: Group = None
-    search: Group = None
+#: The settings of a sweep besides those of its jobs.
+SweepRoot = make_dataclass("SweepRoot", [(group, Group, None) for group in SWEEP_GROUPS])

@@ -95,7 +95,10 @@ def make_page(
         policy=_policy(script, style),
         style=style,
         script=script,
-        data=_embed({each.key: each.data for each in drawings}),
+        # JSON that cannot end the script element around it.
+        data=htmlsafe_json_dumps(
+            {each.key: each.data for each in drawings}, separators=(",", ":"), allow_nan=False
+        ),
         tables=tables,
         **{each.__name__: each for each in _CALLED},
         tasks=tasks,
@@ -128,8 +131,3 @@ def _policy(script: str, style: str) -> Markup:
 def _source_hash(text: str) -> str:
     """A source as the policy names it: https://www.w3.org/TR/CSP3/#grammardef-hash-source."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _embed(data: object) -> Markup:
-    """JSON that cannot end the script element around it."""
-    return htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmarks.mujoco.published import NAMES
-from klrl.config import ALL_CHOICES, RootConfig, conf_dir
+from klrl.config import ALL_CHOICES, Ungrouped, conf_dir
 from klrl.config.catalogue import choices
 from klrl.config.nodes import notes_of
 from tests.runs.commands import exits
@@ -81,7 +81,7 @@ def _comments() -> dict[str, set[str]]:
     """Last part of a key -> its comments in the schemas."""
     found: dict[str, set[str]] = {"name": {"set by the choice"}}
     schemas = [choice.schema for known in ALL_CHOICES.values() for choice in known.values()]
-    for schema in (RootConfig, *schemas):
+    for schema in (Ungrouped, *schemas):
         for key, note in notes_of(schema).items():
             found.setdefault(key.rpartition(".")[2], set()).add(note)
     return found

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from klrl.base.errors import ConfigError
-from klrl.config import GROUPS, EvalConfig, LanguageConfig, RootConfig, conf_dir
+from klrl.config import GROUPS, EvalConfig, LanguageConfig, Ungrouped, conf_dir
 from klrl.config.catalogue import choices
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
@@ -89,9 +89,9 @@ def test_every_shared_choice_goes_with_a_language_policy(group: str, choice: str
 
 
 def test_every_setting_of_no_group_says_what_it_does() -> None:
-    known = {f.name for f in fields(RootConfig)} - {*GROUPS, "eval", "checkpoint"}
+    known = {f.name for f in fields(Ungrouped)} - {*GROUPS, "eval", "checkpoint"}
     known |= {f"eval.{f.name}" for f in fields(EvalConfig)} | {"checkpoint.every"}
-    assert notes_of(RootConfig).keys() == known
+    assert notes_of(Ungrouped).keys() == known
 
 
 PRESETS = [path for path in FILES if path.name != "config.yaml"]

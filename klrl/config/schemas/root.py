@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from typing import Optional
 
 from omegaconf import MISSING
 
+from klrl.config.choices import GROUPS
 from klrl.config.fields import number
 from klrl.config.schemas.record import CheckpointConfig, EvalConfig
 from klrl.config.types import Group, Whole
 
 
 @dataclass
-class RootConfig:
+class Ungrouped:
     """The settings outside any group."""
 
     #: environment steps to train for, all copies counted; the last rollout is whole
@@ -28,14 +29,9 @@ class RootConfig:
     resume: Optional[str] = None  # a run folder to go on with, as in resume=outputs/NAME
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    env: Group = None
-    actor: Group = None
-    reference: Group = None
-    kl: Group = None
-    controller: Group = None
-    advantage: Group = None
-    loss: Group = None
-    learner: Group = None
-    optim: Group = None
-    collector: Group = None
-    logger: Group = None
+
+
+#: Those, and each group, which has the schema of its choice.
+RootConfig = make_dataclass(
+    "RootConfig", [(group, Group, None) for group in GROUPS], bases=(Ungrouped,)
+)
