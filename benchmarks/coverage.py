@@ -14,8 +14,15 @@ from itertools import combinations
 import numpy as np
 
 from benchmarks.results import table
-from klrl.report.statistics import Array, bootstrap_interval, holm, iqm_interval, welch_all
-from klrl.report.student import quantile, two_sided
+from klrl.report.statistics import (
+    Array,
+    bootstrap_interval,
+    holm,
+    iqm_interval,
+    quantile,
+    two_sided,
+    welch_all,
+)
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
 SEEDS = (3, 5, 10)

@@ -29,10 +29,10 @@ import torch
 
 import klrl
 from benchmarks.results import ROOT
-from klrl.__main__ import compose
 from klrl.__main__ import main as klrl_main
 from klrl.base.errors import Interrupted, in_one_line
 from klrl.config.checks import to_config
+from klrl.config.compose import compose
 from klrl.train.callbacks import Callback
 from klrl.train.loop import Training
 

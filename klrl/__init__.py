@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from klrl.base.imports import look_up
-from klrl.base.moved import install
 
 __all__ = [
     "Callback",
@@ -39,7 +38,6 @@ _WHERE = {
 if find_spec("fcntl") is None:  # whatever is imported: as a command, and from Python
     print("klrl: runs on Linux and macOS; on Windows, install it in WSL", file=sys.stderr)
     raise SystemExit(2)
-install()
 
 
 def __getattr__(name: str) -> Any:

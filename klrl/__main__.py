@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 try:
     from klrl.cli.main import main
@@ -12,16 +11,7 @@ except ModuleNotFoundError as error:  # as in a checkout, by a Python without kl
     print(f"klrl: {sys.executable} has no module {error.name}; {remedy}", file=sys.stderr)
     raise SystemExit(2) from None
 
-__all__ = ["compose", "main"]  # noqa: F822 (compose comes from __getattr__)
-
-
-def __getattr__(name: str) -> Any:
-    """``compose`` on first use: ``klrl --version`` and completion do without Hydra."""
-    if name == "compose":
-        from klrl.config.compose import compose
-
-        return compose
-    raise AttributeError(f"module 'klrl.__main__' has no attribute {name!r}")
+__all__ = ["main"]
 
 
 if __name__ == "__main__":

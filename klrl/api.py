@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeGuard, Unpack, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,11 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from klrl.base.cache import trust as trust_run
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import GROUPS, JobConfig
-from klrl.config.checks import check_config, check_device_name, to_config
+from klrl.config.checks import check_config, check_device_name, check_plain, to_config, typed
 from klrl.config.compose import job_config, keys, prepared
 from klrl.config.overrides import is_own, key_of, value_of
 from klrl.config.own import complete
-from klrl.config.stored import check_plain, typed
 from klrl.domains import domain_of, recorded_domain
 from klrl.runs.find import find_manifest, find_run
 from klrl.runs.folder import RunFolder
@@ -39,14 +38,26 @@ from klrl.runs.start import run_in_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from tensordict.nn import ProbabilisticTensorDictSequential
 
+    from klrl.language.model.pretrained import CausalLM
     from klrl.runs.metrics import Row
     from klrl.train.callbacks import Callback
     from klrl.train.evaluate import Evaluation
     from klrl.train.policy_kl import PolicyKL
 
+    Policy: TypeAlias = ProbabilisticTensorDictSequential | CausalLM
+
 #: Hydra composes in state that is global to the process.
 _composing = threading.Lock()
+
+
+class How(TypedDict, total=False):
+    """How a policy is played: its last or best checkpoint, a seed (0), a device (cpu)."""
+
+    which: str
+    seed: int
+    device: str
 
 
 class Run(os.PathLike[str]):
@@ -77,7 +88,7 @@ class Run(os.PathLike[str]):
         return stored_config(self.folder)
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, object]:
         """The contents of ``manifest.json``: versions, device, status, error."""
         return RunFolder(self.folder).manifest
 
@@ -91,7 +102,7 @@ class Run(os.PathLike[str]):
         return read_rows(metrics) if metrics.is_file() else []
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """``status``, ``frames`` (language: samples) done, and the last recorded values.
 
         The values are ``return`` (of the last evaluation, else of training, else the mean reward),
@@ -109,17 +120,24 @@ class Run(os.PathLike[str]):
             **{name: last.get(name) for name in names},
         }
 
-    def policy(self, which: str = "last", device: str = "cpu") -> Any:
+    def policy(self, which: str = "last", device: str = "cpu") -> Policy:
         """The trained policy, frozen; see :func:`klrl.api.load_policy`."""
         return load_policy(self.folder, which, device)
 
-    def evaluate(self, episodes: int | None = None, *overrides: str, **how: Any) -> Evaluation:
+    def evaluate(
+        self,
+        episodes: int | None = None,
+        *overrides: str,
+        sampled: bool = False,
+        **how: Unpack[How],
+    ) -> Evaluation:
         """Play the policy, as ``klrl evaluate`` does.
 
         Args:
             episodes: how many; None: the default of ``klrl evaluate``.
             overrides: another task, as in ``"env.kwargs.g=14"``.
-            how: ``sampled``, ``which``, ``seed``, ``device``.
+            sampled: whether actions (tokens) are sampled, as in training.
+            how: ``which``, ``seed``, ``device``.
 
         Returns:
             ``returns`` (one per episode that ended), ``row`` (``eval/return``, its standard error
@@ -127,14 +145,15 @@ class Run(os.PathLike[str]):
         """
         from klrl.train.evaluate_run import evaluate_run
 
-        return evaluate_run(self.folder, overrides, episodes=episodes, **how)
+        return evaluate_run(self.folder, overrides, episodes=episodes, sampled=sampled, **how)
 
     def kl(
         self,
         other: str | Path | None = None,
         *overrides: str,
         on: str | Path | None = None,
-        **how: Any,
+        episodes: int | None = None,
+        **how: Unpack[How],
     ) -> PolicyKL:
         """Measure how far another policy is away, as ``klrl kl`` does.
 
@@ -142,14 +161,15 @@ class Run(os.PathLike[str]):
             other: another run, for language also the folder of a model; None: the reference.
             overrides: another task, as in ``"env.kwargs.g=14"``.
             on: the run whose policy acts, in whose states it is measured; None: this one.
-            how: ``episodes``, ``which``, ``seed``, ``device``.
+            episodes: how many; None: the default of ``klrl kl``.
+            how: ``which``, ``seed``, ``device``.
 
         Returns:
             ``distances`` by name (``KL(run||other) on run``), ``row``: all as plain numbers.
         """
         from klrl.train.policy_kl import kl_between
 
-        return kl_between(self.folder, other, overrides, on=on, **how)
+        return kl_between(self.folder, other, overrides, on=on, episodes=episodes, **how)
 
     def figure(self) -> Figure:
         """Plots of return, KLs and coefficients, as in ``curves.png``."""
@@ -176,7 +196,7 @@ def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
 
 
 def run(
-    *overrides: str | JobConfig | Mapping[str, Any],
+    *overrides: str | JobConfig | Mapping[str, object],
     folder: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     config_dir: str | Path | None = None,
@@ -233,18 +253,18 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
     return Run(Path(folder))
 
 
-def _is_config(given: Any) -> TypeGuard[Mapping[str, Any]]:
+def _is_config(given: object) -> TypeGuard[Mapping[str, object]]:
     """Whether something is a config of Hydra's, or a stored one, and not words in a dictionary."""
     stored = isinstance(given, Mapping) and isinstance(given.get("env"), Mapping)
     return stored or isinstance(given, DictConfig)
 
 
-def _typed(settings: Mapping[str, Any]) -> JobConfig:
+def _typed(settings: Mapping[str, object]) -> JobConfig:
     """A config that Hydra composed or a run stored, typed."""
     try:
         cfg = settings if isinstance(settings, DictConfig) else OmegaConf.create(dict(settings))
         if not any(is_dataclass(OmegaConf.get_type(cfg.get(group))) for group in GROUPS):
-            plain = cast("dict[str, Any]", OmegaConf.to_container(cfg))
+            plain = cast("dict[str, object]", OmegaConf.to_container(cfg))
             check_plain("config", plain)
             cfg = typed(plain)
         return to_config(cfg)
@@ -252,31 +272,32 @@ def _typed(settings: Mapping[str, Any]) -> JobConfig:
         raise ConfigError(f"{error.full_key or 'config'}: {first_line(error)}") from error
 
 
-def _check_callbacks(callbacks: Any) -> None:
+def _check_callbacks(callbacks: object) -> None:
     """Refuse callbacks that are no Callback objects (a class is none), before a folder is made."""
     from klrl.train.callbacks import Callback, check_hooks
 
-    listed = callbacks if isinstance(callbacks, Iterable) else [callbacks]
-    wrong = [each for each in listed if not isinstance(each, Callback)]
-    if wrong or listed is not callbacks:
+    listed = list(callbacks) if isinstance(callbacks, Iterable) else [None]
+    hooks = [each for each in listed if isinstance(each, Callback)]
+    if len(hooks) < len(listed):
         raise ConfigError(
-            f"callbacks={_shown(callbacks)}: give a list of klrl.Callback objects, as in "
+            f"callbacks={callbacks!r:.60}: give a list of klrl.Callback objects, as in "
             "callbacks=[MyCallback()]"
         )
-    for each in listed:
+    for each in hooks:
         check_hooks(each)
 
 
-def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> list[str]:
+def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -> list[str]:
     """Overrides of a single job in Hydra's grammar."""
     for each in given:
         if not isinstance(each, str):
             raise ConfigError(
-                f"{_shown(each)}: not a setting; give overrides, as in klrl.run('env=pendulum', "
+                f"{each!r:.60}: not a setting; give overrides, as in klrl.run('env=pendulum', "
                 "'kl.coef=0.1'), or one config from klrl.compose"
             )
-    overrides = prepared(given, str(config_dir) if config_dir else None)
-    for override in given:
+    words = [each for each in given if isinstance(each, str)]
+    overrides = prepared(words, str(config_dir) if config_dir else None)
+    for override in words:
         key = key_of(override)
         if key == "resume" and value_of(override) != "null":
             raise ConfigError(f"{override}: resumes a run; use klrl {override} on the command line")
@@ -287,14 +308,9 @@ def _checked_overrides(given: Sequence[Any], config_dir: str | Path | None) -> l
     return overrides
 
 
-def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def load_policy(
     run: str | Path, which: str = "last", device: str = "cpu", *, trust: bool = False
-) -> Any:
+) -> Policy:
     """The policy of a run, frozen.
 
     Args:

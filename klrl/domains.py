@@ -107,7 +107,7 @@ def domain_of(config: JobConfig) -> Domain:
     return DOMAINS[config.domain].evaluated(sampled=config.eval.sampled)
 
 
-def recorded_domain(manifest: Mapping[str, Any]) -> Domain:
+def recorded_domain(manifest: Mapping[str, object]) -> Domain:
     """The domain of a run, from its manifest."""
     return DOMAINS[str(manifest["domain"])].evaluated(
         sampled=manifest.get("evaluation") == "sampled"

@@ -13,8 +13,8 @@ from benchmarks.same_rows import (
     read_rows,
 )
 from benchmarks.small_jobs import JOBS, SLOW_JOBS, Job
-from klrl.__main__ import compose
 from klrl.config.checks import to_config
+from klrl.config.compose import compose
 from klrl.runs.metrics import TIMES
 
 ROWS = [

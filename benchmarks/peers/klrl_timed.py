@@ -57,8 +57,8 @@ def time_training(clock: Clock, see: Callable[[Any, Any], None] = lambda *_: Non
 def make_config(words: Sequence[str], clock: Clock) -> Any:
     """The job of a command line; klrl's imports end here."""
     import klrl.train.loop  # noqa: F401
-    from klrl.__main__ import compose
     from klrl.config.checks import to_config
+    from klrl.config.compose import compose
     from klrl.config.own import complete
 
     config = to_config(compose(list(words)))

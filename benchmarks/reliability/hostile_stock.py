@@ -157,7 +157,7 @@ def import_all() -> None:
     import klrl.language.run.export
     import klrl.language.run.parts
     import klrl.language.run.verify
-    import klrl.report.bits
+    import klrl.report.diff
     import klrl.sweep.plan
     import klrl.sweep.run
     import klrl.sweep.search  # noqa: F401

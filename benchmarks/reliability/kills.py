@@ -94,7 +94,7 @@ def _rows(run: Path) -> int:
 
 def disturbed(job: Job, number: int, work: Path, chance: random.Random) -> tuple[str, int]:
     """Kill a run of the job, resume it to its end, compare: what differs, and how often killed."""
-    from klrl.report.bits import compare_bits
+    from klrl.report.diff import compare_bits
 
     run = Path(f"killed/{job.name}-{number}")
     words = [word.replace(str(job.folder), str(run)) for word in job.command[-1:]]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
 
-
-def check_length(network: Any, tokens: int) -> None:
+def check_length(network: object, tokens: int) -> None:
     """Refuse what the positions of a model cannot hold.
 
     Raises:
@@ -19,7 +17,7 @@ def check_length(network: Any, tokens: int) -> None:
         )
 
 
-def context_of(config: Any) -> int | None:
+def context_of(config: object) -> int | None:
     """Most tokens of a sequence that a model of this config takes; None if it has no limit.
 
     With longrope (Ding et al. 2024, arXiv:2402.13753) these are the positions before extension:
@@ -29,7 +27,7 @@ def context_of(config: Any) -> int | None:
     return _limit(config)[1]
 
 
-def _limit(config: Any) -> tuple[str, int | None]:
+def _limit(config: object) -> tuple[str, int | None]:
     """The setting of a model's config that limits its context, and its value."""
     name = "max_position_embeddings"
     limit = getattr(config, name, None)

@@ -16,7 +16,7 @@ from klrl.base.errors import ConfigError, with_line
 from klrl.base.text import nearest
 
 
-def look_up(module: str, where: Mapping[str, str], name: str) -> Any:
+def look_up(module: str, where: Mapping[str, str], name: str) -> object:
     """What a module's ``__getattr__`` returns: a name of another module, imported on first use.
 
     Raises:
@@ -109,7 +109,7 @@ def import_named(setting: str, source: str) -> ModuleType:
 
 def named_in(setting: str, module: ModuleType, source: str, name: str) -> Callable[..., Any]:
     """The class or function ``name`` (or ``Class.name``) of a module that ``source`` names."""
-    found: Any = module
+    found: object = module
     for each in name.split("."):
         if not hasattr(found, each):
             known = [key for key in vars(found) if not key.startswith("_")]
@@ -119,5 +119,4 @@ def named_in(setting: str, module: ModuleType, source: str, name: str) -> Callab
     if not callable(found):
         kind = type(found).__name__
         raise ConfigError(f"{setting}: is of type {kind}; name a class or a function")
-    result: Callable[..., Any] = found
-    return result
+    return found

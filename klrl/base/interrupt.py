@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -69,12 +69,12 @@ class StopRequest:
         self.signum: int | None = None  # the signal that came
 
     def __enter__(self) -> StopRequest:
-        self._signals = stop_signals(self._ask)
-        self._signals.__enter__()
+        self._signals = ExitStack()
+        self._signals.enter_context(stop_signals(self._ask))
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._signals.__exit__(*error)
+    def __exit__(self, *_: object) -> None:
+        self._signals.close()
 
     @property
     def requested(self) -> bool:

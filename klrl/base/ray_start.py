@@ -10,14 +10,15 @@ import signal
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import TypeVar
 
 from klrl.base.errors import ConfigError, WorkerError, last_line
 
 
-def start_ray(address: str | None = None, **options: Any) -> Any:
+def start_ray(address: str | None = None, **options: object) -> ModuleType:
     """Import Ray; join the cluster at ``address`` or ``RAY_ADDRESS``, or start a local Ray.
 
     A local Ray listens on loopback only, without a dashboard. ``options`` go to ``ray.init``.
@@ -72,7 +73,7 @@ def check_address(address: str | None, setting: str) -> None:
 
 
 @contextmanager
-def quiet_ray(setting: str, address: str | None = None, **options: Any) -> Iterator[Any]:
+def quiet_ray(setting: str, address: str | None = None, **options: object) -> Iterator[ModuleType]:
     """Ray, started or joined as by :func:`start_ray`, without a word of its own; left at the end.
 
     Ray prints a paragraph about each process or machine that dies, and has no setting against that;
@@ -101,13 +102,17 @@ def quiet_ray(setting: str, address: str | None = None, **options: Any) -> Itera
         worker.print_to_stdstream = before
 
 
-def wait(ray: Any, handles: list[Any], timeout: float) -> list[Any]:
+#: Of a result that Ray computes.
+Handle = TypeVar("Handle")
+
+
+def wait(ray: ModuleType, handles: Sequence[Handle], timeout: float) -> list[Handle]:
     """Those of some results that are there after at most so many seconds, or when all are.
 
     Ray wraps what a signal's handler raises while it waits; here it is raised as it was.
     """
     try:
-        ready: list[Any] = ray.wait(handles, num_returns=len(handles), timeout=timeout)[0]
+        ready: list[Handle] = ray.wait(handles, num_returns=len(handles), timeout=timeout)[0]
     except SystemError as error:
         raise error.__cause__ or error from None
     return ready
@@ -117,7 +122,7 @@ def wait(ray: Any, handles: list[Any], timeout: float) -> list[Any]:
 HEADLESS = 30
 
 
-def headless(ray: Any) -> str | None:
+def headless(ray: ModuleType) -> str | None:
     """That the head of the cluster does not answer; None: it does.
 
     Whatever else Ray is asked waits for it.
@@ -130,7 +135,7 @@ def headless(ray: Any) -> str | None:
     return None
 
 
-def machines(ray: Any) -> int:
+def machines(ray: ModuleType) -> int:
     """How many machines of a cluster are alive, as far as Ray knows.
 
     It takes Ray ten seconds or more to know that a machine is gone.
@@ -138,7 +143,7 @@ def machines(ray: Any) -> int:
     return sum(node["Alive"] for node in ray.nodes())
 
 
-def room(ray: Any, cpus: float, gpus: float = 0) -> int:
+def room(ray: ModuleType, cpus: float, gpus: float = 0) -> int:
     """How many processes of so many CPUs and GPUs the living machines can hold, busy or not."""
     return sum(
         min(

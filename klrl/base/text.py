@@ -76,16 +76,13 @@ def _fitting(text: str, width: int) -> str:
 
 
 class LiveLine:
-    """The last line of a stream; replaced on a terminal and in a notebook, elsewhere a new line.
+    """The last line of a stream; replaced on a terminal and in a notebook, elsewhere a new line."""
 
-    ``every``: seconds between the lines of :meth:`show` where a line cannot be replaced.
-    """
-
-    def __init__(self, stream: TextIO, every: float = 0.0) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._notebook = type(stream).__module__.startswith("ipykernel")
         self.live = self._notebook or stream.isatty()  # whether it can replace a line
-        self._pause = (_NOTEBOOK_SECONDS if self._notebook else 0.0) if self.live else every
+        self._pause = _NOTEBOOK_SECONDS if self._notebook else 0.0
         self._shown = self._latest = ""
         self._last = time.monotonic()
 
@@ -106,10 +103,6 @@ class LiveLine:
     def say(self, text: str) -> None:
         """Write a line that stays; the live line follows it."""
         self._write(text + "\n")
-
-    def clear(self) -> None:
-        """Remove the live line."""
-        self._write("")
 
     def end(self) -> None:
         """Write the last text, if it was skipped, and continue on the next line."""

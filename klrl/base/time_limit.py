@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class TookTooLong(Exception):
     """A call did not return in time."""
 
 
-def within(timeout: float | None, call: Callable[[], Any]) -> Any:
+def within(timeout: float | None, call: Callable[[], T]) -> T:
     """Call, and return or raise what the call does. With a limit it runs on a thread of its own.
 
     Raises:
@@ -19,21 +21,21 @@ def within(timeout: float | None, call: Callable[[], Any]) -> Any:
     """
     if timeout is None:
         return call()
-    outcome: list[tuple[Any, BaseException | None]] = []
+    returned: list[T] = []
+    raised: list[BaseException] = []
 
     def work() -> None:
         try:
-            outcome.append((call(), None))
+            returned.append(call())
         except BaseException as error:  # raised again in the caller's thread
-            outcome.append((None, error))
+            raised.append(error)
 
     # A daemon thread: one that hangs must not keep the process from ending.
     thread = threading.Thread(target=work, daemon=True, name="time limit")
     thread.start()
     thread.join(timeout)
-    if not outcome:
+    if raised:
+        raise raised[0]
+    if not returned:
         raise TookTooLong
-    returned, error = outcome[0]
-    if error is not None:
-        raise error
-    return returned
+    return returned[0]

@@ -77,7 +77,7 @@ def _of_command(command: str, before: Sequence[str], current: str) -> Iterable[s
 def _of_run(before: Sequence[str], current: str) -> Iterable[str]:
     """Flags, groups with their choices, settings with their values."""
     from klrl.config import SWEEP_GROUPS
-    from klrl.config.catalogue import choices, chosen, schema_of, settings
+    from klrl.config.catalogue import choices, chosen, may_have, settings
     from klrl.config.choices import ALL_GROUPS
 
     signs = current[: len(current) - len(current.lstrip("+~"))]
@@ -97,8 +97,8 @@ def _of_run(before: Sequence[str], current: str) -> Iterable[str]:
         return [signs + word for word in (*groups, *heads, *["sweep="] * bool(sweep))]
     group = key.partition(".")[0]
     below = [setting for setting in known.values() if setting.group == group]
-    schema = schema_of(group, chosen(group, before, folder), folder)
-    read = [setting for setting in below if not setting.schemas or schema in setting.schemas]
+    current = chosen(group, before, folder)
+    read = [s for s in below if may_have(s, current) and s.key.startswith(key)]
     # Settings of other choices are offered where the chosen one has none that fit.
-    fitting = [s for s in read if s.key.startswith(key)] or below
+    fitting = read or below
     return [f"{signs}{s.key}" + ("." if s.key == "env.kwargs" else "=") for s in fitting]

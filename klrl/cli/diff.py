@@ -10,7 +10,7 @@ def diff_command(argv: list[str]) -> int:
     args = parser().parse_args(argv)
 
     if args.bits:
-        from klrl.report.bits import compare_bits
+        from klrl.report.diff import compare_bits
         from klrl.runs.find import find_manifest
 
         print(compare_bits(*(find_manifest(run, "RUN") for run in args.runs))[1])

@@ -20,9 +20,9 @@ def doctor_command(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     if args.loss is not None:
         return _examine_loss(args)
-    given = {f"--{name}": getattr(args, name) for name in _OF_LOSS}
-    words = [f"{name} {value}" for name, value in given.items() if value is not None]
-    for word in (*words, *args.settings):
+    given = {name: getattr(args, name) for name in _OF_LOSS}
+    changed = (each for each in given if given[each] != parser().get_default(each))
+    for word in (*(f"--{each} {given[each]}" for each in changed), *args.settings):
         raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
     if args.install:
         return _print_installed(args.json)
@@ -75,16 +75,8 @@ def _examine_loss(args: Namespace) -> int:
         from klrl.doctor.loss import examine_loss, report_text
         from klrl.doctor.user_code import settings_of
 
-        report = examine_loss(
-            args.loss,
-            actor=args.actor,
-            placement=args.placement or "loss",
-            divergence=args.divergence,
-            scope=args.scope,
-            stale=args.stale or 0,
-            settings=settings_of(args.settings),
-            seeds=100 if args.seeds is None else args.seeds,
-        )
+        given = {name: getattr(args, name) for name in _OF_LOSS}
+        report = examine_loss(args.loss, settings=settings_of(args.settings), **given)
     if args.json:
         print(json.dumps({**asdict(report), "ok": report.ok}, indent=1))
     else:
@@ -115,6 +107,7 @@ def parser() -> Parser:
     loss.add_argument(
         "--placement",
         choices=("loss", "split", "reward"),
+        default="loss",
         help="where the KL is charged: in the loss (default); in loss and rewards (the exact KL); "
         "in the rewards alone (k1)",
     )
@@ -128,7 +121,7 @@ def parser() -> Parser:
         choices=("sequence", "token"),
         help="of whole episodes (default of reverse), or of each step alone (of the others)",
     )
-    loss.add_argument("--stale", type=int, help="random updates from pi_old, which sampled, to pi")
-    loss.add_argument("--seeds", type=int, help="problems of each kind (100)")
+    loss.add_argument("--stale", type=int, default=0, help="random updates from pi_old to pi (0)")
+    loss.add_argument("--seeds", type=int, default=100, help="problems of each kind (100)")
     loss.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="keywords of the loss")
     return parser

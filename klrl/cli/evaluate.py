@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from functools import partial
+from pathlib import Path
 
 from klrl.base.text import escaped
 from klrl.cli.wrapper import Parser
@@ -15,15 +16,9 @@ def evaluate_command(argv: list[str]) -> int:
     """Print returns, or rewards, of a run's policy; returns the exit code."""
     args = parser().parse_intermixed_args(argv)
 
-    from klrl.config.checks import check_device_name
-    from klrl.runs.find import find_run
-    from klrl.runs.machine import check_device
     from klrl.runs.video import draw_without_display
 
-    folder = find_run(args.run, "RUN")
-    check_device_name(args.device)
-    check_device(args.device)
-
+    folder = checked_run(args)
     if args.video:
         draw_without_display()
 
@@ -68,6 +63,17 @@ def parser() -> Parser:
     parser.add_flag("--video", "film the first episode: RUN/videos, and the loggers")
     add_playing(parser)
     return parser
+
+
+def checked_run(args: argparse.Namespace) -> Path:
+    """The folder of the run, once it and the device are known to be there; without torch."""
+    from klrl.config.checks import check_device_name
+    from klrl.runs.find import find_run
+    from klrl.runs.machine import check_device
+
+    check_device_name(args.device)
+    check_device(args.device)
+    return find_run(args.run, "RUN")
 
 
 def add_playing(parser: Parser) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
-from klrl.cli.language_run import add_model, check_language_run
 from klrl.cli.wrapper import Parser
+from klrl.config import LanguageConfig
+from klrl.runs.find import find_run
+from klrl.runs.machine import check_language_packages
+from klrl.runs.resume import stored_config
 
 
 def export_command(argv: list[str]) -> int:
@@ -38,3 +41,17 @@ def parser() -> Parser:
     parser.add_argument("--which", choices=("last", "best"), default="last", help="the checkpoint")
     add_model(parser)
     return parser
+
+
+def check_language_run(run: str) -> None:
+    """Refuse a run of no language policy, before torch and transformers are imported."""
+    config = stored_config(find_run(run, "RUN"))
+    if not isinstance(config, LanguageConfig):
+        raise ConfigError(f"RUN={run}: is a control run; give a language run")
+    check_language_packages(config)
+
+
+def add_model(parser: Parser) -> None:
+    """The option ``--model``."""
+    where = "where the run's base model is now, if it is not where it was (actor.model)"
+    parser.add_argument("--model", metavar="FOLDER", help=where)

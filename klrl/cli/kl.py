@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from klrl.base.digits import mean_and_error, number
 from klrl.base.text import escaped, text_table
-from klrl.cli.evaluate import add_playing
+from klrl.cli.evaluate import add_playing, checked_run
 from klrl.cli.wrapper import DONE, Parser
 
 if TYPE_CHECKING:
@@ -22,13 +22,7 @@ def kl_command(argv: list[str]) -> int:
     """Print the divergences of two policies; returns the exit code."""
     args = parser().parse_intermixed_args(argv)
 
-    from klrl.config.checks import check_device_name
-    from klrl.runs.find import find_run
-    from klrl.runs.machine import check_device
-
-    find_run(args.run, "RUN")
-    check_device_name(args.device)
-    check_device(args.device)
+    checked_run(args)
 
     import torch
 

@@ -44,10 +44,10 @@ def parser() -> Parser:
     parser.add_flag("--unfinished", "count running and interrupted runs too")
     parser.add_argument(
         "--failed",
-        choices=("last", "worst", "drop"),
+        choices=("last", "worst"),
         default="last",
         help="what a failed run counts as: the mean over the last tenth of what it recorded "
-        "(default), the worst value of any run of the task, or nothing",
+        "(default), or the worst value of any run of the task",
     )
     parser.add_argument(
         "--normalise",

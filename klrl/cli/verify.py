@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from klrl.base.text import text_table
-from klrl.cli.language_run import add_model, check_language_run
+from klrl.cli.evaluate import checked_run
+from klrl.cli.export import add_model, check_language_run
 from klrl.cli.wrapper import DONE, FAILED, Parser
 from klrl.domains import CONTROL
 
@@ -20,14 +21,9 @@ def verify_command(argv: list[str]) -> int:
     """Print how far the record is off; returns 1 if that is beyond the bounds."""
     args = parser().parse_args(argv)
 
-    from klrl.config.checks import check_device_name
-    from klrl.runs.find import find_run
-    from klrl.runs.machine import check_device
     from klrl.runs.resume import stored_config
 
-    check_device_name(args.device)
-    check_device(args.device)
-    folder = find_run(args.run, "RUN")
+    folder = checked_run(args)
     config = stored_config(folder)
     if config.domain == CONTROL.name:
         from klrl.train.verify import verify_record

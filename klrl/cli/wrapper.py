@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import select
 import signal
@@ -66,6 +65,14 @@ def execute(name: str, argv: Sequence[str] | None = None) -> None:
         sys.exit(code)
 
 
+def as_module(command: str, name: str) -> Callable[..., None]:
+    """The ``main`` of the module ``name``, which ``python -m`` runs as a command."""
+    main = partial(execute, command)
+    if name == "__main__":
+        main()
+    return main
+
+
 def exit_code(name: str, command: Command, argv: list[str]) -> int:
     """Run a command and return its exit code; an error is printed to stderr in one line.
 
@@ -89,9 +96,6 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
         _print_error(f"{name}: {kind} has no setting {error.name}; declare it there")
         return REFUSED
     except (*FAILURES, OSError) as error:
-        if getattr(error, "errno", None) == errno.ENAMETOOLONG:
-            _print_error(f"{name}: {error}"[:200] + " ...; give a shorter path")
-            return REFUSED
         if not (isinstance(error, BrokenPipeError) and _stdout_closed()):
             _print_error(f"{name}: failed: {error}")
         _drop_unwritten()

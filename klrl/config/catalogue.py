@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from klrl.config import ALL_CHOICES, GROUPS, RootConfig, conf_dir
+from klrl.config import ALL_CHOICES, Ungrouped, conf_dir
 from klrl.config.choices import FOUND_OUT
 from klrl.config.fields import nested_schema
 from klrl.config.objectives import PRESETS
@@ -78,13 +77,11 @@ def settings() -> dict[str, KnownSetting]:
                 key = f"{group}.{name}"
                 before = by_key[key].schemas if key in by_key else ()
                 by_key[key] = _setting(key, each, (*before, schema))
-    for name, each in _fields(RootConfig):
-        if name not in GROUPS:
-            by_key[name] = _setting(name, each)
+    by_key |= {name: _setting(name, each) for name, each in _fields(Ungrouped)}
     return {key: by_key[key] for key in sorted(by_key) if by_key[key].name not in FOUND_OUT}
 
 
-def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[object]]]:
     """The fields of a schema by dotted name; a nested schema is replaced by its fields."""
     for each in fields(node):
         if nested := nested_schema(each):
@@ -93,23 +90,14 @@ def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
             yield f"{prefix}{each.name}", each
 
 
-def _setting(key: str, each: Field[Any], schemas: tuple[str, ...] = ()) -> KnownSetting:
+def _setting(key: str, each: Field[object], schemas: tuple[str, ...] = ()) -> KnownSetting:
     of_bool = ("false", "true") if str(each.type) == "bool" else ()
     return KnownSetting(key, str(each.type), tuple(each.metadata.get("allowed", of_bool)), schemas)
 
 
-def schema_of(group: str, choice: str, config_dir: str | None = None) -> str | None:
-    """The choice whose schema a choice has: itself; of a preset the one below it (``gym@env``)."""
-    files, presets = choice_files(group, config_dir), PRESETS.get(group, {})
-    seen: set[str] = set()
-    while choice not in ALL_CHOICES.get(group, ()):
-        seen.add(choice)
-        text = files[choice].read_text(encoding="utf-8") if choice in files else ""
-        below = re.search(r"^  - (\w+)@", text, re.MULTILINE)
-        choice = presets[choice].below if choice in presets else below[1] if below else choice
-        if choice in seen:
-            return None
-    return choice
+def may_have(setting: KnownSetting, choice: str) -> bool:
+    """Whether a choice of its group has a setting; of a preset nothing is known."""
+    return choice in setting.schemas or choice not in ALL_CHOICES.get(setting.group, {})
 
 
 @cache

@@ -13,17 +13,17 @@ from dataclasses import asdict, fields, is_dataclass
 from operator import ge, gt, le
 from typing import Any, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import (
-    CONTROL,
     GROUPS,
     JOBS,
     LANGUAGE,
     CheckpointConfig,
     ChoiceConfig,
+    EnvConfig,
     EvalConfig,
     JobConfig,
     OwnPart,
@@ -31,9 +31,8 @@ from klrl.config import (
     choice_of,
     choices_for,
 )
-from klrl.config.choices import ALL_CHOICES, FOUND_OUT, NAME
+from klrl.config.choices import ALL_CHOICES, CHOICES, FOUND_OUT, NAME
 from klrl.config.rules import rules_of
-from klrl.config.stored import check_plain, typed_group
 
 
 class NoValueError(ConfigError):
@@ -49,7 +48,7 @@ def to_config(cfg: DictConfig) -> JobConfig:
     extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
     if extra:
         raise ConfigError(f"{extra[0]}: no such setting; drop it")
-    parts = to_settings(cfg, GROUPS)
+    parts: dict[str, Any] = {**to_settings(cfg, GROUPS)}
     for name in ("eval", "checkpoint"):
         parts[name] = _object(name, cfg[name])
     for name in _NUMBERS:
@@ -57,7 +56,10 @@ def to_config(cfg: DictConfig) -> JobConfig:
             raise NoValueError(f"{name}: has no value; give one, as in {name}=...")
         parts[name] = checked_value(name, cfg.get(name), _ROOT[name].metadata)
     config = JOBS[_domain(parts)](**parts)
-    _check_together(config)
+    check_plain(f"env={config.env.name}", asdict(config))
+    for check in rules_of(config.domain):
+        check(config)
+    check_device_name(config.device)
     return config
 
 
@@ -98,7 +100,7 @@ def check_config(config: JobConfig) -> JobConfig:
 _STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text"}
 
 
-def _domain(parts: Mapping[str, Any]) -> str:
+def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
     """The domain of the chosen ``env``, which every other choice must support."""
     env = parts["env"]
     (domain,) = choice_of("env", env.name).domains
@@ -107,7 +109,7 @@ def _domain(parts: Mapping[str, Any]) -> str:
         if domain in choice_of(group, name).domains:
             continue
         fitting = " or ".join(f"{group}={choice}" for choice in choices_for(group, domain))
-        task = f"env.id={env.id}" if domain == CONTROL else f"env={env.name}"
+        task = env.named if isinstance(env, EnvConfig) else f"env={env.name}"
         larger = f", or start from experiment={_STARTS[env.name]}" if domain == LANGUAGE else ""
         raise ConfigError(f"{group}={name}: {task} is a {domain} task; choose {fitting}{larger}")
     for group, base in get_type_hints(JOBS[domain]).items():
@@ -119,7 +121,7 @@ def _domain(parts: Mapping[str, Any]) -> str:
     return domain
 
 
-def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, Any]:
+def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfig]:
     """Type and check some groups of a composed config."""
     parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
     for group, value in parts.items():
@@ -163,7 +165,8 @@ def _object(path: str, node: DictConfig) -> Any:
     missing = sorted(OmegaConf.missing_keys(node))
     if missing:
         raise NoValueError(f"{missing[0]}: has no value; give one, as in {missing[0]}=...")
-    schema: Any = OmegaConf.get_type(node)
+    schema = OmegaConf.get_type(node)
+    assert schema is not None
     extra = sorted(set(map(str, node)) - {f.name for f in fields(schema)})
     if extra:
         own = extra[0] == "args" and "custom" in ALL_CHOICES.get(path, ())
@@ -198,7 +201,7 @@ def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
     """A custom part: from its target, or from its settings; ``home``: the default module."""
     if value is None or isinstance(value, OwnPart):
         return value
-    settings: Any = {"target": value} if isinstance(value, str) else value
+    settings = {"target": value} if isinstance(value, str) else value
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{key}={value}: give {key}.target=package.module:Name")
     known = [f.name for f in fields(OwnPart)]
@@ -218,7 +221,7 @@ _TOO_LARGE = 2**63
 _SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 
 
-def checked_value(key: str, value: Any, rule: Any) -> Any:
+def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
     """A value that keeps the rule of :func:`klrl.config.fields.number` or ``choice``.
 
     A whole float becomes an int where the rule says so.
@@ -228,8 +231,9 @@ def checked_value(key: str, value: Any, rule: Any) -> Any:
     if "allowed" in rule:
         value = "false" if value is False else value
         if value not in rule["allowed"]:
-            known = ", ".join(rule["allowed"])
-            raise ConfigError(f"{key}={value}: choose one of {known}{rule['where']}")
+            raise ConfigError(
+                f"{key}={value}: choose one of {', '.join(rule['allowed'])}{rule['where']}"
+            )
         return value
     limits = [each for each in _SIGNS if rule[each[1]] is not None]
     bounds = " and ".join(f"{sign} {rule[name]:g}" for sign, name, _ in limits)
@@ -242,14 +246,6 @@ def checked_value(key: str, value: Any, rule: Any) -> Any:
     if not (math.isfinite(value) and all(keeps(value, rule[name]) for _, name, keeps in limits)):
         raise ConfigError(f"{key}={value}: out of range; give a finite number {bounds}")
     return value
-
-
-def _check_together(config: JobConfig) -> None:
-    """Refuse combinations of values that are allowed one by one."""
-    check_plain(f"env={config.env.name}", asdict(config))
-    for check in rules_of(config.domain):
-        check(config)
-    check_device_name(config.device)
 
 
 def check_device_name(device: str) -> None:
@@ -267,3 +263,33 @@ def check_names_unset(overridden: Iterable[str]) -> None:
         users = {"args", "kwargs"}.intersection(names)  # words of the user's own
         if group in ALL_CHOICES and not users and FOUND_OUT.intersection(names):
             raise ConfigError(f"{key}: klrl finds it out; drop it")
+
+
+def check_plain(where: str, value: object) -> None:
+    """Refuse settings that refer to others, as to a variable of the environment."""
+    if isinstance(value, str) and "${" in value:
+        raise ConfigError(f"{where}: {value:.80} is no plain value; write its value there")
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            check_plain(where, each)
+
+
+def typed(settings: Mapping[str, object]) -> DictConfig:
+    """Give each group the schema of the choice that it names.
+
+    Raises:
+        OmegaConfBaseException: a setting is not in the schema of its choice.
+    """
+    cfg = OmegaConf.merge(OmegaConf.structured(RootConfig), OmegaConf.create(dict(settings)))
+    assert isinstance(cfg, DictConfig)
+    for group in CHOICES:
+        cfg[group] = typed_group(group, settings.get(group))
+    return cfg
+
+
+def typed_group(group: str, node: object) -> DictConfig | ListConfig:
+    """A group of settings in the schema of the choice that it names; errors as of :func:`typed`."""
+    if not isinstance(node, Mapping) or NAME not in node:
+        raise ConfigError(f"{group}: its stored settings name no choice")
+    schema = choice_of(group, str(node[NAME])).schema
+    return OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(dict(node)))

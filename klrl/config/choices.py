@@ -1,7 +1,7 @@
 """The registry: group -> choice -> its schema, its factory in each domain, its free settings.
 
 It is exact: a name that is not registered is refused, there is no fallback. A run stores a choice
-by its name (``GROUP.name``), and is read back by it. To add a choice: a dataclass in ``schemas/``
+by its name (``GROUP.name``), and is read back by it. To add a choice: a class in ``schemas/``
 (of a sweep's groups in ``sweep.py``) with its settings and :func:`registered`, and the factory.
 
 Factories are named, not imported, so nothing here imports torch. All factories of a group take the
@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused
@@ -95,10 +95,11 @@ FOUND_OUT = frozenset((NAME, "source", "sources", "version"))
 Schema = TypeVar("Schema", bound=type[ChoiceConfig])
 
 
+@dataclass_transform(field_specifiers=(field,))
 def registered(
     group: str, name: str, what: str = "", *, both: str = "", **more: Any
 ) -> Callable[[Schema], Schema]:
-    """Register a dataclass of settings as the schema of a choice.
+    """Make a class of settings a dataclass, and register it as the schema of a choice.
 
     ``what`` is its line in ``--help``, by default the docstring; ``both`` the ``module:factory``
     below klrl of both domains, else ``control``, ``language`` and ``sweep`` give that of each;
@@ -106,6 +107,8 @@ def registered(
     """
 
     def register(schema: Schema) -> Schema:
+        if "__dataclass_fields__" not in vars(schema):
+            dataclass(schema)  # in place
         paths = dict.fromkeys((CONTROL, LANGUAGE), both) if both else {}
         paths |= {each: more.pop(each) for each in (CONTROL, LANGUAGE, SWEEP) if each in more}
         factories = {domain: f"klrl.{path}" for domain, path in paths.items()}
@@ -149,7 +152,7 @@ def resolve(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
         with collection_paused():
-            found: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
+            found = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         if error.name != module:
             raise

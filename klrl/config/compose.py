@@ -7,6 +7,7 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError
-from klrl.config import GROUPS, JobConfig, RootConfig, conf_dir, register_schemas
+from klrl.config import JobConfig, Ungrouped, conf_dir, register_schemas
 from klrl.config.checks import check_names_unset, to_config
 from klrl.config.choices import ALL_GROUPS
 from klrl.config.overrides import (
@@ -31,8 +32,7 @@ from klrl.config.overrides import (
     quote_paths,
 )
 from klrl.config.own import complete
-from klrl.config.rules.objective import check_objective
-from klrl.config.rules.unread import check_all_read
+from klrl.config.rules.unread import check_all_read, check_objective
 
 # Hydra 1.3.8 writes an option's help as an object, which Python 3.14 refuses as no text.
 _Unchecked = type("_Unchecked", (argparse.ArgumentParser,), {"_check_help": lambda *_: None})
@@ -64,13 +64,6 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(f"{unknown[0]}: no such flag; settings are KEY=VALUE, see --help")
     if args.config_path:
         raise ConfigError("--config-path: klrl's own settings are always read; use --config-dir")
-    if args.experimental_rerun:
-        raise ConfigError(
-            f"--experimental-rerun {args.experimental_rerun}: klrl goes on with resume=outputs/RUN"
-        )
-    if (args.package or args.resolve) and not (args.cfg or args.info):
-        flag = f"--package {args.package}" if args.package else "--resolve"
-        raise ConfigError(f"{flag}: only --cfg reads it; add --cfg job, or drop it")
     args.given, args.overrides = args.overrides, prepared(args.overrides, args.config_dir)
     check_no_second_choice(args.given)
     args.flags = [each for each in argv if each not in args.given]
@@ -124,9 +117,16 @@ _REFUSALS = (
 )
 
 
-#: What this process has composed, by the state of klrl's own choices; at most :data:`_KEPT`.
-_COMPOSED: dict[tuple[object, ...], DictConfig] = {}
-_KEPT = 256
+#: When each YAML was last changed: who edits one in a notebook gets what it says now.
+Stamp = tuple[tuple[str, int], ...]
+
+
+@lru_cache(maxsize=256)
+def _composed(
+    chosen: tuple[str, ...], config_dir: str | None, config_name: str | None, stamp: Stamp
+) -> DictConfig:
+    """Composed from choices alone; not to be changed."""
+    return compose(chosen, config_dir, config_name)
 
 
 class Composer:
@@ -138,11 +138,9 @@ class Composer:
 
     def __init__(self, config_dir: str | None = None, config_name: str | None = None) -> None:
         self._from = (config_dir, config_name)
-        # A user's folder may be any, and change: what it gives serves this Composer alone.
-        self._own = object()
-        # Who edits a file of conf/ in a notebook gets what it says now.
-        files = sorted((str(x), x.stat().st_mtime_ns) for x in conf_dir().rglob("*.yaml"))
-        self._known = (self._own if config_dir else None, config_name, *files)
+        folders = [conf_dir(), *([Path(config_dir)] if config_dir else [])]
+        files = sorted(path for folder in folders for path in folder.rglob("*.yaml"))
+        self._stamp = tuple((str(path), path.stat().st_mtime_ns) for path in files)
 
     def explained(self, overrides: Sequence[str]) -> DictConfig:
         """One job's config; an error of Hydra, OmegaConf or YAML becomes a ConfigError."""
@@ -162,24 +160,13 @@ class Composer:
         complete(config)
         return config
 
-    def _composed(self, chosen: tuple[str, ...]) -> DictConfig:
-        """Composed from choices alone; not to be changed."""
-        # A folder that Hydra is pointed to may change, as one of --config-dir may.
-        pointed = any(word.lstrip("+~").startswith("hydra") for word in chosen)
-        key = (self._known, self._own if pointed else None, chosen)
-        if key not in _COMPOSED:
-            if len(_COMPOSED) >= _KEPT:
-                _COMPOSED.clear()
-            _COMPOSED[key] = compose(chosen, *self._from)
-        return _COMPOSED[key]
-
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
         # Hydra composes all up to the last override of another form, as ~kl.coef or kl={coef: 1}.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
         start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
         chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))
         try:
-            cfg = copy.deepcopy(self._composed(chosen))
+            cfg = copy.deepcopy(_composed(chosen, *self._from, self._stamp))
             for override in parse_overrides(filter(_is_value, overrides[start:])):
                 if override.is_sweep_override():
                     return compose(overrides, *self._from)
@@ -192,7 +179,7 @@ class Composer:
 
 
 #: Keys without a dot that are values, not choices.
-_VALUES = frozenset(f.name for f in fields(RootConfig)) - frozenset(GROUPS)
+_VALUES = frozenset(f.name for f in fields(Ungrouped))
 _CHOSEN = frozenset(ALL_GROUPS)
 
 

@@ -16,7 +16,7 @@ from klrl.config.catalogue import (
     declared_in,
     defaults,
     described,
-    schema_of,
+    may_have,
     settings,
 )
 from klrl.config.choices import ALL_GROUPS
@@ -39,10 +39,6 @@ def help_text(config_dir: str | None = None) -> str:
 def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
     """Turn an exception of ``hydra.compose`` into a line with setting, value and remedy."""
     text = str(error)
-    if isinstance(error, RecursionError):
-        return ConfigError(
-            f"{' '.join(overrides)}: nested too deep, or a YAML that includes itself; fix it"
-        )
     if match := re.search(r"In '(\w+)/(\w+)': Could not load '(\w+)/(\w+)'", text):
         meant = nearest(match[4], choices(match[3], config_dir)) or "; name another"
         return ConfigError(
@@ -193,7 +189,7 @@ def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> st
     for setting in map(same.__getitem__, close or same):
         current = chosen(setting.group, overrides, config_dir)
         having = [choice for choice in sorted(setting.schemas) if choice != _OWN]
-        if not having or schema_of(setting.group, current, config_dir) in setting.schemas:
+        if not having or may_have(setting, current):
             hints.append(setting.key)
         else:  # controller.target (controller=adaptive, dual or held)
             *others, last = having

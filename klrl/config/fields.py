@@ -9,11 +9,14 @@ from omegaconf import MISSING
 
 from klrl.base.text import nearest
 
+#: A declaration stands where a field's value does, whatever its type.
+Declaration = Any
+
 
 class Settings:
     """Settings as dataclasses, which take no name that they do not have: it would be a typo."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Set one; an AttributeError names the nearest where there is none of this name."""
         known = getattr(type(self), "__dataclass_fields__", {})
         if name not in known:
@@ -29,23 +32,23 @@ class ChoiceConfig(Settings):
     name: str = field(default=MISSING, kw_only=True)
 
 
-def setting(value: Any, **rule: Any) -> Any:
+def setting(value: object, **rule: object) -> Declaration:
     """Declare a setting with the value that a choice gives it; MISSING: the user must give one."""
     return field(default=MISSING, metadata=rule if value is MISSING else {**rule, "value": value})
 
 
 def number(
-    value: Any = MISSING,
+    value: object = MISSING,
     *,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
     whole: bool = False,
     optional: bool = True,
-) -> Any:
+) -> Declaration:
     """Declare a numeric setting with its range.
 
-    ``whole`` accepts 1e6 as well as 1000000, so the field's type is Any, and ``optional`` says
+    ``whole`` accepts 1e6 as well as 1000000 (a field of type Whole), and ``optional`` says
     whether null is allowed; for typed fields OmegaConf checks that.
     """
     return setting(value, ge=ge, gt=gt, le=le, whole=whole, optional=optional)
@@ -53,7 +56,7 @@ def number(
 
 def choice(
     *allowed: str, value: str | None = None, optional: bool = False, declared_in: str = ""
-) -> Any:
+) -> Declaration:
     """Declare a setting with a closed list of values, of which the first is its own.
 
     Where null is allowed (``optional``), that is. ``declared_in`` names the file of the list.
@@ -63,7 +66,7 @@ def choice(
     return setting(value, allowed=allowed, optional=optional, where=where)
 
 
-def added(setting: Any, before: Any) -> Any:
+def added(setting: Declaration, before: object) -> Declaration:
     """Declare a setting that older runs do not have; ``before`` keeps their behaviour.
 
     Stored runs without the setting are read with ``before``, which is also its value where
@@ -73,7 +76,7 @@ def added(setting: Any, before: Any) -> Any:
     return field(default=before, metadata={**setting.metadata, "added": before})
 
 
-def nested_schema(of: Field[Any]) -> type | None:
+def nested_schema(of: Field[object]) -> type | None:
     """The dataclass of settings that a field holds; None for a single setting."""
     made = of.default_factory
     return made if isinstance(made, type) and is_dataclass(made) else None
@@ -92,10 +95,11 @@ class OwnPart(Settings):
     args: dict[str, Any] = field(default_factory=dict)
     #: a folder to search as well; klrl notes the one where it found the module
     path: Optional[str] = field(default=None, metadata={"free": True})
+    #: a digest over its local files, part of the job's identity; klrl's to set
     source: Optional[str] = None
-    version: Optional[str] = None
+    version: Optional[str] = None  # of its distribution, where it has one; klrl's to set
 
 
-def own_part() -> Any:
+def own_part() -> Declaration:
     """Declare a custom part within a group: null, a target, or an :class:`OwnPart`."""
     return added(field(metadata={"own": True}), None)

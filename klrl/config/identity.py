@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple
 
 from klrl.config.choices import CHOICES, choice_of
 from klrl.config.jobs import JobConfig
@@ -33,29 +34,27 @@ def settings_hash(config: JobConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def canonical(config: JobConfig) -> dict[str, Any]:
+def canonical(config: JobConfig) -> dict[str, object]:
     """The settings that change a job's results, in a canonical form.
 
     Left out: the registry's free settings; a later setting while it has the value that keeps the
     earlier behaviour (``added`` in :mod:`klrl.config.fields`); where a custom part was found (its
     source counts); how a run is evaluated that never is. 1 and 1.0 are the same.
     """
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        settings[f.name] = _canonical(value)
-        if f.name in CHOICES:
-            free = choice_of(f.name, value.name).free
-            kept = {} if "*" in free else settings[f.name]
-            settings[f.name] = {key: each for key, each in kept.items() if key not in free}
+        free = choice_of(f.name, value.name).free if f.name in CHOICES else ()
+        settings[f.name] = {} if "*" in free else _canonical(value, free)
     if not config.eval.on:
         settings["eval"] = {"every": 0}  # how large they would be is read by nobody
     return settings
 
 
-def _canonical(value: Any) -> Any:
+def _canonical(value: object, free: Collection[str] = ()) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        counted = [f for f in dataclasses.fields(value) if not f.metadata.get("free")]
+        every = [f for f in dataclasses.fields(value) if f.name not in free]
+        counted = [f for f in every if not f.metadata.get("free")]
         values = {f: getattr(value, f.name) for f in counted}
         later = [f for f in counted if "added" in f.metadata]
         as_before = {f.name for f in later if values[f] == f.metadata["added"]}

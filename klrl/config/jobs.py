@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from klrl.config.choices import CONTROL, LANGUAGE
 from klrl.config.fields import Settings
@@ -39,10 +39,10 @@ class JobConfig(Settings, ABC):
     learner: LearnerConfig
     optim: OptimConfig
     logger: LoggerConfig
-    env: Any
-    actor: Any
-    advantage: Any
-    collector: Any
+    env: EnvConfig | LanguageEnvConfig
+    actor: ActorConfig | CausalLMConfig
+    advantage: AdvantageConfig | GroupConfig
+    collector: CollectorConfig | SamplerConfig
 
     #: The name of its domain in :mod:`klrl.domains`.
     domain: ClassVar[str]
@@ -130,6 +130,9 @@ class LanguageConfig(JobConfig):
         whole = self.actor.lora.r == 0
         return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")
 
+
+#: The task of any job.
+Env = EnvConfig | LanguageEnvConfig
 
 #: domain -> its job
 JOBS: dict[str, type[Config] | type[LanguageConfig]] = {CONTROL: Config, LANGUAGE: LanguageConfig}

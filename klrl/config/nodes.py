@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields
 from functools import cache
-from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
@@ -52,7 +51,7 @@ def notes_of(schema: type, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def values_of(schema: type) -> dict[str, Any]:
+def values_of(schema: type) -> dict[str, object]:
     """The values of settings that their declarations hold."""
     found = {}
     for each in fields(schema):

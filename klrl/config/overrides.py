@@ -55,6 +55,15 @@ def is_own(override: str) -> bool:
     return key_of(override).split(".")[0] in ("sweep", *SWEEP_GROUPS)
 
 
+#: Overrides of Hydra's sweeps, and what klrl has in their place.
+_REFUSED = {
+    "hydra.run.dir": "a sweep never reads it; give hydra.sweep.dir, or sweep=NAME",
+    "hydra.sweep.subdir": "klrl names the jobs' folders by what is swept; drop it",
+    "hydra/launcher": "klrl has its own; choose launcher=..., see --help",
+    "hydra/sweeper": "klrl has its own; choose search=..., see --help",
+}
+
+
 def split_overrides(overrides: Sequence[str]) -> SweepOverrides:
     """Separate a sweep's own overrides from those of its jobs; refuse those of Hydra's sweeps."""
     name = folder = None
@@ -66,15 +75,8 @@ def split_overrides(overrides: Sequence[str]) -> SweepOverrides:
             name = _checked_name(value)
         elif key == "hydra.sweep.dir":
             folder = value
-        elif key == "hydra.run.dir":
-            raise ConfigError(f"{key}: a sweep never reads it; give hydra.sweep.dir, or sweep=NAME")
-        elif key == "hydra.sweep.subdir":
-            raise ConfigError(f"{key}: klrl names the jobs' folders by what is swept; drop it")
-        elif key in ("hydra/launcher", "hydra/sweeper"):
-            group = "launcher" if key.endswith("launcher") else "search"
-            raise ConfigError(f"{override}: klrl has its own; choose {group}=..., see --help")
         elif key.startswith("hydra"):
-            raise ConfigError(f"{override}: a sweep never reads it; drop it")
+            raise ConfigError(f"{override}: {_REFUSED.get(key, 'a sweep never reads it; drop it')}")
         else:
             (own if is_own(override) else job).append(override)
     if name is not None and folder is not None:

@@ -48,15 +48,10 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
     """
     gradient = VERDICTS[placement]["k2" if estimator == OWN else estimator]
     if gradient is Gradient.WRONG and not allow_biased:
-        if estimator == OWN:
-            raise ConfigError(
-                "kl.estimator=custom: in the reward only k1 has the gradient of the KL "
-                "(docs/kl.md); use kl.placement=loss, or set kl.allow_biased=true"
-            )
         raise ConfigError(
-            f"kl.estimator={estimator}: in the reward only k1 has the gradient of the KL, "
-            f"{estimator}'s gradient is wrong (docs/kl.md); use kl.estimator=k1, "
-            "kl.placement=loss or split, or set kl.allow_biased=true"
+            f"kl.estimator={estimator}: in the reward only k1 has the gradient of the KL "
+            "(docs/kl.md); use kl.estimator=k1, kl.placement=loss or split, or set "
+            "kl.allow_biased=true"
         )
     if gradient is Gradient.TWICE:
         raise ConfigError(

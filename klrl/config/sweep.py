@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Optional
+from dataclasses import make_dataclass
+from typing import Optional
 
-from klrl.config.choices import registered
+from klrl.config.choices import SWEEP_GROUPS, registered
 from klrl.config.fields import ChoiceConfig, choice, number, setting
+from klrl.config.types import Group, Values
 
 
 @registered("launcher", "local", sweep="sweep.launchers:local")
-@dataclass
 class LauncherConfig(ChoiceConfig):
     """One job after the other, in this process."""
 
@@ -25,7 +25,6 @@ class LauncherConfig(ChoiceConfig):
 
 
 @registered("launcher", "joblib", sweep="sweep.launchers:joblib", package="joblib")
-@dataclass
 class JoblibConfig(LauncherConfig):
     """Several jobs at a time on this machine."""
 
@@ -40,7 +39,6 @@ class JoblibConfig(LauncherConfig):
 
 
 @registered("launcher", "submitit", sweep="sweep.queue:submitit", package="submitit")
-@dataclass
 class SubmititConfig(LauncherConfig):
     """A SLURM job each."""
 
@@ -53,7 +51,7 @@ class SubmititConfig(LauncherConfig):
     mem_gb: float = number(4, gt=0)  # a control job needs about 0.6
     array_parallelism: int = number(64, ge=1)  # jobs of the sweep that SLURM runs at a time
     partition: Optional[str] = None  # the queue; null = the default one
-    slurm: dict[str, Any] = setting({})  # more of sbatch's, as '{account: lab}'
+    slurm: Values = setting({})  # more of sbatch's, as '{account: lab}'
 
     @property
     def on_this_machine(self) -> bool:
@@ -66,7 +64,6 @@ class SubmititConfig(LauncherConfig):
 
 
 @registered("launcher", "ray", sweep="sweep.cluster:ray", package="ray")
-@dataclass
 class RayLauncherConfig(LauncherConfig):
     """A task each on a Ray cluster, or on this machine's own Ray."""
 
@@ -91,13 +88,11 @@ class RayLauncherConfig(LauncherConfig):
 
 
 @registered("search", "grid", sweep="sweep.run:run_grid")
-@dataclass
 class SearchConfig(ChoiceConfig):
     """Every combination of the values given."""
 
 
 @registered("search", "optuna", sweep="sweep.search:run_search", package="optuna")
-@dataclass
 class OptunaConfig(SearchConfig):
     """Values chosen by the results so far (Optuna's TPE); seeds are averaged inside a trial."""
 
@@ -108,9 +103,5 @@ class OptunaConfig(SearchConfig):
     seed: int = number(0, ge=0)  # of the sampler
 
 
-@dataclass
-class SweepRoot:
-    """The settings of a sweep besides those of its jobs."""
-
-    launcher: Any = None
-    search: Any = None
+#: The settings of a sweep besides those of its jobs.
+SweepRoot = make_dataclass("SweepRoot", [(group, Group, None) for group in SWEEP_GROUPS])

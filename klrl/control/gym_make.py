@@ -47,7 +47,7 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
 
 def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
-        made = make_own("env", config, {})
+        made: object = make_own("env", config, {})
         with errors_of("env", config):  # TorchRL's may compute its specs when they are asked for
             made = _of_torchrl(config, made)
             if not isinstance(made, gymnasium.Env):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
@@ -120,13 +121,12 @@ def against_best(settings: Sequence[Aggregate]) -> tuple[str, list[AggregateDiff
     able = [each for each in settings if each.seeds >= ENOUGH]
     if len(able) < 2:
         return "", []
-    pairs = {(a.name, b.name): _difference(a, b) for i, a in enumerate(able) for b in able[i + 1 :]}
-    adjusted = dict(zip(pairs, holm([each.p for each in pairs.values()]), strict=True))
     best = max(able, key=lambda each: each.mean.value)
+    pairs = list(combinations(able, 2))
     answer = []
-    for other in able:
-        if other is not best:
-            p = adjusted.get((best.name, other.name), adjusted.get((other.name, best.name), 1.0))
+    for pair, p in zip(pairs, holm([_difference(*pair).p for pair in pairs]), strict=True):
+        others = [each for each in pair if each is not best]
+        for other in others if len(others) == 1 else ():
             more = [chance_of_more(a, b) for a, b in zip(best.scores, other.scores, strict=True)]
             difference = _difference(best, other)
             answer.append(AggregateDifference(other.name, difference, p, float(np.mean(more))))

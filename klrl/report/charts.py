@@ -200,33 +200,27 @@ def against_kl(
     2022, "Scaling laws for reward model overoptimization".
     """
     runs = [run for line in lines for run in line.setting.runs]
-    score = heading(runs[0].domain.score)
-    charts = [_against_kl(lines, "return", score, reward_metric(runs), differences)]
+    domain, of_kl = runs[0].domain, ("kl_ref", kl_metric(runs))
+    drawn = [("return", domain.score, reward_metric(runs), *of_kl)]
     if any(line.estimates.get("gold") for line in lines):
-        charts.append(_against_kl(lines, "gold", "Gold score", "reward/gold", differences))
+        drawn.append(("gold", "gold score", "reward/gold", *of_kl))
     if any(line.estimates.get("eval_kl") for line in lines):
-        evaluated = heading(f"{runs[0].domain.evaluation} {runs[0].domain.score}")
-        of_kl = ("eval_kl", "eval/kl_ref")
-        given = ("eval_return", evaluated, "eval/return", differences)
-        charts.append(_against_kl(lines, *given, of_kl))
-    return charts
+        evaluated = f"{domain.evaluation} {domain.score}"
+        drawn.append(("eval_return", evaluated, "eval/return", "eval_kl", "eval/kl_ref"))
+    return [_against_kl(lines, differences, *each) for each in drawn]
 
 
 def _against_kl(
     lines: Sequence[Line],
+    differences: Mapping[str, Sequence[Difference]],
     key: str,
     what: str,
     name: str,
-    differences: Mapping[str, Sequence[Difference]],
-    of_kl: tuple[str, str] | None = None,
+    kl: str,
+    kl_name: str,
 ) -> Chart:
-    """A metric's measure against sqrt(KL(policy||reference)), one point per setting.
-
-    ``of_kl``: measure and metric of the KL; None: those of training.
-    """
-    runs = [run for line in lines for run in line.setting.runs]
-    kl, metric = of_kl or ("kl_ref", kl_metric(runs))
-    of_y, of_x = (metric_of(each, runs[0].domain) for each in (name, metric))
+    """A measure, by its key and metric, against the root of a KL, by its; a point per setting."""
+    of_y, of_x = (metric_of(each, lines[0].setting.runs[0].domain) for each in (name, kl_name))
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
         # A sampled KL below 0 counts as 0.
@@ -237,7 +231,7 @@ def _against_kl(
             point = Point(root.value, gain, seeds, root, places)
             points[i] = [point] if _fits(point) else []
     return Chart(
-        f"{what} against sqrt(KL(policy||reference))",
+        f"{heading(what)} against sqrt(KL(policy||reference))",
         f"sqrt(KL(policy||reference)), KL in {of_x.unit}",
         f"final {of_y.unit}",
         _digits(of_x, of_y),

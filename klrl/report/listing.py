@@ -11,27 +11,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.text import warn
 from klrl.domains import CONTROL, Domain, recorded_domain
-from klrl.report.sweeps import Planned, Sweep, Unreadable, read_sweep, walk
 from klrl.runs.folder import UNREADABLE, RunFolder, read_settings, why_unreadable
+from klrl.runs.metrics import Row
 from klrl.runs.returns import final_return
-from klrl.runs.rows import parse_row
-from klrl.sweep.sweep_file import SWEEP_FILE
+from klrl.runs.rows import each_row, parse_row
+from klrl.sweep.sweep_file import SWEEP_FILE, JobEntry, SweepFile
 
 #: The state of a sweep is the first of these that one of its jobs has.
 _STATES = ("running", "failed", "refused", "broken", "interrupted", "waiting", "finished")
 #: A run, or a sweep, whose files cannot be read.
 BROKEN = "broken"
-_BLOCK = 1 << 15
-#: How many rows are searched for a return, where evaluations are not further apart.
-_ROWS = 100
-#: How many at most where klrl chooses when to evaluate: a tenth of a run of 10,000 iterations.
-_SCHEDULED = 1_000
+#: Bytes of rows that are parsed.
+_END = 1 << 17
+_RETURNS = ("reward/episode", "eval/return")
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,12 @@ def entries(folder: Path) -> list[Entry]:
 def _jobs_of(folder: Path) -> list[Entry]:
     """The jobs of a sweep, and other runs in its folder."""
     try:
-        planned = read_sweep(folder).jobs
-    except Unreadable as error:
+        planned = SweepFile.read(folder).jobs
+    except ConfigError as error:
         return [Entry(folder, BROKEN, note=first_line(error)), *map(_run, _runs_in(folder))]
-    listed = {job.folder for job in planned}
+    listed = {run.path for run, _ in planned}
     unlisted = [path for path in _runs_in(folder) if path not in listed]
-    return [*map(_job, planned), *map(_run, unlisted)]
+    return [*(_job(*each) for each in planned), *map(_run, unlisted)]
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -96,13 +95,13 @@ def _seconds(entry: Entry) -> float:
 def _sweep(folder: Path) -> Entry:
     """A sweep in one entry; the status of its jobs is in their manifests, newer than its own."""
     try:
-        sweep: Sweep = read_sweep(folder)
-    except Unreadable as error:
+        planned = SweepFile.read(folder).jobs
+    except ConfigError as error:
         return Entry(folder, BROKEN, note=first_line(error))
     states: Counter[str] = Counter()
     starts = []
-    for job in sweep.jobs:
-        state, manifest = _state(job)
+    for each in planned:
+        state, manifest = _state(*each)
         states[state] += 1
         starts.append(str(manifest.get("started") or ""))
     known = [state for state in _STATES if states[state]]
@@ -111,28 +110,27 @@ def _sweep(folder: Path) -> Entry:
         known[0] if known else (next(iter(states), "waiting")),
         unit="jobs",
         done=states["finished"],
-        total=len(sweep.jobs),
+        total=len(planned),
         started=min(filter(None, starts), default=None),
         jobs=dict(sorted(states.items())),
     )
 
 
-def _state(job: Planned) -> tuple[str, dict[str, Any]]:
+def _state(run: RunFolder, job: JobEntry) -> tuple[str, dict[str, Any]]:
     """A job's state, and its manifest if it was begun."""
-    if not job.begun:
+    if not run.exists:
         return ("waiting" if job.status == "running" else job.status), {}
-    run = RunFolder(job.folder)
     try:
         return run.status, run.manifest
     except UNREADABLE:
         return BROKEN, {}
 
 
-def _job(job: Planned) -> Entry:
+def _job(run: RunFolder, job: JobEntry) -> Entry:
     """One job of a sweep: its run, or its state without one."""
-    if job.begun:
-        return _run(job.folder)
-    return Entry(job.folder, _state(job)[0], note=job.error.partition("\n")[0])
+    if run.exists:
+        return _run(run.path)
+    return Entry(run.path, _state(run, job)[0], note=(job.error or "").partition("\n")[0])
 
 
 # ----------------------------------------------------------------------------------------- runs
@@ -150,12 +148,9 @@ def _read_run(folder: Path) -> Entry:
     manifest, state = run.manifest, run.status
     settings = read_settings(folder)
     notes = [str(manifest.get("error") or "").partition("\n")[0]]
-    evals = settings.get("eval") or {}
-    every = _SCHEDULED if evals.get("evaluations") else 0
-    if evals.get("every") is not None:
-        every = int(evals["every"])
-    row = last_values(run.metrics, every, say=notes.append)
-    notes += _foreign_end(run.metrics, manifest.get("id"))
+    left_out: list[str] = []
+    row = last_values(run.metrics, left_out.append)
+    notes += [f"{run.metrics.name}: rows near its end are left out"] * bool(left_out)
     domain = recorded_domain(manifest)
     frames = settings.get("frames")
     return Entry(
@@ -175,60 +170,42 @@ def _read_run(folder: Path) -> Entry:
     )
 
 
-def _foreign_end(path: Path, run: str | None) -> list[str]:
-    """What is wrong with the last rows: they are another run's, or come twice, or backwards."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - _BLOCK, 0))
-        end = file.read()
-    named = {each.decode() for each in re.findall(rb'"run": "(\w*)"', end)}
-    at = [int(each) for each in re.findall(rb'"iteration": (\d+)', end)]
-    told = ["are another run's"] if run is not None and named - {run} else []
-    told += ["do not follow those before"] if at != sorted(set(at)) else []
-    return [f"{path.name}: rows near its end {each}" for each in told]
+def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
+    """The last row of a ``metrics.jsonl``, with the last returns before it; empty without rows.
 
-
-def last_values(path: Path, every: int, say: Callable[[str], None] = warn) -> dict[str, float]:
-    """The last row of a ``metrics.jsonl``, with the last returns before it; empty without the file.
-
-    A row has a return only if an episode ended in its rollout, or if it was evaluated: every
-    ``every`` iterations, 0 for never.
+    A row has a return only if an episode ended in its rollout, or if it was evaluated. ``say`` is
+    of :func:`klrl.runs.rows.each_row`, which reads the last rows; those before are searched for a
+    return, and not parsed.
     """
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:
         return {}
-    last: dict[str, float] = {}
-    returns: dict[str, float] = {}
-    bad = 0
-    wanted = ["reward/episode", *(["eval/return"] if every else [])]
-    for count, line in enumerate(_lines_backwards(path)):
-        # Only rows with a needed value are parsed: parsing takes most of the time.
-        if not last or any(f'"{name}"'.encode() in line for name in wanted):
-            row = parse_row(line) or {}
-            last = last or row
-            found = [each for name in wanted if name in row for each in (name, f"{name}_se")]
-            returns = {name: row[name] for name in found if name in row} | returns
-            wanted = [name for name in wanted if name not in returns]
-        else:
-            row = {} if line[:1] + line[-1:] != b"{}" else last
-        bad += count > 0 and not row  # what follows the last line end is being written
-        if not wanted or count >= max(every, _ROWS):
-            break
-    if bad:
-        say(f"{path.name}: lines that are no rows near its end: {bad}")
-    return {**last, **returns}
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        start = content.rfind(b"\n", 0, max(len(content) - _END, 0)) + 1
+        rows = list(each_row(content[start:].split(b"\n"), path, say))
+        found = {name: row for row in rows for name in _RETURNS if name in row}
+        for name in _RETURNS:
+            at = content.rfind(f'"{name}": '.encode(), 0, start)
+            if name not in found and at >= 0:
+                line = content[content.rfind(b"\n", 0, at) + 1 : content.find(b"\n", at)]
+                found[name] = parse_row(line) or {}
+    returns = [(key, row) for name, row in found.items() for key in (name, f"{name}_se")]
+    last = rows[-1] if rows else {}
+    return {**last, **{key: row[key] for key, row in returns if key in row}}
 
 
-def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """The lines of a file, last line first, read in blocks."""
-    with path.open("rb") as file:
-        start = file.seek(0, os.SEEK_END)
-        rest = b""
-        while start > 0:
-            size = min(_BLOCK, start)
-            start -= size
-            file.seek(start)
-            first, *lines = (file.read(size) + rest).split(b"\n")
-            yield from reversed(lines)
-            rest = first
-        yield rest
+#: Hidden folders, and entries of checkpoints.
+_NO_RUN = re.compile(r"\.|frames-\d+$")
+
+
+def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
+    """Folders of runs (True) and of sweeps (False) at or below a folder, in the order of names.
+
+    Nothing below a run is looked at, nor a checkpoint's entry, which has a manifest of its own.
+    """
+    for name, below, files in os.walk(root):
+        is_run = "manifest.json" in files
+        if is_run or SWEEP_FILE in files:
+            yield Path(name), is_run
+            if is_run or not into_sweeps:
+                below.clear()
+        below[:] = sorted(each for each in below if not _NO_RUN.match(each))

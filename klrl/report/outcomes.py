@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from klrl.report.measures import EPISODE_REWARD, Line, reward_metric
+from klrl.report.measures import Line
 from klrl.report.runs import ReadRun
 from klrl.report.settings import Setting, count, group_runs, names_of
 
 #: What a failed run counts as: the mean over the last tenth of what it recorded; the worst value of
-#: any run of the task; nothing.
-FAILED = ("last", "worst", "drop")
+#: any run of the task.
+FAILED = ("last", "worst")
 
 
 @dataclass(frozen=True)
@@ -24,11 +21,6 @@ class Counted:
     settings: list[Setting]
     replaced: list[ReadRun]  # runs whose job was run again later
     failed: str  # how a failed run counts, of FAILED
-
-    @property
-    def dropped(self) -> int:
-        """How many failed runs are left out of all statistics."""
-        return sum(setting.dropped for setting in self.settings)
 
 
 def count_runs(
@@ -43,8 +35,6 @@ def count_runs(
         run for run in runs if run.failed or (run.rows and (unfinished or run.status == "finished"))
     ]
     settings, replaced = group_runs(counted, names_of(runs))
-    if failed == "drop":
-        settings = [setting.without_failed() for setting in settings]
     # A task without one recorded row has nothing to compare.
     recorded = {setting.task for setting in settings if any(run.rows for run in setting.runs)}
     return Counted([each for each in settings if each.task in recorded], replaced, failed)
@@ -52,7 +42,7 @@ def count_runs(
 
 def seeds_text(setting: Setting) -> str:
     """How many seeds finished, as ``5`` or ``3 of 5``."""
-    every = len(setting.runs) + setting.dropped
+    every = len(setting.runs)
     finished = sum(run.status == "finished" for run in setting.runs)
     return str(every) if finished == every else f"{finished} of {every}"
 
@@ -91,56 +81,11 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
     return {i: number for i, number in short.items() if number}
 
 
-def coinciding(settings: Sequence[Setting]) -> list[list[str]]:
-    """Names of settings whose runs recorded equal numbers in every iteration of every seed.
-
-    What tells them apart then had no effect.
-    """
-    groups: dict[tuple[tuple[int, str], ...], list[str]] = {}
-    for setting in settings:
-        # Those with rows of iterations, beside an evaluation before the first.
-        trained = [r for r in setting.runs if (r.columns.get("iteration", np.zeros(0)) > 0).any()]
-        key = tuple((run.seed, _digest(run)) for run in trained)
-        if key:
-            groups.setdefault(key, []).append(setting.name)
-    return [names for names in groups.values() if len(names) > 1]
-
-
-#: Returns can agree where policies do not: a sparse reward that nobody finds.
-_ALIKE = ("reward/raw", "reward/episode", "eval/return", "kl/old/exact", "policy/entropy")
-
-
-def _digest(run: ReadRun) -> str:
-    """Of what the policy did; coefficients are recorded as they were set, and times differ."""
-    digest = hashlib.sha256()
-    for name in _ALIKE:
-        digest.update(name.encode() + run.columns.get(name, np.zeros(0)).tobytes())
-    return digest.hexdigest()
-
-
 def remarks(settings: Sequence[Setting]) -> list[str]:
     """What a reader must know before comparing these settings of one task, a sentence each."""
-    told = []
-    dropped = sum(setting.dropped for setting in settings)
-    if dropped:
-        verb = "is" if dropped == 1 else "are"
-        told.append(f"{count(dropped, 'failed run')} {verb} left out (--failed=drop).")
-    for names in coinciding(settings):
-        told.append(
-            "Equal returns, KL(old||new) and entropy in every iteration of every seed: "
-            f"{'; '.join(names)}. What tells them apart had no effect."
-        )
-    runs = [run for setting in settings for run in setting.runs]
-    without = sum(EPISODE_REWARD not in run.columns and not run.failed for run in runs)
-    if 0 < without < len(runs) and reward_metric(runs) != EPISODE_REWARD:
-        domain = runs[0].domain
-        told.append(
-            f"In {count(without, 'run')} no {domain.episode} ended, so that all are compared by "
-            f"the reward per {domain.unit}."
-        )
-    evaluated = [run for run in runs if "eval/return" in run.columns]
-    sampled = sum(run.domain.evaluation.startswith("sampled") for run in evaluated)
-    if 0 < sampled < len(evaluated):
-        others = f"{runs[0].domain.mode} in {len(evaluated) - sampled}"
-        told.append(f"Evaluations are sampled in {count(sampled, 'run')} and {others}.")
-    return told
+    runs = [run for setting in settings for run in setting.runs if "eval/return" in run.columns]
+    sampled = sum(run.domain.evaluation.startswith("sampled") for run in runs)
+    if not 0 < sampled < len(runs):
+        return []
+    others = f"{runs[0].domain.mode} in {len(runs) - sampled}"
+    return [f"Evaluations are sampled in {count(sampled, 'run')} and {others}."]

@@ -86,7 +86,7 @@ def make_page(
     left_out = [job for job in jobs if not job.counted]
     runs = f"{count(counted, 'run')} counted of {len(inventory.runs)}"
     versions = sorted({str(run.manifest.get("klrl", "?")) for run in inventory.runs}) or ["?"]
-    commands = [each.command for each in inventory.sweeps]
+    commands = [each.commands[-1] for each in inventory.sweeps]
     commands += [each.command for each in inventory.runs]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -95,7 +95,10 @@ def make_page(
         policy=_policy(script, style),
         style=style,
         script=script,
-        data=_embed({each.key: each.data for each in drawings}),
+        # JSON that cannot end the script element around it.
+        data=htmlsafe_json_dumps(
+            {each.key: each.data for each in drawings}, separators=(",", ":"), allow_nan=False
+        ),
         tables=tables,
         **{each.__name__: each for each in _CALLED},
         tasks=tasks,
@@ -128,8 +131,3 @@ def _policy(script: str, style: str) -> Markup:
 def _source_hash(text: str) -> str:
     """A source as the policy names it: https://www.w3.org/TR/CSP3/#grammardef-hash-source."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _embed(data: object) -> Markup:
-    """JSON that cannot end the script element around it."""
-    return htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import AutoLocator, Formatter, LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from klrl.base.digits import number
 from klrl.base.files import replacing
@@ -40,6 +40,7 @@ _LOOK = {
     "axes.titlesize": 10.5,
     **{f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")},
     "axes.grid": True,
+    "axes.unicode_minus": False,
     "axes.grid.axis": "y",
     "grid.color": _GRID,
     "ytick.left": False,
@@ -124,8 +125,7 @@ def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> li
     columns = min(3, len(charts))
     rows, width = -(-len(charts) // columns), 4.6 * columns + 0.6
     names = {i: label(charts[0].lines[i]) for i in shown}
-    in_row = _legend_columns(names.values(), width)
-    size = (width, 3.5 * rows + 0.22 * -(-len(shown) // in_row))
+    size = (width, 3.5 * rows + 0.22 * -(-len(shown) // columns))
     with _figure(size, stem.name) as figure:
         places = figure.subplots(rows, columns, squeeze=False).ravel()
         for axes, chart in zip(places, charts, strict=False):
@@ -137,7 +137,7 @@ def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> li
         for i, name in names.items():
             colour, line, shape, *_ = look_of(i)
             marks.append(Line2D([], [], label=name, color=colour, linestyle=line, marker=shape))
-        figure.legend(handles=marks, ncols=in_row, **_BELOW)
+        figure.legend(handles=marks, ncols=columns, **_BELOW)
         return _save(figure, stem)
 
 
@@ -146,8 +146,7 @@ def draw_tasks(
 ) -> tuple[Drawing, list[str]]:
     """Draw the settings over all tasks, for the page, and into a PNG and an SVG at ``stem``."""
     title, x = f"Normalised {score} over all tasks", f"normalised final {score}"
-    in_row = _legend_columns(["mean and 95 % interval", *tasks], 6.2)
-    size = (6.2, 1.0 + 0.55 * len(settings) + 0.24 * -(-(1 + len(tasks)) // in_row))
+    size = (6.2, 1.0 + 0.55 * len(settings) + 0.24 * -(-(1 + len(tasks)) // 2))
     with _figure(size, stem.name) as figure:
         axes = figure.subplots()
         axes.grid(visible=True, axis="x")
@@ -155,8 +154,8 @@ def draw_tasks(
             _draw_aggregate(axes, i, each, tasks, named=i == 0) for i, each in enumerate(settings)
         ]
         axes.set(xlabel=x, ylim=(len(settings) - 0.5, -0.6), yticks=[])
-        axes.xaxis.set_major_formatter(_Short())
-        figure.legend(ncols=in_row, **_BELOW)
+        axes.xaxis.set_major_formatter(_Short(sep=""))
+        figure.legend(ncols=2, **_BELOW)
         svg = _inline(figure)
         for each in series:
             each["points"] = _points(axes, each["points"])
@@ -235,24 +234,10 @@ def _points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> list[
     return [[*place, *p[2:]] for place, p in zip(at.round(1).tolist(), points, strict=True)]
 
 
-def _legend_columns(names: Collection[str], width: float) -> int:
-    """How many names stand side by side; a letter is about 0.08 inches wide, a mark four."""
-    return max(1, min(len(names), int(width / 0.08 / (max(map(len, names)) + 6))))
+class _Short(EngFormatter):
+    """10k for 10,000 and 2M for two million; small numbers as they are."""
 
-
-class _Short(Formatter):
-    """10k for 10,000 and 2M for two million, with as many digits as tell neighbours apart."""
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """A name for each tick."""
-        most, step = max(np.abs(values), default=0), min(np.diff(values), default=1)
-        if most >= 1e9 or most < 1e-3:
-            return [f"{value:g}" for value in values]
-        unit, letter = (1e6, "M") if most >= 1e6 else (1e3, "k") if most >= 1e4 else (1, "")
-        step /= unit
-        digits = next(d for d in range(20) if abs(round(step, d) - step) < 1e-3 * step)
-        # Plus zero: no -0.
-        return [f"{round(v / unit, digits) + 0:.{digits}f}{letter if v else ''}" for v in values]
+    ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "G"}  # noqa: RUF012
 
 
 # ------------------------------------------------------------------------------------------ charts
@@ -294,8 +279,8 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
         each.set_in_layout(False)  # which would look at every point
     log = chart.log and bool(axes.lines)
     axes.set(xlabel=chart.x, ylabel=f"{chart.y} (log)" if log else chart.y)
-    axes.xaxis.set_major_formatter(_Short())
-    axes.yaxis.set_major_formatter(_Short())
+    axes.xaxis.set_major_formatter(_Short(sep=""))
+    axes.yaxis.set_major_formatter(_Short(sep=""))
     if log:
         _log_axis(axes, chart.floor)
     if chart.front is None:
@@ -311,17 +296,11 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
 
 def _log_axis(axes: Any, floor: float | None) -> None:
     """Make the y-axis logarithmic, with plain numbers: 0.02, not 2 x 10^-2."""
-    low, high = axes.dataLim.intervaly
-    if high <= low * (1 + 1e-9):
-        axes.set_ylim(low / 10, low * 10)  # one value, but for rounding
     axes.set_yscale("log", nonpositive="mask")
     low, high = axes.get_ylim()
     if floor and low < floor:
         low, high = axes.set_ylim(bottom=floor)
-    locator = LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,))
-    ticks = locator.tick_values(low, high)
-    few = ((low <= ticks) & (ticks <= high)).sum() < 2
-    axes.yaxis.set_major_locator(AutoLocator() if few else locator)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -358,29 +337,23 @@ def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None
     seeds = np.array([point.seeds for point in points], float).T
     if chart.log:
         low = np.where(low <= 0, np.min([*middle, *low[low > 0]]), low)
-    look, at = look_of(i), f"s{i}"
+    look, at, one = look_of(i), f"s{i}", len(x) == 1
     ink, thin = {"color": look.colour}, {"alpha": 0.3, "linewidth": 0.7, "gid": f"{at} seed"}
-    lines: list[list[float]] = []
-    crosses: list[tuple[float, float]] = []
-    dots: list[tuple[float, float]] = []
-    for values, bad in zip(seeds, _ends(chart, i), strict=True):
-        last = np.flatnonzero(np.isfinite(values))[-1:]
-        if bad is not None and chart.result:
-            # A run that failed lives until here; what it counts as from there on is broken.
-            end = min(int(np.searchsorted(x, bad)), len(x) - 1)
-            axes.plot(x[end:], values[end:], ":", **ink, **thin)
-            values, last = np.where(np.arange(len(x)) <= end, values, np.nan), np.array([end])
-        lines.append([*values, np.nan])
-        (dots if bad is None else crosses).extend((x[k], values[k]) for k in last)
+    ends: dict[str, list[tuple[float, float]]] = {"dot": [], "failed": []}
+    for k, bad in enumerate(_ends(chart, i)):
+        if bad is not None:  # what it counts as from there on is no curve
+            seeds[k, int(np.searchsorted(x, bad)) + 1 :] = np.nan
+        last = np.flatnonzero(np.isfinite(seeds[k]))[-1:]
+        ends["dot" if bad is None else "failed"].extend((x[j], seeds[k, j]) for j in last)
     if chart.result:
-        every = np.tile([*x, np.nan], len(lines))
-        axes.plot(every, np.ravel(lines), marker="." if len(x) == 1 else None, **ink, **thin)
-    elif dots:
-        axes.plot(*zip(*dots, strict=True), ".", alpha=0.5, gid=f"{at} dot", **ink)
-    if crosses:
-        axes.plot(*zip(*crosses, strict=True), "x", markersize=5, gid=f"{at} failed", **ink)
-    only = look.shape if len(x) == 1 else None
-    axes.plot(x, middle, look.line, marker=only, color=look.colour, gid=f"{at} mean")
+        breaks = np.full((len(seeds), 1), np.nan)  # one line for all
+        every = np.tile([*x, np.nan], len(seeds)), np.hstack([seeds, breaks]).ravel()
+        axes.plot(*every, marker="." if one else None, **ink, **thin)
+    elif ends["dot"]:
+        axes.plot(*zip(*ends["dot"], strict=True), ".", alpha=0.5, gid=f"{at} dot", **ink)
+    if ends["failed"]:
+        axes.plot(*zip(*ends["failed"], strict=True), "x", markersize=5, gid=f"{at} failed", **ink)
+    axes.plot(x, middle, look.line, marker=look.shape if one else None, gid=f"{at} mean", **ink)
     if np.isfinite(low).any():
         band = {"color": look.colour, "alpha": 0.15, "linewidth": 0, "gid": f"{at} band"}
         axes.fill_between(x, low, high, **band)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,8 +18,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, read_plain
 from klrl.config.choices import CHOICES, NAME
 from klrl.domains import Domain, recorded_domain
-from klrl.report.starts import mark_own_seeds
-from klrl.report.sweeps import Sweep, Unreadable, read_sweep, walk
+from klrl.report.listing import walk
 from klrl.runs.folder import (
     UNREADABLE,
     RunFolder,
@@ -26,6 +28,7 @@ from klrl.runs.folder import (
     why_unreadable,
 )
 from klrl.runs.rows import each_row
+from klrl.sweep.sweep_file import SweepFile
 
 T = TypeVar("T")
 
@@ -89,7 +92,7 @@ class Inventory:
 
     runs: list[ReadRun]
     skipped: list[str]  # one line per run or sweep that could not be read
-    sweeps: list[Sweep]  # those whose ``sweep.json`` could be read
+    sweeps: list[SweepFile]  # those whose ``sweep.json`` could be read
 
 
 def find_runs(paths: Sequence[str]) -> Inventory:
@@ -108,7 +111,7 @@ def find_runs(paths: Sequence[str]) -> Inventory:
         raise ConfigError(f"{' '.join(paths)}: no run there; give a folder with a manifest.json")
     skipped: list[str] = []
     runs = _without_copies(_readable(read_run, folders.values(), skipped), skipped)
-    sweeps = _readable(read_sweep, swept.values(), skipped)
+    sweeps = _readable(SweepFile.read, swept.values(), skipped)
     marked = mark_own_seeds([run.settings for run in runs], [run.seed for run in runs])
     runs = [replace(run, settings=each) for run, each in zip(runs, marked, strict=True)]
     return Inventory(runs, skipped, sweeps)
@@ -131,7 +134,7 @@ def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[
     for folder in folders:
         try:
             results.append(read(folder))
-        except Unreadable as error:
+        except ConfigError as error:
             skipped.append(str(error))
     return results
 
@@ -140,14 +143,14 @@ def read_run(folder: Path) -> ReadRun:
     """Read one run folder.
 
     Raises:
-        Unreadable: one of its files is missing or broken.
+        ConfigError: one of its files is missing or broken.
     """
     try:
         return _read_run(folder)
-    except Unreadable:
+    except ConfigError:
         raise
     except UNREADABLE as error:
-        raise Unreadable(f"{folder}: {why_unreadable(error)}") from error
+        raise ConfigError(f"{folder}: {why_unreadable(error)}") from error
 
 
 def _read_run(folder: Path) -> ReadRun:
@@ -159,7 +162,7 @@ def _read_run(folder: Path) -> ReadRun:
     columns = read_columns(metrics) if metrics.is_file() else {}
     domain = recorded_domain(manifest)
     if columns and domain.axis not in columns:
-        raise Unreadable(f"{metrics}: its rows have no {domain.axis}")
+        raise ConfigError(f"{metrics}: its rows have no {domain.axis}")
     return ReadRun(
         path=folder,
         status=RunFolder(folder).status,
@@ -194,12 +197,12 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
     What is no row of the run is left out and told, see :func:`klrl.runs.rows.each_row`.
 
     Raises:
-        Unreadable: the file cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         lines = read_plain(path).split(b"\n")
     except OSError as error:
-        raise Unreadable(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
     columns: dict[str, NDArray[np.float64]] = {}
     count = 0
     for row in each_row(lines, path):
@@ -217,3 +220,33 @@ def command_line(argv: Sequence[str]) -> str:
         if i and (argument == "klrl" or argument.endswith(("/klrl", "/klrl/__main__.py"))):
             return shlex.join(["python", "-m", "klrl", *argv[i + 1 :]])
     return shlex.join(argv)
+
+
+#: Settings that name a trained run.
+_PATHS = ("actor.init", "reference.path")
+
+
+def mark_own_seeds(
+    settings: Sequence[dict[str, object]], seeds: Sequence[int]
+) -> list[dict[str, object]]:
+    """The settings of all runs, with ``seed=*`` for a run's own seed in the paths of trained runs.
+
+    Seeds 0 and 1 that start from ``outputs/base/seed=0`` and ``outputs/base/seed=1`` then have
+    equal settings. A path stays where no other seed of the same settings has its own seed in it:
+    those that all start from ``outputs/base/seed=0`` are one setting already.
+    """
+    result = [dict(each) for each in settings]
+    others = [{k: v for k, v in each.items() if k not in _PATHS} for each in settings]
+    alike = [json.dumps(each, sort_keys=True, default=str) for each in others]
+    for key in _PATHS:
+        together: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        marked = []
+        for own, seed, rest in zip(settings, seeds, alike, strict=True):
+            pattern = rf"(?<![A-Za-z0-9.])seed={seed}(?!\d)"
+            path, count = re.subn(pattern, "seed=*", str(own.get(key)))
+            marked.append((rest, path) if count else None)
+            together[rest, path] |= {seed} if count else set()
+        for each, mark in zip(result, marked, strict=True):
+            if mark and len(together[mark]) > 1:
+                each[key] = mark[1]
+    return result

@@ -6,13 +6,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from klrl.base.text import printable
 from klrl.config.choices import CHOICES
 from klrl.report.runs import Inventory, ReadRun, task_of
-from klrl.report.sweeps import Planned
+from klrl.sweep.sweep_file import JobEntry
 
 _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
 
@@ -24,17 +25,11 @@ class Setting:
     name: str  # how it differs from the others, as ``kl.coef=0.1``
     runs: list[ReadRun]  # one per seed, by seed
     settings: dict[str, Any] = field(repr=False)
-    dropped: int = 0  # how many failed runs of it were left out
 
     @property
     def task(self) -> str:
         """The environment."""
         return task_of(self.settings)
-
-    def without_failed(self) -> Setting:
-        """The setting with its failed runs left out, and counted in :attr:`dropped`."""
-        kept = [run for run in self.runs if not run.failed]
-        return replace(self, runs=kept, dropped=len(self.runs) - len(kept))
 
 
 def group_runs(
@@ -161,29 +156,29 @@ def other_jobs(
 ) -> list[LeftOut]:
     """All jobs but the finished runs that are counted, by state; ``names`` are of all runs."""
     planned = [job for sweep in inventory.sweeps for job in sweep.jobs]
-    errors = {job.folder.resolve(): job.error for job in planned}
+    errors = {run.path.resolve(): job.error for run, job in planned}
     among, again = {id(run) for run in counted}, {id(run) for run in replaced}
     several = len({run.task for run in inventory.runs}) > 1
     jobs = []
     for run in inventory.runs:
         counts = id(run) in among and id(run) not in again
         if not counts or run.status != "finished":
-            error = str(run.manifest.get("error") or errors.get(run.path.resolve(), ""))
+            error = str(run.manifest.get("error") or errors.get(run.path.resolve()) or "")
             state = run.status if run.rows or run.status != "finished" else "finished, without rows"
             state = "run again later" if id(run) in again else state
             name = f"{run.task}: " * several + names[identity(run)]
             place, seed, rows = str(run.path), str(run.seed), str(run.rows)
             jobs.append(LeftOut(place, state, name, seed, rows, error, counts))
-    jobs += [_never_begun(job) for job in planned if not job.begun]
+    jobs += [_never_begun(run.path, job) for run, job in planned if not run.exists]
     return sorted(jobs, key=_rank)
 
 
-def _never_begun(job: Planned) -> LeftOut:
+def _never_begun(folder: Path, job: JobEntry) -> LeftOut:
     """A job whose folder holds no run, from the sweep's record."""
     seed = next((each[5:] for each in job.overrides if each.startswith("seed=")), "")
     overrides = " ".join(each for each in job.overrides if not each.startswith("seed="))
     gone = "" if job.status in ("failed", "refused", "waiting") else ", but there is no run folder"
-    return LeftOut(str(job.folder), job.status + gone, overrides, seed, "", job.error)
+    return LeftOut(str(folder), job.status + gone, overrides, seed, "", job.error or "")
 
 
 def _rank(job: LeftOut) -> int:

@@ -13,12 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.text import warn
 from klrl.config import JobConfig
-from klrl.config.checks import to_config
+from klrl.config.checks import check_plain, to_config, typed
 from klrl.config.identity import settings_hash
 from klrl.config.overrides import key_of
 from klrl.config.own import own_parts
 from klrl.config.own.trust import check_known
-from klrl.config.stored import check_plain, typed
 from klrl.runs.find import find_run
 from klrl.runs.folder import BrokenRun, RunFolder, read_settings, run_id
 from klrl.runs.one_run import check_one_run

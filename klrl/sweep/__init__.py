@@ -1,10 +1,10 @@
 """Sweeps: many jobs in one folder; a sweep that stopped can be resumed.
 
-``check.py`` checks the jobs of a command line, ``jobs.py`` defines a job and its status,
+``jobs.py`` defines a job and its status,
 ``worker.py`` runs one, ``supervisor.py`` starts them and starts them again, on the backends of
 ``launchers.py``, ``queue.py`` (SLURM; its commands: ``slurm.py``) and ``cluster.py`` (Ray);
 ``search.py`` chooses jobs by their results, ``ledger.py`` prints and records, ``sweep_file.py`` is
-``sweep.json``, ``run.py`` runs the whole sweep, and ``stop.py`` handles signals; ``plan.py``
+``sweep.json``, ``run.py`` checks and runs the whole sweep and handles signals; ``plan.py``
 predicts the time, from what ``probe.py`` measures. Only ``worker.py`` and ``probe.py`` import
 torch, when they run a job.
 """

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from klrl.base.errors import ConfigError, WorkerError, last_line
+from klrl.base.errors import WorkerError, last_line
 from klrl.base.ray_start import HEADLESS, Shortage, check_address, headless, quiet_ray, room, wait
 from klrl.config import LauncherConfig, RayLauncherConfig
 from klrl.runs.owner import read_owner
@@ -39,17 +39,9 @@ def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
     Raises:
         WorkerError: Ray does not start; no machine of the cluster is left for the jobs.
     """
-    options: dict[str, object] = {}
     alone = not config.address and "RAY_ADDRESS" not in os.environ
-    if alone:
-        options["num_cpus"] = config.cpus
+    options = {"num_cpus": config.cpus} if alone else {}
     with quiet_ray("launcher=ray", config.address, **options) as started:
-        if alone and not room(started, config.cpus_per_job):
-            raise ConfigError(
-                f"launcher.cpus_per_job={config.cpus_per_job:g}: Ray on this machine has "
-                f"{started.cluster_resources().get('CPU', 0):g} CPUs; lower it, or give a "
-                "cluster's launcher.address"
-            )
         gpus = 0.0
         if started.cluster_resources().get("GPU") and any(job.placed for job in jobs):
             gpus = 1 / config.jobs_per_device

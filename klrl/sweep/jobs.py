@@ -6,16 +6,14 @@ import dataclasses
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import refuse_link
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity
-from klrl.config.overrides import job_name
 from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key
-from klrl.runs.resume import stored_config
 from klrl.sweep.sweep_file import SweepFile
 
 
@@ -78,20 +76,13 @@ class Queued:
     ids: Mapping[str, str]
 
 
-@dataclass
-class JobStatus:
-    """The jobs of a sweep by status."""
-
-    finished: list[Job] = field(default_factory=list)
-    elsewhere: list[Job] = field(default_factory=list)  # running in another process
-    begun: list[Job] = field(default_factory=list)
-    new: list[Job] = field(default_factory=list)
-    queued: list[Job] = field(default_factory=list)  # in SLURM's queue already
-
-    @property
-    def open(self) -> list[Job]:
-        """The jobs to run now, those that were begun first."""
-        return [*self.queued, *self.begun, *self.new]
+#: What a job of a sweep may be, as the sweep's head says it.
+FINISHED, ELSEWHERE, QUEUED, BEGUN, NEW = (
+    *("finished before", "running in another process", "in the queue already"),
+    *("to resume", "to start"),
+)
+#: Those to run now, in this order.
+OPEN = (QUEUED, BEGUN, NEW)
 
 
 def recorded_identity(run: RunFolder) -> Identity:
@@ -115,29 +106,21 @@ def recorded(folder: Path) -> dict[Identity, Path]:
     return folders
 
 
-def status_of(jobs: Iterable[Job]) -> JobStatus:
-    """The status of jobs, from their folders' manifests."""
-    result = JobStatus()
+def by_status(jobs: Iterable[Job]) -> dict[str, list[Job]]:
+    """The jobs by status, from their folders' manifests."""
+    result: dict[str, list[Job]] = {each: [] for each in (FINISHED, ELSEWHERE, *OPEN)}
+    known = {"finished": FINISHED, "running": ELSEWHERE, "": NEW}
     for job in jobs:
         run = RunFolder(job.folder)
-        status = run.status if run.exists else None
-        if status == "finished":
-            result.finished.append(job)
-        elif job.queued:
-            result.queued.append(job)
-        elif status is None:
-            result.new.append(job)
-        elif status == "running":
-            result.elsewhere.append(job)
-        else:
-            result.begun.append(job)
+        status = known.get(run.status if run.exists else "", BEGUN)
+        result[QUEUED if job.queued and status != FINISHED else status].append(job)
     return result
 
 
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
     """Give each job its folder: the one that holds its identity, or is to, else one of its name.
 
-    Where another job has that name, the folder's name says in what they differ.
+    Where another job has that name, the folder's name ends in the hash of its settings.
 
     Args:
         folder: the sweep's.
@@ -157,7 +140,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
         path, note = known.get(key, folder / name), ""
         refuse_link(path)
         if taken.get(path, key) != key:
-            path, note = _own_folder(path, key, config, taken)
+            path, note = _own_folder(path, key, taken)
         taken[path] = key
         jobs[key] = Job(
             name=path.name,
@@ -172,9 +155,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
     return list(jobs.values())
 
 
-def _own_folder(
-    path: Path, key: Identity, config: JobConfig, taken: Mapping[Path, Identity]
-) -> tuple[Path, str]:
+def _own_folder(path: Path, key: Identity, taken: Mapping[Path, Identity]) -> tuple[Path, str]:
     """A folder for a job whose name is another's, and a line that says so."""
     run = RunFolder(path)
     if taken[path].settings == key.settings:
@@ -184,27 +165,8 @@ def _own_folder(
             f"(numerics {taken[path].numerics}, now {key.numerics}); give another sweep=NAME, or "
             "move that folder away"
         )
-    changed, other = {}, "other settings"
-    if run.exists:
-        try:
-            changed = _differences(stored_config(path), config)
-        except ConfigError:
-            other = "other settings, which cannot be read"
-    new = [f"{name}={value}" for name, (_, value) in changed.items()]
-    own = path.with_name(job_name([path.name, *new], [path.name.partition("=")[0], *changed]))
-    if not changed or own in taken or own.exists():
-        own = path.with_name(f"{path.name}-{key.settings}")
-    other = ", ".join(f"{k}={old} (not {now})" for k, (old, now) in changed.items()) or other
-    return own, f"{path} holds a job with {other}; this one is another, in {own.name}"
-
-
-def _differences(old: JobConfig, new: JobConfig) -> dict[str, tuple[object, object]]:
-    """Up to three settings in which two jobs differ: key -> both values."""
-    ignored = ("logger", *([] if old.eval.on or new.eval.on else ["eval."]))
-    both = flat_settings(old), flat_settings(new)
-    keys = [key for key in both[0] | both[1] if not key.startswith(ignored)]
-    values = {key: (both[0].get(key), both[1].get(key)) for key in sorted(keys)}
-    return dict([(key, (a, b)) for key, (a, b) in values.items() if a != b][:3])
+    own = path.with_name(f"{path.name}-{key.settings}")
+    return own, f"{path} holds a job with other settings; this one is another, in {own.name}"
 
 
 def flat_settings(config: JobConfig) -> dict[str, object]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from klrl.base.text import text_table
-from klrl.domains import CONTROL, Domain, domain_of
+from klrl.domains import Domain, domain_of
 from klrl.runs.folder import run_id
 from klrl.runs.metrics import METRICS, Row, metric_of
 from klrl.runs.progress import duration
@@ -21,82 +21,81 @@ from klrl.sweep.sweep_file import JobEntry, SweepFile
 class Ledger:
     """The jobs of a sweep with their status; ``argv``: its command line, behind ``klrl``."""
 
-    def __init__(self, folder: Path, argv: Sequence[str], jobs: Sequence[Job]) -> None:
+    def __init__(self, folder: Path, argv: Sequence[str]) -> None:
         self._folder = folder
         self.before = SweepFile.read(folder)  # what ``sweep.json`` keeps
         self._command = shlex.join(["python", "-m", "klrl", *argv])
-        self.jobs = {job.name: job for job in jobs}
-        self._status: dict[str, tuple[str, str | None]] = defaultdict(lambda: ("waiting", None))
+        self.jobs: dict[str, Job] = {}
+        self._entries: dict[str, JobEntry] = {}
         self._seconds: dict[str, float] = {}
-        self._queue: dict[str, str | None] = {e.name: e.queue for e in self.before.entries}
-        self._runs: dict[str, str | None] = {e.name: e.run for e in self.before.entries}
         #: A line for each job whose folder holds another run than ``sweep.json`` had.
         self.notes: list[str] = []
 
     def set(self, job: Job, status: str) -> None:
-        """Store a job's status before anything runs."""
-        self._status[job.name] = status, None
-        now, before = run_id(job.folder), self._runs.get(job.name)
+        """Store a job with its status before anything runs."""
+        queue, before = next(
+            ((e.queue, e.run) for e in self.before.entries if e.name == job.name), (None, None)
+        )
+        now = run_id(job.folder)
         if now is not None and before not in (None, now):
             self.notes.append(
                 f"{job.folder}: holds run {now[:8]}, and sweep.json has run {before[:8]} as "
                 f"{job.name}; {now[:8]} counts from now on"
             )
-        self._runs[job.name] = now or before
+        told = (job.name, job.folder.name, list(job.overrides), *job.identity)
+        self.jobs[job.name] = job
+        self._entries[job.name] = JobEntry(*told, status, queue=queue, run=now or before)
 
     def take(self, outcome: Outcome) -> None:
         """Store how a job ended, also in ``sweep.json``."""
-        self._status[outcome.name] = outcome.status, outcome.error
         if outcome.seconds is not None:
             self._seconds[outcome.name] = outcome.seconds
-        self._runs[outcome.name] = run_id(self.jobs[outcome.name].folder)
+        run = run_id(self.jobs[outcome.name].folder)
+        self._store(outcome.name, status=outcome.status, error=outcome.error, run=run)
         self.write()
 
     def queued(self, ids: Mapping[str, str]) -> None:
         """Store the ids of jobs in SLURM's queue at once: a sweep started again needs them."""
-        self._queue |= ids
+        for name, queue in ids.items():
+            self._store(name, queue=queue)
         self.write()
 
+    def _store(self, name: str, **told: str | None) -> None:
+        self._entries[name] = replace(self._entries[name], **told)  # type: ignore[arg-type]
+
     def status(self, name: str) -> str:
-        """The status of a job; waiting where none is stored."""
-        return self._status[name][0]
+        """The status of a job."""
+        return self._entries[name].status
 
     def write(self) -> None:
         """Replace ``sweep.json`` in one step."""
-        entries = [
-            JobEntry(
-                name=job.name,
-                folder=job.folder.name,
-                overrides=list(job.overrides),
-                identity=job.identity.settings,
-                numerics=job.identity.numerics,
-                status=self._status[job.name][0],
-                error=self._status[job.name][1],
-                queue=self._queue.get(job.name),
-                run=self._runs.get(job.name),
-            )
-            for job in self.jobs.values()
-        ]
-        self.before.write(self._folder, self._command, entries)
+        self.before.write(self._command, list(self._entries.values()))
 
     def table(self) -> str:
         """One line per job, those that did not finish last."""
-        domains: dict[Domain, None] = {}
-        rows = []
-        for name, job in self.jobs.items():
-            # One job's rows at a time: a sweep may have a thousand jobs.
-            recorded = _recorded(job)
-            if recorded:
-                domains[recorded[1]] = None
-            status, error = self._status[name]
-            rows.append(_line(job, status, error, self._seconds.get(name), recorded))
-        rows.sort(key=lambda row: row[1] != "finished")
-        domains = domains or {CONTROL: None}
-        # ``frames/samples`` where jobs of both domains have rows.
-        axis = "/".join(domain.axis for domain in domains)
-        score = "/".join(domain.score for domain in domains)
+        domains = [domain_of(job.config) for job in self.jobs.values()]
+        # ``frames/samples`` for jobs of both domains.
+        axis = "/".join(dict.fromkeys(domain.axis for domain in domains))
+        score = "/".join(dict.fromkeys(domain.score for domain in domains))
         heads = ("job", "state", axis, "time", score, METRICS[_KL].short, "")
+        # One job's rows at a time: a sweep may have a thousand jobs.
+        rows = sorted(map(self._line, self.jobs.values()), key=lambda row: row[1] != "finished")
         return text_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
+
+    def _line(self, job: Job) -> tuple[str, ...]:
+        status, error = self._entries[job.name].status, self._entries[job.name].error
+        seconds = None if status == "waiting" else self._seconds.get(job.name)
+        frames = score = kl = ""
+        if status != "refused" and (rows := _rows(job)):
+            domain = domain_of(job.config)
+            frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
+            score = _shown(final_return(last_recorded(rows)), "eval/return", domain)
+            kl = _shown(rows[-1].get(_KL), _KL, domain)
+            # An evaluation before the first iteration has a row of its own, without one.
+            timed = sum(row.get("time/iteration", 0.0) for row in rows)
+            seconds = timed if seconds is None else seconds
+        took = "" if seconds is None else duration(seconds)
+        return job.name, status, frames, took, score, kl, error or ""
 
     def print_table(self, head: str = "") -> None:
         """Print the table and how many jobs have which status: ``2 jobs: 1 failed, 1 finished``."""
@@ -111,30 +110,9 @@ class Ledger:
 _KL = "kl/ref/exact"
 
 
-def _recorded(job: Job) -> tuple[list[Row], Domain] | None:
-    """A job's rows and its domain; None where it recorded nothing."""
+def _rows(job: Job) -> list[Row]:
     path = job.folder / "metrics.jsonl"
-    rows = read_rows(path) if path.exists() else []
-    return (rows, domain_of(job.config)) if rows else None
-
-
-def _line(
-    job: Job,
-    status: str,
-    error: str | None,
-    seconds: float | None,
-    recorded: tuple[list[Row], Domain] | None,
-) -> tuple[str, ...]:
-    frames, score, kl = "", "", ""
-    took = "" if seconds is None or status == "waiting" else duration(seconds)
-    if status != "refused" and recorded:
-        rows, domain = recorded
-        frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
-        score = _shown(final_return(last_recorded(rows)), "eval/return", domain)
-        kl = _shown(rows[-1].get(_KL), _KL, domain)
-        # An evaluation before the first iteration has a row of its own, without one.
-        took = took or duration(sum(row.get("time/iteration", 0.0) for row in rows))
-    return job.name, status, frames, took, score, kl, error or ""
+    return read_rows(path) if path.exists() else []
 
 
 def _shown(value: float | None, name: str, domain: Domain) -> str:
@@ -143,12 +121,9 @@ def _shown(value: float | None, name: str, domain: Domain) -> str:
 
 def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
     """The line that is printed when a job ends that ran in a process of its own."""
-    parts = [f"[{done}/{total}] {job.name}: {outcome.status}"]
+    head = f"[{done}/{total}] {job.name}: {outcome.status}"
     if outcome.error:
-        return f"{parts[0]}: {outcome.error}"
-    if recorded := _recorded(job):
-        rows, domain = recorded
-        score = final_return(last_recorded(rows))
-        parts += [f"{domain.score} {_shown(score, 'eval/return', domain)}"] * (score is not None)
-    parts += [] if outcome.seconds is None else [duration(outcome.seconds)]
-    return ", ".join(parts)
+        return f"{head}: {outcome.error}"
+    domain, score = domain_of(job.config), final_return(last_recorded(_rows(job)))
+    scored = "" if score is None else f", {domain.score} {_shown(score, 'eval/return', domain)}"
+    return head + scored + ("" if outcome.seconds is None else f", {duration(outcome.seconds)}")

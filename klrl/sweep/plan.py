@@ -23,10 +23,9 @@ from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import cuda_devices
 from klrl.runs.progress import duration
-from klrl.sweep.check import check_jobs, sweep_settings
-from klrl.sweep.jobs import flat_settings, make_jobs, status_of
+from klrl.sweep.jobs import FINISHED, OPEN, by_status, flat_settings, make_jobs
 from klrl.sweep.probe import Cost
-from klrl.sweep.run import check_launcher, named
+from klrl.sweep.run import check_jobs, check_launcher, named, sweep_settings
 from klrl.train.schedule import fitting, schedule
 
 #: Seconds of iterations for which each kind of job is measured.
@@ -47,10 +46,10 @@ class PlannedJob:
 
 
 def print_plan(args: argparse.Namespace) -> None:
-    """Check the jobs, measure each kind, and print the expected time and memory.
+    """Check the jobs, measure each kind, and print the expected time, and memory at its peak.
 
     Raises:
-        ConfigError: a job is refused, or the machine's memory is too small for the jobs at a time.
+        ConfigError: a job is refused.
     """
     jobs, finished, launcher = make_plan(args)
     total = len(jobs) + finished
@@ -63,39 +62,38 @@ def print_plan(args: argparse.Namespace) -> None:
     at_once = max(min(launcher.at_once(len(jobs), cores, devices), len(jobs)), 1)
     costs = measured(jobs, min(at_once, cores) if launcher.on_this_machine else 1)
     print(table(jobs, costs))
-    needed = memory(costs, at_once)
+    needed = at_once * max(cost.memory for cost in costs.values())
     seconds = sweep_seconds(jobs, costs, launcher, at_once)
     print(
         f"expected: {duration(seconds)} with launcher={launcher.name}, {at_once} at a time, "
         f"{needed / 1e9:.1f} GB"
     )
-    check_memory(needed, at_once, launcher)
 
 
 def make_plan(args: argparse.Namespace) -> tuple[list[PlannedJob], int, LauncherConfig]:
     """What a command line would run: the jobs, how many are finished already, and where."""
-    from klrl.sweep.search import space_of
-
     sweep = split_overrides(args.overrides)
     launcher, search = sweep_settings(sweep.own, args)
     if not args.multirun and (sweep.own or sweep.name):
         raise ConfigError(f"{(sweep.own or ['sweep'])[0]}: only a sweep reads it; add -m")
     if isinstance(search, OptunaConfig):
+        from klrl.sweep.search import space_of  # which imports optuna
+
         space = space_of(sweep.job)
-        trial = space.jobs([dimension.middle for dimension in space.dimensions])
+        trial = space.jobs(space.middle)
         checked = check_jobs(trial, args) * search.trials
         check_launcher(launcher, checked)
         return [PlannedJob("trial", config) for _, config in checked], 0, launcher
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
     check_launcher(launcher, checked)
     folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
-    status = status_of(make_jobs(folder, named(sweep, checked)))
+    status = by_status(make_jobs(folder, named(sweep, checked)))
     jobs = []
-    for job in status.open:
+    for job in (job for each in OPEN for job in status[each]):
         run = RunFolder(job.folder)
         done = run.manifest.get(domain_of(job.config).axis, 0) if run.exists else 0
         jobs.append(PlannedJob(job.name, job.config, int(done)))
-    return jobs, len(status.finished), launcher
+    return jobs, len(status[FINISHED]), launcher
 
 
 def measured(jobs: Sequence[PlannedJob], at_once: int) -> dict[str, Cost]:
@@ -139,21 +137,11 @@ def table(jobs: Sequence[PlannedJob], costs: Mapping[str, Cost]) -> str:
         each = mean(job_seconds(job, cost) for job in same)
         speed = same[0].config.frames_per_iteration / cost.iteration
         frames = mean(job.config.iterations * job.config.frames_per_iteration for job in same)
-        size = f"{(cost.memory + cost.children) / 1e9:.1f} GB"
+        size = f"{cost.memory / 1e9:.1f} GB"
         lines.append(
             (same[0].name, str(len(same)), f"{frames:,.0f}", f"{speed:,.0f}", duration(each), size)
         )
     return text_table(lines, right=range(1, 6), indent=2)
-
-
-def check_memory(needed: int, at_once: int, launcher: LauncherConfig) -> None:
-    """Refuse more jobs at a time than fit in this machine's memory (bytes)."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if launcher.on_this_machine and needed > total:
-        raise ConfigError(
-            f"launcher={launcher.name}: {at_once} jobs at a time need {needed / 1e9:.0f} GB, this "
-            f"machine has {total / 1e9:.0f}; run fewer at a time"
-        )
 
 
 def kind_of(config: JobConfig) -> str:
@@ -198,8 +186,3 @@ def sweep_seconds(
         start = cost.start if not at or launcher.name == "submitit" else 0.0
         heapq.heappush(free, at + start + job_seconds(job, cost))
     return max(free)
-
-
-def memory(costs: Mapping[str, Cost], at_once: int) -> int:
-    """Peak memory of ``at_once`` processes in bytes, each counted with the largest job's peak."""
-    return at_once * max((cost.memory + cost.children for cost in costs.values()), default=0)

@@ -21,8 +21,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from klrl.base.errors import Interrupted
-from klrl.config.checks import to_config
-from klrl.config.stored import typed
+from klrl.config.checks import to_config, typed
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.train.callbacks import Callback
@@ -48,7 +47,6 @@ class Cost:
     episode: float  # of an evaluation (language: a response)
     checkpoint: float
     memory: int = 0  # peak of the process
-    children: int = 0  # peak of its largest child (wandb's service)
     longest: int | None = None  # steps of the longest episode; None: not known
 
 
@@ -114,15 +112,15 @@ def probe(settings: dict[str, Any], seconds: float, started: float) -> Cost:
         iteration=iteration,
         episode=sum(timer.evaluations) / max(timer.episodes, 1),
         checkpoint=fmean(timer.checkpoints or [0.0]),
-        memory=_peak(resource.RUSAGE_SELF),
-        children=_peak(resource.RUSAGE_CHILDREN),
+        memory=_peak(),
         longest=training.parts.longest_episode,
     )
 
 
-def _peak(who: int) -> int:
+def _peak() -> int:
     """The peak of memory in bytes; macOS counts in bytes, Linux in KiB."""
-    return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":

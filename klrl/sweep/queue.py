@@ -76,7 +76,7 @@ class _StandIn(Backend):
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Sequence[Event]:
         executor = _executor(self._config, self._folder, "local")
         with executor.batch():
-            self._running |= {job.name: (executor.submit(InQueue(), job), job) for job in jobs}
+            self._running |= {job.name: (executor.submit(run_queued, job), job) for job in jobs}
         return ()
 
     def poll(self) -> Iterator[Event]:
@@ -128,7 +128,7 @@ class _Slurm(Backend):
         for array in arrays:
             try:
                 with redirect_stderr(StringIO()), executor.batch():  # submitit prints the refusal
-                    handles = [executor.submit(InQueue(), job) for job in array]
+                    handles = [executor.submit(run_queued, job) for job in array]
             except FailedJobError as error:
                 raise ConfigError(
                     f"launcher=submitit: sbatch refuses the jobs: {slurm.refusal(error)}; correct "
@@ -312,39 +312,41 @@ def _settled(
 # ------------------------------------------------------------------------------- the job's side
 
 
-class InQueue:
-    """Runs a job in the process that the queue started, for submitit."""
+def run_queued(job: Job) -> None:
+    """Run or resume a job in the process that the queue started, for submitit.
 
-    def __call__(self, job: Job) -> None:
-        """Run or resume a job, and write its outcome, unless the queue is to start it again."""
-        from submitit import JobEnvironment
+    Writes its outcome, unless the queue is to start it again.
+    """
+    from submitit import JobEnvironment
 
-        environment = JobEnvironment()
-        folder, queue = environment.paths.folder, environment.job_id
-        outcome = self._run(job, folder, queue, on_slurm=environment.name() == "slurm")
-        replace_file(folder / _outcome_file(queue), json.dumps(dataclasses.asdict(outcome)))
+    environment = JobEnvironment()
+    folder, queue = environment.paths.folder, environment.job_id
+    outcome = _run(job, folder, queue, on_slurm=environment.name() == "slurm")
+    replace_file(folder / _outcome_file(queue), json.dumps(dataclasses.asdict(outcome)))
 
-    def _run(self, job: Job, folder: Path, queue: str, *, on_slurm: bool) -> Outcome:
-        _note_start(folder, queue, RunFolder(job.folder).checkpointed)
-        outcome = _run_warned(job)
-        person = outcome.signum in (None, signal.SIGINT) or (job.folder.parent / STOP_FILE).exists()
-        if outcome.status != "interrupted" or person:
-            return outcome
-        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
-        why = slurm.why_stopped(queue, restarts) if on_slurm else "warned"
-        error = _CANCELLED if why == "cancelled" else None
-        if why == "warned":
-            error = stuck(job, _starts(folder, queue), outcome.signum in WARNINGS)
-            if error is None and on_slurm and (refused := slurm.requeue(queue)):
-                error = f"it could not queue itself again: {refused}"
-        if error:
-            return dataclasses.replace(outcome, error=error, signum=None)
-        with to_append(job.log) as log:
-            name = signal.Signals(outcome.signum or 0).name
-            log.write(f"in the queue again after {name}, at {done(job)}\n".encode())
-        from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
 
-        sys.exit(255 if on_slurm else LOCAL_REQUEUE_RETURN_CODE)
+def _run(job: Job, folder: Path, queue: str, *, on_slurm: bool) -> Outcome:
+    starts = [*_starts(folder, queue), RunFolder(job.folder).checkpointed]
+    replace_file(folder / f"{queue}_starts.json", json.dumps(starts))
+    outcome = _run_warned(job)
+    person = outcome.signum in (None, signal.SIGINT) or (job.folder.parent / STOP_FILE).exists()
+    if outcome.status != "interrupted" or person:
+        return outcome
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    why = slurm.why_stopped(queue, restarts) if on_slurm else "warned"
+    error = _CANCELLED if why == "cancelled" else None
+    if why == "warned":
+        error = stuck(job, starts, outcome.signum in WARNINGS)
+        if error is None and on_slurm and (refused := slurm.requeue(queue)):
+            error = f"it could not queue itself again: {refused}"
+    if error:
+        return dataclasses.replace(outcome, error=error, signum=None)
+    with to_append(job.log) as log:
+        name = signal.Signals(outcome.signum or 0).name
+        log.write(f"in the queue again after {name}, at {done(job)}\n".encode())
+    from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
+
+    sys.exit(255 if on_slurm else LOCAL_REQUEUE_RETURN_CODE)
 
 
 def _run_warned(job: Job) -> Outcome:
@@ -376,8 +378,3 @@ def _starts(folder: Path, queue: str) -> list[int]:
         return [int(each) for each in json.loads((folder / f"{queue}_starts.json").read_bytes())]
     except (OSError, ValueError, TypeError):
         return []
-
-
-def _note_start(folder: Path, queue: str, frames: int) -> None:
-    starts = [*_starts(folder, queue), frames]
-    replace_file(folder / f"{queue}_starts.json", json.dumps(starts))

@@ -4,27 +4,52 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from klrl.base.errors import ConfigError, Interrupted, WorkerError
-from klrl.base.files import to_update
-from klrl.base.text import escaped
-from klrl.config import SWEEP, JobConfig, LauncherConfig, SearchConfig, factory
-from klrl.config.compose import Checked
+from klrl.base.files import to_append, to_update
+from klrl.base.interrupt import stop_signals, stops_at_once
+from klrl.base.text import escaped, warn
+from klrl.config import (
+    GROUPS,
+    SWEEP,
+    SWEEP_GROUPS,
+    JobConfig,
+    LauncherConfig,
+    SearchConfig,
+    factory,
+)
+from klrl.config.checks import check_names_unset, to_settings
+from klrl.config.compose import Checked, Composer, keys
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
-from klrl.runs.owner import OwnedElsewhere, read_owner
+from klrl.runs.folder import RunFolder
+from klrl.runs.machine import check_machine, check_package
+from klrl.runs.owner import OwnedElsewhere, lives_here, read_owner
 from klrl.runs.start import OwnFolder
-from klrl.sweep.check import check_jobs, sweep_settings
 from klrl.sweep.cluster import check_cluster
-from klrl.sweep.jobs import Job, JobStatus, Notice, Outcome, Queued, make_jobs, status_of
+from klrl.sweep.jobs import (
+    ELSEWHERE,
+    FINISHED,
+    NEW,
+    OPEN,
+    Job,
+    Notice,
+    Outcome,
+    Queued,
+    by_status,
+    make_jobs,
+)
 from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.queue import check_queue, settle, uses_slurm
-from klrl.sweep.stop import passed_on
 from klrl.sweep.supervisor import Event
+from klrl.sweep.worker import STOP_FILE
 
 
 def run_sweep(args: argparse.Namespace) -> int:
@@ -52,7 +77,7 @@ def run_grid(
     check_launcher(launcher, checked)
     with sweep_folder(sweep) as folder:
         jobs = make_jobs(folder, named(sweep, checked))
-        ledger = Ledger(folder, command_of(args), jobs)
+        ledger = Ledger(folder, command_of(args))
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
 
@@ -136,44 +161,24 @@ def _opened(
     folder: Path, jobs: Sequence[Job], launcher: LauncherConfig, ledger: Ledger
 ) -> list[Job]:
     """The jobs that are left to run, once all are recorded and the sweep's head is printed."""
-    jobs, settled = settle(folder, jobs, ledger.before, launcher)
-    status = status_of(jobs)
-    by_name = {
-        "finished": status.finished,
-        "running elsewhere": status.elsewhere,
-        "waiting": status.open,
-    }
-    for name, group in by_name.items():
+    jobs, notes = settle(folder, jobs, ledger.before, launcher)
+    status = by_status(jobs)
+    todo = [job for each in OPEN for job in status[each]]
+    recorded = {"finished": status[FINISHED], "running elsewhere": status[ELSEWHERE]}
+    for name, group in {**recorded, "waiting": todo}.items():
         for job in group:
             ledger.set(job, name)
     ledger.write()
-    print(_opening(folder, status, jobs), flush=True)
-    owners = [(job.name, read_owner(job.folder)) for job in status.elsewhere]
-    for lines in (
-        settled,
-        ledger.notes,
-        [job.note for job in status.new if job.note],
-        [f"{name}: {owner.how_to_stop}" for name, owner in owners if owner],
-    ):
-        more = [f"... and {len(lines) - 5} more"] if len(lines) > 5 else []
-        for line in (*lines[:5], *more):
-            print(escaped(line), flush=True)
-    return status.open
-
-
-def _opening(folder: Path, status: JobStatus, jobs: Sequence[Job]) -> str:
-    parts = [
-        f"{len(group)} {text}"
-        for group, text in (
-            (status.finished, "finished before"),
-            (status.elsewhere, "running in another process"),
-            (status.queued, "in the queue already"),
-            (status.begun, "to resume"),
-            (status.new, "to start"),
-        )
-        if group
-    ]
-    return f"sweep {folder}: {len(jobs)} job{'s' * (len(jobs) != 1)}, {', '.join(parts)}"
+    parts = [f"{len(group)} {name}" for name, group in status.items() if group]
+    print(
+        f"sweep {folder}: {len(jobs)} job{'s' * (len(jobs) != 1)}, {', '.join(parts)}", flush=True
+    )
+    owners = [(job.name, read_owner(job.folder)) for job in status[ELSEWHERE]]
+    notes += [*ledger.notes, *(job.note for job in status[NEW] if job.note)]
+    notes += [f"{name}: {owner.how_to_stop}" for name, owner in owners if owner]
+    for line in [*notes[:10], *[f"... and {len(notes) - 10} more"] * (len(notes) > 10)]:
+        print(escaped(line), flush=True)
+    return todo
 
 
 def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
@@ -230,3 +235,97 @@ def _locked(path: Path, setting: str) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def passed_on(
+    folder: Path, jobs: Callable[[], Sequence[Job]], by_queue: bool = False
+) -> Iterator[list[int]]:
+    """While entered, the first signal asks running jobs to stop; a second one stops at once.
+
+    Args:
+        folder: the sweep's.
+        jobs: those that may be running.
+        by_queue: they are in a queue, which passes the signal on.
+
+    Yields:
+        The signals received so far.
+    """
+    received: list[int] = []
+
+    def ask(signum: int, frame: FrameType | None) -> None:
+        if any(stops_at_once(signum, before) for before in received):
+            raise Interrupted(signum)
+        received.append(signum)
+        if len(received) > 1:  # a notice came first; the jobs are stopping
+            return
+        with suppress(OSError):  # as on a full disk; the jobs are to stop all the same
+            to_append(folder / STOP_FILE).close()
+        pids = [] if by_queue else [pid for job in jobs() if (pid := _pid(job)) is not None]
+        which = "the queue's" if by_queue else len(pids)
+        warn("")
+        warn(
+            f"stopping {which} jobs after their iteration, with checkpoints; a second "
+            "Ctrl-C or SIGTERM stops at once"
+        )
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    (folder / STOP_FILE).unlink(missing_ok=True)  # of a sweep that was killed while it stopped
+    try:
+        with stop_signals(ask):
+            yield received
+    finally:
+        (folder / STOP_FILE).unlink(missing_ok=True)
+
+
+def _pid(job: Job) -> int | None:
+    """The process of a job that runs on this machine, in another process than this one."""
+    run = RunFolder(job.folder)
+    if not run.exists or run.manifest.get("status") != "running" or not lives_here(run.manifest):
+        return None
+    pid = int(run.manifest["pid"])
+    return None if pid == os.getpid() else pid
+
+
+def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
+    """Check every job before the first one runs; the machine once per kind of job.
+
+    Raises:
+        ConfigError: a job cannot run; the first one is named.
+    """
+    composer = Composer(args.config_dir, args.config_name)
+    checked = [Checked(job, composer.job_config(job)) for job in jobs]
+    seen = set()
+    for each in checked:
+        parts = ("env", "actor", "collector", "device", "reference", "logger")
+        machine = repr([getattr(each.config, part) for part in parts])
+        if machine not in seen:
+            check_machine(each.config, keys(each.overrides))
+        seen.add(machine)
+    for group in GROUPS:
+        of = {getattr(each.config, group).name: each.config for each in checked}
+        for config in of.values() if len(of) > 1 else ():  # of one choice the first job says it
+            factory(group, getattr(config, group), config.domain)
+    return checked
+
+
+def sweep_settings(
+    own: Sequence[str], args: argparse.Namespace
+) -> tuple[LauncherConfig, SearchConfig]:
+    """The launcher and the search that overrides of their groups choose.
+
+    Raises:
+        ConfigError: an override is refused, or a package is missing.
+    """
+    for override in own:
+        group = override.partition("=")[0]
+        if group in SWEEP_GROUPS and "," in override:
+            raise ConfigError(f"{override}: a sweep has one {group}; give one")
+    cfg = Composer(args.config_dir, "sweep").explained(own)
+    check_names_unset(keys(own))
+    parts: dict[str, Any] = to_settings(cfg, SWEEP_GROUPS)
+    for group, config in parts.items():
+        check_package(group, config.name)
+    return parts["launcher"], parts["search"]

@@ -10,12 +10,15 @@ import argparse
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import optuna
 from hydra.core.override_parser.types import IntervalSweep, Override
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
+from optuna.trial import BaseTrial, TrialState
 
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import to_append
@@ -23,60 +26,17 @@ from klrl.config import LauncherConfig, OptunaConfig
 from klrl.config.overrides import SweepOverrides, expand, job_name, parse
 from klrl.runs.returns import last_recorded
 from klrl.runs.rows import read_rows
-from klrl.sweep.check import check_jobs
 from klrl.sweep.jobs import Job, Outcome, make_jobs
 from klrl.sweep.ledger import Ledger
-from klrl.sweep.run import check_launcher, close, command_of, run_jobs, sweep_folder
-
-if TYPE_CHECKING:
-    import optuna
+from klrl.sweep.run import check_jobs, check_launcher, close, command_of, run_jobs, sweep_folder
 
 STUDY_FILE = "study.journal"
-#: Significant digits of a value from an interval, in the job as in its folder's name.
-_DIGITS = 4
 
 
-@dataclass(frozen=True)
-class Dimension:
-    """One searched setting: an interval, or a list of choices. A study stores its repr."""
-
-    key: str
-    low: float | None = None
-    high: float | None = None
-    log: bool = False
-    choices: tuple[str, ...] = ()
-
-    @property
-    def ends(self) -> tuple[float, float] | None:
-        """Of an interval; None for choices."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
-
-    def suggest(self, trial: optuna.Trial) -> str:
-        """A value for this trial, as an override."""
-        if self.ends is None:
-            return f"{self.key}={trial.suggest_categorical(self.key, self.choices)}"
-        return self._rounded(trial.suggest_float(self.key, *self.ends, log=self.log))
-
-    def holds(self, override: str) -> bool:
-        """Whether an override of a stored study is one that this setting can have."""
-        key, _, value = override.partition("=")
-        if key != self.key or self.ends is None:
-            return key == self.key and value in self.choices
-        try:
-            return math.isfinite(float(value))
-        except ValueError:
-            return False
-
-    @property
-    def middle(self) -> str:
-        """An override with a value from the middle, to check the other settings with."""
-        if self.ends is None:
-            return f"{self.key}={self.choices[0]}"
-        low, high = self.ends
-        return self._rounded(math.sqrt(low * high) if self.log else (low + high) / 2)
-
-    def _rounded(self, value: float) -> str:
-        return f"{self.key}={float(f'{value:.{_DIGITS}g}')!r}"
+def words(values: Mapping[str, object]) -> list[str]:
+    """Values as overrides; a float has four digits, in the job as in its folder's name."""
+    shown = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
+    return [f"{key}={value}" for key, value in shown.items()]
 
 
 @dataclass(frozen=True)
@@ -85,32 +45,41 @@ class Space:
 
     fixed: list[str]  # overrides that every job has
     seeds: list[str]  # one override per seed of a trial
-    dimensions: list[Dimension]
+    dimensions: dict[str, BaseDistribution]  # by setting
 
-    def jobs(self, chosen: Sequence[str]) -> list[list[str]]:
+    def jobs(self, values: Mapping[str, object]) -> list[list[str]]:
         """The overrides of a trial's jobs, one job per seed."""
-        return [[*self.fixed, *chosen, seed] for seed in self.seeds]
+        return [[*self.fixed, *words(values), seed] for seed in self.seeds]
+
+    @property
+    def middle(self) -> dict[str, object]:
+        """Values from the middle, to check the other settings with."""
+        return {key: _middle(of) for key, of in self.dimensions.items()}
 
     def ends(self) -> list[list[str]]:
         """Jobs at the middle and at every end of the space, to check before the first runs."""
-        middle = [d.middle for d in self.dimensions]
-        jobs = self.jobs(middle)
-        for i, dimension in enumerate(self.dimensions):
-            for value in dimension.choices or dimension.ends or ():
-                chosen = [*middle[:i], f"{dimension.key}={value}", *middle[i + 1 :]]
-                jobs.append([*self.fixed, *chosen, self.seeds[0]])
+        jobs = self.jobs(self.middle)
+        for key, of in self.dimensions.items():
+            for value in getattr(of, "choices", ()) or (of.low, of.high):
+                jobs.append(self.jobs({**self.middle, key: value})[0])
         return jobs
+
+
+def _middle(of: BaseDistribution) -> object:
+    if isinstance(of, CategoricalDistribution):
+        return of.choices[0]
+    return math.sqrt(of.low * of.high) if of.log else (of.low + of.high) / 2
 
 
 def space_of(overrides: Sequence[str]) -> Space:
     """The space that the overrides of a search's jobs describe."""
-    fixed, seeds, dimensions = [], ["seed=0"], []
+    fixed, seeds, dimensions = [], ["seed=0"], {}
     for override in parse(overrides):
         key = override.get_key_element()
         if key == "seed":
             seeds = [job[0] for job in expand([str(override.input_line)])]
         elif override.is_sweep_override():
-            dimensions.append(_dimension(key, override))
+            dimensions[key] = _dimension(override)
         else:
             fixed.append(f"{key}={override.get_value_element_as_str()}")
     if not dimensions:
@@ -121,16 +90,16 @@ def space_of(overrides: Sequence[str]) -> Space:
     return Space(fixed, seeds, dimensions)
 
 
-def _dimension(key: str, override: Override) -> Dimension:
-    value: Any = override.value()
-    if isinstance(value, IntervalSweep):
-        low, high = float(value.start or 0), float(value.end or 0)
-        log = "log" in value.tags
-        if low >= high or (log and low <= 0):
-            need = "0 < low < high" if log else "low < high"
-            raise ConfigError(f"{override.input_line}: an interval needs {need}")
-        return Dimension(key, low, high, log)
-    return Dimension(key, choices=tuple(map(str, override.sweep_string_iterator())))
+def _dimension(override: Override) -> BaseDistribution:
+    value = override.value()
+    if not isinstance(value, IntervalSweep):
+        return CategoricalDistribution(list(map(str, override.sweep_string_iterator())))
+    low, high = float(value.start or 0), float(value.end or 0)
+    log = "log" in value.tags
+    if low >= high or (log and low <= 0):
+        need = "0 < low < high" if log else "low < high"
+        raise ConfigError(f"{override.input_line}: an interval needs {need}")
+    return FloatDistribution(low, high, log=log)
 
 
 def run_search(
@@ -141,15 +110,14 @@ def run_search(
     check_launcher(launcher, check_jobs(space.ends(), args))
     with sweep_folder(sweep) as folder:
         search = Search(folder, config, space, args)
-        ledger = Ledger(folder, command_of(args), [])
+        ledger = Ledger(folder, command_of(args))
         outcomes: list[Outcome] = []
         while trials := search.next_trials():
-            jobs = {trial.number: search.jobs(trial) for trial in trials}
-            flat = list({job.identity: job for group in jobs.values() for job in group}.values())
-            ledger.jobs |= {job.name: job for job in flat}
+            jobs = [search.jobs(trial) for trial in trials]
+            flat = list({job.identity: job for group in jobs for job in group}.values())
             outcomes += run_jobs(folder, flat, launcher, ledger)
-            for number, group in jobs.items():
-                print(search.complete(number, group, ledger), flush=True)
+            for trial, group in zip(trials, jobs, strict=True):
+                print(search.complete(trial, group, ledger), flush=True)
         code = close(folder, ledger, outcomes)
         print(search.table())
         return code
@@ -157,8 +125,6 @@ def run_search(
 
 def _study(path: Path, direction: str) -> optuna.Study:
     """The study that a file holds, or a new one."""
-    import optuna
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
 
     class Held(JournalFileOpenLock):
         """The sweep's folder is locked by this process; a lock beside the file may be anyone's."""
@@ -189,8 +155,6 @@ class Search:
     def __init__(
         self, folder: Path, config: OptunaConfig, space: Space, args: argparse.Namespace
     ) -> None:
-        import optuna
-
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._folder, self._config, self._space, self._args = folder, config, space, args
         try:
@@ -208,7 +172,7 @@ class Search:
 
     def _check_same(self) -> None:
         space = json.dumps(
-            [self._space.fixed, self._space.seeds, [repr(d) for d in self._space.dimensions],
+            [self._space.fixed, self._space.seeds, repr(self._space.dimensions),
              self._config.metric, self._config.direction]
         )  # fmt: skip
         stored = self._study.user_attrs.get("space")
@@ -218,54 +182,42 @@ class Search:
             )
         self._study.set_user_attr("space", space)
 
-    def next_trials(self) -> list[Any]:
+    def next_trials(self) -> Sequence[BaseTrial]:
         """The trials to run now: those that were running, else new ones; none at the end."""
-        from optuna.trial import TrialState
-
         begun, real = [], 0
         for trial in self._study.get_trials(deepcopy=False):
-            if "words" in trial.user_attrs:
+            if trial.params.keys() == self._space.dimensions.keys():
                 real += 1
                 begun += [trial] * (trial.state == TrialState.RUNNING)
             elif trial.state == TrialState.RUNNING:  # the process ended before it had values
                 self._study.tell(trial.number, state=TrialState.FAIL)
-        if begun:
-            return begun
-        new = []
-        for _ in range(min(self._config.at_once, self._config.trials - real)):
-            new.append(trial := self._study.ask())
-            words = [dimension.suggest(trial) for dimension in self._space.dimensions]
-            trial.set_user_attr("words", words)
-        return new
+        count = min(self._config.at_once, self._config.trials - real)
+        return begun or [self._study.ask(self._space.dimensions) for _ in range(count)]
 
-    def jobs(self, trial: Any) -> list[Job]:
+    def jobs(self, trial: BaseTrial) -> list[Job]:
         """The jobs of a trial, one per seed."""
-        words, dimensions = list(map(str, trial.user_attrs["words"])), self._space.dimensions
-        if not all(map(Dimension.holds, dimensions, words)) or len(words) != len(dimensions):
+        if trial.distributions != self._space.dimensions:
             raise ConfigError(
                 f"{self._folder / STUDY_FILE}: trial {trial.number} has values that are not "
-                f"searched ({' '.join(words)}); move it away"
+                f"searched ({' '.join(words(trial.params))}); move it away"
             )
-        checked = check_jobs(self._space.jobs(words), self._args)
-        swept = [*(d.key for d in self._space.dimensions), "seed"]
+        checked = check_jobs(self._space.jobs(trial.params), self._args)
+        swept = [*self._space.dimensions, "seed"]
         named = [(job_name(job, swept), job, config) for job, config in checked]
         return make_jobs(self._folder, named)
 
-    def complete(self, number: int, jobs: Sequence[Job], ledger: Ledger) -> str:
+    def complete(self, trial: BaseTrial, jobs: Sequence[Job], ledger: Ledger) -> str:
         """Give the study a trial's mean over its seeds, or its failure; returns a line on it."""
-        from optuna.trial import TrialState
-
         done = [job for job in jobs if ledger.status(job.name) == "finished"]
         rows = [last_recorded(read_rows(job.folder / "metrics.jsonl")) for job in done]
         values = [row.get(self._config.metric) for row in rows]
         finite = [value for value in values if value is not None and math.isfinite(value)]
-        chosen = " ".join(self._study.get_trials(deepcopy=False)[number].user_attrs["words"])
-        head = f"trial {number + 1}/{self._config.trials} {chosen}"
+        head = f"trial {trial.number + 1}/{self._config.trials} {' '.join(words(trial.params))}"
         if len(finite) < len(jobs):
-            self._study.tell(number, state=TrialState.FAIL)
+            self._study.tell(trial.number, state=TrialState.FAIL)
             return f"{head}: failed, {len(finite)} of {len(jobs)} seeds have {self._config.metric}"
         mean = sum(finite) / len(finite)
-        self._study.tell(number, mean)
+        self._study.tell(trial.number, mean)
         return f"{head}: {self._config.metric} {mean:.4g} over {len(finite)} seeds"
 
     def table(self) -> str:
@@ -275,5 +227,5 @@ class Search:
         trials.sort(key=lambda trial: trial.value, reverse=up)
         seeds = len(self._space.seeds)
         lines = [f"best of {len(trials)} trials, {self._config.metric} over {seeds} seeds:"]
-        lines += [f"  {t.value:10.4g}  {' '.join(t.user_attrs['words'])}" for t in trials[:5]]
+        lines += [f"  {t.value:10.4g}  {' '.join(words(t.params))}" for t in trials[:5]]
         return "\n".join(lines)

@@ -12,7 +12,7 @@ from klrl import __version__
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import read_plain, replace_file
 from klrl.config.identity import Identity
-from klrl.runs.folder import UNREADABLE
+from klrl.runs.folder import UNREADABLE, RunFolder
 
 SWEEP_FILE = "sweep.json"
 
@@ -39,8 +39,9 @@ class JobEntry:
 
 @dataclass
 class SweepFile:
-    """The contents of ``sweep.json``."""
+    """The contents of a folder's ``sweep.json``."""
 
+    folder: Path
     commands: list[str] = field(default_factory=list)  # each once, the last one last
     entries: list[JobEntry] = field(default_factory=list)
 
@@ -49,7 +50,7 @@ class SweepFile:
         """The file of a sweep's folder; empty where there is none."""
         path = folder / SWEEP_FILE
         if not path.exists():
-            return cls()
+            return cls(folder)
         try:
             contents = json.loads(read_plain(path))
             commands = contents.get("commands") or [contents["command"]]
@@ -59,9 +60,14 @@ class SweepFile:
                 f"{path}: the list of jobs is broken ({in_one_line(error)}); move it away, and the "
                 "jobs are known by their folders alone"
             ) from error
-        return cls([str(each) for each in commands], entries)
+        return cls(folder, [str(each) for each in commands], entries)
 
-    def write(self, folder: Path, command: str, entries: Sequence[JobEntry]) -> None:
+    @property
+    def jobs(self) -> list[tuple[RunFolder, JobEntry]]:
+        """Each entry with the run folder of its job, which may have no run yet."""
+        return [(RunFolder(self.folder / each.folder), each) for each in self.entries]
+
+    def write(self, command: str, entries: Sequence[JobEntry]) -> None:
         """Replace the file in one step; each entry takes the place of that of its folder."""
         now = {each.folder for each in entries}
         kept = [each for each in self.entries if each.folder not in now]
@@ -71,14 +77,12 @@ class SweepFile:
             "commands": [*(each for each in self.commands if each != command), command],
             "jobs": [asdict(each) for each in (*entries, *kept)],
         }
-        replace_file(folder / SWEEP_FILE, json.dumps(contents, indent=1) + "\n")
+        replace_file(self.folder / SWEEP_FILE, json.dumps(contents, indent=1) + "\n")
 
 
 def _entry(job: dict[str, Any]) -> JobEntry:
     known = {f.name: job[f.name] for f in fields(JobEntry) if job.get(f.name) is not None}
-    for name in ("name", "status", "error"):
-        if name in known:
-            known[name] = str(known[name])
+    known |= {name: str(known[name]) for name in ("name", "status", "error") if name in known}
     folder = str(job.get("folder") or job["name"])
     if folder in ("", ".", "..") or "/" in folder:
         raise ValueError(f"folder={folder} leads out of the sweep's")

@@ -1,7 +1,6 @@
 """One line that moves on a terminal and in a notebook; a line now and then in a log."""
 
 import io
-import time
 
 import pytest
 
@@ -21,7 +20,7 @@ Notebook.__module__ = "ipykernel.iostream"
 
 
 def three_updates(stream: io.StringIO) -> str:
-    with LiveLine(stream, every=3600.0) as line:
+    with LiveLine(stream) as line:
         for step in range(1, 4):
             line.show(f"{step} updates")
     return stream.getvalue()
@@ -32,21 +31,9 @@ def test_a_terminal_shows_every_text_in_the_place_of_the_last() -> None:
     assert shown == "\r\x1b[2K1 updates\r\x1b[2K2 updates\r\x1b[2K3 updates\n"
 
 
-def test_a_log_and_a_notebook_get_the_last_text_whatever_was_left_out() -> None:
-    assert three_updates(io.StringIO()) == "3 updates\n"
+def test_a_log_gets_every_text_and_a_notebook_the_last_whatever_was_left_out() -> None:
+    assert three_updates(io.StringIO()) == "1 updates\n2 updates\n3 updates\n"
     assert three_updates(Notebook()).split("\r")[-1] == "3 updates\n"
-
-
-def test_a_log_gets_a_line_as_often_as_asked_for_and_none_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    log = io.StringIO()
-    with LiveLine(log, every=10.0) as line:
-        for now in (105.0, 110.0, 112.0, 121.0):
-            line.show(f"at {now:g}")
-    assert log.getvalue() == "at 110\nat 121\n"
 
 
 def test_what_is_said_stays_above_the_live_line() -> None:

@@ -37,7 +37,7 @@ INFINITE = float("inf")
 #: Settings, entries of the manifest, values of a row; whether ``ls`` and the report can show it.
 BAD: dict[str, tuple[dict, dict, dict, bool, bool]] = {
     "frames": ({"frames": INFINITE}, {}, {}, False, True),
-    "evaluations": ({"eval": {"every": INFINITE}}, {}, {}, False, True),
+    "evaluations": ({"eval": {"every": INFINITE}}, {}, {}, True, True),
     "rows": ({}, {}, {"frames": INFINITE}, False, True),
     "seed": ({"seed": INFINITE}, {}, {}, True, False),
     "list_of_seeds": ({"seed": [1, 2]}, {}, {}, True, False),

@@ -182,7 +182,7 @@ def test_a_file_of_many_blocks_is_read_from_its_end(tmp_path) -> None:
     rows = [{"frames": i, "x" * 50_000: 1.0} for i in range(9)]
     rows[0]["reward/episode"] = 3.0
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert last_values(path, 0) == {**rows[8], "reward/episode": 3.0}
+    assert last_values(path) == {**rows[8], "reward/episode": 3.0}
     path.write_text("")
-    assert last_values(path, 0) == {}
-    assert last_values(tmp_path / "none", 0) == {}
+    assert last_values(path) == {}
+    assert last_values(tmp_path / "none") == {}

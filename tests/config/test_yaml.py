@@ -2,17 +2,18 @@
 
 import importlib.util
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from klrl.__main__ import compose
 from klrl.base.errors import ConfigError
-from klrl.config import GROUPS, LanguageConfig, conf_dir
+from klrl.config import GROUPS, EvalConfig, LanguageConfig, Ungrouped, conf_dir
 from klrl.config.catalogue import choices
 from klrl.config.checks import to_config
+from klrl.config.compose import compose
+from klrl.config.nodes import notes_of
 from klrl.control.preflight import check_env
 from klrl.runs.resume import stored_config
 
@@ -87,16 +88,23 @@ def test_every_shared_choice_goes_with_a_language_policy(group: str, choice: str
         assert config.frames_per_iteration == batch
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(conf_dir())))
+def test_every_setting_of_no_group_says_what_it_does() -> None:
+    known = {f.name for f in fields(Ungrouped)} - {*GROUPS, "eval", "checkpoint"}
+    known |= {f"eval.{f.name}" for f in fields(EvalConfig)} | {"checkpoint.every"}
+    assert notes_of(Ungrouped).keys() == known
+
+
+PRESETS = [path for path in FILES if path.name != "config.yaml"]
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda p: str(p.relative_to(conf_dir())))
 def test_every_setting_has_a_one_line_comment(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert any(line.startswith("# ") and not line.startswith("# @") for line in lines)
     body = lines[lines.index("  - _self_") + 1 :] if "  - _self_" in lines else lines
     block_openers = re.compile(r"^\s*[\w/]+:\s*(\{.*\})?$")
-    preset = "# @package _global_" in lines or path.name == "config.yaml"
+    preset = "# @package _global_" in lines
     for line in body:
-        if line.startswith("hydra:"):
-            break
         setting = re.match(r"^\s*\w+: ", line)
         if setting and not line.lstrip().startswith("-") and not (preset and _repeats(line)):
             assert "  # " in line or block_openers.match(line), f"{path.name}: {line}"

@@ -35,8 +35,8 @@ PACKAGED = ("env=cartpole", "loss=clip", "kl.placement=split", "kl.estimator=exa
 @pytest.fixture(scope="module")
 def package(tmp_path_factory) -> Path:
     """The package of PACKAGED with 8 minibatches, built once."""
-    from klrl.__main__ import compose
     from klrl.config.checks import to_config
+    from klrl.config.compose import compose
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("package")

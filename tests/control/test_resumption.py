@@ -13,7 +13,7 @@ import torch
 
 import klrl
 from klrl.control.resumption import RunningEpisodes
-from klrl.report.bits import compare_bits
+from klrl.report.diff import compare_bits
 from klrl.runs.checkpoint import Checkpoints
 from klrl.train.callbacks import Callback
 from klrl.train.loop import Training

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import klrl
-from klrl.report.bits import compare_bits
+from klrl.report.diff import compare_bits
 from tests.control.test_resumption import PART, WHOLE, WORDS, interrupted
 from tests.runs.commands import manifest_of
 

@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 import pytest
-from klrl.report.__main__ import main
 
+from klrl.report.__main__ import main
 from klrl.report.differences import differences_of, front, shown
 from klrl.report.measures import summary_lines
-from klrl.report.outcomes import count_runs, remarks, short_runs
+from klrl.report.outcomes import count_runs, short_runs
 from klrl.report.runs import find_runs
 from klrl.report.statistics import welch
 from tests.report.toys import page_of, rows_of, write_run
@@ -66,7 +66,7 @@ def diverged(tmp_path):
 
 @pytest.mark.parametrize(
     "failed, values",
-    [("last", [50, 51, 52, 5, -20]), ("worst", [50, 51, 52, -20, -20]), ("drop", [50, 51, 52])],
+    [("last", [50, 51, 52, 5, -20]), ("worst", [50, 51, 52, -20, -20])],
 )
 def test_a_failed_seed_counts_as_it_was_asked(failed, values, diverged):
     (line,) = [each for each in lines_of(diverged, failed) if each.setting.name == "kl.coef=0.1"]
@@ -83,14 +83,6 @@ def test_a_setting_with_two_diverged_seeds_is_ranked_by_all_five(diverged):
     _, page = page_of(diverged)
     assert page.labels[1] == "kl.coef=0.1 (3 of 5, 4 of 5 have a return)"
     assert page.cells[page.cells.index("kl.coef=0.1") + 1] == "3 of 5|4 of 5 have a return"
-
-
-def test_dropped_seeds_are_told_in_bold_and_counted_nowhere(diverged):
-    text, page = page_of(diverged, "--failed=drop")
-    assert "<strong>2 failed runs are left out (--failed=drop).</strong>" in text
-    i = page.cells.index("kl.coef=0.1")
-    assert page.cells[i + 1 : i + 3] == ["3 of 5", "50.0 to 52.0|mean 51.0"]
-    assert page.cells.count("failed") == 2
 
 
 def test_a_run_that_failed_before_its_first_row_counts_as_the_worst(tmp_path):
@@ -125,16 +117,6 @@ def test_short_runs_are_marked_against_what_the_task_asks(tmp_path):
     assert page.cells[page.cells.index("frames=2000") + 1] == "2 of 3|1 short"
 
 
-def test_settings_of_equal_returns_in_every_seed_are_told(tmp_path):
-    write(tmp_path, {1.0: (1, 2), 0.1: (1, 2), 0.0: (1, 3)})
-    (told,) = remarks(count_runs(find_runs([str(tmp_path)]).runs).settings)
-    assert "every seed: kl.coef=0.1; kl.coef=1." in told
-    # A sparse reward that nobody finds: other policies have other KLs.
-    for seed in (0, 1):
-        change_rows(tmp_path / f"0.1_{seed}", lambda row: row | {"kl/old/exact": 0.5})
-    assert remarks(count_runs(find_runs([str(tmp_path)]).runs).settings) == []
-
-
 def test_a_finished_seed_without_a_return_is_told(tmp_path):
     """It leaves four seeds, and so no interval."""
     write(tmp_path)
@@ -161,10 +143,8 @@ def test_where_no_episode_ended_in_a_run_all_are_compared_by_the_reward_per_fram
     np.testing.assert_array_equal(line.values["return"], [10, np.nan, 12])
     for folder in tmp_path.glob("*.*_*"):
         change_rows(folder, lambda row: row | {"reward/raw": 0.25})
-    text, page = page_of(tmp_path)
+    _, page = page_of(tmp_path)
     assert page.cells[page.cells.index("kl.coef=1") + 1 :][:2] == ["3", "0.25"]
-    told = "In 1 run no episode ended, so that all are compared by the reward per frame."
-    assert f"<strong>{told}</strong>" in text
 
 
 # -------------------------------------------------------------------------------------- differences

@@ -191,10 +191,11 @@ def test_a_curve_is_drawn_where_its_axes_say_and_the_script_reads_it_there(repor
     (seeds,) = re.findall(rf'class="seed" data-s="{of["i"]}"><path d="([^"]*)"', svg)
     assert seeds.count("M") == 3
     # Names of the ticks, and the lines of the grid.
-    below = re.findall(r'text-anchor="middle" x="([.\d]+)"[^>]*>(\d+)<', svg)
+    below = re.findall(r'text-anchor="middle" x="([.\d]+)"[^>]*>([.\d]+)(k?)<', svg)
+    below = [(float(at), float(name) * (1000 if k else 1)) for at, name, k in below]
     beside = re.findall(r'text-anchor="end"[^>]*>(-?\d+)<', svg)
     grid = re.findall(r'd="M [.\d]+ ([.\d]+) L [.\d]+ \1 " [^>]*stroke="var\(--line\)"', svg)
-    frames = np.polyval(np.polyfit(*np.array(below, float).T, 1), x)
+    frames = np.polyval(np.polyfit(*np.array(below).T, 1), x)
     np.testing.assert_allclose(frames, 100 * np.arange(1, 21), atol=1)
     returns = np.polyval(np.polyfit(np.array(grid, float), np.array(beside, float), 1), y)
     # The mean of what seeds add, 0, 2 and 10, to a return that rises by 1 to 40.

@@ -13,7 +13,7 @@ from klrl.base.errors import Interrupted
 from klrl.base.interrupt import StopRequest
 from klrl.cli.wrapper import exit_code
 from klrl.runs.folder import RunFolder
-from klrl.sweep.stop import passed_on
+from klrl.sweep.run import passed_on
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, manifest_of, only_run, rows_of, wandb_records

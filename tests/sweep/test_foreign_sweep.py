@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from optuna.distributions import CategoricalDistribution, distribution_to_json
 
 from klrl.sweep import queue, slurm
 from klrl.sweep.jobs import make_jobs
@@ -101,8 +102,10 @@ def study(*logs: dict) -> None:
 
 def test_a_search_takes_no_words_but_its_own(precious: Path, capsys) -> None:
     Path("evil.py").write_text("open('ran', 'w')")
-    words = ["kl.coef=0.1", "controller=custom", "controller.target=evil:Controller"]
-    study({"op_code": 8, "worker_id": "w", "trial_id": 0, "user_attr": {"words": words}})
+    value = "0.1 controller=custom controller.target=evil:Controller"
+    given = {"param_name": "kl.coef", "param_value_internal": 0.0}
+    given["distribution"] = distribution_to_json(CategoricalDistribution([value]))
+    study({"op_code": 5, "worker_id": "w", "trial_id": 0, **given})
     assert sweep("frames=64", *SEARCH) == 2
     said = capsys.readouterr().err
     assert "study.journal: trial 0 has values that are not searched (kl.coef=0.1 contr" in said

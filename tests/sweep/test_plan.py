@@ -1,19 +1,17 @@
 """``python -m klrl.plan``: its arithmetic by hand, its words as a user gives them."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from klrl.plan import main as plan_main
 
 from klrl.__main__ import main as klrl_main
-from klrl.base.errors import ConfigError
 from klrl.config import JoblibConfig, LauncherConfig, RayLauncherConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
 from klrl.sweep import plan
-from klrl.sweep.plan import PlannedJob, job_seconds, kind_of, memory, sweep_seconds
+from klrl.sweep.plan import PlannedJob, job_seconds, kind_of, sweep_seconds
 from klrl.sweep.probe import Cost
 from tests.conftest import QUICK
 from tests.sweep.commands import SLURM
@@ -51,7 +49,6 @@ def test_jobs_share_processes_and_pay_a_start_once() -> None:
     assert sweep_seconds(jobs, costs, pool, 2) == pytest.approx(3 + 2 * each)
     assert sweep_seconds(jobs, costs, SLURM, 1) == pytest.approx(3 * (3 + each))
     assert sweep_seconds([], costs, local, 1) == 0
-    assert memory({"a": COST, "b": replace(COST, memory=7, children=8)}, 3) == 45
 
 
 def test_at_a_time_is_what_the_launcher_says() -> None:
@@ -113,8 +110,3 @@ def test_finished_jobs_are_not_planned(capsys, monkeypatch) -> None:
     assert "3 jobs, 2 finished before, 1 to run" in told(
         capsys, "-m", "sweep=a", *QUICK, "seed=0,1,2"
     )
-
-
-def test_more_memory_than_there_is_is_refused() -> None:
-    with pytest.raises(ConfigError, match="run fewer at a time"):
-        plan.check_memory(10**15, 4, JoblibConfig(name="joblib", n_jobs=4, jobs_per_device=1))

@@ -1,5 +1,6 @@
 """SLURM's answers and what follows from them; the whole of it: ``test_slurm.py``."""
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -114,7 +115,7 @@ def two(settings, monkeypatch) -> tuple[list[Job], SweepFile]:
     ]
     (FOLDER / queue.SUBMISSIONS).mkdir(parents=True)
     monkeypatch.setattr(slurm, "here", lambda: True)
-    return jobs[:2], SweepFile(["klrl"], entries)
+    return jobs[:2], SweepFile(FOLDER, ["klrl"], entries)
 
 
 @pytest.mark.parametrize("config", [SLURM, LOCAL], ids=["slurm", "local"])
@@ -136,7 +137,7 @@ def test_what_is_in_the_queue_is_adopted_or_cancelled(two, config, monkeypatch) 
 
 def test_a_job_of_other_settings_is_not_adopted(two, settings, monkeypatch) -> None:
     _, before = two
-    before.write(FOLDER, "klrl", before.entries)
+    before.write("klrl", before.entries)
     (job,) = make_jobs(FOLDER, [("seed=1", ["seed=1"], settings("seed=1", "frames=192"))])
     assert job.name == f"seed=1-{job.identity.settings}"
     monkeypatch.setattr(slurm, "in_queue", lambda folder: {"12_1": "PENDING"})
@@ -155,7 +156,7 @@ def test_a_queue_that_does_not_answer_may_hold_copies(two, monkeypatch) -> None:
     same, (line,) = queue.settle(FOLDER, jobs, before, LOCAL)
     assert same == jobs
     assert "cannot be seen from this machine" in line
-    done = SweepFile([], [replace(e, status="finished") for e in before.entries])
+    done = SweepFile(FOLDER, [], [replace(e, status="finished") for e in before.entries])
     assert queue.settle(FOLDER, jobs, done, LOCAL) == (jobs, [])
 
 
@@ -179,8 +180,7 @@ def test_what_becomes_of_a_job_that_slurm_ended(
     RunFolder(job.folder).open(job.config)
     (job.folder / "checkpoints" / "last" / f"frames-{64:012d}").mkdir(parents=True)
     (FOLDER / queue.SUBMISSIONS).mkdir()
-    for each in starts:
-        queue._note_start(queue.submissions(FOLDER), "12", each)
+    (queue.submissions(FOLDER) / "12_starts.json").write_text(json.dumps(starts))
     again: list[str] = []
 
     def requeue(job: str) -> str | None:

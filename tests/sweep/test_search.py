@@ -10,7 +10,7 @@ import pytest
 import klrl.train.loop
 from klrl.base.errors import Interrupted, NonFiniteError
 from klrl.runs.folder import run_id
-from klrl.sweep.search import space_of
+from klrl.sweep.search import space_of, words
 from tests.sweep.commands import sweep as exits
 
 pytestmark = pytest.mark.integration
@@ -51,7 +51,7 @@ def test_a_trials_value_is_the_mean_over_its_seeds(runs, capfd) -> None:
     trials = study().trials
     assert [t.state.name for t in trials] == ["COMPLETE"] * 4
     for trial in trials:
-        coef = float(trial.user_attrs["words"][0].partition("=")[2])
+        coef = float(words(trial.params)[0].partition("=")[2])
         assert coef == pytest.approx(trial.params["kl.coef"], rel=5e-4), "four digits are kept"
         expected = -((math.log10(coef) + 1) ** 2) + (0 + 1 + 2) / 3
         assert trial.value == pytest.approx(expected, abs=1e-12)
@@ -71,18 +71,18 @@ def test_a_search_that_was_stopped_goes_on_with_the_same_trial(runs, monkeypatch
 
     monkeypatch.setattr(klrl.train.loop, "start", stopped)
     assert exits(*SEARCH, "search.trials=3") == 130
-    first = [t.user_attrs["words"] for t in study().trials]
+    first = [words(t.params) for t in study().trials]
     assert [t.state.name for t in study().trials] == ["COMPLETE", "RUNNING"]
     monkeypatch.setattr(klrl.train.loop, "start", real)
     assert exits(*SEARCH, "search.trials=3") == 0
     assert [t.state.name for t in study().trials] == ["COMPLETE"] * 3
-    assert [t.user_attrs["words"] for t in study().trials][:2] == first
+    assert [words(t.params) for t in study().trials][:2] == first
     assert len(runs) == len(set(runs)) == 9, "no job ran twice"
     assert exits(*SEARCH, "search.trials=3") == 0
     assert len(runs) == 9
     assert exits(*SEARCH, "search.trials=4") == 0
     assert len(runs) == 12
-    assert len({t.user_attrs["words"][0] for t in study().trials}) == 4
+    assert len({words(t.params)[0] for t in study().trials}) == 4
 
 
 def test_a_seed_that_fails_fails_its_trial_alone(runs, monkeypatch, capfd) -> None:
@@ -100,8 +100,8 @@ def test_a_seed_that_fails_fails_its_trial_alone(runs, monkeypatch, capfd) -> No
 
 
 def test_choices_and_minimising(runs) -> None:
-    words = ("search=optuna", "kl=legacy,retrieve", "kl.coef=interval(0.05,0.2)", "seed=0")
-    assert exits(*words, "search.trials=6", "search.at_once=3", "search.direction=minimize") == 0
+    given = ("search=optuna", "kl=legacy,retrieve", "kl.coef=interval(0.05,0.2)", "seed=0")
+    assert exits(*given, "search.trials=6", "search.at_once=3", "search.direction=minimize") == 0
     assert {t.params["kl"] for t in study().trials} <= {"legacy", "retrieve"}
     assert study().direction.name == "MINIMIZE"
     assert all(0.05 <= t.params["kl.coef"] <= 0.2 for t in study().trials)
@@ -116,7 +116,7 @@ def test_another_space_in_the_same_folder_is_refused(runs, capsys) -> None:
 def test_a_space_is_checked_at_its_ends() -> None:
     space = space_of(["frames=8", "kl.coef=tag(log, interval(0.01, 1))", "kl=a,b", "seed=3,4"])
     assert (space.fixed, space.seeds) == (["frames=8"], ["seed=3", "seed=4"])
-    words = {tuple(job) for job in space.ends()}
-    assert ("frames=8", "kl.coef=0.1", "kl=a", "seed=4") in words, "the middle in logarithms"
-    assert ("frames=8", "kl.coef=0.01", "kl=a", "seed=3") in words
-    assert ("frames=8", "kl.coef=0.1", "kl=b", "seed=3") in words
+    ends = {tuple(job) for job in space.ends()}
+    assert ("frames=8", "kl.coef=0.1", "kl=a", "seed=4") in ends, "the middle in logarithms"
+    assert ("frames=8", "kl.coef=0.01", "kl=a", "seed=3") in ends
+    assert ("frames=8", "kl.coef=0.1", "kl=b", "seed=3") in ends

@@ -18,7 +18,7 @@ from klrl.config.own.parts import GIVEN
 _PLAIN = bool | int | float | str | list | dict | None
 
 
-def typed_args(setting: str, part: OwnPart) -> dict[str, Any]:
+def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
     """The args of a part: those that were given, typed, and plain defaults of the others."""
     target = find_target(setting, part)
     text, given = named(setting, part), GIVEN[setting.partition("[")[0]]
@@ -35,7 +35,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, Any]:
                 f"{key}: {part.target} has no such argument{nearest(str(name), own) or has}"
             )
     hints = _hints(target)
-    typed: dict[str, Any] = {}
+    typed: dict[str, object] = {}
     for name, p in own.items():
         if name in part.args:
             key = f"{setting}.args.{name}"
@@ -51,7 +51,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, Any]:
     return {**part.args, **typed}
 
 
-def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+def _hints(target: Callable[..., object]) -> dict[str, object]:
     """Types by name; none where they cannot be had, as of what only a type checker imports."""
     try:
         of = target.__init__ if inspect.isclass(target) else target
@@ -60,7 +60,7 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _typed(key: str, value: Any, hint: Any, default: Any) -> Any:
+def _typed(key: str, value: object, hint: Any, default: object) -> object:
     """A value as its annotation has it: ``float``, ``Annotated[int, Field(ge=1)]``."""
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 

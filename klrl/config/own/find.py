@@ -9,21 +9,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from klrl.base.errors import ConfigError, with_line
 from klrl.base.imports import import_users, named_in
 from klrl.config.checks import NoValueError
 from klrl.config.fields import OwnPart
 
+Made = TypeVar("Made")
+
 
 def make_own(
     setting: str,
     part: OwnPart,
-    given: Mapping[str, Any],
-    kind: type = object,
+    given: Mapping[str, object],
+    kind: type[Made] = object,  # type: ignore[assignment]
     what: str = "",
-) -> Any:
+) -> Made:
     """Call a part of a completed job with its args and with what klrl gives (:data:`GIVEN`).
 
     What it makes must be of a ``kind``; ``what`` says how to make one.
@@ -82,7 +84,9 @@ def named(setting: str, part: OwnPart) -> str:
     return f"{setting}.target={part.target}"
 
 
-def arguments(text: str, target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+def arguments(
+    text: str, target: Callable[..., object]
+) -> tuple[dict[str, inspect.Parameter], bool]:
     """The keywords that a part takes, and whether it takes any others."""
     call = target
     if inspect.isclass(target):  # a metaclass may hide a class's own arguments

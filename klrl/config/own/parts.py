@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from klrl.base.sources import of_klrl
 from klrl.config.choices import CHOICES
-from klrl.config.fields import OwnPart
-from klrl.config.jobs import JobConfig
+from klrl.config.fields import ChoiceConfig, OwnPart
+from klrl.config.jobs import Env, JobConfig
 from klrl.config.schemas.language import LanguageEnvConfig
 
 #: Setting of a part -> the arguments that klrl gives it, by keyword.
@@ -36,7 +35,7 @@ def own_parts(config: JobConfig) -> Iterator[tuple[str, OwnPart]]:
         yield from parts_in(group, getattr(config, group))
 
 
-def parts_in(group: str, part: Any) -> Iterator[tuple[str, OwnPart]]:
+def parts_in(group: str, part: ChoiceConfig) -> Iterator[tuple[str, OwnPart]]:
     """The custom parts among the settings of one group."""
     if isinstance(part, OwnPart):
         yield group, part
@@ -49,7 +48,7 @@ def parts_in(group: str, part: Any) -> Iterator[tuple[str, OwnPart]]:
                 yield f"{group}.{f.name}[{i}]", each
 
 
-def named_code(env: Any) -> Iterator[tuple[str, str, Any]]:
+def named_code(env: Env) -> Iterator[tuple[str, str, object]]:
     """What ``env.id=module:Id`` and ``env.reward=module:function`` name: setting, value, args.
 
     Environments of klrl and of the packages that its extras ask for are not among them.

@@ -6,14 +6,16 @@ import sys
 import types
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.base.sources import Source, find, source_of
 from klrl.config.choices import CHOICES
-from klrl.config.jobs import JobConfig
+from klrl.config.fields import OwnPart
+from klrl.config.jobs import Env, JobConfig
+from klrl.config.own.args import typed_args
 from klrl.config.own.find import find_target, named
 from klrl.config.own.parts import named_code, own_parts, top_level
+from klrl.config.own.trust import name_code
 
 #: Top-level module -> the module and its source when this process imported it.
 _IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
@@ -46,7 +48,7 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
     ]
 
 
-def named_sources(env: Any) -> dict[str, str]:
+def named_sources(env: Env) -> dict[str, str]:
     """The sources of the modules behind ``env.id`` and ``env.reward``, as settings store them."""
     found = {}
     for setting, value, _ in named_code(env):
@@ -91,3 +93,20 @@ def own_source(text: str, target: str) -> Source:
             "them; start klrl again (a notebook: restart its kernel)"
         )
     return now
+
+
+def complete(config: JobConfig) -> None:
+    """Find the custom parts of a job, in place: type their args, note their sources."""
+    for setting, part in own_parts(config):
+        complete_part(setting, part)
+        source = own_source(named(setting, part), str(part.target))
+        part.path, part.source, part.version = source.folder, source.digest, source.version
+        if setting == "env":
+            config.env.id = part.target  # the task's name
+    config.env.sources = named_sources(config.env)
+    name_code(config)
+
+
+def complete_part(setting: str, part: OwnPart) -> None:
+    """Type the args of one part, in place; its source stays."""
+    part.args = typed_args(setting, part)

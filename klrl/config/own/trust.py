@@ -14,14 +14,14 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from klrl.base.cache import Untrusted, private_folder, state_dir, trusted
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import in_place
 from klrl.base.sources import find, source_of
 from klrl.config.fields import OwnPart
-from klrl.config.jobs import JobConfig
+from klrl.config.jobs import Env, JobConfig
 from klrl.config.own.parts import named_code, own_parts, top_level
 
 #: What the user names in this process: digests of code, and words, as ``env.id=module:Id``.
@@ -55,7 +55,7 @@ def note(run: Path, config: JobConfig) -> None:
         os.close(in_place(_ledger() / key, os.O_WRONLY))
 
 
-def check_known(run: Path, parts: Parts, env: Any = None) -> None:
+def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
     """Refuse a run that names code which this user neither named, nor ran, nor trusts.
 
     A part's ``path`` becomes the folder where it is: what else lies in a stored one stays unseen.
@@ -80,7 +80,7 @@ def check_known(run: Path, parts: Parts, env: Any = None) -> None:
         part.path = folders.get(f"{setting}.target") or None
 
 
-def _codes(parts: Parts, env: Any = None) -> list[_Code]:
+def _codes(parts: Parts, env: Env | None = None) -> list[_Code]:
     """What would be imported now. A module that is nowhere cannot be, and is left out."""
     listed = list(parts)
     folders = [str(Path.cwd()), *(part.path for _, part in listed if part.path)]

@@ -18,7 +18,7 @@ from klrl.config import (
     TargetControllerConfig,
 )
 from klrl.config.placement import OWN, check_divergence, check_placement
-from klrl.config.rules import refuse_empty, rule
+from klrl.config.rules import refuse_empty
 
 #: domain -> the values of ``loss.reduction``, and the remedy for others
 _REDUCTIONS = {
@@ -43,15 +43,18 @@ _UNITS = {
 }
 
 
-@rule
-def check_reduction(c: JobConfig) -> None:
-    """A domain's loss is reduced over what it has: frames, or tokens and responses."""
-    allowed, remedy = _REDUCTIONS[c.domain]
-    if c.loss.reduction not in allowed:
-        raise ConfigError(f"loss.reduction={c.loss.reduction}: {remedy}")
+def check_domains_words(c: JobConfig) -> None:
+    """A loss is reduced over what the domain has, and a target is per unit that it has."""
+    for group, name, of in (
+        ("loss", "reduction", _REDUCTIONS),
+        ("controller", "unit", _UNITS),
+        ("loss", "unit", _UNITS),
+    ):
+        value, (allowed, remedy) = getattr(getattr(c, group), name, None), of[c.domain]
+        if value is not None and value not in allowed:
+            raise ConfigError(f"{group}.{name}={value}: {remedy}")
 
 
-@rule
 def check_lr(c: JobConfig) -> None:
     """The learning rate falls."""
     if c.optim.lr_floor > c.optim.lr:
@@ -61,13 +64,11 @@ def check_lr(c: JobConfig) -> None:
         )
 
 
-@rule
 def check_init(c: JobConfig) -> None:
     """An empty name is no run."""
     refuse_empty("actor.init", c.actor.init, "give a trained run: actor.init=outputs/RUN")
 
 
-@rule
 def check_beta(c: JobConfig) -> None:
     """Beta starts inside its bounds; the forward rule has none."""
     loss = c.loss
@@ -88,7 +89,6 @@ def check_beta(c: JobConfig) -> None:
         )
 
 
-@rule
 def check_charged(c: JobConfig) -> None:
     """Estimator, divergence and placement go together."""
     if isinstance(c.kl, RetrieveKLConfig):
@@ -101,7 +101,6 @@ def check_charged(c: JobConfig) -> None:
         check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)
 
 
-@rule
 def check_step(c: JobConfig) -> None:
     """The environment charges its reward, and knows one divergence."""
     if not isinstance(c.kl, RetrieveKLConfig) or c.kl.apply != "step":
@@ -117,7 +116,6 @@ def check_step(c: JobConfig) -> None:
         )
 
 
-@rule
 def check_target(c: JobConfig) -> None:
     """A target that the divergence cannot reach."""
     controller = c.controller
@@ -132,7 +130,6 @@ def check_target(c: JobConfig) -> None:
         )
 
 
-@rule
 def check_reward_weight(c: JobConfig) -> None:
     """Without the reward, the penalty must be there."""
     rises = isinstance(c.controller, ScheduleControllerConfig) and c.controller.end > 0
@@ -145,7 +142,6 @@ def check_reward_weight(c: JobConfig) -> None:
         )
 
 
-@rule
 def check_start(c: JobConfig) -> None:
     """A coefficient that is multiplied must start inside its bounds, above 0."""
     controller = c.controller
@@ -160,17 +156,6 @@ def check_start(c: JobConfig) -> None:
         )
 
 
-@rule
-def check_unit(c: JobConfig) -> None:
-    """The unit of a target is one that the domain has."""
-    allowed, remedy = _UNITS[c.domain]
-    for group in ("controller", "loss"):
-        unit = getattr(getattr(c, group), "unit", None)
-        if unit is not None and unit not in allowed:
-            raise ConfigError(f"{group}.unit={unit}: {remedy}")
-
-
-@rule
 def check_also(c: JobConfig) -> None:
     """Only loggers that have no settings of their own may be in ``logger.also``, each once."""
     plain = [

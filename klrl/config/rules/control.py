@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from klrl.base.errors import ConfigError
 from klrl.config import Config, CustomActorConfig, LegacyKLConfig, RayCollectorConfig
-from klrl.config.rules import rule
 
 #: Two layers of it have 4e9 weights between them.
 _WIDEST = 65_536
 
 
-@rule
 def check_minibatches_of_frames(c: Config) -> None:
     """Minibatches share the frames equally, and an advantage that is normalised has a spread."""
     batch = c.frames_per_iteration
@@ -27,24 +25,6 @@ def check_minibatches_of_frames(c: Config) -> None:
         )
 
 
-@rule
-def check_mask_truncated(c: Config) -> None:
-    """Frames are all real."""
-    if c.loss.mask_truncated:
-        raise ConfigError(
-            "loss.mask_truncated=true: language only, as is loss=dapo; set it to false"
-        )
-
-
-@rule
-def check_learner_of_frames(c: Config) -> None:
-    """Settings of the update of a language model."""
-    for name, value in (("dtype", c.learner.dtype), ("micro_batch", c.learner.micro_batch)):
-        if value is not None:
-            raise ConfigError(f"learner.{name}={value}: language only; drop it")
-
-
-@rule
 def check_workers(c: Config) -> None:
     """Ray's workers share the copies equally."""
     if isinstance(c.collector, RayCollectorConfig) and c.env.num_envs % c.collector.workers:
@@ -54,7 +34,6 @@ def check_workers(c: Config) -> None:
         )
 
 
-@rule
 def check_window(c: Config) -> None:
     """A window for each copy, closed with the copies of an evaluation, would end the run."""
     if c.env.kwargs.get("render_mode") == "human":
@@ -64,7 +43,6 @@ def check_window(c: Config) -> None:
         )
 
 
-@rule
 def check_ray_step(c: Config) -> None:
     """A KL that Ray's workers cannot compute."""
     ray = isinstance(c.collector, RayCollectorConfig)
@@ -75,7 +53,6 @@ def check_ray_step(c: Config) -> None:
         )
 
 
-@rule
 def check_hidden(c: Config) -> None:
     """Every layer has a width."""
     if not c.actor.hidden or not all(1 <= width <= _WIDEST for width in c.actor.hidden):
@@ -84,7 +61,6 @@ def check_hidden(c: Config) -> None:
         )
 
 
-@rule
 def check_own(c: Config) -> None:
     """Custom networks share nothing."""
     if isinstance(c.actor, CustomActorConfig) and c.actor.share_trunk:

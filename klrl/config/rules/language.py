@@ -15,14 +15,13 @@ from klrl.config import (
     TextConfig,
 )
 from klrl.config.objectives import SHAPED
-from klrl.config.rules import refuse_empty, rule
+from klrl.config.rules import refuse_empty
 
 _MOST_DIGITS = 64
 #: Arguments of a chat template's rendering that klrl gives itself.
 _RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation", "chat_template")
 
 
-@rule
 def check_reward(c: LanguageConfig) -> None:
     """Names of rewards, each once; those of another task are refused."""
     names = c.env.rewards
@@ -41,7 +40,6 @@ def check_reward(c: LanguageConfig) -> None:
             )
 
 
-@rule
 def check_reward_weights(c: LanguageConfig) -> None:
     """A finite weight for each reward, not all of them 0."""
     weights, count = c.env.reward_weights, len(c.env.rewards)
@@ -61,7 +59,6 @@ def check_reward_weights(c: LanguageConfig) -> None:
         )
 
 
-@rule
 def check_data(c: LanguageConfig) -> None:
     """Data that are named; a share that leaves some; template arguments that are the user's."""
     if not isinstance(c.env, TextConfig):
@@ -76,7 +73,6 @@ def check_data(c: LanguageConfig) -> None:
             raise ConfigError(f"env.template_kwargs.{name}: klrl sets it; drop it")
 
 
-@rule
 def check_model(c: LanguageConfig) -> None:
     """A model that is named; only the smallest task makes its own."""
     remedy = "give a folder written by save_pretrained, a hub id, or smollm2"
@@ -87,7 +83,6 @@ def check_model(c: LanguageConfig) -> None:
         raise ConfigError(f"actor.model=null: env={c.env.name} needs a model; {remedy}")
 
 
-@rule
 def check_digits(c: LanguageConfig) -> None:
     """Lengths of lists that there are; no shots for klrl's base model, which answers none so."""
     env = c.env
@@ -105,7 +100,6 @@ def check_digits(c: LanguageConfig) -> None:
         )
 
 
-@rule
 def check_group_size(c: LanguageConfig) -> None:
     """A group is compared with itself."""
     size = c.collector.group_size
@@ -116,7 +110,6 @@ def check_group_size(c: LanguageConfig) -> None:
         )
 
 
-@rule
 def check_minibatches_of_prompts(c: LanguageConfig) -> None:
     """Minibatches share the prompts equally."""
     if c.collector.prompts % c.learner.minibatches:
@@ -126,7 +119,6 @@ def check_minibatches_of_prompts(c: LanguageConfig) -> None:
         )
 
 
-@rule
 def check_shaped(c: LanguageConfig) -> None:
     """The spread divides a KL that is in the advantage, and that one alone."""
     if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
@@ -141,7 +133,6 @@ def check_shaped(c: LanguageConfig) -> None:
         )
 
 
-@rule
 def check_adapter_off(c: LanguageConfig) -> None:
     """A reference without adapters is that of a policy with adapters."""
     if c.reference.name == "adapter_off" and c.actor.lora.r == 0 and c.has_reference:
@@ -151,7 +142,6 @@ def check_adapter_off(c: LanguageConfig) -> None:
         )
 
 
-@rule
 def check_lora(c: LanguageConfig) -> None:
     """Adapters that leave the policy one policy, on modules that have names."""
     lora = c.actor.lora
@@ -168,7 +158,6 @@ def check_lora(c: LanguageConfig) -> None:
         )
 
 
-@rule
 def check_language_step(c: LanguageConfig) -> None:
     """What TorchRL's environment and its transforms serve."""
     if not isinstance(c.kl, LegacyKLConfig) or c.kl.apply != "step":
@@ -186,7 +175,6 @@ def check_language_step(c: LanguageConfig) -> None:
         )
 
 
-@rule
 def check_compile(c: LanguageConfig) -> None:
     """No language update is compiled."""
     if c.learner.compile not in ("auto", "false"):
@@ -196,7 +184,6 @@ def check_compile(c: LanguageConfig) -> None:
         )
 
 
-@rule
 def check_learner_dtype(c: LanguageConfig) -> None:
     """What learns is held in float32 at least, and computed with as the actor asks."""
     dtype, actor = c.learner.dtype, c.actor
@@ -216,7 +203,6 @@ def check_learner_dtype(c: LanguageConfig) -> None:
         )
 
 
-@rule
 def check_micro_batch(c: LanguageConfig) -> None:
     """A micro-batch is a part of a minibatch."""
     size, prompts = c.learner.micro_batch, c.collector.prompts // c.learner.minibatches

@@ -1,4 +1,4 @@
-"""Settings that a job never reads, each with the reason; giving one of them is refused.
+"""What the user typed: settings that a job never reads, and half of a named objective.
 
 To add one: an entry of ``unread.yaml``.
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.tables import entry_of, read_table
-from klrl.config import CONTROL, LANGUAGE, JobConfig
+from klrl.config import CONTROL, LANGUAGE, GroupConfig, JobConfig
+from klrl.config.objectives import PRESETS
 
 #: Setting -> some of its values.
 Values = Mapping[str, Sequence[object]]
@@ -61,3 +62,22 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
                 continue
             if rule.anyway is ... or attrgetter(setting)(config) != rule.anyway:
                 raise ConfigError(f"{named[0]}: nothing reads it here: {rule.reason}")
+
+
+def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
+    """Refuse the loss of a named objective with another's advantage that nobody chose."""
+    words = dict(each.partition("=")[::2] for each in overrides)
+    name = words.get("loss", "")
+    here = c.advantage.baseline if isinstance(c.advantage, GroupConfig) else None
+    named = PRESETS["advantage"].get(name)
+    if (
+        named is None
+        or named.values["baseline"] == here
+        or {"advantage", "advantage.baseline"} & set(words)
+    ):
+        return
+    raise ConfigError(
+        f"loss={name}: its advantage is advantage={name}, and here it is advantage="
+        f"{c.advantage.name}{f' with baseline={here}' if here else ''}; give advantage={name}, or "
+        "name another"
+    )

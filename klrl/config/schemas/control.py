@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Optional
+from dataclasses import field
+from typing import ClassVar, Optional
 
 from omegaconf import MISSING
 
 from klrl.config.choices import registered
 from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
+from klrl.config.types import Part, Values
 
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 
 
 @registered("env", "gym", control="control.env:gym")
-@dataclass
 class EnvConfig(ChoiceConfig):
     """Any Gymnasium id, as in env=gym env.id=MountainCarContinuous-v0 (untuned)."""
 
     id: str = MISSING  # a Gymnasium id, or module:id for an environment that a module registers
-    kwargs: dict[str, Any] = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
+    kwargs: Values = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
     num_envs: int = number(8, ge=1)  # copies in this process
     normalize_observation: bool = setting(True)  # by running statistics inside the policy
     reward_scale: float = number(1.0, gt=0)  # factor on the shaped reward, for the learner only
@@ -28,7 +28,7 @@ class EnvConfig(ChoiceConfig):
     #: seconds that a step of all copies may take, then the run ends; null = no limit
     step_timeout: Optional[float] = added(number(gt=0), None)
     #: around each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
-    wrappers: list[Any] = field(
+    wrappers: list[Part] = field(
         default_factory=list, metadata={"added": [], "own": True, "home": "gymnasium.wrappers"}
     )
     #: of a Dict, as in [image, direction]
@@ -48,12 +48,11 @@ class EnvConfig(ChoiceConfig):
 
 
 @registered("env", "custom", control="control.env:custom")
-@dataclass
 class CustomEnvConfig(OwnPart, EnvConfig):
     """An environment of your own: env.target=package.module:Name, which returns a Gymnasium env."""
 
     id: str = ""  # of env=gym: here env.target says which
-    kwargs: dict[str, Any] = field(default_factory=dict)  # of env=gym: here env.args
+    kwargs: Values = field(default_factory=dict)  # of env=gym: here env.args
 
     arguments: ClassVar[str] = "env.args"
 
@@ -64,7 +63,6 @@ class CustomEnvConfig(OwnPart, EnvConfig):
 
 
 @registered("actor", "categorical", control="control.actor:categorical_agent")
-@dataclass
 class ActorConfig(ChoiceConfig):
     """A categorical over discrete actions."""
 
@@ -88,7 +86,6 @@ class ActorConfig(ChoiceConfig):
 )
 @registered("actor", "normal", "a diagonal Gaussian", control="control.actor:normal_agent")
 @registered("actor", "mlp", control="control.actor:fitting_agent")
-@dataclass
 class GaussianActorConfig(ActorConfig):
     """An MLP; its distribution follows the action space: normal for Box, else categorical."""
 
@@ -97,13 +94,12 @@ class GaussianActorConfig(ActorConfig):
 
 
 @registered("actor", "custom", control="control.own:custom_agent")
-@dataclass
 class CustomActorConfig(OwnPart, GaussianActorConfig):
     """Networks of your own below klrl's distribution: actor.target=package.module:Name."""
 
     #: auto: normal for Box actions, categorical for others; normal, tanh_normal or categorical
     distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
-    own_critic: Any = own_part()  # own_critic.target=package.module:Name; null: klrl's MLP
+    own_critic: Part = own_part()  # own_critic.target=package.module:Name; null: klrl's MLP
     hidden: list[int] = setting([64, 64])  # widths of klrl's critic
     share_trunk: bool = setting(False)  # custom networks share nothing
 
@@ -117,7 +113,6 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
 
 
 @registered("actor", "cnn", control="control.actor:fitting_agent")
-@dataclass
 class CNNActorConfig(GaussianActorConfig):
     """A CNN for images, MLPs for the rest; normal for Box, categorical for discrete actions."""
 
@@ -134,7 +129,6 @@ class CNNActorConfig(GaussianActorConfig):
     "collector", "torchrl", "TorchRL's Collector", control="control.rollout:torchrl_rollout"
 )
 @registered("collector", "vector", control="control.rollout:vector_rollout")
-@dataclass
 class CollectorConfig(ChoiceConfig):
     """A native loop over the batched environment, in this process; the batch is TorchRL's."""
 
@@ -152,7 +146,6 @@ class CollectorConfig(ChoiceConfig):
     package="ray",
     remedy="pip install 'klrl[ray]', or choose collector=vector",
 )
-@dataclass
 class RayCollectorConfig(CollectorConfig):
     """Rollouts from several processes or machines; needs klrl[ray] (docs/scaling.md)."""
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 from omegaconf import MISSING
 
 from klrl.config.choices import registered
 from klrl.config.fields import ChoiceConfig, Settings, added, choice, number, setting
+from klrl.config.types import Values, Words
 
 
 @dataclass
 class LanguageEnvConfig(ChoiceConfig):
     """Prompts and reward functions; a response is an episode of one step."""
 
-    reward: Any = MISSING
+    reward: Words = MISSING
     reward_weights: Optional[list[float]] = added(field(), None)  # of a list; null = 1 each
     # A thread is waited for 9.2e9 seconds at most.
     #: seconds that a call of the reward function may take; null = no limit
@@ -33,7 +34,6 @@ class LanguageEnvConfig(ChoiceConfig):
 
 
 @registered("env", "sort_digits", language="language.data.tasks:sort_digits")
-@dataclass
 class SortDigitsConfig(LanguageEnvConfig):
     """A language task made here: sort the digits; part of experiment=sort_digits."""
 
@@ -42,24 +42,22 @@ class SortDigitsConfig(LanguageEnvConfig):
     shots: int = number(0, ge=0)  # worked examples before the question; they need an actor.model
 
     #: exact (gold), proxy (hackable), module:function, FILE.py:function, model:FOLDER, or a list
-    reward: Any = setting("exact")
+    reward: Words = setting("exact")
 
     own_rewards: ClassVar[tuple[str, ...]] = ("exact", "proxy")
 
 
 @registered("env", "instructions", language="language.data.tasks:instructions")
-@dataclass
 class InstructionsConfig(LanguageEnvConfig):
     """Describe a thing in one sentence, verified by a function; part of experiment=smollm."""
 
     #: followed (all), followed_share, module:function, FILE.py:function, model:FOLDER, or a list
-    reward: Any = setting("followed_share")
+    reward: Words = setting("followed_share")
 
     own_rewards: ClassVar[tuple[str, ...]] = ("followed", "followed_share")
 
 
 @registered("env", "text", language="language.data.tasks:text")
-@dataclass
 class TextConfig(LanguageEnvConfig):
     """Prompts from files and your own reward function; part of experiment=text."""
 
@@ -71,9 +69,9 @@ class TextConfig(LanguageEnvConfig):
     #: share of the prompts that is held out for evaluation where no other data is named
     eval_share: float = added(number(ge=0), 0.0)
     #: arguments of the chat template, as in env.template_kwargs.enable_thinking=false
-    template_kwargs: dict[str, Any] = field(default_factory=dict, metadata={"added": {}})
+    template_kwargs: Values = field(default_factory=dict, metadata={"added": {}})
     #: module:function or FILE.py:function of (prompts, responses, rows), model:FOLDER, or a list
-    reward: Any = MISSING
+    reward: Words = MISSING
     #: seconds that a call of it may take; null = no limit, and called on the main thread
     reward_timeout: Optional[float] = number(60, gt=0, le=1e9)
 
@@ -86,11 +84,11 @@ class LoraConfig(Settings):
     alpha: float = number(16.0, gt=0)  # the adapters' update is scaled by alpha / r
     #: 0: dropout would make the updated policy another one than the one that sampled
     dropout: float = number(0.0, ge=0, le=1)
-    target_modules: Any = setting("all-linear")  # a list of layers, or all-linear: all but the head
+    #: a list of layers, or all-linear: all but the head
+    target_modules: Words = setting("all-linear")
 
 
 @registered("actor", "causal_lm", language="language.run.load:make_policy")
-@dataclass
 class CausalLMConfig(ChoiceConfig):
     """A causal language model of transformers."""
 
@@ -110,7 +108,6 @@ class CausalLMConfig(ChoiceConfig):
     language="language.run.rollout:PromptRollout",
     free=("samples_every", "samples_count"),
 )
-@dataclass
 class SamplerConfig(ChoiceConfig):
     """Responses sampled from a language model with a KV cache."""
 

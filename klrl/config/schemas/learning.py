@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Optional
 
 from klrl.config.choices import registered
 from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
 from klrl.config.objectives import BASELINES
+from klrl.config.types import Part, Switch
 
 
 @registered(
     "advantage", "gae", control="control.advantage:gae", language="language.run.advantage:gae"
 )
-@dataclass
 class AdvantageConfig(ChoiceConfig):
     """Generalised advantage estimation, once per rollout."""
 
@@ -25,13 +25,11 @@ class AdvantageConfig(ChoiceConfig):
 
 
 @registered("advantage", "custom", control="control.advantage:custom")
-@dataclass
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
     """An advantage of your own: advantage.target=package.module:Name."""
 
 
 @registered("advantage", "group", language="language.run.advantage:group")
-@dataclass
 class GroupConfig(ChoiceConfig):
     """The score against the other responses to the same prompt; the KL enters after."""
 
@@ -68,7 +66,6 @@ class LossConfig(ChoiceConfig):
     values={"beta_rule": "proportional", "line_search": "both", "max_alpha": 8.0},
 )
 @registered("loss", "klpen", both="losses.policy:KLPENLoss")
-@dataclass
 class KLPENConfig(LossConfig):
     """PPO with a penalty beta * KL(old||new); beta follows a rule, once per iteration."""
 
@@ -90,11 +87,10 @@ class KLPENConfig(LossConfig):
     beta_max: float = number(1e4, gt=0)  # beta never rises above
     kl_old: str = choice("exact", "sampled")  # exact (closed form) or sampled (to compare)
     samples_mc_kl: int = number(1, ge=1)  # samples of that estimate
-    own_beta_rule: Any = own_part()  # beta_rule=custom: own_beta_rule.target=package.module:Name
+    own_beta_rule: Part = own_part()  # beta_rule=custom: own_beta_rule.target=package.module:Name
 
 
 @registered("loss", "clip", both="losses.policy:ClipLoss")
-@dataclass
 class ClipConfig(LossConfig):
     """PPO with a clipped probability ratio."""
 
@@ -107,21 +103,18 @@ class ClipConfig(LossConfig):
 
 
 @registered("loss", "custom", both="losses.own:custom")
-@dataclass
 class CustomLossConfig(OwnPart, LossConfig):
     """A policy loss of your own: loss.target=package.module:Name."""
 
 
 @registered("learner", "ppo", both="train.learner:Learner")
-@dataclass
 class LearnerConfig(ChoiceConfig):
     """Several epochs over each rollout, in shuffled minibatches."""
 
     epochs: int = number(10, ge=1)  # passes over the rollout
     minibatches: int = number(16, ge=1)  # per pass; divides env.num_envs * collector.steps
-    # Any: YAML reads a bare false as a boolean.
     #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot
-    compile: Any = choice("auto", "false", "jit", "aot")
+    compile: Switch = choice("auto", "false", "jit", "aot")
     #: language: float32, mixed (arithmetic in bfloat16), or null: mixed for actor.dtype=bfloat16
     dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)
     #: language: most prompts, with their groups, in one pass; null = a whole minibatch
@@ -129,7 +122,6 @@ class LearnerConfig(ChoiceConfig):
 
 
 @registered("optim", "adam", control="control.step:adam", language="language.run.update:adam")
-@dataclass
 class OptimConfig(ChoiceConfig):
     """Gradient clipping, Adam, learning rate annealed to a floor."""
 
@@ -140,7 +132,6 @@ class OptimConfig(ChoiceConfig):
 
 
 @registered("optim", "adamw", control="control.step:adamw", language="language.run.update:adamw")
-@dataclass
 class AdamWConfig(OptimConfig):
     """The same with decoupled weight decay."""
 

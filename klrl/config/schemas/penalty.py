@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 from omegaconf import MISSING
 
 from klrl.config.choices import registered
 from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
 from klrl.config.placement import DIVERGENCES, ESTIMATORS, OWN, PLACEMENTS
+from klrl.config.types import Part, Whole
 
 
 @registered(
     "reference", "adapter_off", "the model without adapters", language="kl.reference:adapter_off"
 )
 @registered("reference", "initial", both="kl.reference:initial")
-@dataclass
 class ReferenceConfig(ChoiceConfig):
     """The policy at the start of this run, with its own normaliser."""
 
 
 @registered("reference", "checkpoint", both="kl.reference:checkpoint")
-@dataclass
 class CheckpointReferenceConfig(ReferenceConfig):
     """The policy of another run, as in reference=checkpoint reference.path=outputs/NAME."""
 
@@ -31,7 +30,6 @@ class CheckpointReferenceConfig(ReferenceConfig):
 
 
 @registered("reference", "ema", both="kl.reference:ema")
-@dataclass
 class EMAReferenceConfig(ReferenceConfig):
     """A moving average of the policy: the anchor follows, slowly."""
 
@@ -39,7 +37,6 @@ class EMAReferenceConfig(ReferenceConfig):
 
 
 @registered("reference", "periodic", both="kl.reference:periodic")
-@dataclass
 class PeriodicReferenceConfig(ReferenceConfig):
     """The policy as it was at the last reset: the anchor jumps."""
 
@@ -47,13 +44,11 @@ class PeriodicReferenceConfig(ReferenceConfig):
 
 
 @registered("kl", "none", control="control.kl:no_kl", language="language.run.kl:no_kl")
-@dataclass
 class KLConfig(ChoiceConfig):
     """No reference: nothing measured, nothing charged."""
 
 
 @registered("kl", "legacy", control="control.kl:legacy", language="language.run.kl:legacy")
-@dataclass
 class LegacyKLConfig(KLConfig):
     """One transform: the sampled log-ratio (k1) charged to the reward, nothing else."""
 
@@ -63,7 +58,6 @@ class LegacyKLConfig(KLConfig):
 
 
 @registered("kl", "retrieve", control="control.kl:retrieve", language="language.run.kl:retrieve")
-@dataclass
 class RetrieveKLConfig(LegacyKLConfig):
     """Log-probs of policy and reference retrieved, then the KL computed and charged."""
 
@@ -77,25 +71,23 @@ class RetrieveKLConfig(LegacyKLConfig):
     #: js and custom of Gaussians: draws per state (js: from each of the two); else they are sums
     samples_mc_js: int = added(number(ge=2), 16)
     #: estimator=custom: own_estimator.target=package.module:function of log_ratio
-    own_estimator: Any = own_part()
+    own_estimator: Part = own_part()
     #: divergence=custom: own_divergence.target=...; blind where the policy has no mass
-    own_divergence: Any = own_part()
+    own_divergence: Part = own_part()
 
 
 @registered("controller", "fixed", both="kl.controllers:FixedKLController")
-@dataclass
 class ControllerConfig(ChoiceConfig):
     """kl.coef stays as it is."""
 
 
 @registered("controller", "schedule", both="kl.controllers:ScheduledKLController")
-@dataclass
 class ScheduleControllerConfig(ControllerConfig):
     """kl.coef goes to another value over the frames."""
 
     shape: str = choice("linear", "cosine")  # linear or cosine
     end: float = number(0.0, ge=0)  # coefficient at the end
-    frames: Any = number(None, gt=0, whole=True)  # frames until then; null = the whole run
+    frames: Whole = number(None, gt=0, whole=True)  # frames until then; null = the whole run
 
 
 @dataclass
@@ -110,7 +102,6 @@ class TargetControllerConfig(ControllerConfig):
 
 
 @registered("controller", "adaptive", both="kl.controllers:AdaptiveKLController")
-@dataclass
 class AdaptiveControllerConfig(TargetControllerConfig):
     """kl.coef is multiplied so that KL(policy||reference) meets a target (Ziegler et al. 2019)."""
 
@@ -119,7 +110,6 @@ class AdaptiveControllerConfig(TargetControllerConfig):
 
 
 @registered("controller", "dual", both="kl.controllers:DualKLController")
-@dataclass
 class DualControllerConfig(TargetControllerConfig):
     """Log kl.coef ascends on the constraint KL(policy||reference) <= target."""
 
@@ -127,7 +117,6 @@ class DualControllerConfig(TargetControllerConfig):
 
 
 @registered("controller", "held", both="kl.controllers:HeldKLController")
-@dataclass
 class HeldControllerConfig(TargetControllerConfig):
     """kl.coef follows ln(KL(policy||reference) / target) by a proportional and an integral gain."""
 
@@ -137,6 +126,5 @@ class HeldControllerConfig(TargetControllerConfig):
 
 
 @registered("controller", "custom", both="kl.controllers:OwnKLController")
-@dataclass
 class CustomControllerConfig(OwnPart, ControllerConfig):
     """A controller of your own: controller.target=package.module:Name."""

@@ -23,7 +23,6 @@ ALL = ("*",)
     package="tensorboard",
     remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
 )
-@dataclass
 class LoggerConfig(ChoiceConfig):
     """``metrics.jsonl``, and what needs no settings: ``tensorboard``, ``csv``."""
 
@@ -43,7 +42,6 @@ class LoggerConfig(ChoiceConfig):
     package="wandb",
     remedy="pip install wandb, or choose logger=none",
 )
-@dataclass
 class WandbConfig(LoggerConfig):
     """Wandb beside metrics.jsonl; offline unless a key is found."""
 
@@ -59,7 +57,6 @@ class WandbConfig(LoggerConfig):
 
 
 @registered("logger", "custom", both="runs.own_logger:custom_run", free=ALL)
-@dataclass
 class CustomLoggerConfig(OwnPart, LoggerConfig):
     """A logger of your own: logger.target=package.module:Name, whose log(row) takes each row."""
 
@@ -68,12 +65,19 @@ class CustomLoggerConfig(OwnPart, LoggerConfig):
 class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
+    #: a number: every so many iterations instead, at any cost; 0 = none at all
     every: Optional[int] = number(ge=0)
-    episodes: int = number(ge=1)
+    episodes: int = number(ge=1)  # of an evaluation during the run; language: responses
+    #: at most so many in a run, the first before the first update, the last after the last; 0 =
+    #: none at all
     evaluations: int = added(number(ge=0), 10)
-    steps: int = added(number(ge=1), 10_000)
+    steps: int = added(number(ge=1), 10_000)  # that it may take at most
+    #: environment steps of all of these together, as a share of the training's: less than 10 % of
+    #: its time
     share: float = added(number(gt=0), 1.0)
+    #: episodes after the last iteration, from other start states; 0 = none
     final: int = added(number(ge=0), 0)
+    #: false: the likeliest actions (language: tokens), true: sampled as in training
     sampled: bool = added(field(), False)
 
     @property
@@ -86,4 +90,5 @@ class EvalConfig(Settings):
 class CheckpointConfig(Settings):
     """How often a checkpoint is written."""
 
+    #: iterations between checkpoints; the last iteration always writes one
     every: int = number(ge=1)

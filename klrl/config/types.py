@@ -1,0 +1,20 @@
+"""Types of settings that OmegaConf does not read: for it they are open, and klrl checks them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from klrl.config.fields import OwnPart
+
+#: A group of the root, which has the schema of its choice.
+Group = Any
+
+if TYPE_CHECKING:
+    Part = OwnPart  # or null, where no setting asks for it
+    Switch = str  # YAML reads a bare false as a boolean
+    Values = dict[str, object]
+    Whole = int | None
+    Words = str | list[str]
+else:
+    Part = Switch = Whole = Words = Any
+    Values = dict[str, Any]

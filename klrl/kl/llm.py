@@ -1,0 +1,6 @@
+"""A page's name of :mod:`klrl.envs.llm.transforms.kl`: the same module."""
+
+import sys
+from importlib import import_module
+
+sys.modules[__name__] = import_module("klrl.envs.llm.transforms.kl")
