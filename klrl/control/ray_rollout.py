@@ -32,7 +32,8 @@ from klrl.base.seeds import derived_seed, seed_generators
 from klrl.config import EnvConfig, RayCollectorConfig
 from klrl.control.actor import Agent
 from klrl.control.env import make_env
-from klrl.control.rollout import RolloutContext, native_rollout
+from klrl.control.rollout import RolloutContext
+from klrl.control.vector import VectorRollout
 
 #: A rollout or a policy in transit: plain arrays, which Ray passes without a copy.
 Arrays = dict[str | tuple[str, ...], np.ndarray]
@@ -199,7 +200,7 @@ class RolloutWorker:
         torch.set_num_threads(threads)
         seed_generators(seed)
         self._agent = agent
-        self._rollout = native_rollout(make_env(), agent, steps, torch.device("cpu"))
+        self._rollout = VectorRollout(make_env(), agent, steps, torch.device("cpu"))
 
     def play(self, weights: Arrays) -> Arrays:
         """One rollout [N, T] of the policy with these weights, from where the last one ended."""

@@ -15,7 +15,7 @@ from klrl.config import CONTROL, Config, factory
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import transformed
-from klrl.control.vector import VectorRollout, entries_of, make_plan, named
+from klrl.control.vector import VectorRollout, entries_of, named
 from klrl.train.loop import Rollout
 
 
@@ -37,27 +37,10 @@ def make_rollout(context: RolloutContext) -> Rollout:
     return factory("collector", context.config.collector, CONTROL)(context)
 
 
-def vector_rollout(context: RolloutContext) -> Rollout:
-    """``collector=vector``; TorchRL's collector where the native loop cannot run an environment."""
+def vector_rollout(context: RolloutContext) -> VectorRollout:
+    """``collector=vector``."""
     env = transformed(_copies(context), context.online)
-    return native_rollout(
-        env, context.agent, context.config.collector.steps, context.device, context.say
-    )
-
-
-def native_rollout(
-    env: TransformedEnv,
-    agent: Agent,
-    steps: int,
-    device: torch.device,
-    say: Callable[[str], None] = print,
-) -> Rollout:
-    """The native loop over an environment, or TorchRL's collector where it has no plan for it."""
-    plan = make_plan(env)
-    if isinstance(plan, str):
-        say(f"collector=vector: {plan}; TorchRL's collector is used")
-        return TorchRLRollout(env, agent.actor, steps, device)
-    return VectorRollout(env, agent, steps, device)
+    return VectorRollout(env, context.agent, context.config.collector.steps, context.device)
 
 
 def torchrl_rollout(context: RolloutContext) -> TorchRLRollout:

@@ -1,7 +1,7 @@
 """``collector=vector``: a native loop over the batched environment that returns TorchRL's batch.
 
 TorchRL's step builds a dozen TensorDicts and a distribution for one small matrix product. Here the
-simulators are stepped in numpy, into [N, T] storage; transforms that only read transitions are
+simulators are stepped in numpy, into [N, T] storage; transforms, which only read transitions, are
 applied to the finished batch, where they give the same numbers; parameters and log-probs are
 evaluated once for the whole rollout. The batch equals that of ``collector=torchrl``, key by key.
 """
@@ -9,79 +9,25 @@ evaluated once for the whole rollout. The batch equals that of ``collector=torch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.envs import (
-    CatFrames,
-    Compose,
-    ObservationNorm,
-    RewardClipping,
-    RewardScaling,
-    RewardSum,
-    StepCounter,
-    Transform,
-    TransformedEnv,
-)
+from torchrl.envs import Compose, RewardSum, StepCounter, Transform, TransformedEnv
 
 from klrl.control.acting import make_acting
 from klrl.control.actor import Agent
-from klrl.control.copies import VectorGymEnv
-from klrl.envs.transforms.base import NextTransform
 
 #: A key of a tensordict: a name, or several of nested ones.
 Key = str | tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """When each transform of an environment is applied."""
-
-    #: At every step, because they change the policy's observation.
-    online: tuple[Transform, ...]
-    #: To the finished rollout, in their order, because they only read transitions.
-    batch: tuple[Transform, ...]
-
-
-def make_plan(env: TransformedEnv) -> Plan | str:
-    """The plan for an environment, or the reason why the native loop cannot run it."""
-    if not isinstance(env.base_env, VectorGymEnv):
-        return f"{type(env.base_env).__name__} is not klrl's VectorGymEnv"
-    online, batch = [], []
-    for transform in _leaves(env.transform):
-        if _acts_online(transform):
-            online.append(transform)
-        elif _acts_on_batches(transform):
-            batch.append(transform)
-        else:
-            return f"the native loop does not know {type(transform).__name__}"
-    return Plan(tuple(online), tuple(batch))
 
 
 def _leaves(transform: Transform) -> list[Transform]:
     if isinstance(transform, Compose):
         return [leaf for part in transform.transforms for leaf in _leaves(part)]
     return [transform]
-
-
-def _acts_online(transform: Transform) -> bool:
-    keys = {*transform.in_keys, *transform.out_keys, *transform.in_keys_inv}
-    return type(transform) in (ObservationNorm, CatFrames) and keys == {"observation"}
-
-
-def _acts_on_batches(transform: Transform) -> bool:
-    if isinstance(transform, StepCounter):
-        return transform.max_steps is None and transform.step_count_key == "step_count"
-    if isinstance(transform, RewardSum):
-        return transform.in_keys == ["reward"] and transform.out_keys == ["episode_reward"]
-    return isinstance(transform, NextTransform) or type(transform) in (
-        RewardScaling,
-        RewardClipping,
-    )
 
 
 def entries_of(held: Mapping[Key, Tensor]) -> list[tuple[tuple[str, ...], Tensor]]:
@@ -99,10 +45,8 @@ class VectorRollout:
     """Rollouts of ``steps`` steps of every copy."""
 
     def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
-        plan = make_plan(env)
-        if isinstance(plan, str):
-            raise ValueError(f"collector=vector: {plan}; use collector=torchrl")
-        self._env, self._base, self._plan = env, env.base_env, plan
+        self._env, self._base = env, env.base_env
+        self._transforms = _leaves(env.transform)  # which only read transitions
         self._agent, self._steps, self._device = agent, steps, device
         self._acting = make_acting(agent, device)
         self._copies = env.batch_size[0]
@@ -119,7 +63,7 @@ class VectorRollout:
         with torch.no_grad():
             batch = self._play().to(self._device)
             self._add_policy(batch)
-            for transform in self._plan.batch:
+            for transform in self._transforms:
                 self._apply(transform, batch)
             self._add_before(batch)
         return batch
@@ -166,13 +110,15 @@ class VectorRollout:
         samples: list[np.ndarray] = []
         actions: list[np.ndarray] = []
         acting.begin(steps, copies)
-        observation = self._reset() if self._observation is None else self._observation
+        observation = self._observation
+        if observation is None:
+            observation = self._base.reset_native().astype(self._dtype)
         for t in range(steps):
             observations[:, t] = observation
             sample = acting.sample(t, observation)
             action = acting.action(sample)
             raw, reward, terminal, timeout = self._base.step_native(action)
-            observation = self._transformed(raw)
+            observation = raw.astype(self._dtype)
             after[:, t] = observation
             rewards[:, t] = reward
             samples.append(sample)
@@ -180,7 +126,7 @@ class VectorRollout:
             ended = terminal | timeout
             if ended.any():
                 terminated[:, t], truncated[:, t] = terminal, timeout
-                observation = self._reset(ended)
+                observation = self._base.reset_native(ended).astype(self._dtype)
         self._observation = observation
         ended = terminated | truncated
         no = np.zeros_like(ended)[..., None]
@@ -198,32 +144,7 @@ class VectorRollout:
                 "truncated": torch.from_numpy(truncated[..., None]),
             },
         }
-        shape = [self._copies, self._steps]
-        return TensorDict(root, shape, names=[None, "time"])
-
-    def _reset(self, ended: np.ndarray | None = None) -> np.ndarray:
-        observation = self._base.reset_native(ended).astype(self._dtype)
-        if not self._plan.online:
-            return observation
-        mask = np.ones(self._copies, bool) if ended is None else ended
-        before = self._of_step(_reset=torch.from_numpy(mask).unsqueeze(-1))
-        reset = self._of_step(observation=torch.from_numpy(observation))
-        for transform in self._plan.online:
-            reset = transform._reset(before, reset)
-        return reset["observation"].numpy()
-
-    def _transformed(self, raw: np.ndarray) -> np.ndarray:
-        """The policy's observation: a copy, float32 or bytes, through the online transforms."""
-        observation = raw.astype(self._dtype)
-        if not self._plan.online:
-            return observation
-        after = self._of_step(observation=torch.from_numpy(observation))
-        for transform in self._plan.online:
-            after = transform._step(after, after)
-        return after["observation"].numpy()
-
-    def _of_step(self, **entries: Tensor) -> TensorDict:
-        return TensorDict(entries, [self._copies])
+        return TensorDict(root, [copies, steps], names=[None, "time"])
 
     def _number(self, ended: np.ndarray) -> np.ndarray:
         """Trajectory ids [N, T]; a new id, in the order of time, after each episode's end."""
@@ -256,10 +177,8 @@ class VectorRollout:
         elif isinstance(transform, StepCounter):
             one = torch.ones_like(after.get("reward"), dtype=torch.int64)
             self._accumulate(batch, "step_count", one)
-        elif isinstance(transform, NextTransform):
-            transform(batch)
         else:
-            transform._call(after)
+            transform(batch)
 
     def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
         """Set the running sums [N, T, 1] of each episode, added step by step."""

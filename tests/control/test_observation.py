@@ -18,8 +18,8 @@ from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_copies, make_env
 from klrl.control.observation import layout_of
 from klrl.control.preflight import check_env
-from klrl.control.rollout import native_rollout
 from klrl.control.step import Columns
+from klrl.control.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from tests.agents import agent_of, apart, gym
 
@@ -163,7 +163,7 @@ def test_an_excluded_action_has_no_probability(where: str) -> None:
     env = make_env(config, seed=0)
     agent = agent_for(env)
     _, reference = apart(agent.actor, 0.5)
-    rollout = native_rollout(env, agent, 40, CPU)
+    rollout = VectorRollout(env, agent, 40, CPU)
     batch = rollout.collect()
     allowed = batch["observation"][..., -env.layout.masked :] != 0
     assert batch["next", "reward"].min() >= 0  # -1 is the price of an excluded action
@@ -211,7 +211,7 @@ def test_no_excluded_action_is_ever_given(where: str) -> None:
     config = replace(gym(f"{T}/Masked-v0", 4, strict=True, where=where), action_mask=mask)
     check_env(config, ActorConfig([8], "tanh", False, name="categorical"), frozenset())
     env = make_env(config, seed=0)
-    batch = native_rollout(env, agent_for(env), 200, CPU).collect()
+    batch = VectorRollout(env, agent_for(env), 200, CPU).collect()
     allowed = batch["observation"][..., -env.layout.masked :]
     assert 0 < float(allowed.float().mean()) < 1
     *_, mask = env.layout.entries
