@@ -59,7 +59,7 @@ NOT_COMPILED = {
 _SOURCES = (
     *("control/distributions.py", "control/actor.py", "control/networks.py"),
     *("control/encoders.py", "control/observation.py"),
-    *("control/score.py", "control/step.py", "control/compiled.py"),
+    *("control/step.py", "control/compiled.py"),
     *("losses", "kl/charge.py", "kl/divergences.py", "kl/estimators.py"),
 )
 

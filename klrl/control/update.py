@@ -12,8 +12,7 @@ from klrl.base.seeds import generators_kept
 from klrl.config import Config, factory
 from klrl.control.actor import Agent
 from klrl.control.compiled import Prepared, check_inputs, choose, package_path, prepare
-from klrl.control.score import draw
-from klrl.control.step import Adam, Columns, StepParts
+from klrl.control.step import Adam, Columns, StepParts, draw
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
 from klrl.losses.policy import PolicyLoss
