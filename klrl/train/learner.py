@@ -39,7 +39,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     loss: PolicyLoss
     optimizer: Any  # with state_dict and load_state_dict
-    mode: str  # false (eager), jit or aot; known before the first rollout
+    mode: str  # false (eager), jit or aot; until the first minibatch as the settings say
     #: Both are called at the first minibatch: with lines for the user, with another mode.
     say: Callable[[str], None]
     mode_changed: Callable[[str], None]
