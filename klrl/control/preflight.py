@@ -6,9 +6,12 @@ import difflib
 import importlib
 import math
 import os
-import traceback
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.time_limit import TookTooLong, within
@@ -25,7 +28,17 @@ from klrl.config import (
 )
 from klrl.config.choices import choices_for
 from klrl.config.own import errors_of
+from klrl.control.action_space import (
+    FAMILIES,
+    conversion,
+    is_discrete,
+    joint_actions,
+    kind_of,
+    require_served,
+)
 from klrl.control.answers import Misfit, require_flag, require_number, require_observation
+from klrl.control.gym_make import make_one
+from klrl.control.observation import Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
 
 
@@ -46,9 +59,6 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
     """Make the environment and take a step; refuse what cannot be made, stepped or served."""
-    from klrl.control.action_space import is_discrete, require_served
-    from klrl.control.observation import Packed, check_images, layout_of, require_actor
-
     copy = make_checked(env)
     space = copy.action_space
     discrete = is_discrete(space)
@@ -72,12 +82,8 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
         )
 
 
-def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Any) -> None:
+def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> None:
     """The distribution that was asked for must be one over these actions."""
-    import numpy as np
-
-    from klrl.control.action_space import is_discrete
-
     setting, discrete = actor.distribution_setting, is_discrete(space)
     text = f"{setting}={actor.chosen}: the actions of {env.named}"
     if actor.chosen in ("normal", "tanh_normal") and discrete:
@@ -90,11 +96,6 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Any) -> None:
         )
     if actor.chosen == "tanh_normal" and not np.isfinite([space.low, space.high]).all():
         raise ConfigError(f"{text} have no finite bounds to scale to; choose {setting}=normal")
-    if actor.chosen == "tanh_normal" and not (space.low < space.high).all():
-        raise ConfigError(
-            f"{text} have a lower bound that is not below the upper one, so nothing to scale to; "
-            f"choose {setting}=normal"
-        )
 
 
 #: Joint actions of a MultiDiscrete that a js or tv sums over in every state.
@@ -103,8 +104,6 @@ MOST_JOINT = 4096
 
 def _check_joint_actions(env: EnvConfig, divergence: str) -> None:
     """KLs add up over a product's factors; the js is a sum over all joint actions."""
-    from klrl.control.action_space import joint_actions
-
     copy = _make(env)
     count = joint_actions(copy.action_space)
     copy.close()
@@ -132,31 +131,22 @@ class PolicyKind(NamedTuple):
 
 def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     """(distribution, length or entries of an observation, shape or number of actions)."""
-    import gymnasium
-
-    from klrl.control.action_space import FAMILIES, kind_of
-    from klrl.control.observation import layout_of
-
     copy = _make(env)
     chosen = actor.chosen if actor.chosen in ("tanh_normal", "categorical") else "normal"
     family = FAMILIES.get(type(copy.action_space), chosen)
     layout = layout_of(env.named, copy.observation_space, copy.action_space, env.action_mask)
-    seen: Any = gymnasium.spaces.flatdim(copy.observation_space) if layout is None else layout.names
+    seen = spaces.flatdim(copy.observation_space) if layout is None else layout.names
     action = kind_of(copy.action_space)
     copy.close()
     return PolicyKind(family, seen, action)
 
 
-def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
+def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None) -> None:
     """Reset and step: an argument of the wrong type often fails at the first step only."""
-    from gymnasium.spaces import Discrete
-
-    from klrl.control.action_space import conversion
-
     # Of a TorchRL environment of the user's own.
     specs = getattr(copy.unwrapped, "require_specs", None)
 
-    def step() -> tuple[Any, object]:
+    def step() -> tuple[tuple[np.ndarray, object], object]:
         if specs is not None:
             specs()
         reset = copy.reset(seed=0)
@@ -165,7 +155,7 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
         if layout is not None and layout.masked:
             # An environment may raise at an action that it excludes.
             allowed = layout.first_allowed(reset[0])
-            rows = allowed[:, 0] if isinstance(copy.action_space, Discrete) else allowed
+            rows = allowed[:, 0] if isinstance(copy.action_space, spaces.Discrete) else allowed
             convert = conversion(copy.action_space)
             (action,) = rows if convert is None else convert(rows)
         return reset, copy.step(action)
@@ -186,9 +176,8 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
             f"{env.named}: its first step: {error}; fix the environment, or the setting named"
         ) from error
     except (Exception, SystemExit) as error:  # someone else's code: it may raise anything
-        own = ("env", env) if isinstance(env, CustomEnvConfig) else None
-        if (part := _raising_wrapper(env, error) or own) is not None:
-            with errors_of(*part):
+        if isinstance(env, CustomEnvConfig):
+            with errors_of("env", env):
                 raise
         fix = f"fix {env.arguments}{' or env.wrappers' * bool(env.wrappers)}"
         raise ConfigError(
@@ -197,29 +186,8 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
         ) from error
 
 
-def _raising_wrapper(env: EnvConfig, error: BaseException) -> tuple[str, OwnPart] | None:
-    """The wrapper of the user's in whose code an error was raised, with its setting."""
-    from gymnasium import Env, Wrapper
-
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    envs = [self for self in (f.f_locals.get("self") for f in frames) if isinstance(self, Env)]
-    if not envs or not isinstance(envs[-1], Wrapper):
-        return None
-    kind = type(envs[-1])
-    wrappers = [(f"env.wrappers[{i}]", part) for i, part in enumerate(env.wrappers)]
-    # A wrapper that a function made has the function's module.
-    for of in (f"{kind.__module__}:{kind.__qualname__}.", f"{kind.__module__}:"):
-        for setting, part in wrappers:
-            if f"{part.target}.".startswith(of):
-                return setting, part
-    return None
-
-
-def _check_answers(space: Any, reset: object, step: object) -> None:
+def _check_answers(space: Space, reset: object, step: object) -> None:
     """What an environment of the user's own answers must fit its space."""
-    import numpy as np
-    from gymnasium import spaces
-
     if not (isinstance(reset, tuple) and len(reset) == 2):
         raise Misfit(f"reset returned {type(reset).__name__}; give observation, info")
     if not (isinstance(step, tuple) and len(step) == 5):
@@ -242,8 +210,6 @@ def _check_answers(space: Any, reset: object, step: object) -> None:
 
 def _check_id(env_id: str) -> None:
     """Unknown ids get the nearest known one; ``module:id`` imports the module first."""
-    import gymnasium
-
     module, _, name = env_id.rpartition(":")
     try:
         if module:
@@ -275,18 +241,14 @@ def _install(extra: str) -> str:
     return f"pip install 'klrl[{extra}]'"
 
 
-def make_checked(env: EnvConfig) -> Any:
+def make_checked(env: EnvConfig) -> gymnasium.Env:
     """A copy of an environment; a ConfigError says why there is none."""
     if not isinstance(env, CustomEnvConfig):
         _check_id(env.id)
     return _make(env)
 
 
-def _make(env: EnvConfig) -> Any:
-    import gymnasium
-
-    from klrl.control.gym_make import make_one
-
+def _make(env: EnvConfig) -> gymnasium.Env:
     try:
         return make_one(env)
     except ConfigError:

@@ -102,25 +102,17 @@ class TorchRLEnv(gymnasium.Env):
 
     def require_specs(self) -> None:
         """A Misfit where a reset or a step does not fit the specs."""
-        with self._drawing():
-            before = self.base.rand_action(self.base.reset())
-            # step() stumbles over what _step leaves out.
-            after = self.base._step(before.copy())
-            seen, reward = self.base.observation_spec, self.base.full_reward_spec
-            if not isinstance(after, TensorDictBase):
-                raise Misfit(f"step returned {type(after).__name__}; return a TensorDict")
-            for when, data, spec in (
-                ("reset", before, seen),
-                ("step", after, seen),
-                ("step", after, reward),
-            ):
-                _require_entries(when, data, spec)
-            try:
-                with _quiet():
-                    check_env_specs(self.base)
-            except AssertionError as error:
-                why = in_one_line(error)
-                raise Misfit(f"torchrl's check_env_specs refuses it: {why}") from error
+        logger = logging.getLogger("torchrl")
+        before = logger.level
+        logger.setLevel(logging.WARNING)  # without a line that all is well
+        try:
+            with self._drawing():
+                check_env_specs(self.base)
+        except AssertionError as error:
+            why = in_one_line(error)
+            raise Misfit(f"torchrl's check_env_specs refuses it: {why}") from error
+        finally:
+            logger.setLevel(before)
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
@@ -156,15 +148,8 @@ def _require_one(setting: str, base: EnvBase) -> None:
     for what, keys in (("action", base.action_keys), ("reward", base.reward_keys)):
         if len(keys) != 1:
             raise ConfigError(f"{setting}: has {len(keys)} {what}s ({_listed(keys)}); give one")
-    reward = base.full_reward_spec[base.reward_keys[0]]
-    if reward.shape.numel() != 1:
-        raise ConfigError(
-            f"{setting}: its reward has the shape {list(reward.shape)}; give one number"
-        )
     if "done" not in base.done_keys:
         raise ConfigError(f"{setting}: its done_spec has {_listed(base.done_keys)}; add done")
-    if not list(base.observation_spec.keys(True, True)):
-        raise ConfigError(f"{setting}: its observation_spec is empty; add what the policy sees")
 
 
 # ------------------------------------------------------------------------------------------ specs
@@ -199,22 +184,6 @@ _LEAVE_OUT = "leave it out, as with torchrl.envs.ExcludeTransform, or wrap the e
 # ---------------------------------------------------------------------------------------- answers
 
 
-def _require_entries(when: str, data: TensorDictBase, spec: Composite) -> None:
-    """The entries of a spec must be in data, of its type and size."""
-    for key, leaf in spec.items(True, True):
-        value = data.get(key, None)
-        if value is None:
-            raise Misfit(f"{when} wrote no {_listed([key])}, which its spec has; write it")
-        if not isinstance(value, Tensor) or value.dtype != leaf.dtype:
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise Misfit(f"{when} wrote {_listed([key])} as {kind}, and its spec says {leaf.dtype}")
-        if value.numel() != leaf.shape.numel():
-            shape, expected = list(value.shape), list(leaf.shape)
-            raise Misfit(
-                f"{when} wrote {_listed([key])} of shape {shape}, and its spec says {expected}"
-            )
-
-
 def _entry(data: TensorDictBase, key: Key) -> Tensor:
     value = data.get(key, None)
     if not isinstance(value, Tensor):
@@ -241,15 +210,3 @@ def _arrays(data: TensorDictBase, spec: Composite) -> dict[str, object]:
 
 def _listed(keys: Iterable[Key]) -> str:
     return ", ".join(key if isinstance(key, str) else ".".join(key) for key in keys)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without TorchRL's line that all is well."""
-    logger = logging.getLogger("torchrl")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
