@@ -5,11 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictModule
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase
 from torch import Tensor
 from torch.distributions import Distribution, TransformedDistribution
 from torchrl.data import Composite
@@ -42,7 +41,7 @@ def sampled_log_prob(
     tensordict: TensorDictBase,
     keys: Sequence[Key],
     reward: Tensor,
-    model: Any = None,
+    model: TensorDictModuleBase | None = None,
     on_unsampled: str = "nan",
 ) -> Tensor:
     """log pi(a|s) as the policy wrote it, in the reward's batch shape; NaN where it did not sample.
@@ -72,7 +71,7 @@ def sampled_log_prob(
 
 
 def not_sampled(
-    tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: Any
+    tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: TensorDictModuleBase
 ) -> Tensor:
     """Where there is a log-prob, and no policy sampled the action; bool, [*B] or [*B, N]."""
     heads, sampler = _written(tensordict, keys), _sampler(model)
@@ -117,7 +116,7 @@ def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | 
     return [tensordict.get(key) for key in written_keys(tensordict, keys)] or None
 
 
-def _sampler(model: Any) -> ProbabilisticTensorDictModule | None:
+def _sampler(model: TensorDictModuleBase) -> ProbabilisticTensorDictModule | None:
     """The part of a policy that turns parameters into a distribution."""
     for module in (model, getattr(model, "module", None)):  # a wrapper may hide its policy's parts
         if module is not None:
@@ -213,7 +212,7 @@ def _of_the_action(
     return torch.where(readable, again.to(log_prob), log_prob)
 
 
-def _at_the_edge(dist: Distribution, action: Any, log_prob: Tensor) -> Tensor | None:
+def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor | None:
     """Where an action does not tell its sample; None where a distribution hides it everywhere."""
     if isinstance(dist, TanhNormal):
         share = (action - dist.low) / (dist.high - dist.low)

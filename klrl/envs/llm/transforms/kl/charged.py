@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from klrl.envs.llm.transforms.kl.rows import is_ragged, lengths, read_value, to_rows
+from klrl.envs.llm.transforms.kl.rows import Rows, is_ragged, lengths, read_value, to_rows
 from klrl.envs.llm.transforms.kl.tokens import ATTENTION_KEY, response_mask
 from klrl.envs.llm.transforms.kl.wrappers import mask_key
 from klrl.kl.charge import shaped
@@ -16,7 +14,7 @@ from klrl.kl.estimators import Estimator, estimate_kl
 from klrl.kl.policies import Key
 
 
-def matching_rows(gen: Any, ref: Any, gen_key: Key, ref_key: Key) -> tuple[list, list]:
+def matching_rows(gen: Rows, ref: Rows, gen_key: Key, ref_key: Key) -> tuple[list, list]:
     """Two sets of log-probs as rows [T_i]."""
     if is_ragged(gen) != is_ragged(ref):
         kinds = ["ragged" if is_ragged(value) else "dense" for value in (gen, ref)]
@@ -85,7 +83,7 @@ def token_kl(
 
 
 def token_rewards(
-    reward: Any, kl: list[Tensor], masks: list[Tensor] | None, padding_side: str
+    reward: Rows | None, kl: list[Tensor], masks: list[Tensor] | None, padding_side: str
 ) -> list[Tensor]:
     """The uncharged reward of every token, [T_i, 1].
 

@@ -9,10 +9,12 @@ work for control actors (one action per step, ``kl=retrieve``) and LLM wrappers 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torchrl.data import Binary, Composite, Unbounded
 
 from klrl.envs.llm.transforms.kl.computation import KLComputation
@@ -21,10 +23,13 @@ from klrl.envs.transforms.base import NextTransform, as_rewarded, log_prob_like,
 from klrl.kl.policies import Key, as_key, is_wrapper, require_reference, score
 from klrl.kl.reference import evaluating, flat_policy
 
+if TYPE_CHECKING:
+    from klrl.envs.llm.transforms.kl.tokens import Tokenizer
+
 __all__ = ["KLComputation", "RetrieveLogProb"]
 
 
-def _language() -> Any:
+def _language() -> ModuleType:
     """What scores tokens, imported on first use: a control run does without."""
     from klrl.envs.llm.transforms.kl import wrappers
 
@@ -77,14 +82,14 @@ class RetrieveLogProb(NextTransform):
 
     def __init__(
         self,
-        model: Any,
+        model: TensorDictModuleBase,
         *,
         log_probs_full_key: Key | None = None,
         assistant_only: bool = True,
-        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        tokenizer_kwargs: Mapping[str, object] | None = None,
         detach: bool = True,
         device: torch.device | str | None = None,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         padding_side: str = "left",
         temperature: float | None = None,
         history_key: Key | None = None,
@@ -148,7 +153,7 @@ class RetrieveLogProb(NextTransform):
             self.log_probs_full_key, as_rewarded(name, log_prob, reward, tensordict.ndim)
         )
 
-    def scorer(self) -> Any:
+    def scorer(self) -> TensorDictModuleBase:
         """The model that scores."""
         return self.model
 

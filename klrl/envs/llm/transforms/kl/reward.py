@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
+from torchrl.envs import Transform
 
 from klrl.envs.llm.transforms.kl import wrappers as _language
 from klrl.envs.llm.transforms.kl.charged import shaped_rows, token_kl, token_rewards
@@ -29,7 +30,8 @@ from klrl.envs.llm.transforms.kl.rows import (
     to_rows,
 )
 from klrl.envs.llm.transforms.kl.served import Served, coefficient
-from klrl.envs.llm.transforms.kl.tokens import Encoded
+from klrl.envs.llm.transforms.kl.tokens import Encoded, Tokenizer
+from klrl.envs.llm.transforms.kl.wrappers import Wrapper
 from klrl.envs.transforms.base import NextTransform, taking_arguments_of
 from klrl.kl.coefficient import ONE, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import k1
@@ -82,7 +84,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     DEFAULT_IN_KEYS: ClassVar[list[Key]] = ["reward"]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Transform:
         """Build the Ray-backed class where the arguments choose Ray."""
         if wants_ray(kwargs):
             return RayKLRewardTransform(*args, **kwargs)
@@ -90,9 +92,9 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     def __init__(
         self,
-        ref_model: _language.Wrapper | None = None,
+        ref_model: Wrapper | None = None,
         *,
-        ref_model_factory: Callable[[], _language.Wrapper] | None = None,
+        ref_model_factory: Callable[[], Wrapper] | None = None,
         coef: float | Tensor = ONE,
         coeff: float | Tensor | None = None,
         in_keys: Key | Sequence[Key] | None = None,
@@ -100,7 +102,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         log_prob_key: Key = ("log_probs", "full"),
         device: torch.device | str | None = None,
         add_to_reward: bool = True,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         assistant_only: bool = True,
         detach: bool = True,
         padding_side: str = "left",
@@ -142,7 +144,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         return self._pad_output
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The ``tokenizer`` argument, else the reference's."""
         tokenizer = self._tokenizer
         if tokenizer is None:
@@ -250,7 +252,7 @@ def check_keys(
     return read[0], written
 
 
-def _listed(name: str, keys: Any) -> list[Key]:
+def _listed(name: str, keys: Key | Sequence[Key]) -> list[Key]:
     listed = [keys] if isinstance(keys, str | tuple) else list(keys)
     if not all(isinstance(key, str | tuple) and key for key in listed):
         raise ValueError(f"{name}={listed}: keys are strings or tuples of strings")
@@ -290,7 +292,7 @@ class RayKLRewardTransform(Served):
         ImportError: Ray is not installed.
     """
 
-    def __init__(self, ref_model: Any = None, **kwargs: Any) -> None:
+    def __init__(self, ref_model: Wrapper | None = None, **kwargs: Any) -> None:
         check_one_of("ref_model", ref_model, kwargs.get("ref_model_factory"))
         super().__init__(KLRewardTransform, {"ref_model": ref_model}, **kwargs)
 

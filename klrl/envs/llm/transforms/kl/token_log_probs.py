@@ -11,8 +11,6 @@ tests/transforms/test_llm_upstream.py shows when the faults are gone.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -40,7 +38,7 @@ def token_log_probs(
     tokens = pad_sequence(real, batch_first=True, padding_value=0).to(device)
     mask = pad_sequence([torch.ones_like(row) for row in real], batch_first=True).to(device)
     with evaluating(network):
-        output: Any = network(input_ids=tokens, attention_mask=mask, use_cache=False)
+        output = network(input_ids=tokens, attention_mask=mask, use_cache=False)
     logits = output.logits[:, :-1]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     # [B, V, T-1] against [B, T-1]: logits t - 1 predict token t.

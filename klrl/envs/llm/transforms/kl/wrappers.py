@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from tensordict import TensorDictBase, set_list_to_stack
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
 from klrl.envs.llm.transforms.kl.rows import lengths, pad_rows, read_value, to_rows
@@ -15,6 +16,7 @@ from klrl.envs.llm.transforms.kl.token_log_probs import token_log_probs
 from klrl.envs.llm.transforms.kl.tokens import (
     ATTENTION_KEY,
     Encoded,
+    Tokenizer,
     encode_history,
     encode_text,
     encode_tokens,
@@ -22,8 +24,11 @@ from klrl.envs.llm.transforms.kl.tokens import (
 )
 from klrl.kl.policies import Key, as_key
 
+if TYPE_CHECKING:
+    from torchrl.data.llm import History
+
 #: A ``torchrl.modules.llm`` wrapper, known by its attributes: importing its class costs seconds.
-Wrapper: TypeAlias = Any
+Wrapper: TypeAlias = TensorDictModuleBase
 
 
 def full_key(key: Key, name: str) -> Key:
@@ -72,8 +77,8 @@ def encode(
     model: Wrapper,
     tensordict: TensorDictBase,
     *,
-    tokenizer: Any,
-    template: Mapping[str, Any],
+    tokenizer: Tokenizer | None,
+    template: Mapping[str, object],
     assistant_only: bool,
     history_key: Key | None = None,
 ) -> Encoded:
@@ -99,6 +104,7 @@ def encode(
         raise KeyError(f"no {model.input_mode} at {key} to score")
     prompt = _entry(tensordict, (*key[:-1], "prompt")) if isinstance(key, tuple) else None
     if model.input_mode == "text":
+        assert tokenizer is not None
         return encode_text(full, prompt, tokenizer, getattr(model, "tokenizer_kwargs", {}))
     rendering = {**template_of(model, tokenizer), **template}
     if "chat_template" in template or "chat_template_name" in template:
@@ -107,10 +113,10 @@ def encode(
         return encode_history(full, prompt, tokenizer, rendering, assistant_only)
 
 
-def _entry(tensordict: TensorDictBase, key: Key) -> Any:
+def _entry(tensordict: TensorDictBase, key: Key) -> History | list[str] | None:
     """A conversation or a list of texts, or None."""
     parts = key if isinstance(key, tuple) else (key,)
-    entry: Any = tensordict
+    entry = tensordict
     for part in parts:
         entry = entry.get(part, None) if entry is not None else None
     if hasattr(entry, "apply_chat_template") or entry is None:
