@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
 from klrl.control.copies import VectorGymEnv
 from klrl.control.episodes import LONGEST
+from klrl.control.rollout import TorchRLRollout
+from klrl.control.vector import VectorRollout
 from klrl.train.loop import Rollout
 
-
-@runtime_checkable
-class KeptRollout(Protocol):
-    """A rollout that can be saved between two collections."""
-
-    def restart(self) -> None:
-        """Begin new episodes with the next rollout."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the next rollout starts from; empty where nothing is, or it cannot be saved."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+#: What can be saved between two collections, and begin new episodes.
+Kept = VectorRollout | TorchRLRollout
 
 
 class RunningEpisodes:
@@ -37,7 +28,7 @@ class RunningEpisodes:
 
     def state_dict(self) -> dict[str, Any]:
         """Of the rollout; empty where it has none."""
-        if isinstance(self._rollout, KeptRollout):
+        if isinstance(self._rollout, Kept):
             return self._rollout.state_dict()
         return self._loaded
 
@@ -94,7 +85,7 @@ class RunningEpisodes:
         """Make the rollout from a state; why that failed, else nothing."""
         with generators_kept():  # TorchRL's collector draws when it is made
             rollout = self._rollout = make()
-            assert isinstance(rollout, KeptRollout)
+            assert isinstance(rollout, Kept)
             try:
                 rollout.load_state_dict(loaded)
             except Exception as error:  # of the environment too, which may be another version's

@@ -32,7 +32,7 @@ from klrl.envs.llm.transforms.kl.rows import (
 from klrl.envs.llm.transforms.kl.served import Served, coefficient
 from klrl.envs.llm.transforms.kl.tokens import Encoded, Tokenizer
 from klrl.envs.llm.transforms.kl.wrappers import Wrapper
-from klrl.envs.transforms.base import NextTransform, taking_arguments_of
+from klrl.envs.transforms.base import NextTransform, one_key, taking_arguments_of
 from klrl.kl.coefficient import ONE, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key
@@ -240,23 +240,17 @@ def check_keys(
     in_keys: Key | Sequence[Key] | None, out_keys: Key | Sequence[Key] | None
 ) -> tuple[Key, list[Key]]:
     """The reward's key, and the three keys to write."""
-    read = _listed("in_keys", KLRewardTransform.DEFAULT_IN_KEYS if in_keys is None else in_keys)
-    written = list(read) if out_keys is None else _listed("out_keys", out_keys)
-    if len(written) == len(read):
-        written = [*written, "kl_penalty", "ref_log_prob"]
-    if len(read) != 1 or len(written) != 3:
+    read = one_key("in_keys", "reward" if in_keys is None else in_keys)
+    listed = list(out_keys) if isinstance(out_keys, list) else [out_keys or read]
+    written = [one_key("out_keys", key) for key in listed]
+    if len(written) == 1:
+        written += ["kl_penalty", "ref_log_prob"]
+    if len(written) != 3:
         raise ValueError(
-            f"in_keys={read}, out_keys={written}: one reward, and one key to write it to or three "
-            "(reward, KL, reference log-prob)"
+            f"out_keys={written}: give one key for the reward, or three (reward, KL, reference "
+            "log-prob)"
         )
-    return read[0], written
-
-
-def _listed(name: str, keys: Key | Sequence[Key]) -> list[Key]:
-    listed = [keys] if isinstance(keys, str | tuple) else list(keys)
-    if not all(isinstance(key, str | tuple) and key for key in listed):
-        raise ValueError(f"{name}={listed}: keys are strings or tuples of strings")
-    return [as_key(key) for key in listed]
+    return read, written
 
 
 def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]:

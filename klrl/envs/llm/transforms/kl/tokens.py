@@ -118,11 +118,10 @@ def _render(
     rendered = history.apply_chat_template(tokenizer=tokenizer, **template)
     names = ("input_ids", "assistant_masks", "attention_mask")
     rows = [to_rows(rendered.get(name, as_list=True)) for name in names]
-    kept = [
-        (ids[real.bool()], marks[real.bool()].bool())
-        for ids, marks, real in zip(*rows, strict=True)
-    ]
-    return [ids for ids, _ in kept], [marks for _, marks in kept]
+    ids, assistant = (
+        [row[real.bool()] for row, real in zip(part, rows[2], strict=True)] for part in rows[:2]
+    )
+    return ids, [row.bool() for row in assistant]
 
 
 def encode_text(
