@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -12,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, EnvError, in_one_line
 from klrl.base.seeds import derived_seed
-from klrl.config import Config, EnvConfig
+from klrl.base.text import warn
+from klrl.config import Config, CustomEnvConfig, EnvConfig
 from klrl.control.acting import Acting, Array, make_acting
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
@@ -25,6 +27,7 @@ from klrl.control.networks import PolicyNet
 from klrl.control.preflight import MOST_JOINT, control_config, policy_kind
 from klrl.domains import CONTROL
 from klrl.kl.divergences import MEASURED
+from klrl.runs.video import Camera, Film
 from klrl.train.evaluate import REFERENCE_KLS, Evaluation, Scores, Starts, evaluation
 from klrl.train.policy_kl import Parties, Visited
 from klrl.train.schedule import USUAL_STEPS, Size
@@ -293,3 +296,58 @@ def measured_names(family: Family) -> tuple[Sequence[str], list[str]]:
         return MEASURED[:2], [f"js and tv are left out: {many}"]
     note = f"js and tv by {DRAWS} draws in each state: of Gaussians they have no closed form"
     return MEASURED, [note] * ("loc" in family.param_keys)
+
+
+# ------------------------------------------------------------------------------------------ film
+
+#: The only mode of Gymnasium's that returns one picture at a time.
+_MODE = "rgb_array"
+
+
+def film_trained(
+    folder: Path,
+    config: Config,
+    camera: Camera,
+    *,
+    starts: Starts,
+    sampled: bool,
+    which: str,
+    device: torch.device,
+) -> Film:
+    """Film one episode: the first of those that an evaluation from these start states plays."""
+    env = _drawn(config.env)
+    try:
+        acting = make_acting(trained_agent(folder, which, str(device)), device)
+        noise = Noise(derived_seed(starts.seed, f"{starts.use}, film"), 1) if sampled else None
+        limit = env.longest_episode or MAX_STEPS
+        warn(f"filming an episode of at most {limit:,} steps")
+        camera.start(env.pictures_per_second)
+        scores, steps = play(
+            env, acting, starts.seeds(1), limit, noise, lambda: camera.take(env.picture())
+        )
+    finally:
+        env.close()
+    return Film(sum(steps), scores.returns[0] if scores.returns else None)
+
+
+def _drawn(config: EnvConfig) -> VectorGymEnv:
+    """A copy that draws, which has drawn once."""
+    mode = {"render_mode": _MODE}
+    if isinstance(config, CustomEnvConfig):
+        drawing: EnvConfig = replace(config, args={**config.args, **mode})
+    else:
+        drawing = replace(config, kwargs={**config.kwargs, **mode})
+    env = None
+    try:
+        env = make_copies(drawing, seed=0, num_envs=1)
+        env.reset_native()
+        env.picture()
+    except Exception as error:  # Gymnasium, its simulators and OpenGL raise what they like
+        if env is not None:
+            env.close()
+        told = str(error) if isinstance(error, EnvError) else in_one_line(error)
+        raise ConfigError(
+            f"--video: {config.id} cannot be drawn with render_mode={_MODE}: {told}; see "
+            "docs/runs.md, Videos"
+        ) from error
+    return env

@@ -18,9 +18,9 @@ from klrl.control.actor import (
     normal_agent,
     tanh_normal_agent,
 )
-from klrl.control.checks import made_up
 from klrl.control.distributions import Family
 from klrl.control.encoders import Given, Unpacked, given, given_sizes
+from klrl.control.kl import made_up
 from klrl.control.networks import PolicyNet, ValueNet
 from klrl.control.observation import Layout
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.text import warn
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import (
     CONTROL,
@@ -37,14 +39,16 @@ from klrl.control.action_space import (
 )
 from klrl.control.answers import Misfit, require_flag, require_number, require_observation
 from klrl.control.gym_make import make_one
-from klrl.control.observation import Layout, Packed, check_images, layout_of, require_actor
+from klrl.control.observation import MASK, Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
 
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
     """The part of a control job; arguments as :func:`klrl.runs.machine.check_machine`."""
     if config.collector.elsewhere:
-        check_ray_address()
+        from klrl.base.ray_start import check_address
+
+        check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")
     check_env(config.env, config.actor, overridden)
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
         _check_joint_actions(config.env, config.kl.divergence)
@@ -165,6 +169,13 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None) ->
         reset, after = within(limit, step)
         if isinstance(env, CustomEnvConfig):
             _check_answers(copy.observation_space, reset, after)
+        masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
+        choices = isinstance(copy.action_space, spaces.Discrete | spaces.MultiDiscrete)
+        if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:
+            warn(
+                f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
+                "env.action_mask=info, or none to leave it unread"
+            )
     except TookTooLong:
         raise ConfigError(
             f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; "
@@ -292,14 +303,3 @@ def control_config(run: Path, setting: str = "run") -> Config:
     if not isinstance(config, Config):
         raise ConfigError(f"{setting}={run}: is a language run; give a control run")
     return config
-
-
-def check_ray_address() -> None:
-    """Refuse to start when the cluster at ``RAY_ADDRESS`` does not answer.
-
-    Raises:
-        ConfigError: the address is malformed or nothing answers there.
-    """
-    from klrl.base.ray_start import check_address
-
-    check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")

@@ -15,9 +15,9 @@ from klrl.report.__main__ import main as report
 from tensordict import TensorDict
 
 from klrl.base.digits import number
+from klrl.control.advantage import RewardNormalizer
 from klrl.control.kl import RAW_REWARD_KEY
-from klrl.control.record import rewards_of as control_rewards
-from klrl.control.reward_norm import RewardNormalizer
+from klrl.control.parts import rewards_of as control_rewards
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.language.data.batch import Responses, make_batch

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from klrl.base.errors import ConfigError
-from klrl.control.checks import preflight_checks
 from klrl.control.env import make_copies
+from klrl.control.kl import preflight_checks
 from klrl.domains import CONTROL, LANGUAGE
 from klrl.kl.reference import FrozenReference, OtherRunReference
 from klrl.train.loop import Training

@@ -106,7 +106,7 @@ class ClipConfig(LossConfig):
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
 
 
-@registered("loss", "custom", both="losses.own:custom")
+@registered("loss", "custom", both="losses.policy:custom")
 @dataclass
 class CustomLossConfig(OwnPart, LossConfig):
     """A policy loss of your own: loss.target=package.module:Name."""
