@@ -15,7 +15,7 @@ from klrl.config import CheckpointReferenceConfig, Config, factory
 from klrl.config.own import saves
 from klrl.control.actor import make_agent
 from klrl.control.advantage import OwnAdvantage, RewardNormalizer
-from klrl.control.env import make_copies
+from klrl.control.env import make_copies, transformed
 from klrl.control.kl import (
     RAW_REWARD_KEY,
     AnnotatedReference,
@@ -26,7 +26,7 @@ from klrl.control.kl import (
     preflight_checks,
 )
 from klrl.control.resumption import RunningEpisodes
-from klrl.control.rollout import RolloutContext, make_rollout
+from klrl.control.rollout import RolloutContext
 from klrl.control.update import ControlSteps
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.divergences import REVERSE, Divergence
@@ -147,11 +147,12 @@ class ControlParts(Parts):
         self._episodes.prove(self._copies, elsewhere)
         if elsewhere:
             self._copies.close()
-        copies = None if elsewhere else self._copies
+        env = None if elsewhere else transformed(self._copies, online)
         reseed = partial(self._copies.seed_episodes, seed)
         reseed()
-        context = RolloutContext(self.config, copies, self.agent, self.device, seed, online, say)
-        rollout = self._episodes.begin(iteration, lambda: make_rollout(context), reseed, say)
+        context = RolloutContext(self.config, env, self.agent, self.device, seed, say)
+        make = factory("collector", self.config.collector, self.config.domain)
+        rollout = self._episodes.begin(iteration, lambda: make(context), reseed, say)
         if self._episodes.new and self._reward_normalizer is not None:
             self._reward_normalizer.begin_episodes()
         return rollout

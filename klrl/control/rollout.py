@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
-from torchrl.envs import EnvBase, Transform, TransformedEnv
+from torchrl.envs import TransformedEnv
 
-from klrl.config import CONTROL, Config, factory
+from klrl.config import Config
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
-from klrl.control.env import transformed
 from klrl.control.vector import VectorRollout, entries_of, named
-from klrl.train.loop import Rollout
 
 
 @dataclass(frozen=True)
@@ -24,35 +22,23 @@ class RolloutContext:
     """The arguments from which a control run's rollout is made."""
 
     config: Config
-    copies: EnvBase | None  # None where the workers make their own
+    env: TransformedEnv | None  # None where the workers make their own
     agent: Agent
     device: torch.device
     seed: int
-    online: tuple[Transform, ...] = ()  # applied at every step
     say: Callable[[str], None] = print
-
-
-def make_rollout(context: RolloutContext) -> Rollout:
-    """The rollout of the chosen ``collector``."""
-    return factory("collector", context.config.collector, CONTROL)(context)
 
 
 def vector_rollout(context: RolloutContext) -> VectorRollout:
     """``collector=vector``."""
-    env = transformed(_copies(context), context.online)
-    return VectorRollout(env, context.agent, context.config.collector.steps, context.device)
+    steps = context.config.collector.steps
+    return VectorRollout(context.env, context.agent, steps, context.device)
 
 
 def torchrl_rollout(context: RolloutContext) -> TorchRLRollout:
     """``collector=torchrl``."""
-    env = transformed(_copies(context), context.online)
     steps = context.config.collector.steps
-    return TorchRLRollout(env, context.agent.actor, steps, context.device)
-
-
-def _copies(context: RolloutContext) -> EnvBase:
-    assert context.copies is not None
-    return context.copies
+    return TorchRLRollout(context.env, context.agent.actor, steps, context.device)
 
 
 class TorchRLRollout:

@@ -329,14 +329,14 @@ class Training:
         stack.callback(rollout.close)
         kl = self.parts.kl
         parts = {
-            "kl.own_estimator": getattr(kl and kl.estimator, "forgets", False),
-            "kl.own_divergence": getattr(kl and kl.divergence.name, "forgets", False),
-            "controller": self.controller.forgets,
-            "advantage": getattr(self.parts.estimate_advantage, "forgets", False),
-            "loss": self.parts.learner.loss.forgets,
-            "loss.own_beta_rule": self.parts.learner.beta_rule.forgets,
+            "kl.own_estimator": kl and kl.estimator,
+            "kl.own_divergence": kl and kl.divergence.name,
+            "controller": self.controller,
+            "advantage": self.parts.estimate_advantage,
+            "loss": self.parts.learner.loss,
+            "loss.own_beta_rule": self.parts.learner.beta_rule,
         }
-        if lost := [setting for setting, forgets in parts.items() if forgets]:
+        if lost := [setting for setting, part in parts.items() if getattr(part, "forgets", False)]:
             say(f"resume: a resumed run begins anew with {lost[0]}, whose state is not saved")
         built = [f"{type(each).__module__}.{type(each).__name__}" for each in self.parts.built]
         files.update(built=built, **self.parts.resume | ({"resume": "anew"} if lost else {}))

@@ -23,11 +23,6 @@ def matching_rows(gen: Rows, ref: Rows, gen_key: Key, ref_key: Key) -> tuple[lis
             "score both models with the same pad_output"
         )
     gen_rows, ref_rows = to_rows(gen), to_rows(ref)
-    if len(gen_rows) != len(ref_rows):
-        raise ValueError(
-            f"batch size mismatch: {gen_key} has {len(gen_rows)} samples, "
-            f"{ref_key} has {len(ref_rows)}"
-        )
     for index, (a, b) in enumerate(zip(gen_rows, ref_rows, strict=True)):
         if a.shape != b.shape or a.ndim != 1:
             raise ValueError(
@@ -95,8 +90,6 @@ def token_rewards(
     if reward is None:
         return [torch.zeros_like(row).unsqueeze(-1) for row in kl]
     rows = to_rows(reward)
-    if len(rows) != len(kl):
-        raise ValueError(f"batch size mismatch: {len(rows)} rewards, {len(kl)} KLs")
     longest = max(lengths(kl))
     placed = []
     for index, (row, divergence) in enumerate(zip(rows, kl, strict=True)):

@@ -144,20 +144,10 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         return self._pad_output
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The ``tokenizer`` argument, else the reference's."""
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            tokenizer = getattr(self.ref_model, "tokenizer", None)
-        if tokenizer is None:
-            raise AttributeError
-        return tokenizer
-
-    def __getattr__(self, name: str) -> Any:
-        # Python calls this after a property has raised AttributeError, whose message is lost.
-        if name == "tokenizer":
-            raise AttributeError("the ref_model has no tokenizer: give KLRewardTransform one")
-        return super().__getattr__(name)
+    def tokenizer(self) -> Tokenizer | None:
+        """The ``tokenizer`` argument, else the reference's; None without."""
+        given = self._tokenizer
+        return getattr(self.ref_model, "tokenizer", None) if given is None else given
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         key = as_key(self.ref_model.in_keys[0])
