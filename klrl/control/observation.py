@@ -162,13 +162,6 @@ class Layout:
         allowed = np.split(packed[-self.masked :], np.cumsum(mask.counts)[:-1])
         return np.array([[int(np.argmax(choice)) for choice in allowed]])
 
-    def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
-        """The entries [..., *shape] of transports [..., D], by their keys; numbers from 0 on."""
-        return {
-            entry.key: packed[..., place].reshape((*packed.shape[:-1], *entry.shape))
-            for entry, place in self.places()
-        }
-
     def drawn(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Made-up transports [count, D]: normal vectors, any pixels, every action allowed."""
         drawn = np.ones((count, self.size), self.dtype)

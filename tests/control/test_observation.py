@@ -22,6 +22,7 @@ from klrl.control.step import Columns
 from klrl.control.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from tests.agents import agent_of, apart, gym
+from tests.control.toys import unpacked
 
 CPU, T = torch.device("cpu"), "tests.control.toys:klrl-test"
 TWO = spaces.Discrete(2)
@@ -61,7 +62,7 @@ def test_nothing_is_lost_on_the_way() -> None:
     for _ in range(20):
         shown = space.sample()
         shown["action_mask"][0] = 1
-        parts = layout.unpack(layout.pack(shown))
+        parts = unpacked(layout, layout.pack(shown))
         np.testing.assert_array_equal(parts["image"], shown["image"])
         np.testing.assert_allclose(parts["matrix"], shown["matrix"], rtol=1e-6)
         np.testing.assert_array_equal(parts["inner.bits"], shown["inner"]["bits"])
@@ -270,7 +271,7 @@ def test_a_number_of_as_many_values_as_float32_tells_apart_is_served() -> None:
     layout = layout_of("env.id=X", spaces.Dict(a=spaces.Discrete(2**24), b=TWO), TWO)
     assert layout is not None
     last = {"a": 2**24 - 1, "b": 1}
-    assert layout.unpack(layout.pack(last))["a"] == 2**24 - 1
+    assert unpacked(layout, layout.pack(last))["a"] == 2**24 - 1
 
 
 def test_gymnasiums_wrappers_are_applied_from_the_inside() -> None:
