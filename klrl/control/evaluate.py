@@ -22,6 +22,7 @@ from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.distributions import Family, MultiCategorical
 from klrl.control.env import make_copies
+from klrl.control.episodes import Stream
 from klrl.control.load import trained_agent, trained_reference
 from klrl.control.networks import PolicyNet
 from klrl.control.preflight import MOST_JOINT, control_config, policy_kind
@@ -78,7 +79,7 @@ def waves(
     env = make_copies(config, seed=0, num_envs=copies)
     longest, seeds, noise = env.longest_episode, starts.seeds(episodes), None
     if sampled:
-        noise = Noise(derived_seed(starts.seed, f"{starts.use}, actions"), copies)
+        noise = Stream(derived_seed(starts.seed, f"{starts.use}, actions"))
     try:
         while seeds:
             wave, limit = _wave(min(len(seeds), copies), left, longest)
@@ -107,7 +108,7 @@ def play(
     acting: Acting,
     seeds: Sequence[int],
     limit: int,
-    noise: Noise | None,
+    noise: Stream | None,
     watch: Callable[[], None] = lambda: None,
 ) -> tuple[Scores, list[int]]:
     """One episode from each seed, in the first copies; their scores, and their steps.
@@ -121,7 +122,8 @@ def play(
     watch()
     for step in range(limit):
         if noise is not None and step % _NOISE_STEPS == 0:
-            noise.draw(acting)
+            with noise.drawing():  # families draw from torch's global generator
+                acting.begin(_NOISE_STEPS, env.num_copies)
         seen = env.observed(observation, "in an evaluation").numpy()
         action = acting.action(acting.sample(step % _NOISE_STEPS, seen))
         observation, reward, terminated, truncated = env.step_native(action, playing)
@@ -134,24 +136,6 @@ def play(
         if not playing.any():
             break
     return Scores(total[ended].tolist(), cut=int(playing.sum())), steps[: len(seeds)].tolist()
-
-
-class Noise:
-    """The noise of sampled actions, from a generator of its own."""
-
-    def __init__(self, seed: int, copies: int) -> None:
-        self._state = torch.Generator().manual_seed(seed).get_state()
-        self._copies = copies
-
-    def draw(self, acting: Acting) -> None:
-        """Draw that of the next steps; families draw from torch's global generator."""
-        before = torch.get_rng_state()
-        try:
-            torch.set_rng_state(self._state)
-            acting.begin(_NOISE_STEPS, self._copies)
-            self._state = torch.get_rng_state()
-        finally:
-            torch.set_rng_state(before)
 
 
 def evaluate_trained(
@@ -318,7 +302,7 @@ def film_trained(
     env = _drawn(config.env)
     try:
         acting = make_acting(trained_agent(folder, which, str(device)), device)
-        noise = Noise(derived_seed(starts.seed, f"{starts.use}, film"), 1) if sampled else None
+        noise = Stream(derived_seed(starts.seed, f"{starts.use}, film")) if sampled else None
         limit = env.longest_episode or MAX_STEPS
         warn(f"filming an episode of at most {limit:,} steps")
         camera.start(env.pictures_per_second)

@@ -12,8 +12,7 @@ the global one, and an evaluation would then set the policy's noise.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import gymnasium
 import numpy as np
@@ -36,6 +35,7 @@ from torchrl.envs import EnvBase, check_env_specs
 
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.control.answers import Misfit
+from klrl.control.episodes import Stream
 
 #: A key of a tensordict: a name, or several of nested ones.
 Key = str | tuple[str, ...]
@@ -62,8 +62,7 @@ class TorchRLEnv(gymnasium.Env):
         self.observation_space = whole if self._alone is None else whole[self._alone]
         self.metadata = dict(getattr(base, "metadata", None) or {})
         self.render_mode = getattr(base, "render_mode", None)
-        #: State of torch's global generator, where the environment draws from that.
-        self._generator = torch.Generator().manual_seed(0).get_state()
+        self._stream = Stream(0)
         #: What the next step starts from.
         self._carried = TensorDict()
 
@@ -72,8 +71,8 @@ class TorchRLEnv(gymnasium.Env):
     ) -> tuple[object, dict[str, object]]:
         """As Gymnasium's; no ``options`` are read."""
         if seed is not None:
-            self._generator = torch.Generator().manual_seed(seed).get_state()
-        with self._drawing():
+            self._stream = Stream(seed)
+        with self._stream.drawing():
             if seed is not None:
                 self.base.set_seed(seed)
             self._carried = self.base.reset()
@@ -82,7 +81,7 @@ class TorchRLEnv(gymnasium.Env):
     def step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
         """As Gymnasium's; an end that is not terminal is a truncation."""
         given = self._carried.copy().set(self._action_key, self._as_action(action))
-        with self._drawing():
+        with self._stream.drawing():
             stepped = self.base.step(given)
             self._carried = self.base.step_mdp(stepped)
         after = stepped["next"]
@@ -106,24 +105,13 @@ class TorchRLEnv(gymnasium.Env):
         before = logger.level
         logger.setLevel(logging.WARNING)  # without a line that all is well
         try:
-            with self._drawing():
+            with self._stream.drawing():
                 check_env_specs(self.base)
         except AssertionError as error:
             why = in_one_line(error)
             raise Misfit(f"torchrl's check_env_specs refuses it: {why}") from error
         finally:
             logger.setLevel(before)
-
-    @contextmanager
-    def _drawing(self) -> Iterator[None]:
-        """Have this copy's own state in torch's global generator."""
-        before = torch.get_rng_state()
-        torch.set_rng_state(self._generator)
-        try:
-            yield
-        finally:
-            self._generator = torch.get_rng_state()
-            torch.set_rng_state(before)
 
     def _as_action(self, action: object) -> Tensor:
         spec = self._action_spec

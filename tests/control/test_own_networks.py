@@ -13,6 +13,7 @@ from klrl.control.actor import make_agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.encoders import given, given_sizes, nature
 from klrl.control.observation import layout_of
+from tests.control.toys import unpacked
 
 CATCH = "klrl.control.catch:klrl/Catch-v0"
 KEYED = "tests.control.toys:klrl-test/Keyed-v0"

@@ -9,7 +9,7 @@ from torch import nn
 
 from klrl.base.errors import ConfigError
 from klrl.config import LoraConfig, ReferenceConfig
-from klrl.envs.llm.transforms.kl.token_log_probs import token_log_probs
+from klrl.envs.llm.transforms.kl.wrappers import token_log_probs
 from klrl.kl.reference import AdapterOffReference
 from klrl.language.model.causal_lm import head
 from klrl.language.model.pretrained import adapter_off, add_lora
