@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError, first_line, with_line
 from klrl.base.text import warn
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import (
@@ -97,8 +97,9 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
         raise ConfigError(
             f"{text} are continuous; choose {setting}=normal, tanh_normal or {actor.fitting}"
         )
-    if actor.chosen == "tanh_normal" and not np.isfinite([space.low, space.high]).all():
-        raise ConfigError(f"{text} have no finite bounds to scale to; choose {setting}=normal")
+    if actor.chosen == "tanh_normal":
+        if not (np.isfinite([space.low, space.high]).all() and (space.low < space.high).all()):
+            raise ConfigError(f"{text} have no two finite bounds each; choose {setting}=normal")
 
 
 #: Joint actions of a MultiDiscrete that a js or tv sums over in every state.
@@ -144,7 +145,7 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     return PolicyKind(family, seen, action)
 
 
-def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None) -> None:
+def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = None) -> None:
     """Reset and step: an argument of the wrong type often fails at the first step only."""
     # Of a TorchRL environment of the user's own.
     specs = getattr(copy.unwrapped, "require_specs", None)
@@ -192,7 +193,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None) ->
         fix = f"fix {env.arguments}{' or env.wrappers' * bool(env.wrappers)}"
         raise ConfigError(
             f"{env.named} with {env.arguments}={env.kwargs}: its first step fails: "
-            f"{first_line(error)}; {fix}"
+            f"{with_line(error)}; {fix}"
         ) from error
 
 

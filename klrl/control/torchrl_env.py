@@ -102,16 +102,22 @@ class TorchRLEnv(gymnasium.Env):
     def require_specs(self) -> None:
         """A Misfit where a reset or a step does not fit the specs."""
         logger = logging.getLogger("torchrl")
-        before = logger.level
-        logger.setLevel(logging.WARNING)  # without a line that all is well
-        try:
-            with self._stream.drawing():
+        before, level = self.base.observation_spec, logger.level
+        with self._stream.drawing():
+            start = self.base.rand_action(self.base.reset())
+            _require_entries("reset", start, before)
+            # step() stumbles over what _step leaves out.
+            after = self.base._step(start.copy())
+            for spec in (before, self.base.full_reward_spec):
+                _require_entries("step", after, spec)
+            logger.setLevel(logging.WARNING)  # without a line that all is well
+            try:
                 check_env_specs(self.base)
-        except AssertionError as error:
-            why = in_one_line(error)
-            raise Misfit(f"torchrl's check_env_specs refuses it: {why}") from error
-        finally:
-            logger.setLevel(before)
+            except AssertionError as error:
+                why = in_one_line(error)
+                raise Misfit(f"torchrl's check_env_specs refuses it: {why}") from error
+            finally:
+                logger.setLevel(level)
 
     def _as_action(self, action: object) -> Tensor:
         spec = self._action_spec
@@ -170,6 +176,17 @@ _LEAVE_OUT = "leave it out, as with torchrl.envs.ExcludeTransform, or wrap the e
 
 
 # ---------------------------------------------------------------------------------------- answers
+
+
+def _require_entries(when: str, data: TensorDictBase, spec: Composite) -> None:
+    """The entries of a spec must be in data, of its type and size."""
+    for key, leaf in spec.items(True, True):
+        value = data.get(key, None)
+        if not isinstance(value, Tensor):
+            raise Misfit(f"{when} wrote no {_listed([key])}, which its spec has; write it")
+        if (value.dtype, value.numel()) != (leaf.dtype, leaf.shape.numel()):
+            wrote, says = (f"{x.dtype} of shape {list(x.shape)}" for x in (value, leaf))
+            raise Misfit(f"{when} wrote {_listed([key])} as {wrote}, and its spec says {says}")
 
 
 def _entry(data: TensorDictBase, key: Key) -> Tensor:
