@@ -97,9 +97,10 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
         raise ConfigError(
             f"{text} are continuous; choose {setting}=normal, tanh_normal or {actor.fitting}"
         )
-    if actor.chosen == "tanh_normal":
-        if not (np.isfinite([space.low, space.high]).all() and (space.low < space.high).all()):
-            raise ConfigError(f"{text} have no two finite bounds each; choose {setting}=normal")
+    if actor.chosen == "tanh_normal" and not (
+        np.isfinite([space.low, space.high]).all() and (space.low < space.high).all()
+    ):
+        raise ConfigError(f"{text} have no two finite bounds each; choose {setting}=normal")
 
 
 #: Joint actions of a MultiDiscrete that a js or tv sums over in every state.

@@ -291,7 +291,7 @@ def test_specs_that_are_not_served_are_named(fault: str) -> None:
         ),
         (
             CartPole(spec=Unbounded(4, dtype=torch.float64)),
-            "reset wrote observation as torch.float32 of shape [4], and its spec says torch.float64 of",
+            "as torch.float32 of shape [4], and its spec says torch.float64 of shape [4]",
         ),
         (
             CartPole(spec=Unbounded(3)),
