@@ -14,7 +14,7 @@ from torchrl.envs import TransformedEnv
 from klrl.config import Config
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
-from klrl.control.vector import VectorRollout, entries_of, named
+from klrl.control.vector import VectorRollout
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,9 @@ class TorchRLRollout:
         episodes = self._base.episodes() if isinstance(self._base, VectorGymEnv) else None
         if episodes is None:
             return {}
-        carrier = self._collector._carrier
         return {
             "episodes": episodes,
-            "carrier": entries_of({key: carrier.get(key) for key in carrier.keys(True, True)}),
+            "carrier": self._collector._carrier.to_dict(),
             "trajectories": self._collector._traj_pool.state_dict(),
         }
 
@@ -96,7 +95,7 @@ class TorchRLRollout:
         self._base.play_again(state["episodes"])
         before = self._collector._carrier
         carrier = TensorDict({}, before.batch_size, before.device, before.names)
-        for key, value in named(state["carrier"]):
+        for key, value in TensorDict(state["carrier"], before.batch_size).items(True, True):
             now = before.get(key, None)  # a policy on a GPU has its carrier's parts in two places
             carrier.set(key, value.to("cpu" if now is None else now.device))
         self._collector._carrier = carrier

@@ -8,7 +8,7 @@ evaluated once for the whole rollout. The batch equals that of ``collector=torch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,25 +20,11 @@ from torchrl.envs import Compose, RewardSum, StepCounter, Transform, Transformed
 from klrl.control.acting import make_acting
 from klrl.control.actor import Agent
 
-#: A key of a tensordict: a name, or several of nested ones.
-Key = str | tuple[str, ...]
-
 
 def _leaves(transform: Transform) -> list[Transform]:
     if isinstance(transform, Compose):
         return [leaf for part in transform.transforms for leaf in _leaves(part)]
     return [transform]
-
-
-def entries_of(held: Mapping[Key, Tensor]) -> list[tuple[tuple[str, ...], Tensor]]:
-    """Entries by key, nested keys too, as a checkpoint holds them."""
-    return [(key if isinstance(key, tuple) else (key,), value) for key, value in held.items()]
-
-
-def named(entries: Iterable[tuple[tuple[str, ...], Tensor]]) -> Iterator[tuple[Key, Tensor]]:
-    """The same back."""
-    for key, value in entries:
-        yield key if len(key) > 1 else key[0], value
 
 
 class VectorRollout:
@@ -56,7 +42,7 @@ class VectorRollout:
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
         #: Entries of the last step that the next rollout starts from; 0 where an episode ended.
-        self._carried: dict[Key, Tensor] = {}
+        self._carried = TensorDict({}, [self._copies])
 
     def collect(self) -> TensorDictBase:
         """The next rollout, [N, T]."""
@@ -74,7 +60,7 @@ class VectorRollout:
 
     def restart(self) -> None:
         """Begin new episodes with the next rollout."""
-        self._observation, self._carried = None, {}
+        self._observation, self._carried = None, TensorDict({}, [self._copies])
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from; empty before the first, or if it cannot be saved."""
@@ -86,7 +72,7 @@ class VectorRollout:
             "observation": torch.from_numpy(self._observation),
             "trajectories": torch.from_numpy(self._trajectories),
             "next_trajectory": self._next_trajectory,
-            "carried": entries_of(self._carried),
+            "carried": self._carried.to_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -95,7 +81,7 @@ class VectorRollout:
         self._observation = state["observation"].cpu().numpy()
         self._trajectories = state["trajectories"].cpu().numpy()
         self._next_trajectory = int(state["next_trajectory"])
-        self._carried = dict(named(state["carried"]))
+        self._carried = TensorDict(state["carried"], [self._copies])
 
     # ---------------------------------------------------------------------------- simulators
 
@@ -185,7 +171,7 @@ class VectorRollout:
         ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
         values = value[..., 0].cpu().numpy()
         sums = np.empty_like(values)
-        carried = self._carried.get(key)
+        carried = self._carried.get(key, None)
         for i in range(self._copies):
             first = np.zeros((), values.dtype) if carried is None else carried[i, 0].cpu().numpy()
             start = 0
@@ -208,9 +194,9 @@ class VectorRollout:
             before = torch.zeros_like(value)
             before[:, 1:] = value[:, :-1]
             before[:, 1:][ended[:, :-1]] = 0
-            if key in self._carried:
-                before[:, 0] = self._carried[key]
+            if (carried := self._carried.get(key, None)) is not None:
+                before[:, 0] = carried
             last = value[:, -1].clone()
             last[ended[:, -1]] = 0
-            self._carried[key] = last
+            self._carried.set(key, last)
             batch.set(key, before)
