@@ -18,10 +18,9 @@ from klrl.control.actor import Agent
 from klrl.control.distributions import Family
 from klrl.control.observation import Layout
 from klrl.domains import CONTROL
-from klrl.kl.charge import KL_KEY, ReferenceKL
+from klrl.kl.charge import KL_KEY, ReferenceKL, chosen_divergence, chosen_estimator
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.measure import mean_charged, mean_kl
-from klrl.kl.own import chosen_divergence, chosen_estimator
 from klrl.kl.reference import THE_POLICY, FrozenPolicy, FrozenReference
 from klrl.train.preflight import kl_at_start, run_checks
 

@@ -21,10 +21,9 @@ from klrl.config import JobConfig, TargetControllerConfig, factory
 from klrl.config.identity import NUMERICS
 from klrl.config.own import check_sources
 from klrl.domains import Domain, domain_of
-from klrl.kl.charge import ReferenceKL
+from klrl.kl.charge import BLIND, ReferenceKL
 from klrl.kl.controllers import FixedKLController
 from klrl.kl.measure import in_unit
-from klrl.kl.own import BLIND
 from klrl.kl.reference import FrozenReference, ReferenceRule
 from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder

@@ -97,34 +97,33 @@ class RetrieveLogProb(NextTransform):
     ) -> None:
         model = flat_policy(model)
         self.is_language = is_wrapper(model)
+        out_keys, template = [], {}
         if self.is_language:
+            from klrl.envs.llm.transforms.kl.tokens import check_template_kwargs
+
             key = log_probs_full_key or (model.log_probs_key, "full")
             self.log_probs_full_key = _language().full_key(key, "log_probs_full_key")
+            self.mask_key = _language().mask_key(self.log_probs_full_key)
+            out_keys = [self.mask_key]
             _language().check_wrapper(model, "model", assistant_only)
             if tokenizer_kwargs is not None and model.input_mode != "history":
                 raise ValueError(
                     f"tokenizer_kwargs is for chat templates: model.input_mode={model.input_mode!r}"
                 )
+            template = check_template_kwargs(tokenizer_kwargs)
         else:
             if not hasattr(model, "log_prob") or not hasattr(model, "get_dist"):
                 raise TypeError(f"model={type(model).__name__}: needs get_dist and log_prob")
             require_reference("model", model)
-            for name, value in (
-                ("tokenizer", tokenizer),
-                ("tokenizer_kwargs", tokenizer_kwargs),
-                ("temperature", temperature),
-                ("history_key", history_key),
-            ):
-                if value is not None:
-                    raise ValueError(f"{name} is for LLM wrappers, not {type(model).__name__}")
+            given: dict[str, object] = {
+                "tokenizer": tokenizer,
+                "tokenizer_kwargs": tokenizer_kwargs,
+            }
+            given |= {"temperature": temperature, "history_key": history_key}
+            for name in (name for name, value in given.items() if value is not None):
+                raise ValueError(f"{name} is for LLM wrappers, not {type(model).__name__}")
             self.log_probs_full_key = as_key(log_probs_full_key or ("log_probs", "full"))
-        out_keys, template = [self.log_probs_full_key], {}
-        if self.is_language:
-            from klrl.envs.llm.transforms.kl.tokens import check_template_kwargs
-
-            template = check_template_kwargs(tokenizer_kwargs)
-            self.mask_key = _language().mask_key(self.log_probs_full_key)
-            out_keys.append(self.mask_key)
+        out_keys = [self.log_probs_full_key, *out_keys]
         super().__init__(in_keys=list(model.in_keys), out_keys=out_keys)
         self._reward_key = reward_key and as_key(reward_key)
         self.written = out_keys

@@ -168,11 +168,6 @@ def _check_pair(gen: TensorDictModuleBase, ref: TensorDictModuleBase, assistant_
             f"pad_output mismatch: gen_model.pad_output={gen.pad_output}, "
             f"ref_model.pad_output={ref.pad_output}; set both alike"
         )
-    if gen.input_mode != ref.input_mode:
-        raise ValueError(
-            f"gen_model.input_mode={gen.input_mode!r}, ref_model.input_mode={ref.input_mode!r}: "
-            "both must read the same input"
-        )
     if gen.log_probs_key == ref.log_probs_key:
         raise ValueError(
             f"gen_model and ref_model share log_probs_key={gen.log_probs_key!r}: give each its own"

@@ -96,12 +96,6 @@ class Served(OneTransform):
         return steps
 
     def _serve(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        last = [part for part in self.transforms if getattr(part, "is_shell", False)][-1]
-        reward_key = getattr(last, "reward_key", "reward")
-        if reward_key != "reward" and getattr(last, "_reward_key", None) is None:
-            raise ValueError(
-                f"the environment's reward is {reward_key}: with Ray it must be 'reward', or given"
-            )
         sent = [  # copies on the CPU, with no device set: the actor may have another
             each if each.device is None else each.cpu().clear_device_()
             for each in (tensordict.exclude("next"), next_tensordict)
