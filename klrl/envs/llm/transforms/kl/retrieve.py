@@ -115,11 +115,8 @@ class RetrieveLogProb(NextTransform):
             if not hasattr(model, "log_prob") or not hasattr(model, "get_dist"):
                 raise TypeError(f"model={type(model).__name__}: needs get_dist and log_prob")
             require_reference("model", model)
-            given: dict[str, object] = {
-                "tokenizer": tokenizer,
-                "tokenizer_kwargs": tokenizer_kwargs,
-            }
-            given |= {"temperature": temperature, "history_key": history_key}
+            given: dict[str, object] = {"tokenizer": tokenizer, "temperature": temperature}
+            given |= {"tokenizer_kwargs": tokenizer_kwargs, "history_key": history_key}
             for name in (name for name, value in given.items() if value is not None):
                 raise ValueError(f"{name} is for LLM wrappers, not {type(model).__name__}")
             self.log_probs_full_key = as_key(log_probs_full_key or ("log_probs", "full"))
