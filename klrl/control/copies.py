@@ -167,18 +167,16 @@ class VectorGymEnv(EnvBase):
         for i, env in enumerate(self._envs):
             if mask is None or mask[i]:
                 self._place.copy = i
-                seed = self._draw_seed(i) if seeds is None else seeds[i]
+                if seeds is None:
+                    seed = derived_seed(self._seed + i, "episode", self._begun[i])
+                    self._begun[i] += 1
+                else:
+                    seed = seeds[i]
                 observation, _info = env.reset(seed=seed)
                 require_observation(observation, shape)
                 self._observations[i] = observation
                 if episodes is not None:
                     episodes.begin(i, self._observations[i])
-
-    def _draw_seed(self, copy: int) -> int:
-        """The seed of a copy's next episode."""
-        number = self._begun[copy]
-        self._begun[copy] += 1
-        return derived_seed(self._seed + copy, "episode", number)
 
     def step_native(
         self, action: np.ndarray, mask: np.ndarray | None = None

@@ -132,6 +132,11 @@ class TorchRLEnv(gymnasium.Env):
         return _arrays(data, self.base.observation_spec)
 
 
+def as_gym(setting: str, made: object) -> object:
+    """TorchRL's environments as Gymnasium's; others as they are."""
+    return TorchRLEnv(setting, made) if isinstance(made, EnvBase) else made
+
+
 def _require_one(setting: str, base: EnvBase) -> None:
     """One environment, with one action, one number as reward, and an end."""
     if tuple(base.batch_size):
