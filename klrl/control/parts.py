@@ -25,8 +25,7 @@ from klrl.control.kl import (
     measure,
     preflight_checks,
 )
-from klrl.control.resumption import RunningEpisodes
-from klrl.control.rollout import RolloutContext
+from klrl.control.rollout import RolloutContext, RunningEpisodes
 from klrl.control.update import ControlSteps
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.divergences import REVERSE, Divergence

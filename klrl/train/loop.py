@@ -160,7 +160,7 @@ class Training:
         with ExitStack() as stack:
             stop = stack.enter_context(self._stop)
             checkpoints = self.checkpoints(files)
-            marks = self.load(checkpoints) if resume else None
+            marks = checkpoints.load_last(self.parts.device) if resume else None
             rollout = self._open(stack, files, group, marks)
             if not resume:
                 self.parts.phase("evaluation")
@@ -285,10 +285,6 @@ class Training:
             "beta": self.parts.learner.beta_rule,
         }
         return Checkpoints(files.checkpoints, components, self.parts.device)
-
-    def load(self, checkpoints: Checkpoints) -> Mapping[str, Any]:
-        """Go on from ``last``, whose controller holds ``kl.coef``; the recorder's marks of then."""
-        return checkpoints.load_last(self.parts.device)
 
     def _open(
         self,

@@ -125,7 +125,7 @@ def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, contr
     words += ("controller.target=1e-4",) if controller == "held" else ()  # so that it is released
     exits(*QUICK, *words, "frames=192", "hydra.run.dir=run")
     stopped = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
-    stopped.load(stopped.checkpoints(RunFolder(Path("run"))))
+    stopped.checkpoints(RunFolder(Path("run"))).load_last(stopped.parts.device)
     rows = rows_of(Path("run"))
     assert stopped.parts.kl.coef == stopped.controller.coef != 0.5
     exits("resume=run", "frames=256")
