@@ -311,16 +311,9 @@ class Captured:
             for value, old in zip(self._state, before, strict=True):
                 value.copy_(old)
 
-    def __call__(
-        self,
-        flat: Tensor,
-        exp_avg: Tensor,
-        exp_avg_sq: Tensor,
-        count: Tensor,
-        rows: Tensor,
-        coef: Tensor,
-    ) -> Tensor:
+    def __call__(self, *given: Tensor) -> Tensor:
         """Run the graph; its metrics are copied out, since the next run overwrites them."""
+        *_, rows, coef = given
         self._rows.copy_(rows)
         self._coef.copy_(coef)
         self._graph.replay()

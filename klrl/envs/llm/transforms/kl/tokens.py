@@ -92,11 +92,10 @@ def encode_history(
     ids, assistant = _render(history, tokenizer, template)
     real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
     if not assistant_only:
-        starts = [0] * len(ids)
+        prompts = None
         if prompt is not None:
             prompts, _ = _render(prompt, tokenizer, {**template, "add_generation_prompt": True})
-            starts = [_common_prefix(*pair) for pair in zip(prompts, ids, strict=True)]
-        return Encoded(ids, real, real, [_after(*p) for p in zip(real, starts, strict=True)], False)
+        return Encoded(ids, real, real, _behind(prompts, ids, real), False)
     empty = [index for index, row in enumerate(assistant) if not row.any()]
     if empty:
         raise ValueError(
@@ -135,10 +134,8 @@ def encode_text(
 
     ids = encode(texts)
     real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
-    starts = [0] * len(ids)
-    if prompts is not None:
-        starts = [_common_prefix(*pair) for pair in zip(encode(prompts), ids, strict=True)]
-    return Encoded(ids, real, real, [_after(*p) for p in zip(real, starts, strict=True)], False)
+    rendered = None if prompts is None else encode(prompts)
+    return Encoded(ids, real, real, _behind(rendered, ids, real), False)
 
 
 _PADDING_KWARGS = ("padding", "padding_side", "return_tensors")
@@ -214,6 +211,14 @@ def _not_padding(row: Tensor, tokenizer: object, ragged: bool) -> Tensor:
 def _after(mask: Tensor, count: int) -> Tensor:
     """The mask from position ``count`` on."""
     return mask & (torch.arange(mask.numel(), device=mask.device) >= count)
+
+
+def _behind(prompts: list[Tensor] | None, ids: list[Tensor], real: list[Tensor]) -> list[Tensor]:
+    """The masks from where each sequence leaves its prompt; without prompts all of them."""
+    if prompts is None:
+        return real
+    starts = [_common_prefix(*pair) for pair in zip(prompts, ids, strict=True)]
+    return [_after(*pair) for pair in zip(real, starts, strict=True)]
 
 
 def _common_prefix(first: Tensor, second: Tensor) -> int:
