@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,13 @@ def decide(config: Config, device: torch.device, asked: str | None = None) -> st
     return asked
 
 
-def choose(asked: str, config: Config, device: torch.device, path: Path) -> tuple[str, str | None]:
+def choose(
+    asked: str, config: Config, device: torch.device, package: Callable[[], Path]
+) -> tuple[str, str | None]:
     """What a mode comes to on this machine: false, jit or aot; and why, where it is another one.
 
-    Nothing is built. ``path`` is where the step's package lies, or would.
+    Nothing is built. ``package`` says where the step's package lies, or would: for auto and aot on
+    a CPU.
     """
     own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.placement != "reward":
@@ -91,7 +95,7 @@ def choose(asked: str, config: Config, device: torch.device, path: Path) -> tupl
         return mode, None
     if asked in ("auto", "aot"):
         try:
-            if _load(path) is not None:
+            if _load(package()) is not None:
                 return "aot", None
         except Untrusted as error:
             return "false", str(error)
@@ -122,13 +126,13 @@ def prepare(
 
     ``example``: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) as they will come.
     """
-    path = package_path(problem, example)
-    mode, why = choose(asked, config, example[0].device, path)
+    package = partial(package_path, problem, example)
+    mode, why = choose(asked, config, example[0].device, package)
     try:
         if mode == "jit":
             return _jit(problem, example)
         if mode == "aot":
-            return _package(problem, example, path, say)
+            return _package(problem, example, package(), say)
     except Exception as error:  # the compiler's, the disk's: training needs neither
         why = f"learner.compile={mode} failed: {in_one_line(error)}"
     line = "update: eager" if why is None else f"update: eager; {why}"

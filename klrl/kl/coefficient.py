@@ -79,18 +79,18 @@ class KeepsCoefficient(_Module):
             name = self.coefficient_name
         return super().__getattr__(name)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], *rest: bool) -> Self:
         """Move to a device; a cast of the weights rounds no coefficient, nor beta.
 
         A device without float64 (MPS) holds them as float32.
         """
         numbers = {name: x for name, x in self._buffers.items() if x is not None and x.ndim == 0}
         try:
-            super()._apply(fn, recurse)
+            super()._apply(fn, *rest)
         except TypeError:
             numbers = {name: x.float() for name, x in numbers.items()}
             self._buffers.update(numbers)
-            super()._apply(fn, recurse)
+            super()._apply(fn, *rest)
         for name, number in numbers.items():
             moved = self.get_buffer(name)
             if moved.dtype.itemsize < number.dtype.itemsize:

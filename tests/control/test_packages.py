@@ -131,7 +131,7 @@ def test_a_cache_that_may_not_be_read_is_an_empty_one(settings, cache, monkeypat
     experiment, _ = made(settings)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", refuse)
-        assert choose("auto", experiment.config, CPU, cache / "x.pt2") == ("false", None)
+        assert choose("auto", experiment.config, CPU, lambda: cache / "x.pt2") == ("false", None)
 
 
 @pytest.mark.services
