@@ -42,6 +42,9 @@ from klrl.control.gym_make import make_one
 from klrl.control.observation import MASK, Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
 
+#: Joint actions of a MultiDiscrete that a js or tv sums over in every state.
+MOST_JOINT = 4096
+
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
     """The part of a control job; arguments as :func:`klrl.runs.machine.check_machine`."""
@@ -49,9 +52,16 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
         from klrl.base.ray_start import check_address
 
         check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")
-    check_env(config.env, config.actor, overridden)
+    space = check_env(config.env, config.actor, overridden)
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
-        _check_joint_actions(config.env, config.kl.divergence)
+        # KLs add up over a product's factors; these are sums over all joint actions.
+        count, divergence = joint_actions(space), config.kl.divergence
+        if count is not None and count > MOST_JOINT:
+            raise ConfigError(
+                f"kl.divergence={divergence}: {config.env.named} has {count} joint actions, and "
+                f"the {divergence} is summed over all of them, at most {MOST_JOINT}; choose "
+                "kl.divergence=forward or reverse"
+            )
     if not resumed:
         for setting, path, run in other_runs(config):
             from klrl.runs.resume import warn_edited  # only a job with another run loads it
@@ -60,8 +70,11 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
             warn_edited(setting, path, run)
 
 
-def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
-    """Make the environment and take a step; refuse what cannot be made, stepped or served."""
+def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> Space:
+    """Make the environment and take a step; refuse what cannot be made, stepped or served.
+
+    Returns its action space.
+    """
     copy = make_checked(env)
     space = copy.action_space
     discrete = is_discrete(space)
@@ -83,6 +96,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
         raise ConfigError(
             f"actor.init_std: nothing reads it here: {env.named} has discrete actions; drop it"
         )
+    return space
 
 
 def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> None:
@@ -100,24 +114,7 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
     if actor.chosen == "tanh_normal" and not (
         np.isfinite([space.low, space.high]).all() and (space.low < space.high).all()
     ):
-        raise ConfigError(f"{text} have no two finite bounds each; choose {setting}=normal")
-
-
-#: Joint actions of a MultiDiscrete that a js or tv sums over in every state.
-MOST_JOINT = 4096
-
-
-def _check_joint_actions(env: EnvConfig, divergence: str) -> None:
-    """KLs add up over a product's factors; the js is a sum over all joint actions."""
-    copy = _make(env)
-    count = joint_actions(copy.action_space)
-    copy.close()
-    if count is not None and count > MOST_JOINT:
-        raise ConfigError(
-            f"kl.divergence={divergence}: {env.named} has {count} joint actions, and the "
-            f"{divergence} is summed over all of them, at most {MOST_JOINT}; choose "
-            "kl.divergence=forward or reverse"
-        )
+        raise ConfigError(f"{text} have no finite bound below another; choose {setting}=normal")
 
 
 class PolicyKind(NamedTuple):
