@@ -73,7 +73,7 @@ CONTROL = Domain(
         "load": "klrl.control.load:trained_actor",
         "on_task": "klrl.control.load:control_on_task",
         "evaluate": "klrl.control.evaluate:evaluate_trained",
-        "film": "klrl.control.film:film_trained",
+        "film": "klrl.control.evaluate:film_trained",
         "between": "klrl.control.evaluate:distances",
         "longest": "klrl.control.evaluate:longest_episode",
     },

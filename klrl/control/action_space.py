@@ -49,8 +49,6 @@ def require_served(setting: str, space: Space) -> None:
             f"{setting}: its action space is {type(space).__name__}; "
             "Box, Discrete, MultiDiscrete and MultiBinary are served; wrap the environment"
         )
-    if not isinstance(space, spaces.Discrete) and not np.prod(space.shape):
-        raise ConfigError(f"{setting}: its actions have no entries; wrap the environment")
 
 
 def kind_of(space: Space) -> object:
@@ -89,15 +87,5 @@ def conversion(space: Space) -> Convert | None:
 
 def conversion_note(space: Space) -> str | None:
     """A line about actions that are not given to the environment as they are; None for others."""
-    if conversion(space) is None:
-        return None
-    kind, shape = type(space).__name__, tuple(space.shape or ())
-    if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return f"actions: {kind}({space.n}), from {start} to {start + int(space.n) - 1}"
-    if isinstance(space, spaces.MultiDiscrete):
-        counts = "x".join(map(str, space.nvec.reshape(-1).tolist()))
-        return f"actions: {kind} {counts}, one categorical each"
-    if isinstance(space, spaces.MultiBinary):
-        return f"actions: {kind} of {int(np.prod(shape))}, one Bernoulli each"
-    return f"actions: {kind} of shape {shape}, {int(np.prod(shape))} numbers to the policy"
+    shown = " ".join(str(space).split())  # numpy breaks lines
+    return None if conversion(space) is None else f"actions: {shown}, flat to the policy"

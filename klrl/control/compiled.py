@@ -7,9 +7,9 @@
     auto    a package that the cache holds; else aot for a run with enough steps to pay for the
             build, else false; on a GPU jit
 
-The mode is chosen before the first rollout (:func:`choose`), for the manifest; the step is made at
-the first minibatch (:func:`prepare`). Whatever fails on the way, the update runs eagerly and a line
-says why. On a GPU a compiled step is also captured as a CUDA graph, and ``aot`` means jit.
+The step is made at the first minibatch (:func:`prepare`). Whatever fails on the way, the update
+runs eagerly and a line says why. On a GPU a compiled step is also captured as a CUDA graph, and
+``aot`` means jit.
 
 A package is machine code: one is loaded only from a folder that nobody but this user can write, and
 only if its bytes are those that were built (klrl/base/cache.py). It computes wrong numbers in
@@ -24,7 +24,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ NOT_COMPILED = {
 _SOURCES = (
     *("control/distributions.py", "control/actor.py", "control/networks.py"),
     *("control/encoders.py", "control/observation.py"),
-    *("control/score.py", "control/step.py", "control/compiled.py"),
+    *("control/step.py", "control/compiled.py"),
     *("losses", "kl/charge.py", "kl/divergences.py", "kl/estimators.py"),
 )
 
@@ -74,20 +75,13 @@ def decide(config: Config, device: torch.device, asked: str | None = None) -> st
     return asked
 
 
-@dataclass(frozen=True)
-class HowItRuns:
-    """How a run's step will run."""
-
-    mode: str  # false, jit or aot
-    why: str | None = None  # where it is not what the settings would have given
-
-
 def choose(
     asked: str, config: Config, device: torch.device, package: Callable[[], Path]
-) -> HowItRuns:
-    """What a mode comes to on this machine; nothing is built.
+) -> tuple[str, str | None]:
+    """What a mode comes to on this machine: false, jit or aot; and why, where it is another one.
 
-    ``package`` says where the step's package would lie; it is called for auto and aot on a CPU.
+    Nothing is built. ``package`` says where the step's package lies, or would: for auto and aot on
+    a CPU.
     """
     own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.placement != "reward":
@@ -95,23 +89,21 @@ def choose(
         own += [f"kl.{name}" for name, chosen in charged.items() if chosen == "custom"]
     if own and asked != "jit":
         # A package is told from another by settings and klrl's sources, not by the user's.
-        return HowItRuns("false", f"own {' and '.join(own)} (learner.compile=jit tries to compile)")
-    mode = decide(config, device, asked)
+        return "false", f"own {' and '.join(own)} (learner.compile=jit tries to compile)"
+    mode, unusable = decide(config, device, asked), None
     if device.type != "cpu":
-        return HowItRuns(mode)
-    unusable = None
+        return mode, None
     if asked in ("auto", "aot"):
-        path = package()
         try:
-            if _load(path) is not None:
-                return HowItRuns("aot")
+            if _load(package()) is not None:
+                return "aot", None
         except Untrusted as error:
-            return HowItRuns("false", str(error))
+            return "false", str(error)
         except BadPackage as error:
             unusable = f"{error}, learner.compile=aot builds it anew"
     if mode != "false" and not cxx():
-        return HowItRuns("false", f"learner.compile={mode} needs a C++ compiler, and there is none")
-    return HowItRuns(mode, unusable if mode == "false" else None)
+        return "false", f"learner.compile={mode} needs a C++ compiler, and there is none"
+    return mode, unusable if mode == "false" else None
 
 
 @dataclass(frozen=True)
@@ -124,23 +116,27 @@ class Prepared:
 
 
 def prepare(
-    mode: str,
+    asked: str,
+    config: Config,
     problem: StepParts,
     example: Sequence[Tensor],
     say: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
-    """Make the step of a mode, as :func:`choose` gave it; an eager one where that fails.
+    """Make the step of a mode; an eager one where :func:`choose` says so, or that fails.
 
     ``example``: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) as they will come.
     """
-    eager = Prepared(eager_step(problem), "false", "update: eager")
-    if mode == "false":
-        return eager
+    package = partial(package_path, problem, example)
+    mode, why = choose(asked, config, example[0].device, package)
     try:
-        return _jit(problem, example) if mode == "jit" else _package(problem, example, say)
+        if mode == "jit":
+            return _jit(problem, example)
+        if mode == "aot":
+            return _package(problem, example, package(), say)
     except Exception as error:  # the compiler's, the disk's: training needs neither
         why = f"learner.compile={mode} failed: {in_one_line(error)}"
-        return replace(eager, description=f"{eager.description}; {why}")
+    line = "update: eager" if why is None else f"update: eager; {why}"
+    return Prepared(eager_step(problem), "false", line)
 
 
 def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
@@ -207,8 +203,9 @@ def package_key(problem: StepParts, example: Sequence[Tensor]) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
-def _package(problem: StepParts, example: Sequence[Tensor], say: Callable[[str], None]) -> Prepared:
-    path = package_path(problem, example)
+def _package(
+    problem: StepParts, example: Sequence[Tensor], path: Path, say: Callable[[str], None]
+) -> Prepared:
     description = f"update: package {path.name[:8]} found in the cache"
     try:
         loader = _load(path)
@@ -318,16 +315,9 @@ class Captured:
             for value, old in zip(self._state, before, strict=True):
                 value.copy_(old)
 
-    def __call__(
-        self,
-        flat: Tensor,
-        exp_avg: Tensor,
-        exp_avg_sq: Tensor,
-        count: Tensor,
-        rows: Tensor,
-        coef: Tensor,
-    ) -> Tensor:
+    def __call__(self, *given: Tensor) -> Tensor:
         """Run the graph; its metrics are copied out, since the next run overwrites them."""
+        *_, rows, coef = given
         self._rows.copy_(rows)
         self._coef.copy_(coef)
         self._graph.replay()

@@ -20,13 +20,21 @@ import numpy as np
 import torch
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Binary
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.envs import EnvBase
 
 from klrl.base.errors import EnvError, NonFiniteError
-from klrl.base.seeds import derived_seed, generators_kept
+from klrl.base.seeds import derived_seed
 from klrl.base.time_limit import TookTooLong, within
-from klrl.control.action_space import conversion, conversion_note
+from klrl.control.action_space import conversion, conversion_note, require_served
 from klrl.control.answers import (
     FLAGS,
     NUMBERS,
@@ -39,8 +47,7 @@ from klrl.control.answers import (
 )
 from klrl.control.episodes import Episodes, replayed, why_unrepeatable
 from klrl.control.gym_make import make_gym
-from klrl.control.observation import MASK, Layout, Packed, flattened, layout_of
-from klrl.control.specs import action_spec, done_spec, observation_spec, reward_spec
+from klrl.control.observation import Layout, Packed, flattened, layout_of
 
 
 class VectorGymEnv(EnvBase):
@@ -92,7 +99,6 @@ class VectorGymEnv(EnvBase):
         self._episodes: Episodes | None = None
         #: Of ``observation``, wherever it is stored.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
-        self._action_mask = action_mask
         self._set_specs()
         space = self._envs[0].observation_space
         kept = [("seen", space.dtype, space.shape), ("reward", "f8"), ("ends", bool, 2)]
@@ -105,33 +111,19 @@ class VectorGymEnv(EnvBase):
     def _set_specs(self) -> None:
         n = self.num_copies
         observation, action = self._envs[0].observation_space, self._envs[0].action_space
-        self.observation_spec = observation_spec(observation.shape, self.observation_dtype, n)
-        self.action_spec = action_spec(self._setting, action, n)
-        self.reward_spec, self.done_spec = reward_spec(n), done_spec(n)
+        require_served(self._setting, action)
+        stored = torch.uint8 if self.observation_dtype == np.uint8 else torch.float32
+        seen = Unbounded(shape=(n, *observation.shape), dtype=stored)
+        flag = Categorical(2, dtype=torch.bool, shape=(n, 1))
+        flags = {name: flag.clone() for name in ("done", "terminated", "truncated")}
+        self.observation_spec = Composite(observation=seen, shape=(n,))
+        self.action_spec = Composite(action=_action_spec(action, n), shape=(n,))
+        self.reward_spec = Composite(reward=Unbounded(shape=(n, 1)), shape=(n,))
+        self.done_spec = Composite(flags, shape=(n,))
         self._box = isinstance(action, gymnasium.spaces.Box)
         if self._box:
             self._low, self._high = action.low.reshape(-1), action.high.reshape(-1)
         self._converted = conversion(action)
-
-    def unread_mask(self) -> str | None:
-        """A line about a mask in ``info`` that is not read, seen in one more copy; None without."""
-        discrete = not self._box and not isinstance(self.action_spec, Binary)
-        masked = self.layout is not None and self.layout.masked
-        if self._action_mask != "auto" or not discrete or masked:
-            return None
-        try:
-            with generators_kept():
-                copy = self._make()
-                _, info = within(self._step_timeout, partial(copy.reset, seed=0))
-                copy.close()
-        except Exception:  # someone else's code: the run's own reset will report it
-            return None
-        if not isinstance(info, Mapping) or MASK not in info:
-            return None
-        return (
-            f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
-            "env.action_mask=info, or none to leave it unread"
-        )
 
     @property
     def longest_episode(self) -> int | None:
@@ -175,18 +167,16 @@ class VectorGymEnv(EnvBase):
         for i, env in enumerate(self._envs):
             if mask is None or mask[i]:
                 self._place.copy = i
-                seed = self._draw_seed(i) if seeds is None else seeds[i]
+                if seeds is None:
+                    seed = derived_seed(self._seed + i, "episode", self._begun[i])
+                    self._begun[i] += 1
+                else:
+                    seed = seeds[i]
                 observation, _info = env.reset(seed=seed)
                 require_observation(observation, shape)
                 self._observations[i] = observation
                 if episodes is not None:
                     episodes.begin(i, self._observations[i])
-
-    def _draw_seed(self, copy: int) -> int:
-        """The seed of a copy's next episode."""
-        number = self._begun[copy]
-        self._begun[copy] += 1
-        return derived_seed(self._seed + copy, "episode", number)
 
     def step_native(
         self, action: np.ndarray, mask: np.ndarray | None = None
@@ -358,3 +348,26 @@ def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
         return env
     return FlattenObservation(env)
+
+
+def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
+    """Of the policy's actions [N, ...], flat, as :mod:`klrl.control.action_space` says."""
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Discrete):
+        return Categorical(int(space.n), shape=(n,), dtype=torch.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        counts = space.nvec.reshape(-1).tolist()
+        return MultiCategorical(counts, shape=(n, len(counts)), dtype=torch.int64)
+    size = int(np.prod(space.shape))
+    if isinstance(space, spaces.MultiBinary):
+        return Binary(size, shape=(n, size), dtype=torch.int64)
+    assert isinstance(space, spaces.Box)
+    if not np.isfinite([space.low, space.high]).all():
+        return Unbounded(shape=(n, size), dtype=torch.float32)
+    low, high = (
+        torch.as_tensor(x.reshape(-1), dtype=torch.float32) for x in (space.low, space.high)
+    )
+    shape = (n, size)
+    return Bounded(
+        low.expand(shape).clone(), high.expand(shape).clone(), shape=shape, dtype=torch.float32
+    )

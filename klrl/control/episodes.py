@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -70,6 +70,24 @@ class Episodes:
         begun = (self._begun - self._begun.min()).tolist()
         actions = torch.from_numpy(np.array(list(self._actions)))
         return {"begun": begun, "actions": actions, "digests": self.digests.copy()}
+
+
+class Stream:
+    """Draws from torch's global generator that are one's own: a state of it, kept apart."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = torch.Generator().manual_seed(seed).get_state()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Have this state in the generator."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = torch.get_rng_state()
+            torch.set_rng_state(before)
 
 
 def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, EnvError, in_one_line
 from klrl.base.seeds import derived_seed
-from klrl.config import Config, EnvConfig
-from klrl.control.acting import Acting, make_acting
+from klrl.base.text import warn
+from klrl.config import Config, CustomEnvConfig, EnvConfig
+from klrl.control.acting import Acting, Array, make_acting
 from klrl.control.actor import Agent
-from klrl.control.between import Watched, measure_of, measured_names
 from klrl.control.copies import VectorGymEnv
+from klrl.control.distributions import Family, MultiCategorical
 from klrl.control.env import make_copies
+from klrl.control.episodes import Stream
 from klrl.control.load import trained_agent, trained_reference
 from klrl.control.networks import PolicyNet
-from klrl.control.preflight import control_config, policy_kind
+from klrl.control.preflight import MOST_JOINT, control_config, policy_kind
 from klrl.domains import CONTROL
+from klrl.kl.divergences import MEASURED
+from klrl.runs.video import Camera, Film
 from klrl.train.evaluate import REFERENCE_KLS, Evaluation, Scores, Starts, evaluation
 from klrl.train.policy_kl import Parties, Visited
 from klrl.train.schedule import USUAL_STEPS, Size
@@ -72,7 +79,7 @@ def waves(
     env = make_copies(config, seed=0, num_envs=copies)
     longest, seeds, noise = env.longest_episode, starts.seeds(episodes), None
     if sampled:
-        noise = Noise(derived_seed(starts.seed, f"{starts.use}, actions"), copies)
+        noise = Stream(derived_seed(starts.seed, f"{starts.use}, actions"))
     try:
         while seeds:
             wave, limit = _wave(min(len(seeds), copies), left, longest)
@@ -101,7 +108,7 @@ def play(
     acting: Acting,
     seeds: Sequence[int],
     limit: int,
-    noise: Noise | None,
+    noise: Stream | None,
     watch: Callable[[], None] = lambda: None,
 ) -> tuple[Scores, list[int]]:
     """One episode from each seed, in the first copies; their scores, and their steps.
@@ -115,7 +122,8 @@ def play(
     watch()
     for step in range(limit):
         if noise is not None and step % _NOISE_STEPS == 0:
-            noise.draw(acting)
+            with noise.drawing():  # families draw from torch's global generator
+                acting.begin(_NOISE_STEPS, env.num_copies)
         seen = env.observed(observation, "in an evaluation").numpy()
         action = acting.action(acting.sample(step % _NOISE_STEPS, seen))
         observation, reward, terminated, truncated = env.step_native(action, playing)
@@ -128,24 +136,6 @@ def play(
         if not playing.any():
             break
     return Scores(total[ended].tolist(), cut=int(playing.sum())), steps[: len(seeds)].tolist()
-
-
-class Noise:
-    """The noise of sampled actions, from a generator of its own."""
-
-    def __init__(self, seed: int, copies: int) -> None:
-        self._state = torch.Generator().manual_seed(seed).get_state()
-        self._copies = copies
-
-    def draw(self, acting: Acting) -> None:
-        """Draw that of the next steps; families draw from torch's global generator."""
-        before = torch.get_rng_state()
-        try:
-            torch.set_rng_state(self._state)
-            acting.begin(_NOISE_STEPS, self._copies)
-            self._state = torch.get_rng_state()
-        finally:
-            torch.set_rng_state(before)
 
 
 def evaluate_trained(
@@ -218,3 +208,130 @@ def _check_kinds(parties: Parties, config: Config) -> None:
                 f"{setting}={path}: its {name} is {theirs}, and {here} where the states are; give "
                 "runs with the same"
             )
+
+
+# ------------------------------------------------------------------------------------- divergences
+
+#: Draws in each state where a divergence of Gaussians has no closed form.
+DRAWS = 64
+#: States, and numbers of their observations, that are measured at a time.
+_STATES, _NUMBERS = 2**13, 2**20
+
+#: States [..., D] -> divergence -> [...].
+Measure = Callable[[Tensor], dict[str, Tensor]]
+
+
+class Watched:
+    """Acts as another does, and measures in the states in which it acts."""
+
+    def __init__(self, acting: Acting, measure: Measure, device: torch.device) -> None:
+        self.begin, self.action, self._sample = acting.begin, acting.action, acting.sample
+        self._measure, self._device = measure, device
+        self._seen: list[Array] = []
+        self._measured: list[dict[str, Array]] = []
+
+    def sample(self, step: int, observation: Array) -> Array:
+        """The other's sample at observations [N, D]."""
+        self._seen.append(observation.copy())
+        count = len(self._seen)
+        if count * len(observation) >= _STATES or count * observation.size >= _NUMBERS:
+            self._flush()
+        return self._sample(step, observation)
+
+    def episodes(self, steps: Sequence[int]) -> list[dict[str, Array]]:
+        """Divergence -> [T], for the first copies, which took so many steps."""
+        self._flush()
+        names = self._measured[0]
+        table = {name: np.concatenate([part[name] for part in self._measured]) for name in names}
+        return [{name: x[:count, i] for name, x in table.items()} for i, count in enumerate(steps)]
+
+    def _flush(self) -> None:
+        if self._seen:
+            states = torch.from_numpy(np.stack(self._seen)).to(self._device)
+            found = self._measure(states)
+            self._measured.append({name: value.cpu().numpy() for name, value in found.items()})
+            self._seen = []
+
+
+def measure_of(
+    family: Family, policy: PolicyNet, other: PolicyNet, names: Sequence[str]
+) -> Measure:
+    """Divergences of two networks of one family, from their parameters in float64."""
+
+    @torch.no_grad()
+    def measure(states: Tensor) -> dict[str, Tensor]:
+        p, q = (
+            dict(zip(family.param_keys, (x.double() for x in net(states)), strict=True))
+            for net in (policy, other)
+        )
+        found = {}
+        for name in names:
+            noise = family.divergence_noise(name, p, DRAWS)
+            found[name] = family.divergence(name, p, q, noise)
+        return found
+
+    return measure
+
+
+def measured_names(family: Family) -> tuple[Sequence[str], list[str]]:
+    """Which divergences are measured, and a line where they are not exact, or are left out."""
+    if isinstance(family, MultiCategorical) and math.prod(family.counts) > MOST_JOINT:
+        many = f"{math.prod(family.counts)} joint actions, more than {MOST_JOINT}"
+        return MEASURED[:2], [f"js and tv are left out: {many}"]
+    note = f"js and tv by {DRAWS} draws in each state: of Gaussians they have no closed form"
+    return MEASURED, [note] * ("loc" in family.param_keys)
+
+
+# ------------------------------------------------------------------------------------------ film
+
+#: The only mode of Gymnasium's that returns one picture at a time.
+_MODE = "rgb_array"
+
+
+def film_trained(
+    folder: Path,
+    config: Config,
+    camera: Camera,
+    *,
+    starts: Starts,
+    sampled: bool,
+    which: str,
+    device: torch.device,
+) -> Film:
+    """Film one episode: the first of those that an evaluation from these start states plays."""
+    env = _drawn(config.env)
+    try:
+        acting = make_acting(trained_agent(folder, which, str(device)), device)
+        noise = Stream(derived_seed(starts.seed, f"{starts.use}, film")) if sampled else None
+        limit = env.longest_episode or MAX_STEPS
+        warn(f"filming an episode of at most {limit:,} steps")
+        camera.start(env.pictures_per_second)
+        scores, steps = play(
+            env, acting, starts.seeds(1), limit, noise, lambda: camera.take(env.picture())
+        )
+    finally:
+        env.close()
+    return Film(sum(steps), scores.returns[0] if scores.returns else None)
+
+
+def _drawn(config: EnvConfig) -> VectorGymEnv:
+    """A copy that draws, which has drawn once."""
+    mode = {"render_mode": _MODE}
+    if isinstance(config, CustomEnvConfig):
+        drawing: EnvConfig = replace(config, args={**config.args, **mode})
+    else:
+        drawing = replace(config, kwargs={**config.kwargs, **mode})
+    env = None
+    try:
+        env = make_copies(drawing, seed=0, num_envs=1)
+        env.reset_native()
+        env.picture()
+    except Exception as error:  # Gymnasium, its simulators and OpenGL raise what they like
+        if env is not None:
+            env.close()
+        told = str(error) if isinstance(error, EnvError) else in_one_line(error)
+        raise ConfigError(
+            f"--video: {config.id} cannot be drawn with render_mode={_MODE}: {told}; see "
+            "docs/runs.md, Videos"
+        ) from error
+    return env

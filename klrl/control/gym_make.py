@@ -49,7 +49,10 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
         made: object = make_own("env", config, {})
         with errors_of("env", config):  # TorchRL's may compute its specs when they are asked for
-            made = _of_torchrl(config, made)
+            if "torchrl.envs" in sys.modules:  # whoever made one of TorchRL's imported it
+                from klrl.control.torchrl_env import as_gym
+
+                made = as_gym(config.named, made)
             if not isinstance(made, gymnasium.Env):
                 raise Unfit(f"made {type(made).__name__}; return a gymnasium.Env or an EnvBase")
             for space in ("observation_space", "action_space"):
@@ -57,17 +60,6 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
                     raise Unfit(f"has no {space}; set one in its __init__")
         return made
     return make_gym(config.id, config.kwargs)
-
-
-def _of_torchrl(config: CustomEnvConfig, made: object) -> object:
-    """TorchRL's environments as Gymnasium's; others as they are."""
-    if "torchrl.envs" not in sys.modules:  # whoever made one imported it
-        return made
-    from torchrl.envs import EnvBase
-
-    from klrl.control.torchrl_env import TorchRLEnv
-
-    return TorchRLEnv(config.named, made) if isinstance(made, EnvBase) else made
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, object]) -> gymnasium.Env:

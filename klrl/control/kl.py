@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
+import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torch.distributions import Distribution
-from torchrl.envs import Compose
+from torchrl.envs import Compose, EnvBase
 
-from klrl.config import CONTROL, KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
+from klrl.config import KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
+from klrl.control.actor import Agent
 from klrl.control.distributions import Family
-from klrl.kl.charge import KL_KEY, ReferenceKL
+from klrl.control.observation import Layout
+from klrl.domains import CONTROL
+from klrl.kl.charge import KL_KEY, ReferenceKL, chosen_divergence, chosen_estimator
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.measure import mean_charged, mean_kl
-from klrl.kl.own import chosen_divergence, chosen_estimator
-from klrl.kl.reference import FrozenPolicy
+from klrl.kl.reference import THE_POLICY, FrozenPolicy, FrozenReference
+from klrl.train.preflight import kl_at_start, run_checks
 
 #: What else stands below "next" in every control batch.
 REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
@@ -68,7 +72,7 @@ def make_reference_kl(
 
     Neither policy is copied: where the reference moves, the transform follows.
     """
-    return factory("kl", config, CONTROL)(config, actor, reference)
+    return factory("kl", config, CONTROL.name)(config, actor, reference)
 
 
 def no_kl(config: KLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference) -> None:
@@ -188,3 +192,38 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
     if charged is not None:
         means |= mean_charged(charged, error=batch.get(ERROR, None))
     return means
+
+
+# ------------------------------------------------------------------------- before the first rollout
+
+#: Observations, drawn from a standard normal, at which the two are compared.
+OBSERVATIONS = 64
+
+
+@torch.no_grad()
+def preflight_checks(
+    agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
+) -> list[str]:
+    """Compare policy and reference, where a fresh run begins with equal ones; the opening lines."""
+    if reference is None or not fresh or reference.rule.source != THE_POLICY:
+        return []
+    like = next(agent.actor.parameters())
+    size = env.observation_spec_unbatched["observation"].shape[-1]
+    seen = made_up(agent.layout, size, OBSERVATIONS)
+    seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # bytes stay bytes
+    policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
+    remedy = "report this: a fresh policy must be its reference"
+    kl = agent.family.kl(policy, ref)
+    return run_checks([kl_at_start(kl, CONTROL, like.dtype, remedy)])
+
+
+def made_up(layout: Layout | None, size: int, count: int) -> torch.Tensor:
+    """Observations [count, D] to try networks with, always the same."""
+    if layout is not None:
+        return torch.from_numpy(layout.drawn(np.random.default_rng(0), count))
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(0))
+
+
+def _params(actor: ProbabilisticTensorDictSequential, seen: torch.Tensor) -> TensorDict:
+    """The parameters of pi(.|s) at observations [B, D]."""
+    return actor.get_dist_params(TensorDict({"observation": seen}, seen.shape[:1]))

@@ -46,11 +46,8 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
     """Policy and critic of a run, frozen; arguments as :func:`klrl.api.load_policy`."""
     folder = find_run(str(run), "run")
     check_device(device)
-    config = control_config(folder)
-    make_checked(config.env).close()
-    env = make_env(config.env, seed=0, num_envs=1)
-    agent = agent_like(describe_policy(config), env)
-    env.close()
+    make_checked(control_config(folder).env).close()
+    agent = _described_agent(folder, None)
     load_component(folder, which, "agent", agent.modules, torch.device(device))
     agent.to(torch.device(device)).modules.requires_grad_(False).eval()
     return agent
@@ -58,13 +55,19 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
 
 def trained_reference(run: Path, which: str, device: str) -> Agent:
     """The reference of a run as its checkpoint holds it, frozen; the critic says nothing."""
-    config = control_config(run)
-    env = make_env(config.env, seed=0, num_envs=1)
-    agent = agent_like(RunFolder(run).manifest.get("reference") or describe_policy(config), env)
-    env.close()
+    agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
     # Of a damaged entry the policy's own loading has told.
     load_component(run, which, "reference", agent.actor, torch.device(device), say=lambda _: None)
     agent.modules.to(device).requires_grad_(False).eval()
+    return agent
+
+
+def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
+    """Networks for a run's task, of its policy's shape or of another that is described."""
+    config = control_config(run)
+    env = make_env(config.env, seed=0, num_envs=1)
+    agent = agent_like(described or describe_policy(config), env)
+    env.close()
     return agent
 
 

@@ -162,13 +162,6 @@ class Layout:
         allowed = np.split(packed[-self.masked :], np.cumsum(mask.counts)[:-1])
         return np.array([[int(np.argmax(choice)) for choice in allowed]])
 
-    def unpack(self, packed: np.ndarray) -> dict[str, np.ndarray]:
-        """The entries [..., *shape] of transports [..., D], by their keys; numbers from 0 on."""
-        return {
-            entry.key: packed[..., place].reshape((*packed.shape[:-1], *entry.shape))
-            for entry, place in self.places()
-        }
-
     def drawn(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Made-up transports [count, D]: normal vectors, any pixels, every action allowed."""
         drawn = np.ones((count, self.size), self.dtype)
@@ -197,64 +190,25 @@ def layout_of(
     """The layout of a space; None for a single vector. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
     from_info = action_mask == "info"
-    if from_info and (MASK,) in parts:
-        raise ConfigError(
-            f"env.action_mask=info: the observations of {setting} have the key {MASK}; "
-            "choose env.action_mask=auto, which reads it"
-        )
     has_mask = (MASK,) in parts and action_mask == "auto"
-    _require_sizes(setting, parts)
     alone = parts.get(())  # one vector, one-hot numbers among them
     served = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if not from_info and isinstance(alone, served) and not is_image(alone):
         return None
     entries = [
-        _mask_entry(setting, action, space)
+        _mask_entry(setting, action)
         if has_mask and path == (MASK,)
         else _entry(setting, path, space)
         for path, space in parts.items()
         if not (path == (MASK,) and action_mask == "none")
     ]
     if from_info:
-        entries.append(_mask_entry(setting, action, None))
+        entries.append(_mask_entry(setting, action))
     if all(entry.kind == "mask" for entry in entries):
         raise ConfigError(f"{setting}: its observation is a mask alone; add what it shows")
     ordered = tuple(sorted(entries, key=lambda entry: KINDS.index(entry.kind)))
     bytes_hold = all(e.kind != "vector" and max(e.counts, default=0) <= 256 for e in ordered)
     return Layout(ordered, "uint8" if bytes_hold else "float32", from_info)
-
-
-#: Values of a number that float32 tells apart, in which it may travel.
-_MOST_VALUES = 2**24
-
-
-def _require_sizes(setting: str, parts: Mapping[Path, Space]) -> None:
-    """Every part has a name of its own, numbers, and no number of too many values."""
-    if not parts:
-        raise ConfigError(f"{setting}: its observation holds nothing; add what it shows")
-    keys = [".".join(map(str, path)) for path in parts]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{setting}: two parts of its observation are called {twice}; rename one")
-    for key, space in zip(keys, parts.values(), strict=True):
-        where, remedy = _where(key)
-        if space.shape is not None and 0 in space.shape:
-            raise ConfigError(f"{setting}: {where} has no numbers; {remedy}")
-        counts = getattr(space, "nvec", getattr(space, "n", 0))
-        most = 0 if isinstance(space, spaces.MultiBinary) else int(np.max(counts))
-        if most > _MOST_VALUES:
-            raise ConfigError(
-                f"{setting}: {where} has a number of {most:,} values, of at most "
-                f"{_MOST_VALUES:,} that are told apart; {remedy}"
-            )
-
-
-def _where(key: str) -> tuple[str, str]:
-    """How a part of the observation is named, and what can be done about it."""
-    if not key:
-        return "its observation space", "wrap the environment"
-    remedy = "leave it out with env.observation_keys, or wrap the environment"
-    return f"the key {key} of its observation", remedy
 
 
 def require_actor(actor: str, layout: Layout | None) -> None:
@@ -352,14 +306,15 @@ def _entry(setting: str, path: Path, space: Space) -> ObservationPart:
         return ObservationPart(key, path, "index", shape, counts, starts)
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return ObservationPart(key, path, "vector", shape)
-    where, remedy = _where(key)
+    where = f"the key {key} of its observation" if key else "its observation space"
     raise ConfigError(
-        f"{setting}: {where} is {type(space).__name__}, which has no fixed size; {remedy}"
+        f"{setting}: {where} is {type(space).__name__}, which has no fixed size; leave it out with "
+        "env.observation_keys, or wrap the environment"
     )
 
 
-def _mask_entry(setting: str, action: Space, space: Space | None) -> ObservationPart:
-    """The mask of Discrete or MultiDiscrete actions; ``space`` None where it is the info's."""
+def _mask_entry(setting: str, action: Space) -> ObservationPart:
+    """The mask of Discrete or MultiDiscrete actions."""
     if isinstance(action, spaces.Discrete):
         counts: tuple[int, ...] = (int(action.n),)
     elif isinstance(action, spaces.MultiDiscrete):
@@ -368,11 +323,6 @@ def _mask_entry(setting: str, action: Space, space: Space | None) -> Observation
         raise ConfigError(
             f"{setting}: {MASK} masks Discrete and MultiDiscrete actions, and its are "
             f"{type(action).__name__}; set env.action_mask=none, or wrap the environment"
-        )
-    if space is not None and space.shape and math.prod(space.shape) != sum(counts):
-        raise ConfigError(
-            f"{setting}: {MASK} has shape {space.shape}, and there are {sum(counts)} "
-            "actions; give a number for each, or set env.action_mask=none"
         )
     return ObservationPart(MASK, (MASK,), "mask", (sum(counts),), counts)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
-from klrl.config import CustomActorConfig
+from klrl.config import CustomActorConfig, OwnPart
 from klrl.config.own import Unfit, errors_of, make_own
 from klrl.control.actor import (
     Agent,
@@ -18,11 +17,10 @@ from klrl.control.actor import (
     normal_agent,
     tanh_normal_agent,
 )
-from klrl.control.checks import made_up
 from klrl.control.distributions import Family
-from klrl.control.encoders import Given, Unpacked, given, given_sizes
+from klrl.control.encoders import Unpacked, given_sizes
+from klrl.control.kl import made_up
 from klrl.control.networks import PolicyNet, ValueNet
-from klrl.control.observation import Layout
 
 #: ``actor.distribution`` -> who builds it.
 _AGENTS: dict[str, Callable[..., Agent]] = {
@@ -70,52 +68,30 @@ class OwnValueNet(ValueNet):
 def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=custom``; arguments as :func:`klrl.control.actor.make_agent`."""
     agent = _AGENTS[config.distribution](config, env, **how)
-    plain, family = agent.policy_net, agent.family
-    layout = agent.layout
+    plain, layout = agent.policy_net, agent.layout
     inputs = plain.inputs if layout is None else given_sizes(layout)
-    example = _example(plain.inputs, layout)
-    sizes = {"inputs": inputs, "outputs": plain.outputs}
-    network: nn.Module = make_own("actor", config, sizes, nn.Module, _WHAT)
+    seen = made_up(layout, plain.inputs, 6)
+
+    def made(setting: str, part: OwnPart, sizes: Mapping[str, object]) -> nn.Module:
+        network: nn.Module = make_own(setting, part, sizes, nn.Module, _WHAT)
+        return network if layout is None else Unpacked(layout, network)
+
+    network = made("actor", config, {"inputs": inputs, "outputs": plain.outputs})
     with errors_of("actor", config):
-        whole = _try_policy(network, plain, family, example)
-    network = network if layout is None else Unpacked(layout, network)
+        whole = _try_policy(network, plain, agent.family, seen)
     agent.actor[0].module = OwnPolicyNet(plain.normalizer, network, plain, whole=whole)
     if config.own_critic is not None:
-        setting, part = "actor.own_critic", config.own_critic
-        critic: nn.Module = make_own(setting, part, {"inputs": inputs}, nn.Module, _WHAT)
-        with errors_of(setting, part):
-            _try(critic, example, [1])
-        critic = critic if layout is None else Unpacked(layout, critic)
+        critic = made("actor.own_critic", config.own_critic, {"inputs": inputs})
+        with errors_of("actor.own_critic", config.own_critic):
+            _try(critic, seen, [1])
         agent.critic.module = OwnValueNet(plain.normalizer, critic, plain.inputs)
     return agent
 
 
-class _Example(NamedTuple):
-    """Made-up observations."""
-
-    seen: Given
-    leading: tuple[int, ...]  # dimensions of a network's outputs
-    rows: list[Given]  # each of them alone
-
-
-def _example(size: int, layout: Layout | None) -> _Example:
-    """Observations [2, 3, D], or six by entry."""
-    drawn = made_up(layout, size, 6)
-    if layout is None:
-        return _Example(drawn.reshape(2, 3, size), (2, 3), list(drawn.unsqueeze(1)))
-    return _Example(given(layout, drawn), (6,), [given(layout, each[None]) for each in drawn])
-
-
-def _shapes(seen: Given) -> str:
-    if isinstance(seen, Tensor):
-        return str(tuple(seen.shape))
-    return ", ".join(f"{key} {tuple(part.shape)}" for key, part in seen.items())
-
-
-def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, example: _Example) -> bool:
+def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tensor) -> bool:
     """Whether a policy's network gives all parameters of its distribution."""
     gaussian = len(family.param_keys) == 2
-    outputs = _try(network, example, [plain.outputs] * len(family.param_keys))
+    outputs = _try(network, seen, [plain.outputs] * len(family.param_keys))
     if gaussian and len(outputs) == 2 and not (outputs[1] > 0).all():
         raise Unfit(
             "its second output is the scale of a Gaussian, and it is not above 0; give it an exp "
@@ -124,19 +100,12 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, example: _
     return not gaussian or len(outputs) == 2
 
 
-def _try(network: nn.Module, example: _Example, most: list[int]) -> tuple[Tensor, ...]:
-    """The outputs of a network on made-up observations, of widths ``most``; one is enough."""
-    seen, leading, rows = example
-
-    def call(given: Given, leading: tuple[int, ...]) -> tuple[Tensor, ...]:
-        # Its own dictionary: a network may take keys out of what it is given.
-        made = network(given if isinstance(given, Tensor) else dict(given))
-        return _as_outputs(made, leading, _shapes(given), most)
-
-    outputs, again = call(seen, leading), call(seen, leading)
+def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
+    """The outputs of a network on observations [6, D], of widths ``most``; one is enough."""
+    outputs, again = (_outputs(network, seen.reshape(2, 3, -1), most) for _ in range(2))
     if not all(torch.isfinite(each).all() for each in outputs):
         raise Unfit("its outputs are not finite; look at its initialisation")
-    alone = zip(*(call(row, (1,)) for row in rows), strict=True)
+    alone = zip(*(_outputs(network, each[None], most) for each in seen), strict=True)
     apart = [torch.cat(each).reshape(a.shape) for a, each in zip(outputs, alone, strict=True)]
     for first, second, single in zip(outputs, again, apart, strict=True):
         if not (torch.equal(first, second) and torch.allclose(first, single, atol=1e-4)):
@@ -148,16 +117,15 @@ def _try(network: nn.Module, example: _Example, most: list[int]) -> tuple[Tensor
     return outputs
 
 
-def _as_outputs(
-    made: object, leading: tuple[int, ...], seen: str, most: list[int]
-) -> tuple[Tensor, ...]:
+def _outputs(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
+    made = network(seen)
     outputs = made if isinstance(made, tuple) else (made,)
-    expected = [(*leading, width) for width in most]
+    expected = [(*seen.shape[:-1], width) for width in most]
     gave = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in outputs]
     if not 1 <= len(gave) <= len(expected) or gave != expected[: len(gave)]:
         wanted = f"{expected[0]}, or two of them (loc, scale)" if len(most) > 1 else expected[0]
         shown = gave[0] if len(gave) == 1 else gave
-        raise Unfit(f"gave {shown} for observations {seen}; give {wanted}")
+        raise Unfit(f"gave {shown} for observations {tuple(seen.shape)}; give {wanted}")
     if not all(each.dtype == torch.float32 for each in outputs):
         raise Unfit("its outputs are not float32")
     return outputs

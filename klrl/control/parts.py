@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -14,27 +14,30 @@ from klrl.base.seeds import derived_seed, seed_generators
 from klrl.config import CheckpointReferenceConfig, Config, factory
 from klrl.config.own import saves
 from klrl.control.actor import make_agent
-from klrl.control.advantage import OwnAdvantage
-from klrl.control.checks import preflight_checks
-from klrl.control.env import make_copies
-from klrl.control.kl import AnnotatedReference, annotate, charge, make_reference_kl, measure
-from klrl.control.record import rewards_of
-from klrl.control.resumption import RunningEpisodes
-from klrl.control.rollout import RolloutContext, make_rollout
+from klrl.control.advantage import OwnAdvantage, RewardNormalizer
+from klrl.control.env import make_copies, transformed
+from klrl.control.kl import (
+    RAW_REWARD_KEY,
+    AnnotatedReference,
+    annotate,
+    charge,
+    make_reference_kl,
+    measure,
+    preflight_checks,
+)
+from klrl.control.rollout import RolloutContext, RunningEpisodes
 from klrl.control.update import ControlSteps
-from klrl.kl.charge import ReferenceKL
+from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.reference import FrozenReference, Loaded
 from klrl.runs.machine import device_of
+from klrl.runs.metrics import Row
 from klrl.runs.state import Component
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rollout
 from klrl.train.row import Rewards
 from klrl.train.schedule import Size
-
-if TYPE_CHECKING:
-    from klrl.control.reward_norm import RewardNormalizer
 
 
 class ControlParts(Parts):
@@ -68,15 +71,12 @@ class ControlParts(Parts):
         if self.reference is not None:
             reference = AnnotatedReference(self.reference.module.to(self.device))
             self.kl = make_reference_kl(config.kl, self.agent.actor, reference)
-        copies = self._copies
         self.preflight = [
-            *filter(None, [*copies.notes, copies.unread_mask()]),
+            *self._copies.notes,
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
         ]
         self._reward_normalizer: RewardNormalizer | None = None
         if config.env.normalize_reward:
-            from klrl.control.reward_norm import RewardNormalizer
-
             self._reward_normalizer = RewardNormalizer(config.advantage.gamma)
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config.advantage, self.agent.critic, config.env.reward_scale, self._reward_normalizer
@@ -146,11 +146,12 @@ class ControlParts(Parts):
         self._episodes.prove(self._copies, elsewhere)
         if elsewhere:
             self._copies.close()
-        copies = None if elsewhere else self._copies
+        env = None if elsewhere else transformed(self._copies, online)
         reseed = partial(self._copies.seed_episodes, seed)
         reseed()
-        context = RolloutContext(self.config, copies, self.agent, self.device, seed, online, say)
-        rollout = self._episodes.begin(iteration, lambda: make_rollout(context), reseed, say)
+        context = RolloutContext(self.config, env, self.agent, self.device, seed, say)
+        make = factory("collector", self.config.collector, self.config.domain)
+        rollout = self._episodes.begin(iteration, lambda: make(context), reseed, say)
         if self._episodes.new and self._reward_normalizer is not None:
             self._reward_normalizer.begin_episodes()
         return rollout
@@ -188,3 +189,33 @@ class ControlParts(Parts):
             return load_reference(config.path, config.which, self.agent, self._copies, described)
 
         return FrozenReference.start(self.reference_rule, self.agent.actor, load_other)
+
+
+def rewards_of(
+    batch: TensorDictBase, kl: ReferenceKL | None, normalizer: RewardNormalizer | None = None
+) -> Rewards:
+    """Rewards and episodes of a charged rollout [N, T]."""
+    after = batch.get("next")
+    shaped, own = _mean(after.get("reward")), _episodes(after)
+    if normalizer is not None:
+        own["learner/reward_norm"] = normalizer.scale
+    if kl is None or not kl.charges_reward:
+        return Rewards(shaped, shaped, 0.0, own)
+    return Rewards(_mean(after.get(RAW_REWARD_KEY)), shaped, _mean(after.get(KL_KEY)), own)
+
+
+def _mean(value: torch.Tensor) -> float:
+    """Mean in float64: the ledger's identity holds to rounding of the rewards themselves."""
+    return float(value.double().mean())
+
+
+def _episodes(after: TensorDictBase) -> Row:
+    """Return and length of the episodes that ended in a rollout; nothing where none did."""
+    ended = after.get("done")
+    if not ended.any():
+        return {"reward/episodes": 0}
+    return {
+        "reward/episode": _mean(after.get("episode_reward")[ended]),
+        "reward/episode_length": _mean(after.get("step_count")[ended]),
+        "reward/episodes": int(ended.sum()),
+    }

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import math
 import os
-import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from klrl.base.errors import ConfigError, first_line
+import gymnasium
+import numpy as np
+from gymnasium import Space, spaces
+
+from klrl.base.errors import ConfigError, first_line, with_line
+from klrl.base.text import warn
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import (
     CONTROL,
@@ -20,22 +25,43 @@ from klrl.config import (
     CustomActorConfig,
     CustomEnvConfig,
     EnvConfig,
-    OwnPart,
     RetrieveKLConfig,
 )
 from klrl.config.choices import choices_for
 from klrl.config.own import errors_of
+from klrl.control.action_space import (
+    FAMILIES,
+    conversion,
+    is_discrete,
+    joint_actions,
+    kind_of,
+    require_served,
+)
 from klrl.control.answers import Misfit, require_flag, require_number, require_observation
+from klrl.control.gym_make import make_one
+from klrl.control.observation import MASK, Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
+
+#: Joint actions of a MultiDiscrete that a js or tv sums over in every state.
+MOST_JOINT = 4096
 
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
     """The part of a control job; arguments as :func:`klrl.runs.machine.check_machine`."""
     if config.collector.elsewhere:
-        check_ray_address()
-    check_env(config.env, config.actor, overridden)
+        from klrl.base.ray_start import check_address
+
+        check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")
+    space = check_env(config.env, config.actor, overridden)
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
-        _check_joint_actions(config.env, config.kl.divergence)
+        # KLs add up over a product's factors; these are sums over all joint actions.
+        count, divergence = joint_actions(space), config.kl.divergence
+        if count is not None and count > MOST_JOINT:
+            raise ConfigError(
+                f"kl.divergence={divergence}: {config.env.named} has {count} joint actions, and "
+                f"the {divergence} is summed over all of them, at most {MOST_JOINT}; choose "
+                "kl.divergence=forward or reverse"
+            )
     if not resumed:
         for setting, path, run in other_runs(config):
             from klrl.runs.resume import warn_edited  # only a job with another run loads it
@@ -44,11 +70,11 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
             warn_edited(setting, path, run)
 
 
-def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> None:
-    """Make the environment and take a step; refuse what cannot be made, stepped or served."""
-    from klrl.control.action_space import is_discrete, require_served
-    from klrl.control.observation import Packed, check_images, layout_of, require_actor
+def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> Space:
+    """Make the environment and take a step; refuse what cannot be made, stepped or served.
 
+    Returns its action space.
+    """
     copy = make_checked(env)
     space = copy.action_space
     discrete = is_discrete(space)
@@ -70,14 +96,11 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
         raise ConfigError(
             f"actor.init_std: nothing reads it here: {env.named} has discrete actions; drop it"
         )
+    return space
 
 
-def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Any) -> None:
+def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> None:
     """The distribution that was asked for must be one over these actions."""
-    import numpy as np
-
-    from klrl.control.action_space import is_discrete
-
     setting, discrete = actor.distribution_setting, is_discrete(space)
     text = f"{setting}={actor.chosen}: the actions of {env.named}"
     if actor.chosen in ("normal", "tanh_normal") and discrete:
@@ -88,32 +111,10 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Any) -> None:
         raise ConfigError(
             f"{text} are continuous; choose {setting}=normal, tanh_normal or {actor.fitting}"
         )
-    if actor.chosen == "tanh_normal" and not np.isfinite([space.low, space.high]).all():
-        raise ConfigError(f"{text} have no finite bounds to scale to; choose {setting}=normal")
-    if actor.chosen == "tanh_normal" and not (space.low < space.high).all():
-        raise ConfigError(
-            f"{text} have a lower bound that is not below the upper one, so nothing to scale to; "
-            f"choose {setting}=normal"
-        )
-
-
-#: Joint actions of a MultiDiscrete that a js or tv sums over in every state.
-MOST_JOINT = 4096
-
-
-def _check_joint_actions(env: EnvConfig, divergence: str) -> None:
-    """KLs add up over a product's factors; the js is a sum over all joint actions."""
-    from klrl.control.action_space import joint_actions
-
-    copy = _make(env)
-    count = joint_actions(copy.action_space)
-    copy.close()
-    if count is not None and count > MOST_JOINT:
-        raise ConfigError(
-            f"kl.divergence={divergence}: {env.named} has {count} joint actions, and the "
-            f"{divergence} is summed over all of them, at most {MOST_JOINT}; choose "
-            "kl.divergence=forward or reverse"
-        )
+    if actor.chosen == "tanh_normal" and not (
+        np.isfinite([space.low, space.high]).all() and (space.low < space.high).all()
+    ):
+        raise ConfigError(f"{text} have no finite bound below another; choose {setting}=normal")
 
 
 class PolicyKind(NamedTuple):
@@ -132,31 +133,22 @@ class PolicyKind(NamedTuple):
 
 def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     """(distribution, length or entries of an observation, shape or number of actions)."""
-    import gymnasium
-
-    from klrl.control.action_space import FAMILIES, kind_of
-    from klrl.control.observation import layout_of
-
     copy = _make(env)
     chosen = actor.chosen if actor.chosen in ("tanh_normal", "categorical") else "normal"
     family = FAMILIES.get(type(copy.action_space), chosen)
     layout = layout_of(env.named, copy.observation_space, copy.action_space, env.action_mask)
-    seen: Any = gymnasium.spaces.flatdim(copy.observation_space) if layout is None else layout.names
+    seen = spaces.flatdim(copy.observation_space) if layout is None else layout.names
     action = kind_of(copy.action_space)
     copy.close()
     return PolicyKind(family, seen, action)
 
 
-def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
+def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = None) -> None:
     """Reset and step: an argument of the wrong type often fails at the first step only."""
-    from gymnasium.spaces import Discrete
-
-    from klrl.control.action_space import conversion
-
     # Of a TorchRL environment of the user's own.
     specs = getattr(copy.unwrapped, "require_specs", None)
 
-    def step() -> tuple[Any, object]:
+    def step() -> tuple[tuple[np.ndarray, object], object]:
         if specs is not None:
             specs()
         reset = copy.reset(seed=0)
@@ -165,7 +157,7 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
         if layout is not None and layout.masked:
             # An environment may raise at an action that it excludes.
             allowed = layout.first_allowed(reset[0])
-            rows = allowed[:, 0] if isinstance(copy.action_space, Discrete) else allowed
+            rows = allowed[:, 0] if isinstance(copy.action_space, spaces.Discrete) else allowed
             convert = conversion(copy.action_space)
             (action,) = rows if convert is None else convert(rows)
         return reset, copy.step(action)
@@ -176,6 +168,13 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
         reset, after = within(limit, step)
         if isinstance(env, CustomEnvConfig):
             _check_answers(copy.observation_space, reset, after)
+        masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
+        choices = isinstance(copy.action_space, spaces.Discrete | spaces.MultiDiscrete)
+        if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:
+            warn(
+                f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
+                "env.action_mask=info, or none to leave it unread"
+            )
     except TookTooLong:
         raise ConfigError(
             f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; "
@@ -186,40 +185,18 @@ def _check_a_step(env: EnvConfig, copy: Any, layout: Any = None) -> None:
             f"{env.named}: its first step: {error}; fix the environment, or the setting named"
         ) from error
     except (Exception, SystemExit) as error:  # someone else's code: it may raise anything
-        own = ("env", env) if isinstance(env, CustomEnvConfig) else None
-        if (part := _raising_wrapper(env, error) or own) is not None:
-            with errors_of(*part):
+        if isinstance(env, CustomEnvConfig):
+            with errors_of("env", env):
                 raise
         fix = f"fix {env.arguments}{' or env.wrappers' * bool(env.wrappers)}"
         raise ConfigError(
             f"{env.named} with {env.arguments}={env.kwargs}: its first step fails: "
-            f"{first_line(error)}; {fix}"
+            f"{with_line(error)}; {fix}"
         ) from error
 
 
-def _raising_wrapper(env: EnvConfig, error: BaseException) -> tuple[str, OwnPart] | None:
-    """The wrapper of the user's in whose code an error was raised, with its setting."""
-    from gymnasium import Env, Wrapper
-
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    envs = [self for self in (f.f_locals.get("self") for f in frames) if isinstance(self, Env)]
-    if not envs or not isinstance(envs[-1], Wrapper):
-        return None
-    kind = type(envs[-1])
-    wrappers = [(f"env.wrappers[{i}]", part) for i, part in enumerate(env.wrappers)]
-    # A wrapper that a function made has the function's module.
-    for of in (f"{kind.__module__}:{kind.__qualname__}.", f"{kind.__module__}:"):
-        for setting, part in wrappers:
-            if f"{part.target}.".startswith(of):
-                return setting, part
-    return None
-
-
-def _check_answers(space: Any, reset: object, step: object) -> None:
+def _check_answers(space: Space, reset: object, step: object) -> None:
     """What an environment of the user's own answers must fit its space."""
-    import numpy as np
-    from gymnasium import spaces
-
     if not (isinstance(reset, tuple) and len(reset) == 2):
         raise Misfit(f"reset returned {type(reset).__name__}; give observation, info")
     if not (isinstance(step, tuple) and len(step) == 5):
@@ -241,26 +218,17 @@ def _check_answers(space: Any, reset: object, step: object) -> None:
 
 
 def _check_id(env_id: str) -> None:
-    """Unknown ids get the nearest known one; ``module:id`` imports the module first."""
-    import gymnasium
-
+    """Refuse unknown ids; ``module:id`` imports the module first."""
     module, _, name = env_id.rpartition(":")
     try:
         if module:
             importlib.import_module(module)
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        foreign = isinstance(error, gymnasium.error.NamespaceNotFound)
-        cutoff = 0.8 if foreign else 0.6
-        close = difflib.get_close_matches(name, list(gymnasium.registry), n=1, cutoff=cutoff)
-        if not close and not module:
-            raise ConfigError(
-                f"env.id={env_id}: not registered; an environment that a module registers is given "
-                f"as env.id=module:{name}"
-            ) from error
-        hint = f"did you mean {close[0]}?" if close else "see gymnasium.registry for the known ids"
-        reason = first_line(error).split(" Did you mean")[0].rstrip(".")
-        raise ConfigError(f"env.id={env_id}: {reason}; {hint}") from error
+        raise ConfigError(
+            f"env.id={env_id}: {first_line(error)}; one that a module registers is given as "
+            f"env.id=module:{name}"
+        ) from error
     except (ModuleNotFoundError, TypeError, ValueError) as error:  # ``..name``, or no name at all
         extra = EXTRAS.get(module)
         remedy = "install it or fix its name" if extra is None else _install(extra)
@@ -275,18 +243,14 @@ def _install(extra: str) -> str:
     return f"pip install 'klrl[{extra}]'"
 
 
-def make_checked(env: EnvConfig) -> Any:
+def make_checked(env: EnvConfig) -> gymnasium.Env:
     """A copy of an environment; a ConfigError says why there is none."""
     if not isinstance(env, CustomEnvConfig):
         _check_id(env.id)
     return _make(env)
 
 
-def _make(env: EnvConfig) -> Any:
-    import gymnasium
-
-    from klrl.control.gym_make import make_one
-
+def _make(env: EnvConfig) -> gymnasium.Env:
     try:
         return make_one(env)
     except ConfigError:
@@ -319,16 +283,15 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
 
 
+#: The settings that give the shapes of a network's weights, and what it makes of pixels.
+_SHAPES = (
+    *("hidden", "activation", "share_trunk", "arch", "scale"),
+    *("target", "args", "own_critic"),
+)
+
+
 def _network(actor: ActorConfig) -> str:
-    """The settings that give the shapes of a network's weights, and what it makes of pixels."""
-    words = f"hidden={actor.hidden} activation={actor.activation} share_trunk={actor.share_trunk}"
-    if isinstance(actor, CNNActorConfig):
-        words += f" arch={actor.arch} scale={actor.scale:g}"
-    if isinstance(actor, CustomActorConfig):
-        critic: OwnPart = actor.own_critic or OwnPart()
-        words += f" target={actor.target} args={actor.args}"
-        words += f" own_critic.target={critic.target} own_critic.args={critic.args}"
-    return words
+    return " ".join(f"{key}={each}" for key, each in asdict(actor).items() if key in _SHAPES)
 
 
 def control_config(run: Path, setting: str = "run") -> Config:
@@ -339,14 +302,3 @@ def control_config(run: Path, setting: str = "run") -> Config:
     if not isinstance(config, Config):
         raise ConfigError(f"{setting}={run}: is a language run; give a control run")
     return config
-
-
-def check_ray_address() -> None:
-    """Refuse to start when the cluster at ``RAY_ADDRESS`` does not answer.
-
-    Raises:
-        ConfigError: the address is malformed or nothing answers there.
-    """
-    from klrl.base.ray_start import check_address
-
-    check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")

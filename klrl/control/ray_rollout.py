@@ -29,10 +29,11 @@ from torchrl.envs import TransformedEnv
 from klrl.base.errors import WorkerError, last_line
 from klrl.base.ray_start import HEADLESS, Shortage, headless, machines, quiet_ray, room, wait
 from klrl.base.seeds import derived_seed, seed_generators
-from klrl.config import EnvConfig, RayCollectorConfig
+from klrl.config import RayCollectorConfig
 from klrl.control.actor import Agent
 from klrl.control.env import make_env
-from klrl.control.rollout import RolloutContext, native_rollout
+from klrl.control.rollout import RolloutContext
+from klrl.control.vector import VectorRollout
 
 #: A rollout or a policy in transit: plain arrays, which Ray passes without a copy.
 Arrays = dict[str | tuple[str, ...], np.ndarray]
@@ -44,38 +45,23 @@ _LOOK = 2.0
 IDS = ("collector", "traj_ids")
 
 
-def ray_rollout(context: RolloutContext) -> RayRollout:
-    """``collector=ray``."""
-    config, collector = context.config, context.config.collector
-    assert isinstance(collector, RayCollectorConfig)
-    return RayRollout(
-        collector, config.env, context.agent, context.device, context.seed, context.say
-    )
-
-
 class RayRollout:
-    """Rollouts of ``steps`` steps of every copy, split among W workers.
+    """``collector=ray``: rollouts of ``steps`` steps of every copy, split among W workers.
 
     Worker i plays N / W copies from copy i * N / W on, with the environment seeds that they have in
     one process, and draws its actions from its own random stream. All is a function of ``seed`` as
     long as no worker dies: a replacement starts new episodes with new seeds, and ``say`` hears it.
     """
 
-    def __init__(
-        self,
-        config: RayCollectorConfig,
-        env: EnvConfig,
-        agent: Agent,
-        device: torch.device,
-        seed: int,
-        say: Callable[[str], None] = print,
-    ) -> None:
-        self._config, self._env, self._agent = config, env, agent
-        self._device, self._seed, self._say = device, seed, say
+    def __init__(self, context: RolloutContext) -> None:
+        config = context.config.collector
+        assert isinstance(config, RayCollectorConfig)
+        self._config, self._env, self._agent = config, context.config.env, context.agent
+        self._device, self._seed, self._say = context.device, context.seed, context.say
         self._cluster = Cluster(config.workers, config.cpus_per_worker)
         self._ray = self._cluster.ray
-        self._shortage = Shortage(config.cpus_timeout, say)
-        self._headless = Shortage(min(config.cpus_timeout, HEADLESS), say)
+        self._shortage = Shortage(config.cpus_timeout, context.say)
+        self._headless = Shortage(min(config.cpus_timeout, HEADLESS), context.say)
         self._looked = time.monotonic()
         #: Those alive when a worker was lost the last time.
         self._machines = machines(self._ray)
@@ -199,7 +185,7 @@ class RolloutWorker:
         torch.set_num_threads(threads)
         seed_generators(seed)
         self._agent = agent
-        self._rollout = native_rollout(make_env(), agent, steps, torch.device("cpu"))
+        self._rollout = VectorRollout(make_env(), agent, steps, torch.device("cpu"))
 
     def play(self, weights: Arrays) -> Arrays:
         """One rollout [N, T] of the policy with these weights, from where the last one ended."""

@@ -1,4 +1,4 @@
-"""Makes the rollout of each ``collector``: an object with ``collect()`` and ``close()``."""
+"""The rollout of each ``collector``; as a component of the checkpoint, and resumed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
-from torchrl.envs import EnvBase, Transform, TransformedEnv
+from torchrl.envs import TransformedEnv
 
-from klrl.config import CONTROL, Config, factory
+from klrl.base.errors import first_line
+from klrl.base.seeds import generators_kept
+from klrl.config import Config
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
-from klrl.control.env import transformed
-from klrl.control.vector import VectorRollout, entries_of, make_plan, named
+from klrl.control.episodes import LONGEST
+from klrl.control.vector import VectorRollout
 from klrl.train.loop import Rollout
 
 
@@ -24,52 +26,23 @@ class RolloutContext:
     """The arguments from which a control run's rollout is made."""
 
     config: Config
-    copies: EnvBase | None  # None where the workers make their own
+    env: TransformedEnv | None  # None where the workers make their own
     agent: Agent
     device: torch.device
     seed: int
-    online: tuple[Transform, ...] = ()  # applied at every step
     say: Callable[[str], None] = print
 
 
-def make_rollout(context: RolloutContext) -> Rollout:
-    """The rollout of the chosen ``collector``."""
-    return factory("collector", context.config.collector, CONTROL)(context)
-
-
-def vector_rollout(context: RolloutContext) -> Rollout:
-    """``collector=vector``; TorchRL's collector where the native loop cannot run an environment."""
-    env = transformed(_copies(context), context.online)
-    return native_rollout(
-        env, context.agent, context.config.collector.steps, context.device, context.say
-    )
-
-
-def native_rollout(
-    env: TransformedEnv,
-    agent: Agent,
-    steps: int,
-    device: torch.device,
-    say: Callable[[str], None] = print,
-) -> Rollout:
-    """The native loop over an environment, or TorchRL's collector where it has no plan for it."""
-    plan = make_plan(env)
-    if isinstance(plan, str):
-        say(f"collector=vector: {plan}; TorchRL's collector is used")
-        return TorchRLRollout(env, agent.actor, steps, device)
-    return VectorRollout(env, agent, steps, device)
+def vector_rollout(context: RolloutContext) -> VectorRollout:
+    """``collector=vector``."""
+    steps = context.config.collector.steps
+    return VectorRollout(context.env, context.agent, steps, context.device)
 
 
 def torchrl_rollout(context: RolloutContext) -> TorchRLRollout:
     """``collector=torchrl``."""
-    env = transformed(_copies(context), context.online)
     steps = context.config.collector.steps
-    return TorchRLRollout(env, context.agent.actor, steps, context.device)
-
-
-def _copies(context: RolloutContext) -> EnvBase:
-    assert context.copies is not None
-    return context.copies
+    return TorchRLRollout(context.env, context.agent.actor, steps, context.device)
 
 
 class TorchRLRollout:
@@ -115,10 +88,9 @@ class TorchRLRollout:
         episodes = self._base.episodes() if isinstance(self._base, VectorGymEnv) else None
         if episodes is None:
             return {}
-        carrier = self._collector._carrier
         return {
             "episodes": episodes,
-            "carrier": entries_of({key: carrier.get(key) for key in carrier.keys(True, True)}),
+            "carrier": self._collector._carrier.to_dict(),
             "trajectories": self._collector._traj_pool.state_dict(),
         }
 
@@ -127,8 +99,92 @@ class TorchRLRollout:
         self._base.play_again(state["episodes"])
         before = self._collector._carrier
         carrier = TensorDict({}, before.batch_size, before.device, before.names)
-        for key, value in named(state["carrier"]):
+        for key, value in TensorDict(state["carrier"], before.batch_size).items(True, True):
             now = before.get(key, None)  # a policy on a GPU has its carrier's parts in two places
             carrier.set(key, value.to("cpu" if now is None else now.device))
         self._collector._carrier = carrier
         self._collector._traj_pool.load_state_dict(state["trajectories"])
+
+
+# ------------------------------------------------------------------------- saved, and gone on with
+
+#: What can be saved between two collections, and begin new episodes.
+Kept = VectorRollout | TorchRLRollout
+
+
+class RunningEpisodes:
+    """The state of a run's rollout: its episodes, and what is carried from step to step."""
+
+    def __init__(self) -> None:
+        self.repeatable = self.new = False
+        self._why = "they have not begun"  # a resumed run begins new ones; empty where it does not
+        self._rollout: Rollout | None = None
+        self._loaded: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the rollout; empty where it has none."""
+        if isinstance(self._rollout, Kept):
+            return self._rollout.state_dict()
+        return self._loaded
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep it for the rollout to come."""
+        self._loaded = dict(state)
+
+    @property
+    def manifest(self) -> dict[str, str]:
+        """Whether they are a function of seeds and actions, and what a resumed run does."""
+        return {
+            "repeatable": "yes" if self.repeatable else "no",
+            "resume": "anew" if self._why else "exact",
+        }
+
+    def prove(self, copies: VectorGymEnv, elsewhere: bool) -> None:
+        """Find out whether they can be played again; ``elsewhere``: other processes play them."""
+        self._why = copies.keep_episodes()
+        self.repeatable = not self._why
+        if elsewhere:
+            self._why = "the workers of this collector have them"
+
+    def begin(
+        self,
+        iteration: int,
+        make: Callable[[], Rollout],
+        reseed: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> Rollout:
+        """Make the rollout, and go on with what was loaded.
+
+        ``reseed`` seeds the environments for new episodes once more; ``say`` takes a line where a
+        resumed run has new episodes, or one of this run will have them.
+        """
+        loaded, self._loaded = self._loaded, {}
+        if "episodes" in loaded:
+            why = self._go_on(loaded, make, reseed)
+            if why:  # whatever the trial found: these episodes did not repeat themselves
+                self.repeatable, self._why = False, why
+        else:
+            self._rollout = make()
+            why = self._why or f"this checkpoint holds none, or one of over {LONGEST:,} steps ran"
+        assert self._rollout is not None
+        self.new = iteration > 0 and bool(why)
+        if self.new:
+            say(f"resume: new episodes begin: {why}")
+        elif self._why:
+            say(f"resume: a resumed run begins new episodes: {self._why}")
+        return self._rollout
+
+    def _go_on(
+        self, loaded: Mapping[str, Any], make: Callable[[], Rollout], reseed: Callable[[], None]
+    ) -> str:
+        """Make the rollout from a state; why that failed, else nothing."""
+        with generators_kept():  # TorchRL's collector draws when it is made
+            rollout = self._rollout = make()
+            assert isinstance(rollout, Kept)
+            try:
+                rollout.load_state_dict(loaded)
+            except Exception as error:  # of the environment too, which may be another version's
+                reseed()
+                rollout.restart()
+                return f"{type(error).__name__}: {first_line(error)}"
+        return ""

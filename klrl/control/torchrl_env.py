@@ -12,8 +12,7 @@ the global one, and an evaluation would then set the policy's noise.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import gymnasium
 import numpy as np
@@ -36,6 +35,7 @@ from torchrl.envs import EnvBase, check_env_specs
 
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.control.answers import Misfit
+from klrl.control.episodes import Stream
 
 #: A key of a tensordict: a name, or several of nested ones.
 Key = str | tuple[str, ...]
@@ -62,8 +62,7 @@ class TorchRLEnv(gymnasium.Env):
         self.observation_space = whole if self._alone is None else whole[self._alone]
         self.metadata = dict(getattr(base, "metadata", None) or {})
         self.render_mode = getattr(base, "render_mode", None)
-        #: State of torch's global generator, where the environment draws from that.
-        self._generator = torch.Generator().manual_seed(0).get_state()
+        self._stream = Stream(0)
         #: What the next step starts from.
         self._carried = TensorDict()
 
@@ -72,8 +71,8 @@ class TorchRLEnv(gymnasium.Env):
     ) -> tuple[object, dict[str, object]]:
         """As Gymnasium's; no ``options`` are read."""
         if seed is not None:
-            self._generator = torch.Generator().manual_seed(seed).get_state()
-        with self._drawing():
+            self._stream = Stream(seed)
+        with self._stream.drawing():
             if seed is not None:
                 self.base.set_seed(seed)
             self._carried = self.base.reset()
@@ -82,7 +81,7 @@ class TorchRLEnv(gymnasium.Env):
     def step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
         """As Gymnasium's; an end that is not terminal is a truncation."""
         given = self._carried.copy().set(self._action_key, self._as_action(action))
-        with self._drawing():
+        with self._stream.drawing():
             stepped = self.base.step(given)
             self._carried = self.base.step_mdp(stepped)
         after = stepped["next"]
@@ -102,36 +101,23 @@ class TorchRLEnv(gymnasium.Env):
 
     def require_specs(self) -> None:
         """A Misfit where a reset or a step does not fit the specs."""
-        with self._drawing():
-            before = self.base.rand_action(self.base.reset())
+        logger = logging.getLogger("torchrl")
+        before, level = self.base.observation_spec, logger.level
+        with self._stream.drawing():
+            start = self.base.rand_action(self.base.reset())
+            _require_entries("reset", start, before)
             # step() stumbles over what _step leaves out.
-            after = self.base._step(before.copy())
-            seen, reward = self.base.observation_spec, self.base.full_reward_spec
-            if not isinstance(after, TensorDictBase):
-                raise Misfit(f"step returned {type(after).__name__}; return a TensorDict")
-            for when, data, spec in (
-                ("reset", before, seen),
-                ("step", after, seen),
-                ("step", after, reward),
-            ):
-                _require_entries(when, data, spec)
+            after = self.base._step(start.copy())
+            for spec in (before, self.base.full_reward_spec):
+                _require_entries("step", after, spec)
+            logger.setLevel(logging.WARNING)  # without a line that all is well
             try:
-                with _quiet():
-                    check_env_specs(self.base)
+                check_env_specs(self.base)
             except AssertionError as error:
                 why = in_one_line(error)
                 raise Misfit(f"torchrl's check_env_specs refuses it: {why}") from error
-
-    @contextmanager
-    def _drawing(self) -> Iterator[None]:
-        """Have this copy's own state in torch's global generator."""
-        before = torch.get_rng_state()
-        torch.set_rng_state(self._generator)
-        try:
-            yield
-        finally:
-            self._generator = torch.get_rng_state()
-            torch.set_rng_state(before)
+            finally:
+                logger.setLevel(level)
 
     def _as_action(self, action: object) -> Tensor:
         spec = self._action_spec
@@ -146,6 +132,11 @@ class TorchRLEnv(gymnasium.Env):
         return _arrays(data, self.base.observation_spec)
 
 
+def as_gym(setting: str, made: object) -> object:
+    """TorchRL's environments as Gymnasium's; others as they are."""
+    return TorchRLEnv(setting, made) if isinstance(made, EnvBase) else made
+
+
 def _require_one(setting: str, base: EnvBase) -> None:
     """One environment, with one action, one number as reward, and an end."""
     if tuple(base.batch_size):
@@ -156,15 +147,8 @@ def _require_one(setting: str, base: EnvBase) -> None:
     for what, keys in (("action", base.action_keys), ("reward", base.reward_keys)):
         if len(keys) != 1:
             raise ConfigError(f"{setting}: has {len(keys)} {what}s ({_listed(keys)}); give one")
-    reward = base.full_reward_spec[base.reward_keys[0]]
-    if reward.shape.numel() != 1:
-        raise ConfigError(
-            f"{setting}: its reward has the shape {list(reward.shape)}; give one number"
-        )
     if "done" not in base.done_keys:
         raise ConfigError(f"{setting}: its done_spec has {_listed(base.done_keys)}; add done")
-    if not list(base.observation_spec.keys(True, True)):
-        raise ConfigError(f"{setting}: its observation_spec is empty; add what the policy sees")
 
 
 # ------------------------------------------------------------------------------------------ specs
@@ -203,16 +187,11 @@ def _require_entries(when: str, data: TensorDictBase, spec: Composite) -> None:
     """The entries of a spec must be in data, of its type and size."""
     for key, leaf in spec.items(True, True):
         value = data.get(key, None)
-        if value is None:
+        if not isinstance(value, Tensor):
             raise Misfit(f"{when} wrote no {_listed([key])}, which its spec has; write it")
-        if not isinstance(value, Tensor) or value.dtype != leaf.dtype:
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise Misfit(f"{when} wrote {_listed([key])} as {kind}, and its spec says {leaf.dtype}")
-        if value.numel() != leaf.shape.numel():
-            shape, expected = list(value.shape), list(leaf.shape)
-            raise Misfit(
-                f"{when} wrote {_listed([key])} of shape {shape}, and its spec says {expected}"
-            )
+        if (value.dtype, value.numel()) != (leaf.dtype, leaf.shape.numel()):
+            wrote, says = (f"{x.dtype} of shape {list(x.shape)}" for x in (value, leaf))
+            raise Misfit(f"{when} wrote {_listed([key])} as {wrote}, and its spec says {says}")
 
 
 def _entry(data: TensorDictBase, key: Key) -> Tensor:
@@ -241,15 +220,3 @@ def _arrays(data: TensorDictBase, spec: Composite) -> dict[str, object]:
 
 def _listed(keys: Iterable[Key]) -> str:
     return ", ".join(key if isinstance(key, str) else ".".join(key) for key in keys)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without TorchRL's line that all is well."""
-    logger = logging.getLogger("torchrl")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

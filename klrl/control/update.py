@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.base.seeds import generators_kept
 from klrl.config import Config, factory
 from klrl.control.actor import Agent
-from klrl.control.compiled import Prepared, check_inputs, choose, package_path, prepare
-from klrl.control.score import draw
-from klrl.control.step import Adam, Columns, StepParts
+from klrl.control.compiled import Prepared, check_inputs, decide, prepare
+from klrl.control.step import Adam, Columns, StepParts, draw
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
 from klrl.losses.policy import PolicyLoss
@@ -49,31 +47,13 @@ class ControlSteps(Steps[Frames, Tensor]):
         self._prepared: Prepared | None = None
         self._coefficients: Coefficients | None = None
         self._coefficients_tensor = self.optimizer.flat.new_zeros(3)
-        chosen = choose(
-            mode, config, self.optimizer.flat.device, lambda: package_path(*self.foresee())
-        )
-        self.mode, self._why = chosen.mode, chosen.why
+        self._asked = mode
+        self.mode = decide(config, self.optimizer.flat.device, mode)
 
     @property
     def actor_parameters(self) -> list[nn.Parameter]:
         """The policy network's."""
         return list(self.agent.policy_net.parameters())
-
-    def foresee(self) -> tuple[StepParts, tuple[Tensor, ...]]:
-        """What a step is built from, and arguments laid out as the first minibatch's will be.
-
-        No random number is used up; the numbers in the arguments mean nothing.
-        """
-        count = self.config.frames_per_iteration // self.config.learner.minibatches
-        with generators_kept():
-            frames = self.lay_out(one_frame(self.agent))
-            frames |= draw(self.loss, self.agent.family, frames)
-        columns = Columns(frames)
-        rows = frames["advantage"].new_zeros(count, sum(columns.widths))
-        return self._problem(columns), self._arguments(rows)
-
-    def _problem(self, columns: Columns) -> StepParts:
-        return StepParts(self.agent, self.loss, self.optimizer.settings, columns)
 
     def _arguments(self, rows: Tensor) -> tuple[Tensor, ...]:
         return (*self.optimizer.tensors, rows, self._coefficients_tensor)
@@ -88,18 +68,16 @@ class ControlSteps(Steps[Frames, Tensor]):
             self._columns = Columns(frames)
         rows = self._columns.pack(frames)[order]
         minibatches = rows.chunk(self.config.learner.minibatches)
-        self._prepare(self._arguments(minibatches[0]))
+        self._prepare(self._arguments(minibatches[0]), self._columns)
         return minibatches
 
-    def _prepare(self, example: tuple[Tensor, ...]) -> None:
+    def _prepare(self, example: tuple[Tensor, ...], columns: Columns) -> None:
         """The step, made at the first minibatch; later ones must look like it."""
         if self._prepared is None:
-            assert self._columns is not None
-            problem = self._problem(self._columns)
-            self._prepared = prepare(self.mode, problem, example, self.say)
+            problem = StepParts(self.agent, self.loss, self.optimizer.settings, columns)
+            self._prepared = prepare(self._asked, self.config, problem, example, self.say)
             self._example = example
-            line = self._prepared.description
-            self.say(line if self._why is None else f"{line}; {self._why}")
+            self.say(self._prepared.description)
             if self._prepared.mode != self.mode:
                 self.mode = self._prepared.mode
                 self.mode_changed(self.mode)
@@ -141,29 +119,3 @@ class ControlSteps(Steps[Frames, Tensor]):
             observation = batch.get("observation").flatten(0, 1)
             flat["observation"] = self.agent.policy_net.normalizer(observation)
         return flat
-
-
-@torch.no_grad()
-def one_frame(agent: Agent) -> TensorDict:
-    """A rollout [1, 1] laid out as every annotated one of this policy; its numbers mean nothing."""
-    family = agent.family
-    weight = next(agent.policy_net.parameters())
-    observation = weight.new_zeros(1, 1, agent.policy_net.inputs)
-    if agent.layout is not None:
-        dtype = torch.uint8 if agent.layout.dtype == "uint8" else weight.dtype
-        observation = weight.new_zeros(1, 1, agent.layout.size, dtype=dtype)
-    outputs = (torch.ones_like(out) for out in agent.policy_net(observation))
-    params = dict(zip(family.param_keys, outputs, strict=True))
-    log_prob, value = weight.new_zeros(1, 1), weight.new_zeros(1, 1, 1)
-    estimates = dict.fromkeys(("advantage", "value_target", "state_value"), value)
-    return TensorDict(
-        {
-            "observation": observation,
-            **params,
-            family.sample_key: family.sample(params, 1)[0],
-            "action_log_prob": log_prob,
-            **estimates,
-            "ref": {**params, "log_prob": log_prob},
-        },
-        [1, 1],
-    )

@@ -1,65 +1,24 @@
 """``collector=vector``: a native loop over the batched environment that returns TorchRL's batch.
 
 TorchRL's step builds a dozen TensorDicts and a distribution for one small matrix product. Here the
-simulators are stepped in numpy, into [N, T] storage; transforms that only read transitions are
+simulators are stepped in numpy, into [N, T] storage; transforms, which only read transitions, are
 applied to the finished batch, where they give the same numbers; parameters and log-probs are
 evaluated once for the whole rollout. The batch equals that of ``collector=torchrl``, key by key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.envs import (
-    CatFrames,
-    Compose,
-    ObservationNorm,
-    RewardClipping,
-    RewardScaling,
-    RewardSum,
-    StepCounter,
-    Transform,
-    TransformedEnv,
-)
+from torchrl.envs import Compose, RewardSum, StepCounter, Transform, TransformedEnv
 
 from klrl.control.acting import make_acting
 from klrl.control.actor import Agent
-from klrl.control.copies import VectorGymEnv
-from klrl.envs.transforms.base import NextTransform
-
-#: A key of a tensordict: a name, or several of nested ones.
-Key = str | tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """When each transform of an environment is applied."""
-
-    #: At every step, because they change the policy's observation.
-    online: tuple[Transform, ...]
-    #: To the finished rollout, in their order, because they only read transitions.
-    batch: tuple[Transform, ...]
-
-
-def make_plan(env: TransformedEnv) -> Plan | str:
-    """The plan for an environment, or the reason why the native loop cannot run it."""
-    if not isinstance(env.base_env, VectorGymEnv):
-        return f"{type(env.base_env).__name__} is not klrl's VectorGymEnv"
-    online, batch = [], []
-    for transform in _leaves(env.transform):
-        if _acts_online(transform):
-            online.append(transform)
-        elif _acts_on_batches(transform):
-            batch.append(transform)
-        else:
-            return f"the native loop does not know {type(transform).__name__}"
-    return Plan(tuple(online), tuple(batch))
 
 
 def _leaves(transform: Transform) -> list[Transform]:
@@ -68,41 +27,12 @@ def _leaves(transform: Transform) -> list[Transform]:
     return [transform]
 
 
-def _acts_online(transform: Transform) -> bool:
-    keys = {*transform.in_keys, *transform.out_keys, *transform.in_keys_inv}
-    return type(transform) in (ObservationNorm, CatFrames) and keys == {"observation"}
-
-
-def _acts_on_batches(transform: Transform) -> bool:
-    if isinstance(transform, StepCounter):
-        return transform.max_steps is None and transform.step_count_key == "step_count"
-    if isinstance(transform, RewardSum):
-        return transform.in_keys == ["reward"] and transform.out_keys == ["episode_reward"]
-    return isinstance(transform, NextTransform) or type(transform) in (
-        RewardScaling,
-        RewardClipping,
-    )
-
-
-def entries_of(held: Mapping[Key, Tensor]) -> list[tuple[tuple[str, ...], Tensor]]:
-    """Entries by key, nested keys too, as a checkpoint holds them."""
-    return [(key if isinstance(key, tuple) else (key,), value) for key, value in held.items()]
-
-
-def named(entries: Iterable[tuple[tuple[str, ...], Tensor]]) -> Iterator[tuple[Key, Tensor]]:
-    """The same back."""
-    for key, value in entries:
-        yield key if len(key) > 1 else key[0], value
-
-
 class VectorRollout:
     """Rollouts of ``steps`` steps of every copy."""
 
     def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
-        plan = make_plan(env)
-        if isinstance(plan, str):
-            raise ValueError(f"collector=vector: {plan}; use collector=torchrl")
-        self._env, self._base, self._plan = env, env.base_env, plan
+        self._env, self._base = env, env.base_env
+        self._transforms = _leaves(env.transform)  # which only read transitions
         self._agent, self._steps, self._device = agent, steps, device
         self._acting = make_acting(agent, device)
         self._copies = env.batch_size[0]
@@ -112,14 +42,14 @@ class VectorRollout:
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
         #: Entries of the last step that the next rollout starts from; 0 where an episode ended.
-        self._carried: dict[Key, Tensor] = {}
+        self._carried = TensorDict({}, [self._copies])
 
     def collect(self) -> TensorDictBase:
         """The next rollout, [N, T]."""
         with torch.no_grad():
             batch = self._play().to(self._device)
             self._add_policy(batch)
-            for transform in self._plan.batch:
+            for transform in self._transforms:
                 self._apply(transform, batch)
             self._add_before(batch)
         return batch
@@ -130,7 +60,7 @@ class VectorRollout:
 
     def restart(self) -> None:
         """Begin new episodes with the next rollout."""
-        self._observation, self._carried = None, {}
+        self._observation, self._carried = None, TensorDict({}, [self._copies])
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from; empty before the first, or if it cannot be saved."""
@@ -142,7 +72,7 @@ class VectorRollout:
             "observation": torch.from_numpy(self._observation),
             "trajectories": torch.from_numpy(self._trajectories),
             "next_trajectory": self._next_trajectory,
-            "carried": entries_of(self._carried),
+            "carried": self._carried.to_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -151,7 +81,7 @@ class VectorRollout:
         self._observation = state["observation"].cpu().numpy()
         self._trajectories = state["trajectories"].cpu().numpy()
         self._next_trajectory = int(state["next_trajectory"])
-        self._carried = dict(named(state["carried"]))
+        self._carried = TensorDict(state["carried"], [self._copies])
 
     # ---------------------------------------------------------------------------- simulators
 
@@ -166,13 +96,15 @@ class VectorRollout:
         samples: list[np.ndarray] = []
         actions: list[np.ndarray] = []
         acting.begin(steps, copies)
-        observation = self._reset() if self._observation is None else self._observation
+        observation = self._observation
+        if observation is None:
+            observation = self._base.reset_native().astype(self._dtype)
         for t in range(steps):
             observations[:, t] = observation
             sample = acting.sample(t, observation)
             action = acting.action(sample)
             raw, reward, terminal, timeout = self._base.step_native(action)
-            observation = self._transformed(raw)
+            observation = raw.astype(self._dtype)
             after[:, t] = observation
             rewards[:, t] = reward
             samples.append(sample)
@@ -180,7 +112,7 @@ class VectorRollout:
             ended = terminal | timeout
             if ended.any():
                 terminated[:, t], truncated[:, t] = terminal, timeout
-                observation = self._reset(ended)
+                observation = self._base.reset_native(ended).astype(self._dtype)
         self._observation = observation
         ended = terminated | truncated
         no = np.zeros_like(ended)[..., None]
@@ -198,32 +130,7 @@ class VectorRollout:
                 "truncated": torch.from_numpy(truncated[..., None]),
             },
         }
-        shape = [self._copies, self._steps]
-        return TensorDict(root, shape, names=[None, "time"])
-
-    def _reset(self, ended: np.ndarray | None = None) -> np.ndarray:
-        observation = self._base.reset_native(ended).astype(self._dtype)
-        if not self._plan.online:
-            return observation
-        mask = np.ones(self._copies, bool) if ended is None else ended
-        before = self._of_step(_reset=torch.from_numpy(mask).unsqueeze(-1))
-        reset = self._of_step(observation=torch.from_numpy(observation))
-        for transform in self._plan.online:
-            reset = transform._reset(before, reset)
-        return reset["observation"].numpy()
-
-    def _transformed(self, raw: np.ndarray) -> np.ndarray:
-        """The policy's observation: a copy, float32 or bytes, through the online transforms."""
-        observation = raw.astype(self._dtype)
-        if not self._plan.online:
-            return observation
-        after = self._of_step(observation=torch.from_numpy(observation))
-        for transform in self._plan.online:
-            after = transform._step(after, after)
-        return after["observation"].numpy()
-
-    def _of_step(self, **entries: Tensor) -> TensorDict:
-        return TensorDict(entries, [self._copies])
+        return TensorDict(root, [copies, steps], names=[None, "time"])
 
     def _number(self, ended: np.ndarray) -> np.ndarray:
         """Trajectory ids [N, T]; a new id, in the order of time, after each episode's end."""
@@ -256,17 +163,15 @@ class VectorRollout:
         elif isinstance(transform, StepCounter):
             one = torch.ones_like(after.get("reward"), dtype=torch.int64)
             self._accumulate(batch, "step_count", one)
-        elif isinstance(transform, NextTransform):
-            transform(batch)
         else:
-            transform._call(after)
+            transform(batch)
 
     def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
         """Set the running sums [N, T, 1] of each episode, added step by step."""
         ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
         values = value[..., 0].cpu().numpy()
         sums = np.empty_like(values)
-        carried = self._carried.get(key)
+        carried = self._carried.get(key, None)
         for i in range(self._copies):
             first = np.zeros((), values.dtype) if carried is None else carried[i, 0].cpu().numpy()
             start = 0
@@ -289,9 +194,9 @@ class VectorRollout:
             before = torch.zeros_like(value)
             before[:, 1:] = value[:, :-1]
             before[:, 1:][ended[:, :-1]] = 0
-            if key in self._carried:
-                before[:, 0] = self._carried[key]
+            if (carried := self._carried.get(key, None)) is not None:
+                before[:, 0] = carried
             last = value[:, -1].clone()
             last[ended[:, -1]] = 0
-            self._carried[key] = last
+            self._carried.set(key, last)
             batch.set(key, before)

@@ -4,8 +4,6 @@ What a page names stands here and is imported on first use: this package alone i
 TorchRL's environments nor ray nor transformers. The transforms live in :mod:`klrl.envs`.
 """
 
-from typing import Any
-
 from klrl.base.imports import look_up
 
 _WHERE = {
@@ -33,7 +31,7 @@ _WHERE = {
 __all__ = list(_WHERE)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return look_up(__name__, _WHERE, name)
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from torchrl.envs import Compose
+
     _Module = nn.Module
 else:
     _Module = object
@@ -77,7 +79,7 @@ class KeepsCoefficient(_Module):
             name = self.coefficient_name
         return super().__getattr__(name)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], *rest: Any) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], *rest: bool) -> Self:
         """Move to a device; a cast of the weights rounds no coefficient, nor beta.
 
         A device without float64 (MPS) holds them as float32.
@@ -102,14 +104,14 @@ def coefficient_of_part(read: type = Tensor) -> property:
     ``read=float`` gives a number, else it is the buffer itself.
     """
 
-    def part(self: Any) -> Any:
+    def part(self: Compose) -> KeepsCoefficient:
         return next(part for part in self.transforms if isinstance(part, KeepsCoefficient))
 
-    def get(self: Any) -> Any:
+    def get(self: Compose) -> float | Tensor:
         coef = part(self).coef
         return float(coef) if read is float else coef
 
-    def put(self: Any, value: float | Tensor) -> None:
+    def put(self: Compose, value: float | Tensor) -> None:
         part(self).coef = value
 
     return property(get, put, doc="Reward per nat; may be moved.")

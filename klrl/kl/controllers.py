@@ -79,7 +79,7 @@ class FixedKLController:
     def move(self, kl: float, n: int) -> None:
         """Change :attr:`coef` after an iteration; arguments as :meth:`update`, all finite."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a checkpoint holds."""
         return {"coef": self.coef}
 
@@ -114,7 +114,7 @@ class ScheduledKLController(FixedKLController):
             share = 0.5 * (1 - math.cos(math.pi * share))
         self.coef = self.start + (self.end - self.start) * share
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a checkpoint holds."""
         return {"coef": self.coef, "seen": self.seen}
 
@@ -262,7 +262,7 @@ class HeldKLController(_MultipliedKLController):
         )
         return kl >= self.RELEASE * self.target or flat or self.updates >= self.PATIENCE
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a checkpoint holds."""
         names = ("coef", "error", "frozen", "updates", "rising")
         return {name: getattr(self, name) for name in names}

@@ -98,7 +98,7 @@ class _LogProbsAndKLs(torch.autograd.Function):
         return values
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # by create_graph; once_differentiable lets some of them pass
             raise RuntimeError("log-probs and KLs from logits have no second derivative")
         logits, actions, values, *tables = ctx.saved_tensors

@@ -78,8 +78,8 @@ def where_kept(
     model: ProbabilisticTensorDictSequential,
     tensordict: TensorDictBase,
     dist: Distribution,
-    log_prob: Any,
-) -> Any:
+    log_prob: Tensor | TensorDictBase,
+) -> Tensor | TensorDictBase:
     """A log-prob, read from the samples before tanh where a transition holds them.
 
     With a warning where an action is saturated and nothing is known of it.
@@ -103,7 +103,7 @@ def where_kept(
     return log_prob
 
 
-def require_policy(name: str, model: Any) -> None:
+def require_policy(name: str, model: object) -> None:
     """Refuse what has no distribution over an action."""
     needed = ("dist_params_keys", "dist_sample_keys")
     if not hasattr(model, "get_dist") or not all(getattr(model, key, None) for key in needed):
@@ -113,7 +113,7 @@ def require_policy(name: str, model: Any) -> None:
         )
 
 
-def require_reference(name: str, model: Any) -> None:
+def require_reference(name: str, model: object) -> None:
     """Refuse what scores another policy's data with that policy's numbers.
 
     A recurrent policy reads its hidden state from the data, where it is that of the policy that
@@ -160,6 +160,6 @@ def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:
     return all(tensordict.get(key, None) is not None for key in keys)
 
 
-def is_wrapper(model: Any) -> bool:
+def is_wrapper(model: object) -> bool:
     """Whether a model is an LLM wrapper rather than a control actor."""
     return hasattr(model, "log_probs_key") and hasattr(model, "input_mode")

@@ -13,13 +13,9 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictSequentia
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from klrl.config import (
-    CheckpointReferenceConfig,
-    EMAReferenceConfig,
-    PeriodicReferenceConfig,
-    ReferenceConfig,
-)
+from klrl.config import EMAReferenceConfig, PeriodicReferenceConfig, ReferenceConfig
 
+T = TypeVar("T")
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
@@ -32,7 +28,7 @@ def freeze(actor: ModuleT, *, requires_grad: bool = False) -> ModuleT:
     return deepcopy(actor).requires_grad_(requires_grad).eval()
 
 
-def flat_policy(model: Any) -> Any:
+def flat_policy(model: T) -> T:
     """A policy whose last part is itself a policy, as one sequence; every other as it is.
 
     The weights are shared. tensordict 0.14.3's ``get_dist`` skips the network of an inner policy:
@@ -44,7 +40,7 @@ def flat_policy(model: Any) -> Any:
     *trunk, last = model.module.children()
     if not isinstance(last, ProbabilisticTensorDictSequential):
         return model
-    parts: list[Any] = []
+    parts: list[nn.Module] = []
     for part in trunk:
         # In KLPENPPOLoss's note the trunk is an ActorCriticOperator, which has the head itself.
         inner = list(part.module.children()) if isinstance(part, TensorDictSequential) else []
@@ -100,10 +96,11 @@ class FrozenPolicy(nn.Module):
         )
 
     @staticmethod
-    def shared(policy: Any) -> Any:
+    def shared(policy: T) -> T | FrozenPolicy:
         """Hold someone else's policy without a copy; what is no module is given back."""
-        wrapped = isinstance(policy, FrozenPolicy) or not isinstance(policy, nn.Module)
-        return policy if wrapped else FrozenPolicy(policy, own=False)
+        if isinstance(policy, nn.Module) and not isinstance(policy, FrozenPolicy):
+            return FrozenPolicy(policy, own=False)
+        return policy
 
     @property
     def frozen_params(self) -> TensorDict:
@@ -115,7 +112,7 @@ class FrozenPolicy(nn.Module):
         with self._evaluating():
             return self.module.get_dist(tensordict)  # type: ignore[operator]
 
-    def log_prob(self, tensordict: TensorDictBase, **how: Any) -> Tensor:
+    def log_prob(self, tensordict: TensorDictBase, **how: object) -> Tensor:
         """log pi_ref(a|s)."""
         with self._evaluating():
             return self.module.log_prob(tensordict, **how)  # type: ignore[operator]
@@ -132,14 +129,15 @@ class FrozenPolicy(nn.Module):
         """Stay frozen."""
         return self
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    @property
+    def named_parameters(self) -> Callable[..., Iterator[tuple[str, nn.Parameter]]]:
         """The policy's; those of what holds it do not have them."""
-        return self.module.named_parameters(*args, **kwargs)
+        return self.module.named_parameters
 
-    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+    @property
+    def named_modules(self) -> Callable[..., Iterator[tuple[str, nn.Module]]]:
         """Itself alone, unless its weights are parameters of what holds it."""
-        source = self.module.named_modules if self._listed else super().named_modules
-        return source(*args, **kwargs)
+        return self.module.named_modules if self._listed else super().named_modules
 
     def __getattr__(self, name: str) -> Any:
         module = self.__dict__.get("module")
@@ -147,21 +145,21 @@ class FrozenPolicy(nn.Module):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(module, name)
 
-    def __getitem__(self, index: Any) -> nn.Module:
+    def __getitem__(self, index: int) -> nn.Module:
         return self.module[index]  # type: ignore[index]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.module._apply(fn)
         return super()._apply(fn, recurse)
 
-    def _save_to_state_dict(self, state: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, state: dict[str, object], prefix: str, keep_vars: bool) -> None:
         self.module.state_dict(destination=state, prefix=prefix, keep_vars=keep_vars)
 
     def _load_from_state_dict(
         self,
-        state: Mapping[str, Any],
+        state: Mapping[str, object],
         prefix: str,
-        local_metadata: Mapping[str, Any],
+        local_metadata: Mapping[str, object],
         strict: bool,
         missing_keys: list[str],
         unexpected_keys: list[str],
@@ -182,19 +180,28 @@ THE_POLICY, OTHER_RUN, NO_ADAPTERS = "policy", "run", "adapters"
 
 
 class ReferenceRule:
-    """How the reference moves after an iteration: here not at all.
+    """``reference=initial``: how the reference moves after an iteration, here not at all."""
 
-    ``source`` is what it starts as: :data:`THE_POLICY`, :data:`OTHER_RUN` or :data:`NO_ADAPTERS`.
-    """
+    source = THE_POLICY  # what it starts as
+    moves = False  # whether it ever changes the reference
 
-    #: Whether it ever changes the reference.
-    moves = False
-
-    def __init__(self, source: str = THE_POLICY) -> None:
-        self.source = source
+    def __init__(self, config: ReferenceConfig) -> None:
+        self.config = config
 
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
         """Change the frozen policy in place; ``actor`` is the live one after so many iterations."""
+
+
+class OtherRunReference(ReferenceRule):
+    """``reference=checkpoint``."""
+
+    source = OTHER_RUN
+
+
+class AdapterOffReference(ReferenceRule):
+    """``reference=adapter_off``."""
+
+    source = NO_ADAPTERS
 
 
 class EMAReference(ReferenceRule):
@@ -204,11 +211,8 @@ class EMAReference(ReferenceRule):
     were trained under one normaliser means little under another.
     """
 
+    config: EMAReferenceConfig
     moves = True
-
-    def __init__(self, decay: float) -> None:
-        super().__init__()
-        self.decay = decay
 
     @torch.no_grad()
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
@@ -217,53 +221,25 @@ class EMAReference(ReferenceRule):
         for name, value in reference.state_dict().items():
             # Tied weights have two names; moved by both, they would keep decay^2.
             if value.is_floating_point() and value.data_ptr() not in moved:
-                value.lerp_(policy[name].to(value), 1 - self.decay)
+                value.lerp_(policy[name].to(value), 1 - self.config.decay)
                 moved.add(value.data_ptr())
 
 
 class PeriodicReference(ReferenceRule):
     """ref <- policy, every ``every`` iterations."""
 
+    config: PeriodicReferenceConfig
     moves = True
-
-    def __init__(self, every: int) -> None:
-        super().__init__()
-        self.every = every
 
     @torch.no_grad()
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
         """Copy the policy when it is due."""
-        if iteration % self.every == 0:
+        if iteration % self.config.every == 0:
             reference.load_state_dict(actor.state_dict())
 
 
-def initial(config: ReferenceConfig) -> ReferenceRule:
-    """``reference=initial``."""
-    return ReferenceRule()
-
-
-def checkpoint(config: CheckpointReferenceConfig) -> ReferenceRule:
-    """``reference=checkpoint``."""
-    return ReferenceRule(OTHER_RUN)
-
-
-def ema(config: EMAReferenceConfig) -> EMAReference:
-    """``reference=ema``."""
-    return EMAReference(config.decay)
-
-
-def periodic(config: PeriodicReferenceConfig) -> PeriodicReference:
-    """``reference=periodic``."""
-    return PeriodicReference(config.every)
-
-
-def adapter_off(config: ReferenceConfig) -> ReferenceRule:
-    """``reference=adapter_off``."""
-    return ReferenceRule(NO_ADAPTERS)
-
-
 #: A frozen policy, and what the manifest holds of it to build its networks again on resume.
-Loaded: TypeAlias = tuple[nn.Module, Mapping[str, Any]]
+Loaded: TypeAlias = tuple[nn.Module, Mapping[str, object]]
 
 
 class FrozenReference(FrozenPolicy):
@@ -284,7 +260,7 @@ class FrozenReference(FrozenPolicy):
         *,
         own: bool = True,
         checkpointed: bool = True,
-        description: Mapping[str, Any] | None = None,
+        description: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(module, own=own)
         self.rule, self.checkpointed, self.description = rule, checkpointed, description

@@ -4,7 +4,7 @@ The LossModules live in :mod:`klrl.objectives`, and are imported on first use: t
 objectives along.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from klrl.base.imports import look_up
 from klrl.losses.beta import BetaRule, DoublingBeta, ForwardBeta, make_beta_rule
@@ -26,5 +26,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return look_up(__name__, _WHERE, name)

@@ -1,12 +1,10 @@
 """KLPENPPOLoss and ClipPPOLoss where TorchRL has them, and their terms as functions."""
 
-from typing import Any
-
 from klrl.base.imports import look_up
 
 _WHERE = dict.fromkeys(("BetaHook", "ClipPPOLoss", "KLPENPPOLoss"), "klrl.objectives.ppo")
 __all__ = list(_WHERE)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return look_up(__name__, _WHERE, name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 from klrl.kl.coefficient import ZERO, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import ESTIMATORS, exact_kl, sum_beyond
 from klrl.kl.policies import (
+    Key,
     as_key,
     keep_pre_tanh,
     require_policy,
@@ -44,6 +45,7 @@ _RENAMED = {"entropy_coef": "entropy_coeff", "critic_coef": "critic_coeff"}
 
 if TYPE_CHECKING:
     from torchrl.objectives import PPOLoss as _PPOLoss
+    from torchrl.trainers import Trainer
 else:
     _PPOLoss = object  # TorchRL's metaclass would give the mixin PPOLoss's forward
 
@@ -55,8 +57,8 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
     actor_network: ProbabilisticTensorDictSequential
     reference: FrozenPolicy | None
     ref_kl_coef: Tensor
-    _in_keys: list[Any] | None
-    _out_keys: list[Any] | None
+    _in_keys: list[Key] | None
+    _out_keys: list[Key] | None
 
     def _take_reference(
         self,
@@ -83,7 +85,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
             self._in_keys = list(dict.fromkeys([*(self._in_keys or ()), *reference.in_keys]))
 
     @property
-    def out_keys(self) -> list[Any]:
+    def out_keys(self) -> list[Key]:
         """What keyword calls give, in this order."""
         if self._out_keys is None:
             keys = [key for key in super().out_keys if key != "loss_critic" or self._has_critic]
@@ -92,7 +94,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return self._out_keys
 
     @out_keys.setter
-    def out_keys(self, values: list[Any]) -> None:
+    def out_keys(self, values: list[Key]) -> None:
         self._out_keys = values
 
     def _with_pre_tanh(self, data: TensorDictBase) -> TensorDictBase:
@@ -125,7 +127,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         new, ref = sum_beyond(log_prob, dims), sum_beyond(ref_log_prob, dims)
         return reference_kl(self.ref_kl_estimator, new, old, ref)
 
-    def _renamed(self, data: TensorDictBase, model: Any) -> TensorDictBase:
+    def _renamed(self, data: TensorDictBase, model: TensorDictModule) -> TensorDictBase:
         """A copy with the actions under the model's keys, whatever :meth:`set_keys` called them."""
         data = data.copy()
         for key, own in zip(_listed(self.tensor_keys.action), model.dist_sample_keys, strict=True):
@@ -156,7 +158,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
             )
         return sum_beyond(kl, dims)
 
-    def _live_parameters(self) -> Any:
+    def _live_parameters(self) -> AbstractContextManager[object]:
         if not self.functional:
             return nullcontext()
         return self.actor_network_params.to_module(self.actor_network)
@@ -330,7 +332,7 @@ class BetaHook:
         self.kl = float("nan")
         self._batch: TensorDictBase | None = None
 
-    def register(self, trainer: Any, name: str = "beta") -> None:
+    def register(self, trainer: Trainer, name: str = "beta") -> None:
         """Keep each rollout, and move beta after its optimisation steps."""
         trainer.register_module(name, self)
         trainer.register_op("batch_process", self.keep)
@@ -348,11 +350,11 @@ class BetaHook:
             self.loss.update_beta(self.kl)
             self._batch = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Nothing: beta is a buffer of the loss."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Load nothing: :meth:`state_dict` is empty."""
 
 
@@ -367,11 +369,13 @@ def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
         loss.dtarg = dtarg
 
 
-def _listed(keys: Any) -> list[Any]:
+def _listed(keys: Key | list[Key]) -> list[Key]:
     return list(keys) if isinstance(keys, list) else [keys]
 
 
-def _networks(actor: Any, critic: Any, arguments: dict[str, Any]) -> tuple[Any, Any]:
+def _networks(
+    actor: TensorDictModule | None, critic: TensorDictModule | None, arguments: dict[str, object]
+) -> tuple[ProbabilisticTensorDictSequential, TensorDictModule | None]:
     """The two networks, which TorchRL takes as ``actor`` and ``critic`` too."""
     given = {"actor": actor, "critic": critic}
     for name, value in given.items():
@@ -384,7 +388,7 @@ def _networks(actor: Any, critic: Any, arguments: dict[str, Any]) -> tuple[Any, 
     return actor, given["critic"]
 
 
-def _new_spellings(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _new_spellings(kwargs: dict[str, object]) -> dict[str, object]:
     both = [old for old, new in _RENAMED.items() if old in kwargs and new in kwargs]
     if both:
         raise ValueError(f"{both[0]}: given beside {_RENAMED[both[0]]}; give one of them")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -39,7 +40,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     loss: PolicyLoss
     optimizer: Any  # with state_dict and load_state_dict
-    mode: str  # false (eager), jit or aot; known before the first rollout
+    mode: str  # false (eager), jit or aot; until the first minibatch as the settings say
     #: Both are called at the first minibatch: with lines for the user, with another mode.
     say: Callable[[str], None]
     mode_changed: Callable[[str], None]
@@ -106,13 +107,20 @@ class Learner:
             target = self.loss.target_kl
             if target and self.steps.kl_old(frames) > 1.5 * target / positions:
                 break
-        means = self._means(torch.stack(metrics))
+        table = torch.stack(metrics).double().cpu()  # [steps, M]
+        require_finite(table, self._names, self.config.learner.minibatches)
+        means = dict(zip(self._names, table.mean(0).tolist(), strict=True))
         kl_old = self.steps.kl_old(frames)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # on the KL before a line search
         alpha = 1.0
         if searched:
-            alpha, kl_old = self._line_search(frames, actor_before, kl_old, dtarg)
+            from klrl.losses import line_search
+
+            if line_search.due(self.loss.line_search, kl_old, dtarg):
+                now, measure = self.steps.actor_parameters, partial(self.steps.kl_old, frames)
+                ends = (measure, kl_old, dtarg, self.loss.max_alpha)
+                alpha, kl_old = line_search.search(now, actor_before, *ends)
         learned = self.loss.weighted(means, kl_coef)
         learned |= {"kl/old/exact": kl_old, "learner/lr": lr, "learner/epochs": epochs}
         if isinstance(self.config.loss, KLPENConfig):
@@ -130,24 +138,6 @@ class Learner:
                 beta = self.beta_rule.update(float(metrics[-1][self._names.index("kl/old/exact")]))
                 coefficients = Coefficients(lr, beta, kl_coef)
         return metrics
-
-    def _means(self, metrics: Tensor) -> dict[str, float]:
-        """Of the metrics [steps, M] over the steps, by name."""
-        metrics = metrics.double().cpu()
-        require_finite(metrics, self._names, self.config.learner.minibatches)
-        return dict(zip(self._names, metrics.mean(0).tolist(), strict=True))
-
-    def _line_search(
-        self, frames: Any, actor_before: list[Tensor], kl: float, dtarg: float
-    ) -> tuple[float, float]:
-        """``loss.line_search``: bring KL(old||new) to its target; (alpha, KL) as it ends."""
-        from klrl.losses import line_search
-
-        if not line_search.due(self.loss.line_search, kl, dtarg):
-            return 1.0, kl
-        parameters, measure = self.steps.actor_parameters, lambda: self.steps.kl_old(frames)
-        most = self.loss.max_alpha
-        return line_search.search(parameters, actor_before, measure, kl, dtarg, most)
 
 
 def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:

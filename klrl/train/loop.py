@@ -21,10 +21,9 @@ from klrl.config import JobConfig, TargetControllerConfig, factory
 from klrl.config.identity import NUMERICS
 from klrl.config.own import check_sources
 from klrl.domains import Domain, domain_of
-from klrl.kl.charge import ReferenceKL
+from klrl.kl.charge import BLIND, ReferenceKL
 from klrl.kl.controllers import FixedKLController
 from klrl.kl.measure import in_unit
-from klrl.kl.own import BLIND
 from klrl.kl.reference import FrozenReference, ReferenceRule
 from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder
@@ -161,7 +160,7 @@ class Training:
         with ExitStack() as stack:
             stop = stack.enter_context(self._stop)
             checkpoints = self.checkpoints(files)
-            marks = self.load(checkpoints) if resume else None
+            marks = checkpoints.load_last(self.parts.device) if resume else None
             rollout = self._open(stack, files, group, marks)
             if not resume:
                 self.parts.phase("evaluation")
@@ -287,10 +286,6 @@ class Training:
         }
         return Checkpoints(files.checkpoints, components, self.parts.device)
 
-    def load(self, checkpoints: Checkpoints) -> Mapping[str, Any]:
-        """Go on from ``last``, whose controller holds ``kl.coef``; the recorder's marks of then."""
-        return checkpoints.load_last(self.parts.device)
-
     def _open(
         self,
         stack: ExitStack,
@@ -329,14 +324,14 @@ class Training:
         stack.callback(rollout.close)
         kl = self.parts.kl
         parts = {
-            "kl.own_estimator": getattr(kl and kl.estimator, "forgets", False),
-            "kl.own_divergence": getattr(kl and kl.divergence.name, "forgets", False),
-            "controller": self.controller.forgets,
-            "advantage": getattr(self.parts.estimate_advantage, "forgets", False),
-            "loss": self.parts.learner.loss.forgets,
-            "loss.own_beta_rule": self.parts.learner.beta_rule.forgets,
+            "kl.own_estimator": kl and kl.estimator,
+            "kl.own_divergence": kl and kl.divergence.name,
+            "controller": self.controller,
+            "advantage": self.parts.estimate_advantage,
+            "loss": self.parts.learner.loss,
+            "loss.own_beta_rule": self.parts.learner.beta_rule,
         }
-        if lost := [setting for setting, forgets in parts.items() if forgets]:
+        if lost := [setting for setting, part in parts.items() if getattr(part, "forgets", False)]:
             say(f"resume: a resumed run begins anew with {lost[0]}, whose state is not saved")
         built = [f"{type(each).__module__}.{type(each).__name__}" for each in self.parts.built]
         files.update(built=built, **self.parts.resume | ({"resume": "anew"} if lost else {}))

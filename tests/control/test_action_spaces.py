@@ -166,7 +166,6 @@ def test_the_transforms_charge_the_families_kl(action: str) -> None:
         (spaces.Box(0, 5, (2,), np.int64), "its actions are int64 of shape"),
         (spaces.Text(4), "its action space is Text; Box, Discrete, MultiDiscrete"),
         (spaces.Dict(a=spaces.Discrete(2)), "its action space is Dict"),
-        (spaces.Box(-1, 1, (0,)), "its actions have no entries"),
     ],
 )
 def test_other_spaces_are_refused(space: gymnasium.Space, named: str) -> None:

@@ -18,8 +18,8 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from klrl.base.cache import Untrusted, cache_dir, compiling
 from klrl.base.errors import ConfigError
 from klrl.control import compiled
-from klrl.control.compiled import check_inputs, choose, decide, package_key
-from klrl.control.step import StepParts, eager_step, loss_terms, pure_step
+from klrl.control.compiled import check_inputs, choose, decide
+from klrl.control.step import eager_step, loss_terms, pure_step
 from klrl.control.update import ControlSteps
 from tests.conftest import QUICK, marked
 from tests.control.updates import CPU, learn, made, minibatch
@@ -109,32 +109,6 @@ def test_parameters_stay_views_of_the_flat_tensor(settings) -> None:
     storage = learner.steps.optimizer.flat.untyped_storage().data_ptr()
     for parameter in learner.steps.parameters:
         assert parameter.untyped_storage().data_ptr() == storage
-
-
-#: What lays a minibatch out otherwise, beside CASES.
-LAYOUTS = {
-    "reduced": ("loss.reduction=sum", "env.normalize_observation=false"),
-    "torch": ("actor.activation=gelu",),
-    "torchrl": ("collector=torchrl", "env=cartpole"),
-    "torchrl_tanh": ("collector=torchrl", "actor=tanh_normal"),
-    "parts": ("kl=legacy", "learner.minibatches=4"),
-}
-
-
-@pytest.mark.parametrize("case", [*CASES, *LAYOUTS])
-def test_the_first_minibatch_is_foreseen(case: str, settings) -> None:
-    """The package of a run is looked for before its first rollout; no random number is used up."""
-    experiment, batch = made(settings, *(CASES | LAYOUTS)[case])
-    steps = experiment.parts.learner.steps
-    before = torch.get_rng_state()
-    problem, example = steps.foresee()
-    assert torch.equal(torch.get_rng_state(), before)
-    experiment.parts.learner.update(batch, 0.0, 0.3)
-    assert problem.columns.shapes == steps._columns.shapes
-    assert list(problem.columns.shapes) == list(steps._columns.shapes)
-    check_inputs(steps._example, example)
-    actual = StepParts(experiment.parts.agent, steps.loss, steps.optimizer.settings, steps._columns)
-    assert package_key(problem, example) == package_key(actual, steps._example)
 
 
 @pytest.mark.services
@@ -271,7 +245,7 @@ def test_on_a_gpu_no_package_is_looked_for(settings) -> None:
         raise AssertionError("packages are for CPUs")
 
     for asked, mode in {"auto": "jit", "aot": "jit", "jit": "jit", "false": "false"}.items():
-        assert choose(asked, settings(), torch.device("cuda"), refuse).mode == mode
+        assert choose(asked, settings(), torch.device("cuda"), refuse) == (mode, None)
 
 
 def test_a_learner_reads_no_metric_between_minibatches(settings, monkeypatch) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -28,6 +29,7 @@ from tests.control.test_ray_run import LOOPBACK, listening
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 from klrl.control.ray_rollout import RayRollout
+from klrl.control.rollout import RolloutContext
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
@@ -86,7 +88,8 @@ class Story:
 @pytest.fixture(scope="module")
 def rollout(_ray_on_loopback) -> Iterator[RayRollout]:
     torch.manual_seed(0)
-    rollout = RayRollout(TWO, PENDULUM, make_policy(), CPU, SEED)
+    config = SimpleNamespace(collector=TWO, env=PENDULUM)
+    rollout = RayRollout(RolloutContext(config, None, make_policy(), CPU, SEED))
     yield rollout
     rollout.close()
 

@@ -15,7 +15,7 @@ import pytest
 
 from klrl.__main__ import main
 from klrl.base.errors import ConfigError
-from klrl.control.preflight import check_ray_address
+from klrl.base.ray_start import check_address
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
 from tests.conftest import QUICK
@@ -138,12 +138,12 @@ def test_a_run_survives_a_death_stops_when_told_and_goes_on() -> None:
 def test_a_missing_package_or_cluster_is_told_before_the_run(monkeypatch, settings) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(ConfigError, match="RAY_ADDRESS=127.0.0.1:1: no Ray cluster answers"):
-        check_ray_address()
+        check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")
     monkeypatch.setenv("RAY_ADDRESS", "ray://127.0.0.1:1")
     with pytest.raises(ConfigError, match="give HOST:PORT"):
-        check_ray_address()
+        check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")
     monkeypatch.delenv("RAY_ADDRESS")
-    check_ray_address()
+    check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="collector=ray: the package ray is not installed"):
         check_machine(settings("collector=ray", "collector.workers=1"))

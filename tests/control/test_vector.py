@@ -6,16 +6,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
-from torchrl.envs import (
-    CatFrames,
-    Compose,
-    InitTracker,
-    ObservationNorm,
-    RewardScaling,
-    RewardSum,
-    StepCounter,
-    TransformedEnv,
-)
+from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from klrl.base.errors import NonFiniteError
@@ -24,7 +15,7 @@ from klrl.control.acting import NumpyActing, TorchActing, arrays_of, make_acting
 from klrl.control.actor import Agent, make_agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_env
-from klrl.control.rollout import TorchRLRollout, native_rollout
+from klrl.control.rollout import TorchRLRollout
 from klrl.control.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from tests.agents import agent_of, gym, moved
@@ -85,13 +76,7 @@ CASES = {
     "constrained_online": (
         "Hopper-v5",
         "tanh_normal",
-        lambda agent: [KLConstrainedTransform(agent.actor, 0.3), RewardScaling(0.0, 2.0)],
-    ),
-    "normed": ("Hopper-v5", "normal", lambda _: [ObservationNorm(0.5, 2.0, ["observation"])]),
-    "stacked": (
-        "CartPole-v1",
-        "categorical",
-        lambda _: [CatFrames(N=3, dim=-1, in_keys=["observation"])],
+        lambda agent: [KLConstrainedTransform(agent.actor, 0.3)],
     ),
 }
 
@@ -205,7 +190,7 @@ def test_numpy_and_torch_act_alike(env_id, action, distribution, activation) -> 
 def test_both_collectors_record_the_same_policy(toy: str, kwargs: dict) -> None:
     batches = []
     for make in (
-        lambda env, agent: native_rollout(env, agent, 12, CPU),
+        lambda env, agent: VectorRollout(env, agent, 12, CPU),
         lambda env, agent: TorchRLRollout(env, agent.actor, 12, CPU),
     ):
         torch.manual_seed(1)
@@ -252,18 +237,6 @@ def test_numpy_follows_weights_that_are_replaced() -> None:
     acting.begin(1, 1)
     acting._noise = None
     assert not np.allclose(acting.sample(0, observation), before)
-
-
-@pytest.mark.parametrize(("name", "transform"), [("InitTracker", InitTracker())])
-def test_an_unknown_transform_falls_back_and_says_so(name: str, transform) -> None:
-    env = make_env(gym("Pendulum-v1", 2), seed=0, transforms=(transform,))
-    agent = make_actor("normal", env)
-    said: list[str] = []
-    rollout = native_rollout(env, agent, 4, CPU, said.append)
-    assert isinstance(rollout, TorchRLRollout)
-    assert name in said[0]
-    assert rollout.collect().batch_size == (2, 4)
-    rollout.close()
 
 
 def test_a_simulator_that_diverges_is_named() -> None:

@@ -7,6 +7,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from klrl.control.observation import Layout
+
 ACTIONS = {
     "from_five": spaces.Discrete(3, start=5),
     "multi_discrete": spaces.MultiDiscrete([3, 2, 4], start=[0, 1, -2]),
@@ -16,6 +18,14 @@ ACTIONS = {
     "box": spaces.Box(-1, 1, (2, 3), np.float32),
     "number": spaces.Box(-1, 1, (), np.float32),
 }
+
+
+def unpacked(layout: Layout, packed: np.ndarray) -> dict[str, np.ndarray]:
+    """The entries [..., *shape] of transports [..., D], by their keys; numbers from 0 on."""
+    return {
+        entry.key: packed[..., place].reshape((*packed.shape[:-1], *entry.shape))
+        for entry, place in layout.places()
+    }
 
 
 class Copying(gymnasium.Env):

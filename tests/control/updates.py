@@ -2,8 +2,7 @@
 
 import torch
 
-from klrl.control.score import draw
-from klrl.control.step import Columns, StepParts
+from klrl.control.step import Columns, StepParts, draw
 from klrl.train.loop import Training
 from tests.agents import moved_rollout
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torchrl.data
 import torchrl.envs.transforms
-from klrl.doctor.__main__ import main
 from torchrl.modules import TanhNormal
 
 from klrl.doctor import examine
+from klrl.doctor.__main__ import main
 from klrl.doctor.lines import off
 from klrl.kl import estimators as divergence
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from klrl.doctor.__main__ import main
 
+from klrl.doctor.__main__ import main
 from klrl.doctor.loss import LossReport, examine_loss, report_text
 from klrl.doctor.problems import KINDS, Problem
 from klrl.doctor.user_loss import COEF

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from klrl.doctor.__main__ import main
 
 from klrl.base.errors import ConfigError
+from klrl.doctor.__main__ import main
 from klrl.doctor.user_code import settings_of
 
 MINE = """

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from klrl.base.errors import ConfigError
-from klrl.config import LoraConfig
-from klrl.envs.llm.transforms.kl.token_log_probs import token_log_probs
-from klrl.kl.reference import NO_ADAPTERS, ReferenceRule
+from klrl.config import LoraConfig, ReferenceConfig
+from klrl.envs.llm.transforms.kl.wrappers import token_log_probs
+from klrl.kl.reference import AdapterOffReference
 from klrl.language.model.causal_lm import head
 from klrl.language.model.pretrained import adapter_off, add_lora
 from klrl.language.model.vocabulary import response_log_probs
@@ -102,7 +102,9 @@ def test_the_reference_costs_no_second_copy(family: str) -> None:
 
 def test_the_references_head_is_without_adapters_too() -> None:
     model, before = adapted("llama", target_modules=["q_proj", "lm_head"])
-    reference = Reference(ReferenceRule(NO_ADAPTERS), model, own=False)
+    reference = Reference(
+        AdapterOffReference(ReferenceConfig(name="adapter_off")), model, own=False
+    )
     states, tokens = torch.randn(1, 5, 16), IDS
     scores = response_log_probs(reference.next_tokens(states, 1.0), tokens, tokens > 0)
     table = before.lm_head(states).log_softmax(-1)

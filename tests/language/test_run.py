@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from klrl.evaluate import main as evaluate_main
 
 from klrl.__main__ import main
 from klrl.base.errors import NonFiniteError
+from klrl.evaluate import main as evaluate_main
 from klrl.language.data.batch import LOG_PROBS
 from klrl.language.run.preflight import check_job
 from klrl.runs.folder import RunFolder

@@ -10,7 +10,7 @@ from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss
 
 from klrl.config import ClipConfig, KLPENConfig
 from klrl.control.env import make_env
-from klrl.control.score import draw, score
+from klrl.control.step import draw, score
 from klrl.losses import DoublingBeta
 from klrl.losses.beta import ForwardBeta
 from klrl.losses.policy import ClipLoss, KLPENLoss

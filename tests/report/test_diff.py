@@ -1,8 +1,8 @@
 """``klrl.report.diff``: what differs between two run folders made by hand."""
 
 import torch
-from klrl.diff import main
 
+from klrl.diff import main
 from klrl.runs.checkpoint import Checkpoints
 from tests.report.toys import rows_of, write_run
 from tests.runs.saves import Held

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from klrl.report.__main__ import main
 
+from klrl.report.__main__ import main
 from tests.report.chromium import CHROMIUM, NONE_HERE, chromium
 from tests.report.toys import MARKUP, rows_of, write_marked_up, write_run, write_runs, write_sweep
 

@@ -9,8 +9,8 @@ import sys
 
 import numpy as np
 import pytest
-from klrl.report.__main__ import main
 
+from klrl.report.__main__ import main
 from klrl.report.charts import against_kl
 from klrl.report.measures import summary_lines
 from klrl.report.runs import find_runs

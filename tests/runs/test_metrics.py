@@ -10,20 +10,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from klrl.diff import main as diff
-from klrl.report.__main__ import main as report
 from tensordict import TensorDict
 
 from klrl.base.digits import number
+from klrl.control.advantage import RewardNormalizer
 from klrl.control.kl import RAW_REWARD_KEY
-from klrl.control.record import rewards_of as control_rewards
-from klrl.control.reward_norm import RewardNormalizer
+from klrl.control.parts import rewards_of as control_rewards
+from klrl.diff import main as diff
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.language.data.batch import Responses, make_batch
 from klrl.language.run.kl import CHARGED
 from klrl.language.run.record import rewards_of as language_rewards
 from klrl.language.run.rollout import GOLD, rounding
+from klrl.report.__main__ import main as report
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder

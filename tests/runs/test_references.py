@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import klrl
+from klrl.config import EMAReferenceConfig, PeriodicReferenceConfig, ReferenceConfig
 from klrl.control.networks import ObservationNormalizer
 from klrl.kl.reference import (
-    NO_ADAPTERS,
-    OTHER_RUN,
+    AdapterOffReference,
     EMAReference,
     FrozenReference,
+    OtherRunReference,
     PeriodicReference,
     ReferenceRule,
     freeze,
@@ -23,6 +24,12 @@ from klrl.train.loop import Training
 from tests.conftest import QUICK, marked
 from tests.runs.commands import exits, rows_of, timeless
 
+PLAIN = ReferenceConfig(name="initial")
+
+
+def ema(decay: float) -> EMAReference:
+    return EMAReference(EMAReferenceConfig(decay, name="ema"))
+
 
 def network() -> torch.nn.Module:
     return torch.nn.Sequential(ObservationNormalizer(2), torch.nn.Linear(2, 1))
@@ -32,7 +39,7 @@ def test_ema_is_the_weighted_mean_of_weights_and_normaliser() -> None:
     actor, reference = network(), network()
     actor[0].update(torch.randn(50, 2) * 3 + 1)
     before = {k: v.clone() for k, v in reference.state_dict().items()}
-    EMAReference(0.9).update(reference, actor, 1)
+    ema(0.9).update(reference, actor, 1)
     for name, value in reference.state_dict().items():
         expected = 0.9 * before[name] + 0.1 * actor.state_dict()[name]
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
@@ -44,20 +51,20 @@ def tied() -> torch.nn.Module:
 
 
 def test_tied_weights_are_counted_once() -> None:
-    assert FrozenReference(ReferenceRule(), tied()).bytes == 4 * 9
+    assert FrozenReference(ReferenceRule(PLAIN), tied()).bytes == 4 * 9
 
 
 def test_ema_moves_tied_weights_once() -> None:
     actor, reference = tied(), tied()
     before, now = reference[0].weight.detach().clone(), actor[0].weight.detach().clone()
-    EMAReference(0.8).update(reference, actor, 1)
+    ema(0.8).update(reference, actor, 1)
     torch.testing.assert_close(reference[0].weight, 0.8 * before + 0.2 * now)
 
 
 def test_periodic_copies_when_it_is_due() -> None:
     actor, reference = network(), network()
     kept = freeze(reference)
-    rule = PeriodicReference(3)
+    rule = PeriodicReference(PeriodicReferenceConfig(3, name="periodic"))
     for iteration, same_as in ((1, kept), (2, kept), (3, actor)):
         rule.update(reference, actor, iteration)
         assert torch.equal(reference[1].weight, same_as[1].weight), iteration
@@ -65,18 +72,18 @@ def test_periodic_copies_when_it_is_due() -> None:
 
 def test_a_reference_starts_as_its_rule_says() -> None:
     policy, other = network(), network()
-    made = FrozenReference.start(EMAReference(0.5), policy, pytest.fail)
+    made = FrozenReference.start(ema(0.5), policy, pytest.fail)
     assert made.module is not policy
     assert torch.equal(made.module[1].weight, policy[1].weight)
     assert made.bytes == 8 * (1 + 2 + 2) + 4 * (2 + 2 + 2 + 1), "statistics; what acts"
-    made = FrozenReference.start(ReferenceRule(OTHER_RUN), policy, lambda: (other, {"a": 1}))
+    made = FrozenReference.start(OtherRunReference(PLAIN), policy, lambda: (other, {"a": 1}))
     assert made.module is other
     assert made.description == {"a": 1}
-    for reference in (made, FrozenReference.start(ReferenceRule(), policy, pytest.fail)):
+    for reference in (made, FrozenReference.start(ReferenceRule(PLAIN), policy, pytest.fail)):
         modules, parameters = reference.module.modules(), reference.module.parameters()
         assert not any(module.training for module in modules)
         assert not any(parameter.requires_grad for parameter in parameters)
-    live = FrozenReference.start(ReferenceRule(NO_ADAPTERS), policy, pytest.fail)
+    live = FrozenReference.start(AdapterOffReference(PLAIN), policy, pytest.fail)
     assert live.module is policy
     assert live.bytes == 0
     assert policy.training
@@ -118,7 +125,7 @@ def test_a_resumed_run_has_the_anchor_of_one_that_never_stopped(reference, contr
     words += ("controller.target=1e-4",) if controller == "held" else ()  # so that it is released
     exits(*QUICK, *words, "frames=192", "hydra.run.dir=run")
     stopped = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
-    stopped.load(stopped.checkpoints(RunFolder(Path("run"))))
+    stopped.checkpoints(RunFolder(Path("run"))).load_last(stopped.parts.device)
     rows = rows_of(Path("run"))
     assert stopped.parts.kl.coef == stopped.controller.coef != 0.5
     exits("resume=run", "frames=256")

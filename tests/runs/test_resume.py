@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from klrl.evaluate import main as evaluate_main
 
 import klrl
 from klrl.__main__ import main
+from klrl.evaluate import main as evaluate_main
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
@@ -107,7 +107,7 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     from klrl.runs.folder import RunFolder
 
     resumed = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)
-    resumed.load(resumed.checkpoints(RunFolder(Path("run"))))
+    resumed.checkpoints(RunFolder(Path("run"))).load_last(resumed.parts.device)
     assert describe_policy(stored_config(Path("run")))["normalize"] is True
     for name, value in policy.state_dict().items():
         assert torch.equal(resumed.parts.reference.module.state_dict()[name], value), name

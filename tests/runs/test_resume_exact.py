@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 rows = {}
 for run in sys.argv[1:]:
     experiment = Training(stored_config(Path(run)), RunFolder(Path(run)).manifest)
-    experiment.load(experiment.checkpoints(RunFolder(Path(run))))
+    experiment.checkpoints(RunFolder(Path(run))).load_last(experiment.parts.device)
     rows[run] = next_row(experiment, TensorDict.load(f"{run}-batch"))
 print(json.dumps(rows))
 """
@@ -68,7 +68,7 @@ def assert_loaded_as_saved(config: JobConfig) -> None:
     saved.train(RunFolder(Path("run")))
     generator = torch.random.get_rng_state()
     torch.manual_seed(99)
-    fresh.load(fresh.checkpoints(RunFolder(Path("run"))))
+    fresh.checkpoints(RunFolder(Path("run"))).load_last(fresh.parts.device)
     assert_same(states(fresh), states(saved))
     assert torch.equal(torch.random.get_rng_state(), generator)
     assert saved.counters.iteration > 1
@@ -122,5 +122,5 @@ def _trained_on(run: str, config: JobConfig) -> dict[str, float]:
     rollout.close()
     batch.save(f"{run}-batch")
     # The checkpoint was written before that rollout drew from the generator: go back to it.
-    experiment.load(experiment.checkpoints(RunFolder(Path(run))))
+    experiment.checkpoints(RunFolder(Path(run))).load_last(experiment.parts.device)
     return next_row(experiment, batch)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from klrl.evaluate import main as evaluate_main
 from torchrl.envs import Compose
 
 import klrl
 from klrl.base.errors import ConfigError
 from klrl.envs.transforms.rlhf import KLRewardTransform
+from klrl.evaluate import main as evaluate_main
 from klrl.kl import KLComputation, RetrieveLogProb
 from klrl.runs.folder import _git_commit
 from klrl.runs.metrics import METRICS

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from klrl.plan import main as plan_main
 
 from klrl.__main__ import main as klrl_main
 from klrl.config import JoblibConfig, LauncherConfig, RayLauncherConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
+from klrl.plan import main as plan_main
 from klrl.sweep import plan
 from klrl.sweep.plan import PlannedJob, job_seconds, kind_of, sweep_seconds
 from klrl.sweep.probe import Cost

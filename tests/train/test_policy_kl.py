@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Normal, kl_divergence
 
 from klrl.api import load_run
 from klrl.base.errors import ConfigError
-from klrl.control.between import DRAWS, measure_of
+from klrl.control.evaluate import DRAWS, measure_of
 from klrl.control.load import trained_agent
 from klrl.kl.divergences import LARGEST_JS
 from klrl.train.policy_kl import distance, kl_between

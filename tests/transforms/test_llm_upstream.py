@@ -37,7 +37,7 @@ def error_of_their_forward(model, data: TensorDict, **kwargs) -> float:
 def test_gpt2_cannot_be_scored() -> None:
     """The mask is passed by position, where GPT-2 takes its cache.
 
-    Workaround: klrl/envs/llm/transforms/kl/token_log_probs.py passes it by name.
+    Workaround: klrl/envs/llm/transforms/kl/wrappers.py passes it by name.
     """
     data = padded(token_rows(), "left", 0)
     with pytest.raises(AttributeError, match="get_seq_length"):
@@ -46,14 +46,14 @@ def test_gpt2_cannot_be_scored() -> None:
 
 
 def test_the_temperature_is_ignored_when_scoring() -> None:
-    """Workaround: klrl/envs/llm/transforms/kl/token_log_probs.py divides the logits."""
+    """Workaround: klrl/envs/llm/transforms/kl/wrappers.py divides the logits."""
     data = padded(token_rows(), "left", 0)
     error = error_of_their_forward(network(), data, generate_kwargs={"temperature": 0.5})
     assert error < 1e-4  # the truth at temperature 1
 
 
 def test_dropout_stays_on_when_scoring() -> None:
-    """Workaround: klrl/envs/llm/transforms/kl/token_log_probs.py scores in evaluation mode."""
+    """Workaround: klrl/envs/llm/transforms/kl/wrappers.py scores in evaluation mode."""
     model, data = network().train(), padded(token_rows(), "right", 0)
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5

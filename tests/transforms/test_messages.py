@@ -185,7 +185,6 @@ def retrieving() -> list[Row]:
         (unequal, RetrieveKL, gen, ragged),
         ("share log_probs_key='gen_log_probs'", RetrieveKL, gen, gen),
         ("tokens.*assistant_only=False", RetrieveKL, gen, tokens),
-        ("both must read the same input", RetrieveKL, gen, tokens, ALL),
         ("two LLM wrappers or two control actors", RetrieveKL, gen, actor()),
         ("two keys", RetrieveKL, gen, ref, one),
         ("service_backend='monarch'", RetrieveKL, gen, ref, {"service_backend": "monarch"}),

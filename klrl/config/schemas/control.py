@@ -141,7 +141,7 @@ class CollectorConfig(ChoiceConfig):
 @registered(
     "collector",
     "ray",
-    control="control.ray_rollout:ray_rollout",
+    control="control.ray_rollout:RayRollout",
     free=("cpus_timeout",),
     package="ray",
     remedy="pip install 'klrl[ray]', or choose collector=vector",

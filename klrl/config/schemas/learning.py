@@ -102,7 +102,7 @@ class ClipConfig(LossConfig):
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
 
 
-@registered("loss", "custom", both="losses.own:custom")
+@registered("loss", "custom", both="losses.policy:custom")
 class CustomLossConfig(OwnPart, LossConfig):
     """A policy loss of your own: loss.target=package.module:Name."""
 

@@ -14,14 +14,15 @@ from klrl.config.types import Part, Whole
 
 
 @registered(
-    "reference", "adapter_off", "the model without adapters", language="kl.reference:adapter_off"
+    *("reference", "adapter_off", "the model without adapters"),
+    language="kl.reference:AdapterOffReference",
 )
-@registered("reference", "initial", both="kl.reference:initial")
+@registered("reference", "initial", both="kl.reference:ReferenceRule")
 class ReferenceConfig(ChoiceConfig):
     """The policy at the start of this run, with its own normaliser."""
 
 
-@registered("reference", "checkpoint", both="kl.reference:checkpoint")
+@registered("reference", "checkpoint", both="kl.reference:OtherRunReference")
 class CheckpointReferenceConfig(ReferenceConfig):
     """The policy of another run, as in reference=checkpoint reference.path=outputs/NAME."""
 
@@ -29,14 +30,14 @@ class CheckpointReferenceConfig(ReferenceConfig):
     which: str = choice("last", "best")  # last or best: which of its checkpoints
 
 
-@registered("reference", "ema", both="kl.reference:ema")
+@registered("reference", "ema", both="kl.reference:EMAReference")
 class EMAReferenceConfig(ReferenceConfig):
     """A moving average of the policy: the anchor follows, slowly."""
 
     decay: float = number(0.99, ge=0, le=1)  # share of the old reference that stays, per iteration
 
 
-@registered("reference", "periodic", both="kl.reference:periodic")
+@registered("reference", "periodic", both="kl.reference:PeriodicReference")
 class PeriodicReferenceConfig(ReferenceConfig):
     """The policy as it was at the last reset: the anchor jumps."""
 

@@ -1,7 +1,5 @@
 """KL transforms for control, and :class:`SendToWorkers`; imported on first use."""
 
-from typing import Any
-
 from klrl.base.imports import look_up
 
 _WHERE = {
@@ -15,5 +13,5 @@ _WHERE = {
 __all__ = list(_WHERE)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return look_up(__name__, _WHERE, name)

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import Composite, Unbounded
-from torchrl.envs import Compose, FrameSkipTransform, Transform, TransformedEnv
+from torchrl.envs import Compose, EnvBase, FrameSkipTransform, Transform, TransformedEnv
 
 from klrl.kl.policies import Key, as_key
 from klrl.kl.shapes import like_reward, reward_shape
@@ -40,7 +40,7 @@ class InPlace(Transform):
     """A transform whose :attr:`parent` is right wherever it stands in an environment."""
 
     @property
-    def parent(self) -> Any:
+    def parent(self) -> EnvBase:
         """The environment up to this transform; None without an environment.
 
         TorchRL 0.14.1 rebuilds it with an IndexError where this is the first transform of a Compose
@@ -52,7 +52,7 @@ class InPlace(Transform):
         return self.__dict__["_parent"]
 
 
-def environment_before(transform: Transform) -> Any:
+def environment_before(transform: Transform) -> TransformedEnv | None:
     """An environment with clones of all transforms before this one; None without environment."""
     before: list[Transform] = []
     inner, container = transform, _container(transform)
@@ -73,7 +73,7 @@ def environment_before(transform: Transform) -> Any:
     return parent
 
 
-def _container(transform: Transform) -> Any:
+def _container(transform: Transform) -> Transform | TransformedEnv | None:
     held = transform.__dict__.get("_container")
     return None if held is None else held()
 
@@ -135,7 +135,7 @@ class NextTransform(InPlace):
         return tensordict_reset
 
 
-def reward_like(parent: Any, key: Key) -> Unbounded:
+def reward_like(parent: EnvBase, key: Key) -> Unbounded:
     """A spec with the shape and type of a reward; it may stand among the observations."""
     rewards = parent.full_reward_spec
     observed = key not in rewards.keys(include_nested=True)
@@ -143,7 +143,7 @@ def reward_like(parent: Any, key: Key) -> Unbounded:
     return Unbounded(shape=spec.shape, dtype=spec.dtype, device=spec.device)
 
 
-def log_prob_like(observation_spec: Composite, parent: Any, key: Key) -> Unbounded:
+def log_prob_like(observation_spec: Composite, parent: EnvBase, key: Key) -> Unbounded:
     """A spec with the reward's batch shape; without a reward, one number per environment."""
     shape = observation_spec.shape
     if parent.reward_keys:
@@ -184,7 +184,7 @@ def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
     return as_key(listed[0])
 
 
-def _is_key(key: Any) -> bool:
+def _is_key(key: object) -> bool:
     if isinstance(key, tuple):
         return bool(key) and all(map(_is_key, key))
     return isinstance(key, str)

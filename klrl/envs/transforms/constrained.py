@@ -29,8 +29,8 @@ from klrl.envs.transforms.base import (
     reward_like,
     reward_of,
 )
-from klrl.envs.transforms.charged import ChargedReward
 from klrl.envs.transforms.sampled import (
+    ChargedReward,
     check_on_unsampled,
     kl_of_sampled,
     not_sampled,

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torchrl.data import Composite
 
 from klrl.envs.transforms.base import log_prob_like, reward_of
-from klrl.envs.transforms.charged import ChargedReward
-from klrl.envs.transforms.sampled import kl_of_sampled, sampled_log_prob
+from klrl.envs.transforms.sampled import ChargedReward, kl_of_sampled, sampled_log_prob
 from klrl.kl.coefficient import ONE
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score

@@ -1,19 +1,22 @@
-"""log pi(a|s) as the policy wrote it, and what to do where no policy sampled the action."""
+"""log pi(a|s) as the policy wrote it; no charge, or which, where no policy sampled the action."""
 
 from __future__ import annotations
 
 import multiprocessing
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictModule
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase
 from torch import Tensor
 from torch.distributions import Distribution, TransformedDistribution
+from torchrl.data import Composite
 from torchrl.modules import TanhNormal
 
+from klrl.envs.transforms.base import NextTransform, one_key, refuse_second_charge, reward_like
+from klrl.kl.charge import shaped
+from klrl.kl.coefficient import KeepsCoefficient, one_spelling
 from klrl.kl.estimators import sum_beyond
 from klrl.kl.policies import Key, as_key, has_all, written_keys
 from klrl.kl.saturated import log_probs
@@ -38,7 +41,7 @@ def sampled_log_prob(
     tensordict: TensorDictBase,
     keys: Sequence[Key],
     reward: Tensor,
-    model: Any = None,
+    model: TensorDictModuleBase | None = None,
     on_unsampled: str = "nan",
 ) -> Tensor:
     """log pi(a|s) as the policy wrote it, in the reward's batch shape; NaN where it did not sample.
@@ -68,7 +71,7 @@ def sampled_log_prob(
 
 
 def not_sampled(
-    tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: Any
+    tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: TensorDictModuleBase
 ) -> Tensor:
     """Where there is a log-prob, and no policy sampled the action; bool, [*B] or [*B, N]."""
     heads, sampler = _written(tensordict, keys), _sampler(model)
@@ -113,7 +116,7 @@ def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | 
     return [tensordict.get(key) for key in written_keys(tensordict, keys)] or None
 
 
-def _sampler(model: Any) -> ProbabilisticTensorDictModule | None:
+def _sampler(model: TensorDictModuleBase) -> ProbabilisticTensorDictModule | None:
     """The part of a policy that turns parameters into a distribution."""
     for module in (model, getattr(model, "module", None)):  # a wrapper may hide its policy's parts
         if module is not None:
@@ -209,7 +212,7 @@ def _of_the_action(
     return torch.where(readable, again.to(log_prob), log_prob)
 
 
-def _at_the_edge(dist: Distribution, action: Any, log_prob: Tensor) -> Tensor | None:
+def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor | None:
     """Where an action does not tell its sample; None where a distribution hides it everywhere."""
     if isinstance(dist, TanhNormal):
         share = (action - dist.low) / (dist.high - dist.low)
@@ -230,3 +233,53 @@ def _in_parallel_env(tensordict: TensorDictBase) -> bool:
         for leaf in leaves
         if isinstance(leaf, Tensor)
     )
+
+
+class ChargedReward(KeepsCoefficient, NextTransform):
+    """The charge of the control transforms: reward <- reward - coef * KL.
+
+    Arguments as :class:`~klrl.kl.KLRewardTransform`; ``reads``: further keys that a subclass reads.
+    """
+
+    def __init__(
+        self,
+        coef: float | Tensor,
+        in_keys: Key | Sequence[Key] | None,
+        out_keys: Key | Sequence[Key] | None,
+        raw_reward_key: Key | None,
+        reads: Sequence[Key],
+        coeff: float | Tensor | None = None,
+        *,
+        on_unsampled: str = "nan",
+    ) -> None:
+        self.on_unsampled = check_on_unsampled(on_unsampled)
+        self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
+        self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
+        self.raw_key = raw_reward_key and as_key(raw_reward_key)
+        super().__init__(in_keys=[self.reward_key, *reads], out_keys=[self.out_key])
+        self.written = [key for key in (self.out_key, self.raw_key) if key is not None]
+        self.keep_coefficient(one_spelling(coef, coeff))
+
+    coef: Tensor
+
+    def charge(self, next_tensordict: TensorDictBase, reward: Tensor, kl: Tensor) -> TensorDictBase:
+        """Write the charged reward, and the one that was read where it is kept; all [..., 1]."""
+        refuse_second_charge(next_tensordict, self.raw_key)
+        if self.raw_key is not None:
+            next_tensordict.set(self.raw_key, reward)
+        charged = shaped(reward, kl, self.coef)
+        if self.on_unsampled == "skip":
+            charged = torch.where(kl.isnan(), reward, charged)
+        return next_tensordict.set(self.out_key, charged)
+
+    def transform_output_spec(self, output_spec: Composite) -> Composite:
+        """The charged reward replaces the reward, or is a new observation next to it."""
+        parent, observation_spec = self.parent, output_spec["full_observation_spec"]
+        charged = reward_like(parent, self.reward_key)
+        if self.out_key in parent.reward_keys:
+            output_spec["full_reward_spec"][self.out_key] = charged
+        else:
+            observation_spec[self.out_key] = charged
+        if self.raw_key is not None:
+            observation_spec[self.raw_key] = charged.clone()
+        return output_spec

@@ -16,10 +16,16 @@ from klrl.config import (
     LegacyKLConfig,
     RetrieveKLConfig,
 )
-from klrl.kl.charge import KL_KEY, ReferenceKL, on_last, sampled_kl
+from klrl.kl.charge import (
+    KL_KEY,
+    ReferenceKL,
+    chosen_divergence,
+    chosen_estimator,
+    on_last,
+    sampled_kl,
+)
 from klrl.kl.divergences import REVERSE, Divergence, Which
 from klrl.kl.measure import mean_charged, mean_kl
-from klrl.kl.own import chosen_divergence, chosen_estimator
 from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, FrozenReference, ReferenceRule
 from klrl.language.data.batch import (
     LOG_PROBS,

@@ -1,11 +1,9 @@
 """As :mod:`klrl.envs.llm.transforms.kl`, where TorchRL exports them too."""
 
-from typing import Any
-
 from klrl.envs.llm.transforms import kl
 
 __all__ = kl.__all__
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return getattr(kl, name)

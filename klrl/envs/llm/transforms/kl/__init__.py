@@ -1,7 +1,5 @@
 """The transforms of the page ``torchrl.envs.llm.transforms.kl``, imported on first use."""
 
-from typing import Any
-
 from klrl.base.imports import look_up
 
 _WHERE = {
@@ -15,5 +13,5 @@ _WHERE = {
 __all__ = list(_WHERE)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     return look_up(__name__, _WHERE, name)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from klrl.envs.llm.transforms.kl.rows import is_ragged, lengths, read_value, to_rows
+from klrl.envs.llm.transforms.kl.rows import Rows, is_ragged, lengths, read_value, to_rows
 from klrl.envs.llm.transforms.kl.tokens import ATTENTION_KEY, response_mask
 from klrl.envs.llm.transforms.kl.wrappers import mask_key
 from klrl.kl.charge import shaped
@@ -16,7 +14,7 @@ from klrl.kl.estimators import Estimator, estimate_kl
 from klrl.kl.policies import Key
 
 
-def matching_rows(gen: Any, ref: Any, gen_key: Key, ref_key: Key) -> tuple[list, list]:
+def matching_rows(gen: Rows, ref: Rows, gen_key: Key, ref_key: Key) -> tuple[list, list]:
     """Two sets of log-probs as rows [T_i]."""
     if is_ragged(gen) != is_ragged(ref):
         kinds = ["ragged" if is_ragged(value) else "dense" for value in (gen, ref)]
@@ -26,10 +24,8 @@ def matching_rows(gen: Any, ref: Any, gen_key: Key, ref_key: Key) -> tuple[list,
         )
     gen_rows, ref_rows = to_rows(gen), to_rows(ref)
     if len(gen_rows) != len(ref_rows):
-        raise ValueError(
-            f"batch size mismatch: {gen_key} has {len(gen_rows)} samples, "
-            f"{ref_key} has {len(ref_rows)}"
-        )
+        rows = f"{gen_key} has {len(gen_rows)} samples, {ref_key} has {len(ref_rows)}"
+        raise ValueError(f"batch size mismatch: {rows}")
     for index, (a, b) in enumerate(zip(gen_rows, ref_rows, strict=True)):
         if a.shape != b.shape or a.ndim != 1:
             raise ValueError(
@@ -85,7 +81,7 @@ def token_kl(
 
 
 def token_rewards(
-    reward: Any, kl: list[Tensor], masks: list[Tensor] | None, padding_side: str
+    reward: Rows | None, kl: list[Tensor], masks: list[Tensor] | None, padding_side: str
 ) -> list[Tensor]:
     """The uncharged reward of every token, [T_i, 1].
 
@@ -97,8 +93,6 @@ def token_rewards(
     if reward is None:
         return [torch.zeros_like(row).unsqueeze(-1) for row in kl]
     rows = to_rows(reward)
-    if len(rows) != len(kl):
-        raise ValueError(f"batch size mismatch: {len(rows)} rewards, {len(kl)} KLs")
     longest = max(lengths(kl))
     placed = []
     for index, (row, divergence) in enumerate(zip(rows, kl, strict=True)):

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, Unbounded
 
-from klrl.envs.llm.transforms.kl.rows import check_side, either, for_rows, is_ragged, set_rows
+from klrl.envs.llm.transforms.kl.rows import Rows, check_side, either, for_rows, is_ragged, set_rows
 from klrl.envs.transforms.base import (
     NextTransform,
     refuse_second_charge,
@@ -133,7 +133,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return next_tensordict
 
     def _charge_tokens(
-        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, gen: Any, ref: Any
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, gen: Rows, ref: Rows
     ) -> TensorDictBase:
         from klrl.envs.llm.transforms.kl import charged as tokens
 
@@ -167,11 +167,11 @@ class KLComputation(KeepsCoefficient, NextTransform):
         """The environment's reward key; "reward" without an environment, or where it has none."""
         return reward_key_of(self, self._reward_key)
 
-    def _of_tokens(self, log_prob: Any, tensordict: TensorDictBase) -> bool:
+    def _of_tokens(self, log_prob: Rows, tensordict: TensorDictBase) -> bool:
         """Whether log-probs have a token axis after the batch dimensions."""
-        if is_ragged(log_prob) or log_prob.ndim <= tensordict.ndim:
-            return is_ragged(log_prob)
-        return self._says_per_token() is not False
+        if isinstance(log_prob, list) or log_prob.is_nested:
+            return True
+        return log_prob.ndim > tensordict.ndim and self._says_per_token() is not False
 
     def _says_per_token(self) -> bool | None:
         """``per_token``, else what scores the log-probs next to this transform; None: unknown."""

@@ -9,10 +9,12 @@ work for control actors (one action per step, ``kl=retrieve``) and LLM wrappers 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torchrl.data import Binary, Composite, Unbounded
 
 from klrl.envs.llm.transforms.kl.computation import KLComputation
@@ -21,10 +23,13 @@ from klrl.envs.transforms.base import NextTransform, as_rewarded, log_prob_like,
 from klrl.kl.policies import Key, as_key, is_wrapper, require_reference, score
 from klrl.kl.reference import evaluating, flat_policy
 
+if TYPE_CHECKING:
+    from klrl.envs.llm.transforms.kl.tokens import Tokenizer
+
 __all__ = ["KLComputation", "RetrieveLogProb"]
 
 
-def _language() -> Any:
+def _language() -> ModuleType:
     """What scores tokens, imported on first use: a control run does without."""
     from klrl.envs.llm.transforms.kl import wrappers
 
@@ -77,14 +82,14 @@ class RetrieveLogProb(NextTransform):
 
     def __init__(
         self,
-        model: Any,
+        model: TensorDictModuleBase,
         *,
         log_probs_full_key: Key | None = None,
         assistant_only: bool = True,
-        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        tokenizer_kwargs: Mapping[str, object] | None = None,
         detach: bool = True,
         device: torch.device | str | None = None,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         padding_side: str = "left",
         temperature: float | None = None,
         history_key: Key | None = None,
@@ -92,34 +97,30 @@ class RetrieveLogProb(NextTransform):
     ) -> None:
         model = flat_policy(model)
         self.is_language = is_wrapper(model)
+        out_keys, template = [], {}
         if self.is_language:
+            from klrl.envs.llm.transforms.kl.tokens import check_template_kwargs
+
             key = log_probs_full_key or (model.log_probs_key, "full")
             self.log_probs_full_key = _language().full_key(key, "log_probs_full_key")
+            self.mask_key = _language().mask_key(self.log_probs_full_key)
+            out_keys = [self.mask_key]
             _language().check_wrapper(model, "model", assistant_only)
             if tokenizer_kwargs is not None and model.input_mode != "history":
                 raise ValueError(
                     f"tokenizer_kwargs is for chat templates: model.input_mode={model.input_mode!r}"
                 )
+            template = check_template_kwargs(tokenizer_kwargs)
         else:
             if not hasattr(model, "log_prob") or not hasattr(model, "get_dist"):
                 raise TypeError(f"model={type(model).__name__}: needs get_dist and log_prob")
             require_reference("model", model)
-            for name, value in (
-                ("tokenizer", tokenizer),
-                ("tokenizer_kwargs", tokenizer_kwargs),
-                ("temperature", temperature),
-                ("history_key", history_key),
-            ):
-                if value is not None:
-                    raise ValueError(f"{name} is for LLM wrappers, not {type(model).__name__}")
+            given: dict[str, object] = {"tokenizer": tokenizer, "temperature": temperature}
+            given |= {"tokenizer_kwargs": tokenizer_kwargs, "history_key": history_key}
+            for name in (name for name, value in given.items() if value is not None):
+                raise ValueError(f"{name} is for LLM wrappers, not {type(model).__name__}")
             self.log_probs_full_key = as_key(log_probs_full_key or ("log_probs", "full"))
-        out_keys, template = [self.log_probs_full_key], {}
-        if self.is_language:
-            from klrl.envs.llm.transforms.kl.tokens import check_template_kwargs
-
-            template = check_template_kwargs(tokenizer_kwargs)
-            self.mask_key = _language().mask_key(self.log_probs_full_key)
-            out_keys.append(self.mask_key)
+        out_keys = [self.log_probs_full_key, *out_keys]
         super().__init__(in_keys=list(model.in_keys), out_keys=out_keys)
         self._reward_key = reward_key and as_key(reward_key)
         self.written = out_keys
@@ -148,7 +149,7 @@ class RetrieveLogProb(NextTransform):
             self.log_probs_full_key, as_rewarded(name, log_prob, reward, tensordict.ndim)
         )
 
-    def scorer(self) -> Any:
+    def scorer(self) -> TensorDictModuleBase:
         """The model that scores."""
         return self.model
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
+from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import Transform
 
 from klrl.envs.llm.transforms.kl import wrappers as _language
@@ -23,7 +24,8 @@ from klrl.kl.reference import FrozenPolicy
 
 #: The value of ``gen_model`` that stands for the policy of the environment's collector.
 FROM_COLLECTOR = "from_collector"
-
+#: An LLM wrapper or a control actor, :data:`FROM_COLLECTOR`, or None where a factory makes it.
+Model: TypeAlias = TensorDictModuleBase | str | None
 
 #: Arguments of the part that charges.
 _CHARGING = frozenset(inspect.signature(KLComputation).parameters) - {"per_token"}
@@ -64,7 +66,7 @@ class RetrieveKL(OneTransform):
         TypeError: an argument that nothing reads.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Transform:
         """Build the Ray-backed class where the arguments choose Ray."""
         if wants_ray(kwargs):
             return RayRetrieveKL(*args, **kwargs)
@@ -72,11 +74,11 @@ class RetrieveKL(OneTransform):
 
     def __init__(
         self,
-        gen_model: Any = FROM_COLLECTOR,
-        ref_model: Any = None,
+        gen_model: Model = FROM_COLLECTOR,
+        ref_model: Model = None,
         *,
-        gen_model_factory: Callable[[], Any] | None = None,
-        ref_model_factory: Callable[[], Any] | None = None,
+        gen_model_factory: Callable[[], TensorDictModuleBase] | None = None,
+        ref_model_factory: Callable[[], TensorDictModuleBase] | None = None,
         history_key: Key = "history",
         use_ray_service: bool = False,
         service_backend: str | None = None,
@@ -103,7 +105,7 @@ class RetrieveKL(OneTransform):
     coef = coeff = coefficient_of_part(float)
 
 
-def wants_ray(arguments: dict[str, Any]) -> bool:
+def wants_ray(arguments: Mapping[str, object]) -> bool:
     """Whether a constructor's arguments choose Ray."""
     use_ray, backend = arguments.get("use_ray_service", False), arguments.get("service_backend")
     if backend not in (None, "direct", "ray"):
@@ -113,13 +115,18 @@ def wants_ray(arguments: dict[str, Any]) -> bool:
     return bool(use_ray) or backend == "ray"
 
 
-def one_of(name: str, model: Any, factory: Callable[[], Any] | None, default: Any = None) -> Any:
+def one_of(
+    name: str,
+    model: Model,
+    factory: Callable[[], TensorDictModuleBase] | None,
+    default: str | None = None,
+) -> TensorDictModuleBase:
     """The model, or what its factory makes; exactly one of them is given."""
     check_one_of(name, model, factory, default)
     return model if factory is None else factory()
 
 
-def check_one_of(name: str, model: Any, factory: Any, default: Any = None) -> None:
+def check_one_of(name: str, model: Model, factory: object, default: str | None = None) -> None:
     """Refuse a model with its factory, or neither of them."""
     if factory is not None and model is not None and model is not default:
         raise ValueError(f"both {name} and {name}_factory are given: choose one")
@@ -128,17 +135,14 @@ def check_one_of(name: str, model: Any, factory: Any, default: Any = None) -> No
 
 
 def _parts(
-    gen: Any, ref: Any, keys: dict[str, Any], shared: dict[str, Any]
+    gen: Model, ref: TensorDictModuleBase, keys: dict[str, Key], shared: dict[str, Any]
 ) -> tuple[RetrieveLogProb, RetrieveLogProb]:
-    if gen is FROM_COLLECTOR or (isinstance(gen, str) and gen == FROM_COLLECTOR):
-        source = CollectorPolicy(ref, keys["gen"])
-        gen_part: RetrieveLogProb = PolicyLogProb(
-            ref, log_probs_full_key=keys["gen"], source=source, **shared
+    if isinstance(gen, str) and gen == FROM_COLLECTOR:
+        how = {"source": CollectorPolicy(ref, keys["gen"]), **shared}
+        return (
+            FromCollector(ref, live=True, log_probs_full_key=keys["gen"], **how),
+            FromCollector(ref, live=False, log_probs_full_key=keys["ref"], **how),
         )
-        ref_part: RetrieveLogProb = ReferenceLogProb(
-            ref, log_probs_full_key=keys["ref"], source=source, **shared
-        )
-        return gen_part, ref_part
     _check_pair(gen, ref, shared.get("assistant_only", True))
     if is_wrapper(gen) and shared.get("temperature") is None:
         shared = {**shared, "temperature": _language.temperature_of(gen)}
@@ -148,7 +152,7 @@ def _parts(
     )
 
 
-def _check_pair(gen: Any, ref: Any, assistant_only: bool) -> None:
+def _check_pair(gen: TensorDictModuleBase, ref: TensorDictModuleBase, assistant_only: bool) -> None:
     kinds = [is_wrapper(model) for model in (gen, ref)]
     if kinds[0] != kinds[1]:
         raise ValueError(
@@ -164,11 +168,6 @@ def _check_pair(gen: Any, ref: Any, assistant_only: bool) -> None:
             f"pad_output mismatch: gen_model.pad_output={gen.pad_output}, "
             f"ref_model.pad_output={ref.pad_output}; set both alike"
         )
-    if gen.input_mode != ref.input_mode:
-        raise ValueError(
-            f"gen_model.input_mode={gen.input_mode!r}, ref_model.input_mode={ref.input_mode!r}: "
-            "both must read the same input"
-        )
     if gen.log_probs_key == ref.log_probs_key:
         raise ValueError(
             f"gen_model and ref_model share log_probs_key={gen.log_probs_key!r}: give each its own"
@@ -178,18 +177,18 @@ def _check_pair(gen: Any, ref: Any, assistant_only: bool) -> None:
 class CollectorPolicy:
     """The policy of the collector that runs an environment, set up to score."""
 
-    def __init__(self, ref_model: Any, key: Key) -> None:
+    def __init__(self, ref_model: TensorDictModuleBase, key: Key) -> None:
         self.ref_model, self.key = ref_model, key
-        self.model: Any = None
-        self._collector: Callable[[], Any] = lambda: None
+        self.model: TensorDictModuleBase | None = None
+        self._collector: Callable[[], object] = lambda: None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"ref_model": self.ref_model, "key": self.key}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def resolve(self, transform: Transform) -> Any:
+    def resolve(self, transform: Transform) -> TensorDictModuleBase:
         """The collector's policy as a scoring model; it shares the live weights."""
         try:
             container = transform.container
@@ -211,7 +210,7 @@ class CollectorPolicy:
             self._collector = weakref.ref(collector)
         return self.model
 
-    def _scoring(self, policy: Any) -> Any:
+    def _scoring(self, policy: TensorDictModuleBase) -> TensorDictModuleBase:
         ref = self.ref_model
         if not is_wrapper(ref):
             if not hasattr(policy, "get_dist"):
@@ -243,30 +242,27 @@ class CollectorPolicy:
         )
 
 
-class PolicyLogProb(RetrieveLogProb):
-    """Scores with the collector's policy, read at the first step."""
+class FromCollector(RetrieveLogProb):
+    """Scores with the collector's policy (``live``), or with the reference at its temperature."""
 
-    def __init__(self, model: Any, *, source: CollectorPolicy, **kwargs: Any) -> None:
-        super().__init__(model, **kwargs)
-        self.source, self.model = source, None
-
-    def scorer(self) -> Any:
-        """The collector's policy, with its live weights."""
-        return self.source.resolve(self)
-
-
-class ReferenceLogProb(RetrieveLogProb):
-    """Scores with the reference, at the temperature of the collector's policy."""
-
-    def __init__(self, model: Any, *, source: CollectorPolicy, **kwargs: Any) -> None:
+    def __init__(
+        self, model: TensorDictModuleBase, *, source: CollectorPolicy, live: bool, **kwargs: Any
+    ) -> None:
         super().__init__(model, **kwargs)
         self.source = source
+        if live:
+            self.model = None
+
+    def scorer(self) -> TensorDictModuleBase:
+        """The collector's policy, with its live weights; or the reference."""
+        return self.source.resolve(self) if self.model is None else self.model
 
     def sampling_temperature(self) -> float:
         """The ``temperature`` argument, else that of the collector's policy."""
         if self.temperature is not None:
             return self.temperature
-        return _language.temperature_of(self.source.model)
+        policy = self.scorer() if self.model is None else self.source.model
+        return _language.temperature_of(policy)
 
 
 @taking_arguments_of(Served, RetrieveKL, without=("build", "arguments", "more"))
@@ -287,7 +283,7 @@ class RayRetrieveKL(Served):
     """
 
     def __init__(
-        self, gen_model: Any = FROM_COLLECTOR, ref_model: Any = None, **kwargs: Any
+        self, gen_model: Model = FROM_COLLECTOR, ref_model: Model = None, **kwargs: Any
     ) -> None:
         factory = kwargs.get("gen_model_factory")
         check_one_of("gen_model", gen_model, factory, default=FROM_COLLECTOR)

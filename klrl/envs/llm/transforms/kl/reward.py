@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
+from torchrl.envs import Transform
 
 from klrl.envs.llm.transforms.kl import wrappers as _language
 from klrl.envs.llm.transforms.kl.charged import shaped_rows, token_kl, token_rewards
@@ -29,8 +30,9 @@ from klrl.envs.llm.transforms.kl.rows import (
     to_rows,
 )
 from klrl.envs.llm.transforms.kl.served import Served, coefficient
-from klrl.envs.llm.transforms.kl.tokens import Encoded
-from klrl.envs.transforms.base import NextTransform, taking_arguments_of
+from klrl.envs.llm.transforms.kl.tokens import Encoded, Tokenizer
+from klrl.envs.llm.transforms.kl.wrappers import Wrapper
+from klrl.envs.transforms.base import NextTransform, one_key, taking_arguments_of
 from klrl.kl.coefficient import ONE, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key
@@ -82,7 +84,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     DEFAULT_IN_KEYS: ClassVar[list[Key]] = ["reward"]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Transform:
         """Build the Ray-backed class where the arguments choose Ray."""
         if wants_ray(kwargs):
             return RayKLRewardTransform(*args, **kwargs)
@@ -90,9 +92,9 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     def __init__(
         self,
-        ref_model: _language.Wrapper | None = None,
+        ref_model: Wrapper | None = None,
         *,
-        ref_model_factory: Callable[[], _language.Wrapper] | None = None,
+        ref_model_factory: Callable[[], Wrapper] | None = None,
         coef: float | Tensor = ONE,
         coeff: float | Tensor | None = None,
         in_keys: Key | Sequence[Key] | None = None,
@@ -100,7 +102,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         log_prob_key: Key = ("log_probs", "full"),
         device: torch.device | str | None = None,
         add_to_reward: bool = True,
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         assistant_only: bool = True,
         detach: bool = True,
         padding_side: str = "left",
@@ -142,20 +144,10 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         return self._pad_output
 
     @property
-    def tokenizer(self) -> Any:
-        """The ``tokenizer`` argument, else the reference's."""
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            tokenizer = getattr(self.ref_model, "tokenizer", None)
-        if tokenizer is None:
-            raise AttributeError
-        return tokenizer
-
-    def __getattr__(self, name: str) -> Any:
-        # Python calls this after a property has raised AttributeError, whose message is lost.
-        if name == "tokenizer":
-            raise AttributeError("the ref_model has no tokenizer: give KLRewardTransform one")
-        return super().__getattr__(name)
+    def tokenizer(self) -> Tokenizer | None:
+        """The ``tokenizer`` argument, else the reference's; None without."""
+        given = self._tokenizer
+        return getattr(self.ref_model, "tokenizer", None) if given is None else given
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         key = as_key(self.ref_model.in_keys[0])
@@ -238,23 +230,17 @@ def check_keys(
     in_keys: Key | Sequence[Key] | None, out_keys: Key | Sequence[Key] | None
 ) -> tuple[Key, list[Key]]:
     """The reward's key, and the three keys to write."""
-    read = _listed("in_keys", KLRewardTransform.DEFAULT_IN_KEYS if in_keys is None else in_keys)
-    written = list(read) if out_keys is None else _listed("out_keys", out_keys)
-    if len(written) == len(read):
-        written = [*written, "kl_penalty", "ref_log_prob"]
-    if len(read) != 1 or len(written) != 3:
+    read = one_key("in_keys", "reward" if in_keys is None else in_keys)
+    listed = list(out_keys) if isinstance(out_keys, list) else [out_keys or read]
+    written = [one_key("out_keys", key) for key in listed]
+    if len(written) == 1:
+        written += ["kl_penalty", "ref_log_prob"]
+    if len(written) != 3:
         raise ValueError(
-            f"in_keys={read}, out_keys={written}: one reward, and one key to write it to or three "
-            "(reward, KL, reference log-prob)"
+            f"out_keys={written}: give one key for the reward, or three (reward, KL, reference "
+            "log-prob)"
         )
-    return read[0], written
-
-
-def _listed(name: str, keys: Any) -> list[Key]:
-    listed = [keys] if isinstance(keys, str | tuple) else list(keys)
-    if not all(isinstance(key, str | tuple) and key for key in listed):
-        raise ValueError(f"{name}={listed}: keys are strings or tuples of strings")
-    return [as_key(key) for key in listed]
+    return read, written
 
 
 def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
@@ -290,7 +276,7 @@ class RayKLRewardTransform(Served):
         ImportError: Ray is not installed.
     """
 
-    def __init__(self, ref_model: Any = None, **kwargs: Any) -> None:
+    def __init__(self, ref_model: Wrapper | None = None, **kwargs: Any) -> None:
         check_one_of("ref_model", ref_model, kwargs.get("ref_model_factory"))
         super().__init__(KLRewardTransform, {"ref_model": ref_model}, **kwargs)
 

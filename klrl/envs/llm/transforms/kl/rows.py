@@ -6,7 +6,7 @@ ragged stack of TensorDicts, or a plain list. Here all four are a list of B tens
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collection
@@ -16,12 +16,14 @@ from torch.nn.utils.rnn import pad_sequence
 from klrl.kl.policies import Key
 
 SIDES = ("left", "right")
+#: [B, T, ...], also nested; or B tensors [T_i, ...].
+Rows: TypeAlias = Tensor | list[Tensor]
 
 
-def read_value(tensordict: TensorDictBase, key: Key) -> Any:
+def read_value(tensordict: TensorDictBase, key: Key) -> Rows | None:
     """The entry at ``key``: a tensor, a list of B tensors where they are ragged, or None."""
     parts = key if isinstance(key, tuple) else (key,)
-    node: Any = tensordict
+    node = tensordict
     for part in parts[:-1]:
         node = node.get(part, None)
         if not is_tensor_collection(node):
@@ -32,18 +34,18 @@ def read_value(tensordict: TensorDictBase, key: Key) -> Any:
     return value
 
 
-def either(first: TensorDictBase, second: TensorDictBase, key: Key) -> Any:
+def either(first: TensorDictBase, second: TensorDictBase, key: Key) -> Rows | None:
     """The entry at ``key`` in ``first``, else in ``second``, else None."""
     value = read_value(first, key)
     return read_value(second, key) if value is None else value
 
 
-def is_ragged(value: Any) -> bool:
+def is_ragged(value: Rows) -> bool:
     """Whether a value from :func:`read_value` has rows of different lengths, or is nested."""
     return isinstance(value, list) or value.is_nested
 
 
-def to_rows(value: Any) -> list[Tensor]:
+def to_rows(value: Rows) -> list[Tensor]:
     """B tensors, one per sample."""
     return value if isinstance(value, list) else list(value.unbind(0))
 

@@ -18,7 +18,7 @@ from klrl.envs.transforms.base import OneTransform
 class Service:
     """The part that runs in the actor: a transform with its models."""
 
-    def __init__(self, build: Callable[..., Transform], arguments: dict[str, Any]) -> None:
+    def __init__(self, build: Callable[..., Transform], arguments: dict[str, object]) -> None:
         self.transform = transform = build(**arguments)
         self.parts = list(transform.transforms) if isinstance(transform, Compose) else [transform]
         self.out_keys = [key for part in self.parts for key in part.out_keys]
@@ -56,20 +56,20 @@ class Served(OneTransform):
     def __init__(
         self,
         build: Callable[..., Transform],
-        arguments: dict[str, Any],
+        arguments: dict[str, object],
         *,
         num_cpus: float | None = None,
         num_gpus: float = 0,
         actor_name: str | None = None,
         use_ray_service: bool = True,  # accepted, as service_backend: it is what this class does
         service_backend: str | None = "ray",
-        **more: Any,
+        **more: object,
     ) -> None:
         arguments = arguments | more
         if not arguments.get("detach", True):
             raise ValueError("detach=False: no gradient comes back from another process")
         cpus = 1 if num_cpus is None else num_cpus
-        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": num_gpus}
+        options: dict[str, object] = {"num_cpus": cpus, "num_gpus": num_gpus}
         if actor_name is not None:
             options |= {"name": actor_name, "get_if_exists": True}
         ray = start_ray()
@@ -80,7 +80,7 @@ class Served(OneTransform):
         super().__init__(*shells)
         self._actor, self._actor_name = actor, actor_name
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, method: str, *arguments: object) -> Any:
         import ray
 
         return ray.get(getattr(self._actor, method).remote(*arguments))
@@ -96,12 +96,6 @@ class Served(OneTransform):
         return steps
 
     def _serve(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        last = [part for part in self.transforms if getattr(part, "is_shell", False)][-1]
-        reward_key = getattr(last, "reward_key", "reward")
-        if reward_key != "reward" and getattr(last, "_reward_key", None) is None:
-            raise ValueError(
-                f"the environment's reward is {reward_key}: with Ray it must be 'reward', or given"
-            )
         sent = [  # copies on the CPU, with no device set: the actor may have another
             each if each.device is None else each.cpu().clear_device_()
             for each in (tensordict.exclude("next"), next_tensordict)

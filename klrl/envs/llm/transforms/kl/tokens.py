@@ -10,9 +10,9 @@ Every sequence has three masks, all by position:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from tensordict import TensorDictBase
@@ -21,6 +21,11 @@ from torch import Tensor
 from klrl.envs.llm.transforms.kl.rows import either, is_ragged, lengths, read_value, to_rows
 from klrl.kl.policies import Key
 
+if TYPE_CHECKING:
+    from torchrl.data.llm import History
+
+#: Texts -> ``input_ids``: a tokenizer of ``transformers``.
+Tokenizer: TypeAlias = Callable[..., Mapping[str, Sequence[Sequence[int]]]]
 ATTENTION_KEY = ("masks", "all_attention_mask")
 ASSISTANT_KEY = ("masks", "all_assistant_mask")
 MARKS_ASSISTANT = re.compile(r"{%-?\s*generation")
@@ -45,7 +50,7 @@ class Encoded:
     dense: bool
 
 
-def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+def check_template_kwargs(kwargs: Mapping[str, object] | None) -> dict[str, object]:
     """The chat template's arguments: the defaults, then the user's."""
     merged = {**TEMPLATE_DEFAULTS, **(kwargs or {})}
     for name in ("return_assistant_tokens_mask", "tokenize", "return_dict"):
@@ -56,7 +61,7 @@ def check_template_kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     return merged
 
 
-def template_of(model: Any, tokenizer: Any) -> dict[str, Any]:
+def template_of(model: object, tokenizer: object) -> dict[str, object]:
     """The chat template to render with: the wrapper's own, else the tokenizer's.
 
     Without this, TorchRL would replace the tokenizer's template by one of its own where the
@@ -73,7 +78,11 @@ def template_of(model: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def encode_history(
-    history: Any, prompt: Any, tokenizer: Any, template: Mapping[str, Any], assistant_only: bool
+    history: History,
+    prompt: History | None,
+    tokenizer: object,
+    template: Mapping[str, object],
+    assistant_only: bool,
 ) -> Encoded:
     """Render B conversations, ``History`` [B, turns], with the chat template.
 
@@ -83,11 +92,10 @@ def encode_history(
     ids, assistant = _render(history, tokenizer, template)
     real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
     if not assistant_only:
-        starts = [0] * len(ids)
+        prompts = None
         if prompt is not None:
             prompts, _ = _render(prompt, tokenizer, {**template, "add_generation_prompt": True})
-            starts = [_common_prefix(*pair) for pair in zip(prompts, ids, strict=True)]
-        return Encoded(ids, real, real, [_after(*p) for p in zip(real, starts, strict=True)], False)
+        return Encoded(ids, real, real, _behind(prompts, ids, real), False)
     empty = [index for index, row in enumerate(assistant) if not row.any()]
     if empty:
         raise ValueError(
@@ -102,17 +110,21 @@ def encode_history(
     return Encoded(ids, real, assistant, charged, False)
 
 
-def _render(history: Any, tokenizer: Any, template: Mapping[str, Any]) -> tuple[list, list]:
+def _render(
+    history: History, tokenizer: object, template: Mapping[str, object]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Ids and assistant masks, without padding."""
     rendered = history.apply_chat_template(tokenizer=tokenizer, **template)
-    ids = to_rows(read_value(rendered, "input_ids"))
-    assistant = to_rows(read_value(rendered, "assistant_masks"))
-    attention = [row.bool() for row in to_rows(read_value(rendered, "attention_mask"))]
-    ids = [row[mask] for row, mask in zip(ids, attention, strict=True)]
-    return ids, [row[mask].bool() for row, mask in zip(assistant, attention, strict=True)]
+    names = ("input_ids", "assistant_masks", "attention_mask")
+    rows = [to_rows(rendered.get(name, as_list=True)) for name in names]
+    ids, assistant = (
+        [row[real.bool()] for row, real in zip(part, rows[2], strict=True)] for part in rows[:2]
+    )
+    return ids, [row.bool() for row in assistant]
 
 
 def encode_text(
-    texts: list[str], prompts: list[str] | None, tokenizer: Any, kwargs: Any
+    texts: list[str], prompts: list[str] | None, tokenizer: Tokenizer, kwargs: Mapping[str, object]
 ) -> Encoded:
     """Tokenise B texts; the tokens after each prompt are charged, or all without a prompt."""
     kept = {key: value for key, value in kwargs.items() if key not in _PADDING_KWARGS}
@@ -122,17 +134,15 @@ def encode_text(
 
     ids = encode(texts)
     real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
-    starts = [0] * len(ids)
-    if prompts is not None:
-        starts = [_common_prefix(*pair) for pair in zip(encode(prompts), ids, strict=True)]
-    return Encoded(ids, real, real, [_after(*p) for p in zip(real, starts, strict=True)], False)
+    rendered = None if prompts is None else encode(prompts)
+    return Encoded(ids, real, real, _behind(rendered, ids, real), False)
 
 
 _PADDING_KWARGS = ("padding", "padding_side", "return_tensors")
 
 
 def encode_tokens(
-    tensordict: TensorDictBase, key: Key, attention_key: Key, tokenizer: Any
+    tensordict: TensorDictBase, key: Key, attention_key: Key, tokenizer: object
 ) -> Encoded:
     """Read B sequences of token ids, dense [B, T] or ragged, with their masks.
 
@@ -185,7 +195,7 @@ def _mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[
     return rows
 
 
-def _not_padding(row: Tensor, tokenizer: Any, ragged: bool) -> Tensor:
+def _not_padding(row: Tensor, tokenizer: object, ragged: bool) -> Tensor:
     """Real tokens of ids without a mask: all but the runs of pads at both ends."""
     pad = getattr(tokenizer, "pad_token_id", None)
     real = torch.ones_like(row, dtype=torch.bool)
@@ -201,6 +211,14 @@ def _not_padding(row: Tensor, tokenizer: Any, ragged: bool) -> Tensor:
 def _after(mask: Tensor, count: int) -> Tensor:
     """The mask from position ``count`` on."""
     return mask & (torch.arange(mask.numel(), device=mask.device) >= count)
+
+
+def _behind(prompts: list[Tensor] | None, ids: list[Tensor], real: list[Tensor]) -> list[Tensor]:
+    """The masks from where each sequence leaves its prompt; without prompts all of them."""
+    if prompts is None:
+        return real
+    starts = [_common_prefix(*pair) for pair in zip(prompts, ids, strict=True)]
+    return [_after(*pair) for pair in zip(real, starts, strict=True)]
 
 
 def _common_prefix(first: Tensor, second: Tensor) -> int:

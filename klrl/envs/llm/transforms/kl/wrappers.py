@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from tensordict import TensorDictBase, set_list_to_stack
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
+from klrl.base.context import check_length
 from klrl.envs.llm.transforms.kl.rows import lengths, pad_rows, read_value, to_rows
-from klrl.envs.llm.transforms.kl.token_log_probs import token_log_probs
 from klrl.envs.llm.transforms.kl.tokens import (
     ATTENTION_KEY,
     Encoded,
+    Tokenizer,
     encode_history,
     encode_text,
     encode_tokens,
     template_of,
 )
 from klrl.kl.policies import Key, as_key
+from klrl.kl.reference import evaluating
+
+if TYPE_CHECKING:
+    from torchrl.data.llm import History
 
 #: A ``torchrl.modules.llm`` wrapper, known by its attributes: importing its class costs seconds.
-Wrapper: TypeAlias = Any
+Wrapper: TypeAlias = TensorDictModuleBase
 
 
 def full_key(key: Key, name: str) -> Key:
@@ -72,8 +80,8 @@ def encode(
     model: Wrapper,
     tensordict: TensorDictBase,
     *,
-    tokenizer: Any,
-    template: Mapping[str, Any],
+    tokenizer: Tokenizer | None,
+    template: Mapping[str, object],
     assistant_only: bool,
     history_key: Key | None = None,
 ) -> Encoded:
@@ -99,6 +107,7 @@ def encode(
         raise KeyError(f"no {model.input_mode} at {key} to score")
     prompt = _entry(tensordict, (*key[:-1], "prompt")) if isinstance(key, tuple) else None
     if model.input_mode == "text":
+        assert tokenizer is not None
         return encode_text(full, prompt, tokenizer, getattr(model, "tokenizer_kwargs", {}))
     rendering = {**template_of(model, tokenizer), **template}
     if "chat_template" in template or "chat_template_name" in template:
@@ -107,10 +116,10 @@ def encode(
         return encode_history(full, prompt, tokenizer, rendering, assistant_only)
 
 
-def _entry(tensordict: TensorDictBase, key: Key) -> Any:
+def _entry(tensordict: TensorDictBase, key: Key) -> History | list[str] | None:
     """A conversation or a list of texts, or None."""
     parts = key if isinstance(key, tuple) else (key,)
-    entry: Any = tensordict
+    entry = tensordict
     for part in parts:
         entry = entry.get(part, None) if entry is not None else None
     if hasattr(entry, "apply_chat_template") or entry is None:
@@ -171,3 +180,48 @@ def arrange(
             for field in rows
         ], True
     return (rows if encoded.dense else [pad_rows(field, side) for field in rows]), False
+
+
+# ---------------------------------------------------------------------------------- log-probs
+
+# The one place where klrl works around TorchRL 0.14.1's TransformersWrapper. Its forward passes the
+# attention mask by position (where GPT-2 takes its cache: an error), pads on the left without
+# position ids, finds padding by value (where pad == eos it drops EOS), returns wrong numbers with
+# pad_model_input=False, ignores the temperature, and leaves dropout on in training mode. Here every
+# sequence is stripped of its padding by position and padded on the right, where a causal network
+# cannot see it, so the numbers of a sequence depend only on its own tokens.
+# tests/transforms/test_llm_upstream.py shows when the faults are gone.
+
+
+def token_log_probs(
+    network: nn.Module, ids: list[Tensor], attention: list[Tensor], temperature: float = 1.0
+) -> list[Tensor]:
+    """Log softmax(logits / temperature) of every token given those before it, nats.
+
+    ``ids`` are B rows [T_i], ``attention`` is True at real tokens; padding may be on both sides.
+    The rows [T_i] that return are at least float32, on the device of ``ids``, zero at padding and
+    at the first real token, which has no context. ``network`` is a causal LM of ``transformers``.
+    """
+    real = [row[mask] for row, mask in zip(ids, attention, strict=True)]
+    empty = [index for index, row in enumerate(real) if row.numel() == 0]
+    if empty:
+        raise ValueError(f"samples {empty} hold no token: there is nothing to score")
+    check_length(network, max(row.numel() for row in real))
+    device = next(network.parameters()).device
+    tokens = pad_sequence(real, batch_first=True, padding_value=0).to(device)
+    mask = pad_sequence([torch.ones_like(row) for row in real], batch_first=True).to(device)
+    with evaluating(network):
+        output = network(input_ids=tokens, attention_mask=mask, use_cache=False)
+    logits = output.logits[:, :-1]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    # [B, V, T-1] against [B, T-1]: logits t - 1 predict token t.
+    scored = -cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+    return [_spread(*pair) for pair in zip(scored, attention, strict=True)]
+
+
+def _spread(scored: Tensor, attention: Tensor) -> Tensor:
+    """Place the log-probs of real tokens, from the second on, at their positions; else zeros."""
+    positions = attention.nonzero().squeeze(-1)[1:]
+    scored = scored[: positions.numel()].to(attention.device)
+    spread = torch.zeros(attention.shape, dtype=scored.dtype, device=scored.device)
+    return spread.index_put((positions,), scored)
