@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,8 +111,11 @@ def examine_loss(
     stale: int = 0,
     settings: Mapping[str, object] | None = None,
     seeds: int = 100,
+    value: Callable[..., Any] | None = None,
 ) -> LossReport:
     """Compare the gradient of a loss with the true one; arguments as of ``klrl doctor --loss``.
+
+    ``value`` is the loss itself, where ``name`` is no file's.
 
     Raises:
         ConfigError: a loss that cannot be called as docs/doctor.md says, or has no gradient.
@@ -127,7 +131,7 @@ def examine_loss(
             "the reverse KL; leave one of them out"
         )
     torch.set_num_threads(1)
-    loss = find_loss(name, settings or {}, placement, divergence)
+    loss = find_loss(name, settings or {}, placement, divergence, value)
     if not loss.has_return and placement != "loss":
         raise ConfigError(
             f"--placement {placement}: {name} takes neither rewards nor advantages, where the KL "
@@ -253,7 +257,7 @@ def _case(loss: Loss, problem: Problem, coef: float) -> _Case:
 
     whole = ascent(charged(every, False))
     padding = False
-    if isinstance(loss, FunctionLoss) and problem.kind.ends:
+    if isinstance(loss, FunctionLoss) and not every.mask.all():
         other = ascent(charged(every, True))
         padding = float((other - whole).norm()) > 1e-6 * float(whole.norm())
     without = torch.zeros_like(whole)

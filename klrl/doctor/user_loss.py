@@ -230,10 +230,11 @@ Loss = FunctionLoss | ModuleLoss
 
 
 def find_loss(
-    name: str, settings: Mapping[str, object], placement: str, divergence: str | None = None
-) -> Loss:
-    """The loss that ``--loss`` names, with its convention."""
-    value = load("--loss", name)
+    name: str, settings: Mapping[str, object], placement: str, divergence: str | None = None,
+    value: Any = None,
+) -> Loss:  # fmt: skip
+    """The loss that ``--loss`` names, or ``value`` itself, with its convention."""
+    value = load("--loss", name) if value is None else value
     takes, _ = _arguments(name, value)
     if _first(ACTORS, list(takes)):
         return ModuleLoss(name, value, settings, placement, divergence)
@@ -320,7 +321,7 @@ def _tensordict(problem: Problem, numbers: Numbers) -> TensorDict:
         },
     }
     data = TensorDict(frames, batch_size=mask.shape)
-    return data[mask] if problem.kind.ends else data
+    return data if mask.all() else data[mask]
 
 
 def _arguments(name: str, value: Any) -> tuple[Mapping[str, inspect.Parameter], bool]:

@@ -106,6 +106,12 @@ WRONG = [
     ("importance", "stale 3 placement reward", everywhere("stale_kl"), "pi_old's"),
     ("differentiable_k2", "stale 3", everywhere("k2_value"), "E[k2]"),
     ("swapped_k3", "stale 3", everywhere("k3_swapped"), "exchanged"),
+    (
+        "grpo_k3_reward",
+        "stale 3",
+        {ONE: ["k3_in_reward"], **longer("k3_in_reward", "kl_weight_token")},
+        "charge k1 there",
+    ),
     ("near_old", "stale 3", everywhere("to_old"), "near pi_old"),
     (
         "reinforce",
