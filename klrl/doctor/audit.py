@@ -7,7 +7,7 @@ A file is an adapter: ``ROWS``, from the name of an option to a function that ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,18 +23,15 @@ from klrl.doctor.faults import Meant
 from klrl.doctor.loss import KindResult, examine_loss
 from klrl.doctor.problems import DOUBLE, Kind, Problem
 from klrl.doctor.terms import TOLERANCE
-from klrl.doctor.user_loss import FunctionLoss, find_loss
+from klrl.doctor.user_loss import FunctionLoss
 
 LENGTHS, STALE = (1, 4, 16), (0, 1, 4)
 
 
 class Enumerated(Problem):
-    """Two prompts, one with responses of all steps and one of half of them; two tokens.
+    """Two tokens, equally likely under pi_old; two prompts, the second of half the steps."""
 
-    Nothing is drawn. pi_old's tokens are equally likely: each response occurs once.
-    """
-
-    #: Of token 1, state by state in turn: pi_ref's chance; pi's log-odds, per update from pi_old.
+    #: Of token 1, in states 0, 1, ... in turn: pi_ref's chance; pi's log-odds, per update.
     REF, UPDATE = (0.2, 0.75, 1 / 3, 0.9), (0.2, -0.1, 0.1)
 
     def __init__(self, steps: int, stale: int) -> None:
@@ -42,7 +39,7 @@ class Enumerated(Problem):
 
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         states = range(self.kind.states)
-        ref = torch.tensor([self.REF[s % len(self.REF)] for s in states], dtype=DOUBLE)
+        ref = torch.tensor([self.REF[s % 4] for s in states], dtype=DOUBLE)
         odds = torch.tensor([self.stale * self.UPDATE[s % 3] for s in states], dtype=DOUBLE)
         log_p = torch.stack([torch.zeros_like(odds), odds], 1).log_softmax(1)
         rewards = torch.tensor([[s % 2, (s + 1) % 2] for s in states], dtype=DOUBLE)
@@ -77,43 +74,39 @@ def audit(folder: str) -> Iterator[Row]:
     Raises:
         ConfigError: a folder without adapters, an adapter that does not say what it is.
     """
-    torch.set_num_threads(1)
     setting = f"--audit {folder}"
     files = sorted(path for path in Path(folder).glob("*.py") if path.name[0] != "_")
     if not files:
         raise ConfigError(f"{setting}: holds no adapter; name a folder with NAME.py in it")
     for path in files:
-        module = import_named(setting, str(path))
-        rows, system = getattr(module, "ROWS", {}), getattr(module, "SYSTEM", "")
-        if not rows or not system:
+        told = vars(import_named(setting, str(path)))
+        if not told.get("ROWS") or not told.get("SYSTEM"):
             raise ConfigError(f"{setting}: {path.name} has no ROWS or no SYSTEM; give both")
-        for option, loss in rows.items():
-            yield from _rows(system, option, loss, getattr(module, "DIVERGENCE", None))
+        for option, call in told["ROWS"].items():
+            divergence = told.get("DIVERGENCE", "reverse")
+            loss = FunctionLoss(f"{told['SYSTEM']}, {option}", call, {}, "loss", divergence)
+            for cells in _rows(loss, divergence):
+                yield Row(told["SYSTEM"], option, *cells)
 
 
-def _rows(
-    system: str, option: str, value: Callable[..., Any], divergence: str | None
-) -> Iterator[Row]:
-    name, kind = f"{system}, {option}", divergence or "reverse"
-    loss = find_loss(name, {}, "loss", divergence, value)
-    if not isinstance(loss, FunctionLoss):
-        raise ConfigError(f"--audit: {name} is a LossModule; wrap it in a function of tensors")
-    to_old = loss.to == "old" and kind != "none"
-    for stale in STALE[to_old:]:  # pi_old's distance from itself has no gradient
-        told = []
-        for scope in ("sequence", "token"):
-            report = examine_loss(
-                name, divergence=divergence, scope=scope, stale=stale, seeds=4, value=value
-            )
-            told.append((Meant(kind, scope, loss.to), report.kinds))
+def _rows(loss: FunctionLoss, divergence: str) -> Iterator[tuple[Any, ...]]:
+    # pi_old's distance from itself has no gradient
+    for stale in STALE[loss.to == "old" and divergence != "none" :]:
+        told = {
+            scope: examine_loss(loss, divergence=divergence, scope=scope, stale=stale, seeds=4)
+            for scope in ("sequence", "token")
+        }
         for length in LENGTHS:
             whole, token = (
                 _cells(
-                    loss, enumerated(length, stale), meant, kinds[:1] if length == 1 else kinds[1:]
+                    loss,
+                    enumerated(length, stale),
+                    Meant(divergence, scope, loss.to),
+                    report.kinds[:1] if length == 1 else report.kinds[1:],
                 )
-                for meant, kinds in told
+                for scope, report in told.items()
             )
-            yield Row(system, option, stale, length, *whole, token[1], token[3])
+            yield stale, length, *whole, token[1], token[3]
 
 
 def _cells(
@@ -142,18 +135,12 @@ def _cells(
 
 
 def audit_text(rows: Sequence[Row]) -> str:
-    """The table, and what its codes mean."""
+    """The table."""
     heads = ("system", "option", "updates", "tokens", "cosine", "error", "variance", "verdict")
-    table = [
-        (
-            row.system, row.option, str(row.stale), str(row.length), f"{row.cosine:.3f}",
-            _short(row.error), f"{row.variance:.2g}", row.fault or "RIGHT", _short(row.token_error),
-            row.token_fault or "RIGHT",
-        )
-        for row in rows
-    ]  # fmt: skip
-    return text_table([(*heads, "token: error", "verdict"), *table], right=(2, 3, 4, 5, 6, 8))
-
-
-def _short(error: float) -> str:
-    return "0" if error < TOLERANCE else f"{error:.3f}"
+    lines = [(*heads, "token: error", "verdict")]
+    for r in rows:
+        error, token = ("0" if x < TOLERANCE else f"{x:.3f}" for x in (r.error, r.token_error))
+        numbers = (str(r.stale), str(r.length), f"{r.cosine:.3f}", error, f"{r.variance:.2g}")
+        told = (r.fault or "RIGHT", token, r.token_fault or "RIGHT")
+        lines.append((r.system, r.option, *numbers, *told))
+    return text_table(lines, right=(2, 3, 4, 5, 6, 8))

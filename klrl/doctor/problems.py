@@ -118,17 +118,20 @@ class Numbers:
     @property
     def log_probs(self) -> Tensor:
         """Log pi_theta of what was done, differentiable."""
-        return self.logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+        return self._of_actions(self.logits)
 
     @property
     def old_log_probs(self) -> Tensor:
         """Log pi_old of what was done."""
-        return self.old_logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+        return self._of_actions(self.old_logits)
 
     @property
     def ref_log_probs(self) -> Tensor:
         """Log pi_ref of what was done."""
-        return self.ref_logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+        return self._of_actions(self.ref_logits)
+
+    def _of_actions(self, logits: Tensor) -> Tensor:
+        return logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
 
     def other_padding(self) -> Numbers:
         """The same, with other numbers outside the mask, which no gradient leads through."""
@@ -269,23 +272,9 @@ class Problem:
 
 
 def flat_gradient(value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """The gradient as one vector; 0 for parameters that the value does not depend on."""
-    return flatten(differentiate(value, parameters), parameters)
-
-
-def differentiate(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients; the graph is kept, None for parameters that the value does not depend on."""
-    return torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-
-
-def flatten(grads: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
-    """Gradients as one vector; None as zeros."""
-    return torch.cat(
-        [
-            torch.zeros_like(p).flatten() if grad is None else grad.flatten()
-            for p, grad in zip(parameters, grads, strict=True)
-        ]
-    )
+    """The gradient as one vector; the graph is kept, 0 where the value does not depend on them."""
+    grads = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([grad.flatten() for grad in grads])
 
 
 def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:

@@ -10,7 +10,7 @@ Two conventions, told apart by an argument for an actor (docs/doctor.md):
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError
 from klrl.config.own.find import arguments
-from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts, differentiate, flatten
+from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts
 from klrl.doctor.user_code import in_one_line, load
 
 #: Reward per nat.
@@ -183,33 +183,51 @@ class ModuleLoss(UserLoss):
     @property
     def described(self) -> str:
         """What it is, in words; complete after a call."""
-        given = (self._actor, self._critic, self._reference, self._coef)
-        text = f"a LossModule built with {', '.join(key for key in given if key)}"
-        if self.counted:
-            text += f"; counted: {', '.join(self.counted)}"
-        if self.left_out:
-            text += f"; not counted: {', '.join(self.left_out)}"
-        return text
+        given = [key for key in (self._actor, self._critic, self._reference, self._coef) if key]
+        told = {"counted": self.counted, "not counted": self.left_out}
+        parts = [f"; {what}: {', '.join(names)}" for what, names in told.items() if names]
+        return f"a LossModule built with {', '.join(given)}{''.join(parts)}"
 
     def on(self, problem: Problem, coef: float) -> LossOfBatch:
         """The loss of batches of a problem."""
-        given: dict[str, object] = {str(self._actor): _actor(problem.policy)}
-        if self._critic is not None:
-            given[self._critic] = _critic(problem.kind.states)
-        if self._reference is not None:
-            given[self._reference] = _actor(problem.ref)
-        if self._coef is not None:
-            given[self._coef] = coef
-        with in_one_line(f"--loss {self.name}"):
-            module = self.call(**given, **self.settings)
+        module = self._built(problem, coef)
 
         def loss(episodes: Rollouts, other_padding: bool = False) -> Tensor:
-            data = _tensordict(problem, problem.numbers(episodes, coef, self.placement))
-            with in_one_line(f"--loss {self.name}"):
-                out = module(data)
-            return self._total(out)
+            return self._of(module, problem, problem.numbers(episodes, coef, self.placement))
 
         return loss
+
+    def _built(self, problem: Problem, coef: float) -> Any:
+        given = {
+            self._actor: _actor(problem.policy),
+            self._critic: _critic(problem.kind.states),
+            self._reference: _actor(problem.ref),
+            self._coef: coef,
+        }
+        with in_one_line(f"--loss {self.name}"):
+            return self.call(**{key: x for key, x in given.items() if key}, **self.settings)
+
+    def _of(self, module: Any, problem: Problem, numbers: Numbers) -> Tensor:
+        with in_one_line(f"--loss {self.name}"):
+            out = module(_tensordict(problem, numbers))
+        return self._total(out)
+
+    def at_logits(self, problem: Problem, coef: float) -> Tensor:
+        """The gradient at the logits of each step, [N, steps, actions]: of zeros added to them."""
+        numbers = problem.numbers(problem.everything, coef, self.placement)
+        mask = numbers.mask
+        zeros = torch.zeros_like(numbers.logits)
+        frames = (zeros if mask.all() else zeros[mask]).requires_grad_()
+        # A LossModule works on copies of the network, which keep its hooks.
+        handle = problem.policy.register_forward_hook(
+            lambda _, __, out: out + frames if out.shape == frames.shape else out
+        )
+        try:
+            value = self._of(self._built(problem, coef), problem, numbers)
+        finally:
+            handle.remove()
+        (grad,) = torch.autograd.grad(value, frames, materialize_grads=True)
+        return grad if mask.all() else zeros.masked_scatter(mask[..., None], grad)
 
     def _total(self, out: object) -> Tensor:
         if not isinstance(out, TensorDictBase | Mapping):
@@ -230,11 +248,10 @@ Loss = FunctionLoss | ModuleLoss
 
 
 def find_loss(
-    name: str, settings: Mapping[str, object], placement: str, divergence: str | None = None,
-    value: Any = None,
-) -> Loss:  # fmt: skip
-    """The loss that ``--loss`` names, or ``value`` itself, with its convention."""
-    value = load("--loss", name) if value is None else value
+    name: str, settings: Mapping[str, object], placement: str, divergence: str | None = None
+) -> Loss:
+    """The loss that ``--loss`` names, with its convention."""
+    value = load("--loss", name)
     takes, _ = _arguments(name, value)
     if _first(ACTORS, list(takes)):
         return ModuleLoss(name, value, settings, placement, divergence)
@@ -248,15 +265,17 @@ def find_loss(
 
 def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
     """The gradient of a loss at the policy's parameters, flat; refused if it is not finite."""
-    setting = f"--loss {name}"
-    nothing = f"{setting}: its value has no gradient in the policy; look for detach() or no_grad()"
-    if not value.requires_grad:
-        raise ConfigError(nothing)
-    with in_one_line(setting):
-        grads = differentiate(value, problem.parameters)
+    setting, at = f"--loss {name}", problem.parameters
+    grads: Sequence[Tensor | None] = []
+    if value.requires_grad:
+        with in_one_line(setting):
+            grads = torch.autograd.grad(value, at, retain_graph=True, allow_unused=True)
     if all(grad is None for grad in grads):
-        raise ConfigError(nothing)
-    flat = flatten(grads, problem.parameters)
+        raise ConfigError(
+            f"{setting}: its value has no gradient in the policy; look for detach() or no_grad()"
+        )
+    ends = zip(at, grads, strict=True)
+    flat = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in ends])
     if not flat.isfinite().all():
         raise ConfigError(f"{setting}: its gradient is {_example(flat)}; look for log 0 and 0 / 0")
     return flat

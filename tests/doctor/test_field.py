@@ -210,6 +210,15 @@ def test_the_examples_of_the_page() -> None:
     }
 
 
+def test_the_weights_of_a_loss_module_are_named() -> None:
+    """By the gradient at the logits that its actor gave, ragged frames too."""
+    report = examine_loss("klrl.losses:ClipPPOLoss", divergence="none", stale=3, seeds=6)
+    assert codes(report) == {
+        ONE: ["return_clipped"],
+        **longer("return_weight_token", "return_clipped"),
+    }
+
+
 def test_whitening_is_a_factor_that_depends_on_coef() -> None:
     report = examine("whitened_shaped")
     assert report_text(report).endswith("problem, up to a factor that depends on coef")
