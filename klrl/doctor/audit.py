@@ -97,41 +97,45 @@ def _rows(loss: FunctionLoss, divergence: str) -> Iterator[tuple[Any, ...]]:
             for scope in ("sequence", "token")
         }
         for length in LENGTHS:
+            problem = enumerated(length, stale)
+            gradient, square = _gradient(loss, problem, divergence != "none")
             whole, token = (
                 _cells(
-                    loss,
-                    enumerated(length, stale),
-                    Meant(divergence, scope, loss.to),
+                    gradient, square, problem, Meant(divergence, scope, loss.to),
                     report.kinds[:1] if length == 1 else report.kinds[1:],
                 )
                 for scope, report in told.items()
-            )
+            )  # fmt: skip
             yield stale, length, *whole, token[1], token[3]
 
 
-def _cells(
-    loss: FunctionLoss, problem: Problem, meant: Meant, kinds: Sequence[KindResult]
-) -> tuple[float, float, float, str]:
-    """Cosine, error, variance, fault of the KL's part, or of a return; the nearest aim counts."""
+def _gradient(loss: FunctionLoss, problem: Problem, of_kl: bool) -> tuple[Tensor, float]:
+    """Of the KL's part or of the return's: the mean over responses, and that of its square."""
     batch = problem.batch
     at = loss.at_logits(problem, 0.0) if loss.has_return else torch.zeros(())
-    if meant.kl:
+    if of_kl:
         at = (loss.at_logits(problem, loss.coef) - at) / loss.coef
     at = at - batch.logits.detach().exp() * at.sum(-1, keepdim=True)  # softmax sees no constant
     table = torch.zeros(problem.kind.states, problem.kind.actions, dtype=DOUBLE)
     table.index_add_(0, batch.episodes.states.flatten(), at.flatten(0, 1))
-    gradient = table.T.flatten()
+    # A response passes a state once, so the square of its gradient is a sum over its steps.
+    return table.T.flatten(), float(len(at) * at.square().sum())
+
+
+def _cells(
+    gradient: Tensor, square: float, problem: Problem, meant: Meant, kinds: Sequence[KindResult]
+) -> tuple[float, float, float, str]:
+    """Cosine, error, variance and fault; the aim in the nearest direction counts."""
     trues = [aim.gradient(problem) for aim in meant.kl or meant.returns]
     true = max(trues, key=lambda x: float(gradient @ x / x.norm()))
     size = float(true.norm())
     error, length = float((gradient - true).norm()) / size, float(gradient.norm()) / size
     cosine = float(gradient @ true) / size**2 / length if length > TOLERANCE else 0.0
-    # A response passes a state once, so the square of its gradient is a sum over its steps.
-    variance = float(len(at) * at.square().sum()) / size**2 - length**2
     others = () if not meant.kl else ("return", "own_reward", "no_return", "unknown_return")
     codes = (fault.code for kind in kinds for fault in kind.faults)
     fault = ", ".join(dict.fromkeys(code for code in codes if not code.startswith(others)))
-    return cosine, error, variance, "" if error < TOLERANCE else fault or "factor"
+    fault = "" if error < TOLERANCE else fault or "factor"
+    return cosine, error, square / size**2 - length**2, fault
 
 
 def audit_text(rows: Sequence[Row]) -> str:

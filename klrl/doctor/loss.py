@@ -40,8 +40,8 @@ class Spread:
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
         """The spread of some numbers."""
-        tensor = torch.tensor(values, dtype=torch.float64)
-        return Spread(float(tensor.min()), float(tensor.median()), float(tensor.max()))
+        ordered = sorted(values)
+        return Spread(ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1])
 
     @property
     def text(self) -> str:
@@ -174,8 +174,8 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
         partial(_at_logits, loss, problems[:6]) if problems[0].stale else None,
     )
     faults, scale = diagnosis.faults, diagnosis.scale or [1.0] * len(cases)
-    gain = [(1.0, diagnosis.gain)] if loss.has_return else []
-    parts = [*gain, *([(loss.coef, diagnosis.kl)] if diagnosis.kl else [])]
+    parts = [(1.0, diagnosis.gain)] * loss.has_return
+    parts += [(loss.coef, diagnosis.kl)] if diagnosis.kl else []
     trues = {
         problem: torch.stack([-coef * aim.gradient(problem) for coef, aim in parts]).sum(0)
         for problem in problems

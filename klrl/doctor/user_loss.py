@@ -89,11 +89,7 @@ class FunctionLoss(UserLoss):
         free = _free(name, self.call, self.settings, canonical)
         given = {p.name: canonical[p.name] for p in free if p.name in canonical}
         missing = [p.name for p in free if p.name not in given and p.default is p.empty]
-        if missing:
-            raise ConfigError(
-                f"--loss {name}: asks for {missing[0]}, which the doctor does not have; it gives "
-                f"{', '.join(ARGUMENTS)}: rename it, or give it behind as {missing[0]}=VALUE"
-            )
+        _refuse(name, missing, f"it gives {', '.join(ARGUMENTS)}: rename it, or ")
         if not self.charges:  # the loss has nothing to charge, unless it insists
             optional = {p.name for p in free if p.default is not p.empty}
             given = {k: v for k, v in given.items() if v != "coef" or k not in optional}
@@ -171,12 +167,7 @@ class ModuleLoss(UserLoss):
                 "give --placement reward where the rewards are charged with the KL before, or "
                 "--divergence none without a KL"
             )
-        unknown = sorted(required - {self._actor, self._critic, self._reference, self._coef})
-        if unknown:
-            raise ConfigError(
-                f"--loss {name}: asks for {unknown[0]}, which the doctor does not have; give it "
-                f"behind as {unknown[0]}=VALUE"
-            )
+        _refuse(name, sorted(required - {self._actor, self._critic, self._reference, self._coef}))
         self.counted: list[str] = []  # the terms that were added
         self.left_out: list[str] = []  # those of the critic and of the entropy bonus
 
@@ -282,19 +273,15 @@ def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
 
 
 def _scalar(name: str, value: object, term: str = "") -> Tensor:
-    setting = f"--loss {name}"
-    what = f"{term} is" if term else "returned"
+    told, remedy = "", "the loss to be minimised"
     if not isinstance(value, Tensor):
-        raise ConfigError(
-            f"{setting}: {what} {type(value).__name__}; return a tensor, the loss to be minimised"
-        )
-    if value.numel() != 1:
-        raise ConfigError(
-            f"{setting}: {what} a tensor of shape {tuple(value.shape)}; return one number, the "
-            "loss to be minimised"
-        )
-    if not value.isfinite().all():
-        raise ConfigError(f"{setting}: {what} {_example(value)}; look for log 0 and 0 / 0")
+        told = f"{type(value).__name__}; return a tensor, {remedy}"
+    elif value.numel() != 1:
+        told = f"a tensor of shape {tuple(value.shape)}; return one number, {remedy}"
+    elif not value.isfinite().all():
+        told = f"{_example(value)}; look for log 0 and 0 / 0"
+    if told or not isinstance(value, Tensor):
+        raise ConfigError(f"--loss {name}: {f'{term} is' if term else 'returned'} {told}")
     return value.reshape(())
 
 
@@ -360,6 +347,15 @@ def _free(
         if key in given:
             raise ConfigError(f"{key}={setting}: the doctor gives it; leave it out")
     return [p for p in takes.values() if p.name not in settings]
+
+
+def _refuse(name: str, missing: Sequence[str], remedy: str = "") -> None:
+    """What a loss asks for and is not given."""
+    for each in missing:
+        raise ConfigError(
+            f"--loss {name}: asks for {each}, which the doctor does not have; {remedy}give it "
+            f"behind as {each}=VALUE"
+        )
 
 
 def _first(names: tuple[str, ...], among: list[str]) -> str | None:

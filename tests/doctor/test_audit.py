@@ -1,13 +1,14 @@
 """``klrl doctor --audit``: its cells against sums by formulas, and its verdicts."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from klrl.doctor.__main__ import main
 
-from benchmarks.audit.by_hand import Responses
+from benchmarks.audit.by_hand import COEFFICIENTS, Responses, cells
 from klrl.doctor import audit
 
 RIGHT = """
@@ -97,3 +98,17 @@ def test_another_factor_than_coef_is_told(tmp_path: Path, monkeypatch, capsys) -
         "1.000",
         "factor",
     ]
+
+
+def test_the_committed_table_is_what_the_formulas_sum() -> None:
+    """Of all four systems, without them; ``make audit`` compares 16 tokens too."""
+    table = Path(__file__).parents[2] / "docs" / "audit" / "table.txt"
+    lines = [re.split("  +", line) for line in table.read_text().splitlines()[1:]]
+    rows = [line for line in lines if line[1] in COEFFICIENTS and int(line[3]) < 16]
+    assert {line[1] for line in rows} == set(COEFFICIENTS)
+    for _, option, stale, length, cosine, error, _, verdict, token, token_verdict in rows:
+        found = [float(x) for x in (cosine, error, token)]
+        by_hand = cells(option, int(length), int(stale))
+        assert found == pytest.approx(by_hand, abs=6e-4), option
+        assert (verdict == "RIGHT") == (by_hand[1] < 1e-4)
+        assert (token_verdict == "RIGHT") == (by_hand[2] < 1e-4)
