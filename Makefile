@@ -24,7 +24,7 @@ TEST := $(VENV)/.test
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
-	faults fuzz soak kills clean
+	faults fuzz soak kills audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' Makefile
@@ -133,6 +133,16 @@ soak: $(LANGUAGE) ## 3M frames in one run, 200 runs in one process: memory, file
 
 kills: $(LANGUAGE) ## 50 kills of small runs at random moments: resumed, they are equal to the bit (10 minutes)
 	$(BIN)/python -m benchmarks.reliability.kills
+
+# The wheels are of Python alone, whatever their names say.
+.venv-audit/.ready: benchmarks/audit/requirements.txt benchmarks/audit/systems.txt pyproject.toml constraints.txt
+	@bash .ci/setup .venv-audit -e '.[language]' -r benchmarks/audit/requirements.txt
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-audit/systems \
+		--only-binary :all: --platform manylinux1_x86_64 --python-version 3.11 -r benchmarks/audit/systems.txt
+	@touch $@
+
+audit: .venv-audit/.ready ## judge the KL terms of TRL, verl, OpenRLHF and TorchRL, in their own .venv-audit; writes docs/audit/ (10 minutes)
+	PYTHONPATH=.venv-audit/systems .venv-audit/bin/python -m benchmarks.audit
 
 gpu: $(LANGUAGE) ## the acceptance test of a CUDA device: modes, agreement with the CPU, memory, frames per second (10 minutes)
 	$(BIN)/python -m benchmarks.gpu

@@ -24,6 +24,8 @@ def doctor_command(argv: list[str]) -> int:
     changed = (each for each in given if given[each] != parser().get_default(each))
     for word in (*(f"--{each} {given[each]}" for each in changed), *args.settings):
         raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
+    if args.audit is not None:
+        return _audit(args.audit, args.json)
     if args.install:
         return _print_installed(args.json)
 
@@ -41,6 +43,16 @@ def doctor_command(argv: list[str]) -> int:
     if wrong:
         print(f"\n{len(wrong)} of klrl's own lines are off", file=sys.stderr)
     return FAILED if wrong else DONE
+
+
+def _audit(folder: str, as_json: bool) -> int:
+    """The table of a folder of adapters; a fault of theirs is no failure."""
+    with redirect_stdout(sys.stderr):
+        from klrl.doctor.audit import audit, audit_text
+
+        rows = list(audit(folder))
+    print(json.dumps([asdict(row) for row in rows], indent=1) if as_json else audit_text(rows))
+    return DONE
 
 
 def _print_installed(as_json: bool) -> int:
@@ -68,9 +80,9 @@ def _few(names: list[str]) -> str:
 
 def _examine_loss(args: Namespace) -> int:
     """The verdict on a loss; what its code prints goes to stderr."""
-    if args.parity:
-        raise ConfigError("--parity: not with --loss; give one of them")
-
+    for other in ("--parity" if args.parity else "", f"--audit {args.audit}" * bool(args.audit)):
+        if other:
+            raise ConfigError(f"{other}: not with --loss; give one of them")
     with redirect_stdout(sys.stderr):
         from klrl.doctor.loss import examine_loss, report_text
         from klrl.doctor.user_code import settings_of
@@ -94,6 +106,9 @@ def parser() -> Parser:
     )
     parser.add_flag("--parity", "only kl=legacy against kl=retrieve, on one trajectory")
     parser.add_flag("--install", "what is installed for what people do, and what installs the rest")
+    parser.add_argument(
+        "--audit", metavar="FOLDER", help="a table of the losses in a folder of adapters"
+    )
     parser.add_flag("--json", "print JSON instead of tables")
     loss = parser.add_argument_group("a loss of your own (docs/doctor.md)")
     loss.add_argument(

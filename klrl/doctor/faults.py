@@ -87,14 +87,11 @@ def of_reading(reading: Reading, part: str, meant: Meant, steps: int) -> list[Fa
 
 def _unbalanced(low: float, high: float) -> Fault:
     """The KL's part is longer or shorter than the return's."""
-    if high - low <= TOLERANCE * high:
-        words = f"coef acts as {high:.3g} times its value: look for a factor on one of the parts"
-    else:
-        words = (
-            f"coef acts as {low:.3g} to {high:.3g} times its value: the KL is not scaled as the "
-            "return is; is the advantage normalised?"
-        )
-    return Fault("scale", words)
+    times, why = f"{high:.3g}", "look for a factor on one of the parts"
+    if high - low > TOLERANCE * high:
+        times = f"{low:.3g} to {high:.3g}"
+        why = "the KL is not scaled as the return is; is the advantage normalised?"
+    return Fault("scale", f"coef acts as {times} times its value: {why}")
 
 
 def mixture(
@@ -128,12 +125,10 @@ def mixture(
     told = []
     for name, values in shares.items():
         if name != "return" and max(map(abs, values)) > 10 * TOLERANCE:
-            low, high = (f"{x:.2f}" for x in (min(values), max(values)))
-            told.append(f"{low if low == high else f'{low} to {high}'} x {name}")
-    return Fault(
-        "mixture",
-        f"the KL's gradient is a mixture: {' + '.join(told)}; right is {meant.kl[0].words}",
-    )
+            ends = dict.fromkeys(f"{x:.2f}" for x in (min(values), max(values)))
+            told.append(f"{' to '.join(ends)} x {name}")
+    words = f"the KL's gradient is a mixture: {' + '.join(told)}; right is {meant.kl[0].words}"
+    return Fault("mixture", words)
 
 
 @dataclass(frozen=True)

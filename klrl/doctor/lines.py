@@ -36,14 +36,10 @@ def table(lines: Sequence[KnownNumber]) -> str:
     for section in dict.fromkeys(line.section for line in lines):
         members = [line for line in lines if line.section == section]
         rows = [
-            (
-                line.name,
-                f"expected {line.expected:>9.4g}",
-                f"found {line.found:>9.4g}",
-                f"+-{line.tolerance:<7.2g} {line.verdict}",
-            )
-            for line in members
-        ]
+            (x.name, f"expected {x.expected:>9.4g}", f"found {x.found:>9.4g}",
+             f"+-{x.tolerance:<7.2g} {x.verdict}")
+            for x in members
+        ]  # fmt: skip
         blocks.append(f"{section}   [{members[0].source}]\n{text_table(rows, indent=2)}")
     return "\n\n".join(blocks)
 

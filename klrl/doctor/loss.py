@@ -8,8 +8,9 @@ iteration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,13 +19,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.seeds import generators_kept
 from klrl.base.text import text_table
 from klrl.doctor.aims import Aim
-from klrl.doctor.faults import (
-    FAULTS,
-    Fault,
-    Meant,
-    diagnose,
-    mixture,
-)
+from klrl.doctor.faults import FAULTS, Fault, Meant, diagnose, mixture
 from klrl.doctor.problems import KINDS, Problem, tabular
 from klrl.doctor.terms import factors
 from klrl.doctor.user_code import load, make_network
@@ -45,8 +40,8 @@ class Spread:
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
         """The spread of some numbers."""
-        tensor = torch.tensor(values, dtype=torch.float64)
-        return Spread(float(tensor.min()), float(tensor.median()), float(tensor.max()))
+        ordered = sorted(values)
+        return Spread(ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1])
 
     @property
     def text(self) -> str:
@@ -101,7 +96,7 @@ class LossReport:
 
 
 def examine_loss(
-    name: str,
+    loss: str | Loss,
     *,
     actor: str | None = None,
     placement: str = "loss",
@@ -127,16 +122,17 @@ def examine_loss(
             "the reverse KL; leave one of them out"
         )
     torch.set_num_threads(1)
-    loss = find_loss(name, settings or {}, placement, divergence)
+    if isinstance(loss, str):
+        loss = find_loss(loss, settings or {}, placement, divergence)
     if not loss.has_return and placement != "loss":
         raise ConfigError(
-            f"--placement {placement}: {name} takes neither rewards nor advantages, where the KL "
-            "would be charged; take one of them, or leave --placement out"
+            f"--placement {placement}: {loss.name} takes neither rewards nor advantages, where the "
+            "KL would be charged; take one of them, or leave --placement out"
         )
     if not loss.has_return and divergence == "none":
         raise ConfigError(
-            f"--divergence none: {name} takes neither rewards nor advantages, so nothing is left; "
-            "take one of them, or name the divergence"
+            f"--divergence none: {loss.name} takes neither rewards nor advantages, so nothing is "
+            "left; take one of them, or name the divergence"
         )
     make = tabular if actor is None else make_network(actor, load("--actor", actor))
     divergence = divergence or "reverse"
@@ -153,8 +149,8 @@ def examine_loss(
         )
     coef = 0.0 if divergence == "none" else loss.coef
     return LossReport(
-        name, loss.described, placement, divergence, scope, stale, coef, seeds, loss.has_return,
-        kinds,
+        loss.name, loss.described, placement, divergence, scope, stale, coef, seeds,
+        loss.has_return, kinds,
     )  # fmt: skip
 
 
@@ -175,11 +171,11 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
         [-case.without for case in cases] if loss.has_return else None,
         problems,
         meant,
-        _at_logits(loss, problems[:6]),
+        partial(_at_logits, loss, problems[:6]) if problems[0].stale else None,
     )
     faults, scale = diagnosis.faults, diagnosis.scale or [1.0] * len(cases)
-    gain = [(1.0, diagnosis.gain)] if loss.has_return else []
-    parts = [*gain, *([(loss.coef, diagnosis.kl)] if diagnosis.kl else [])]
+    parts = [(1.0, diagnosis.gain)] * loss.has_return
+    parts += [(loss.coef, diagnosis.kl)] if diagnosis.kl else []
     trues = {
         problem: torch.stack([-coef * aim.gradient(problem) for coef, aim in parts]).sum(0)
         for problem in problems
@@ -195,10 +191,7 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
         faults = [mixed] if mixed else faults
     if any(case.padding for case in cases):
         # What padding has spoilt is no known gradient.
-        faults = [
-            FAULTS["mask"],
-            *(fault for fault in faults if not fault.code.startswith("unknown")),
-        ]
+        faults = [FAULTS["mask"], *(f for f in faults if not f.code.startswith("unknown"))]
     cosines, errors, sampled, noise = [], [], [], 0.0
     for case, true, factor in zip(cases, trues.values(), scale, strict=True):
         cosine = case.whole @ true / (case.whole.norm() * true.norm()).clamp_min(1e-300)
@@ -226,19 +219,13 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
     )
 
 
-def _at_logits(loss: Loss, problems: Sequence[Problem]) -> Callable[[str], Sequence[Tensor]] | None:
+def _at_logits(loss: Loss, problems: Sequence[Problem], part: str) -> list[Tensor]:
     """As :func:`diagnose` wants it."""
-    if not problems[0].stale or not isinstance(loss, FunctionLoss):
-        return None
-
-    def of_part(part: str) -> list[Tensor]:
-        zero = [loss.at_logits(p, 0.0) if loss.has_return else torch.zeros(()) for p in problems]
-        if part == "return":
-            return zero
-        ends = zip(problems, zero, strict=True)
-        return [(loss.at_logits(p, loss.coef) - without) / loss.coef for p, without in ends]
-
-    return of_part
+    zero = [loss.at_logits(p, 0.0) if loss.has_return else torch.zeros(()) for p in problems]
+    if part == "return":
+        return zero
+    ends = zip(problems, zero, strict=True)
+    return [(loss.at_logits(p, loss.coef) - without) / loss.coef for p, without in ends]
 
 
 def _spread(aim: Aim, problems: Sequence[Problem]) -> Spread:
@@ -253,7 +240,7 @@ def _case(loss: Loss, problem: Problem, coef: float) -> _Case:
 
     whole = ascent(charged(every, False))
     padding = False
-    if isinstance(loss, FunctionLoss) and problem.kind.ends:
+    if isinstance(loss, FunctionLoss) and not every.mask.all():
         other = ascent(charged(every, True))
         padding = float((other - whole).norm()) > 1e-6 * float(whole.norm())
     without = torch.zeros_like(whole)

@@ -43,6 +43,7 @@ class Kind:
     #: Whether action 0 ends an episode, as an EOS token does; padding follows it, and the only
     #: reward is a score on the last token.
     ends: bool = False
+    halves: bool = False  # whether episodes from the last start have half of the steps
 
     @property
     def states(self) -> int:
@@ -117,17 +118,20 @@ class Numbers:
     @property
     def log_probs(self) -> Tensor:
         """Log pi_theta of what was done, differentiable."""
-        return self.logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+        return self._of_actions(self.logits)
 
     @property
     def old_log_probs(self) -> Tensor:
         """Log pi_old of what was done."""
-        return self.old_logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+        return self._of_actions(self.old_logits)
 
     @property
     def ref_log_probs(self) -> Tensor:
         """Log pi_ref of what was done."""
-        return self.ref_logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+        return self._of_actions(self.ref_logits)
+
+    def _of_actions(self, logits: Tensor) -> Tensor:
+        return logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
 
     def other_padding(self) -> Numbers:
         """The same, with other numbers outside the mask, which no gradient leads through."""
@@ -154,28 +158,34 @@ class Problem:
         stale: int = 0,
     ) -> None:  # fmt: skip
         self.kind, self.divergence, self.stale = kind, divergence, stale
-        generator = torch.Generator().manual_seed(seed)
-        shape = (kind.states, kind.actions)
-        counts = _compositions(kind, generator)
-        log_p = self._old = (counts.to(DOUBLE) / kind.tickets).log()
-        distance = 0.3 + 1.2 * torch.rand((), dtype=DOUBLE, generator=generator)
-        noise = torch.randn(shape, dtype=DOUBLE, generator=generator)
-        log_q = (log_p + distance * noise).log_softmax(-1)
-        self._rewards = torch.randn(shape, dtype=DOUBLE, generator=generator)
-        for _ in range(stale):
-            move = torch.randn(shape, dtype=DOUBLE, generator=generator)
-            log_p = (log_p + UPDATE * move).log_softmax(-1)
-        self._generator = generator
+        self._generator = torch.Generator().manual_seed(seed)
+        counts, log_q, self._rewards, log_p = self._drawn()
+        self._old = (counts.to(DOUBLE) / kind.tickets).log()
         self.kept: dict[object, Tensor] = {}  # true gradients
         self._baselines: dict[tuple[float, str], Tensor] = {}
         with generators_kept():
             torch.manual_seed(seed)
-            networks = [make(*shape).to(DOUBLE) for _ in range(2)]
+            networks = [make(kind.states, kind.actions).to(DOUBLE) for _ in range(2)]
         self.policy, self.ref = (
             Shifted(network, table) for network, table in zip(networks, (log_p, log_q), strict=True)
         )
         self.ref.requires_grad_(False)
         self.everything = _everything(kind, counts)
+
+    def _drawn(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Tickets of pi_old, log pi_ref, rewards, log pi, each [states, actions]."""
+        kind, generator = self.kind, self._generator
+        shape = (kind.states, kind.actions)
+        counts = _compositions(kind, generator)
+        log_p = (counts.to(DOUBLE) / kind.tickets).log()
+        distance = 0.3 + 1.2 * torch.rand((), dtype=DOUBLE, generator=generator)
+        noise = torch.randn(shape, dtype=DOUBLE, generator=generator)
+        log_q = (log_p + distance * noise).log_softmax(-1)
+        rewards = torch.randn(shape, dtype=DOUBLE, generator=generator)
+        for _ in range(self.stale):
+            move = torch.randn(shape, dtype=DOUBLE, generator=generator)
+            log_p = (log_p + UPDATE * move).log_softmax(-1)
+        return counts, log_q, rewards, log_p
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -235,7 +245,7 @@ class Problem:
         """Uncharged, 0 outside the mask."""
         rewards = self._rewards[episodes.states, episodes.actions]
         if not self.kind.ends:
-            return rewards
+            return rewards.masked_fill(~episodes.mask, 0.0)
         last = episodes.mask.sum(1, keepdim=True) - 1
         return on_last(rewards.gather(1, last).squeeze(1), episodes.mask)
 
@@ -262,23 +272,9 @@ class Problem:
 
 
 def flat_gradient(value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """The gradient as one vector; 0 for parameters that the value does not depend on."""
-    return flatten(differentiate(value, parameters), parameters)
-
-
-def differentiate(value: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients; the graph is kept, None for parameters that the value does not depend on."""
-    return torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-
-
-def flatten(grads: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
-    """Gradients as one vector; None as zeros."""
-    return torch.cat(
-        [
-            torch.zeros_like(p).flatten() if grad is None else grad.flatten()
-            for p, grad in zip(parameters, grads, strict=True)
-        ]
-    )
+    """The gradient as one vector; the graph is kept, 0 where the value does not depend on them."""
+    grads = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([grad.flatten() for grad in grads])
 
 
 def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:
@@ -319,14 +315,14 @@ def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Rollouts:
     state, alive = draws[:, 0], torch.ones(len(draws), dtype=torch.bool)
     states, actions, mask = [], [], []
     for step in range(kind.steps):
-        action = action_of[state, draws[:, 1 + step]]
-        if kind.ends:
-            action = action.where(alive, 0)
+        action = action_of[state, draws[:, 1 + step]].where(alive, 0)
         states.append(state)
         actions.append(action)
         mask.append(alive)
         if kind.ends:
             alive = alive & (action != 0)
+        elif kind.halves and 2 * (step + 1) >= kind.steps:
+            alive = alive & (draws[:, 0] != kind.starts - 1)
         state = kind.starts + step * kind.actions + action
     return Rollouts(*(torch.stack(x, 1) for x in (states, actions, mask)))
 

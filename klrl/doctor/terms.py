@@ -33,6 +33,12 @@ WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "geometric": lambda r, n: (r.sum(1, keepdim=True) / n).exp().expand_as(r),
     "inverse": lambda r, _: (-r).exp(),
 }
+#: What is charged in a reward in place of k1, of log-ratios that are 0 outside the mask.
+REWARDED: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "k2": lambda r: r**2 / 2,
+    "k3": lambda r: torch.expm1(-r) + r,
+    "abs": torch.abs,
+}
 
 
 class Term(NamedTuple):
@@ -75,12 +81,15 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
         (log_probs - log_q).gather(-1, at).squeeze(-1).masked_fill(~mask, 0.0)
         for log_probs in (log_p, numbers.old_logits)
     )
-    total, total_old = (x.sum(1, keepdim=True) for x in (own, old))
+    total = own.sum(1, keepdim=True)
     all_to_go, later = to_go(own, mask), to_go(own, mask, "split")
-    all_old, states = to_go(old, mask), numbers.episodes.states
-    baseline = mean_by_state(all_old, numbers.episodes, int(states.max()) + 1)[states]
-    exact = over_actions("reverse", log_p, log_q)
-    sampled = {"exact": exact, "k2": own**2 / 2, "k3": torch.expm1(-own) + own}
+    states = numbers.episodes.states
+
+    def credited(x: Tensor) -> list[Tensor]:
+        """To go, of the whole episode, and both without their means."""
+        gains, whole = to_go(x, mask), x.sum(1, keepdim=True)
+        mean = mean_by_state(gains, numbers.episodes, int(states.max()) + 1)[states]
+        return [gains, whole, gains - mean, whole - whole.mean()]
 
     def at_logits(divergence: str) -> Tensor:
         leaf = log_p.clone().requires_grad_()
@@ -103,9 +112,15 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
         ("reverse", "sequence", all_to_go),
         ("later_only", "sequence", later),
         ("later_twice", "sequence", all_to_go + later),
-        *((f"{name}_in_reward", "sequence", to_go(x, mask)) for name, x in sampled.items()),
+        ("exact_in_reward", "sequence", to_go(over_actions("reverse", log_p, log_q), mask)),
         ("k1_in_loss", "token", torch.ones_like(own)),
-        *(("stale_kl", "sequence", x) for x in (all_old, all_old - baseline, total_old, old)),
+        *(("stale_kl", "sequence", x) for x in (*credited(old), old)),
+        *(
+            (f"{name}_in_reward", "sequence", x)
+            for r in (own, old)
+            for name, value in REWARDED.items()
+            for x in credited(value(r))
+        ),
     ]
     return [
         *((Term(what, of, False), partial(_scored, numbers, x)) for what, of, x in scores),

@@ -40,22 +40,20 @@ def make_network(name: str, make: Callable[..., Any]) -> MakeNetwork:
                 f"{setting}: returned {type(network).__name__}; return a network (nn.Module) from "
                 "observations [..., observations] to logits [..., actions]"
             )
-        eye = torch.eye(observations, dtype=DOUBLE)
+        eye, told = torch.eye(observations, dtype=DOUBLE), ""
         with in_one_line(setting):
             network = deepcopy(network).to(DOUBLE)  # policy and reference may be given the same
             logits, again = network(eye), network(eye)
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         if shape != (observations, actions):
-            raise ConfigError(
-                f"{setting}: gave {shape} for observations {tuple(eye.shape)}; give logits "
-                f"{(observations, actions)}"
-            )
-        if not logits.requires_grad:
-            raise ConfigError(f"{setting}: its logits have no gradient; remove detach or no_grad")
-        if not torch.equal(logits, again):
-            raise ConfigError(
-                f"{setting}: two calls give different logits; leave dropout and noise out"
-            )
+            told = f"gave {shape} for observations {tuple(eye.shape)}; give logits "
+            told += f"{(observations, actions)}"
+        elif not logits.requires_grad:
+            told = "its logits have no gradient; remove detach or no_grad"
+        elif not torch.equal(logits, again):
+            told = "two calls give different logits; leave dropout and noise out"
+        if told:
+            raise ConfigError(f"{setting}: {told}")
         return network
 
     return checked

@@ -10,7 +10,7 @@ Two conventions, told apart by an argument for an actor (docs/doctor.md):
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError
 from klrl.config.own.find import arguments
-from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts, differentiate, flatten
+from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts
 from klrl.doctor.user_code import in_one_line, load
 
 #: Reward per nat.
@@ -89,11 +89,7 @@ class FunctionLoss(UserLoss):
         free = _free(name, self.call, self.settings, canonical)
         given = {p.name: canonical[p.name] for p in free if p.name in canonical}
         missing = [p.name for p in free if p.name not in given and p.default is p.empty]
-        if missing:
-            raise ConfigError(
-                f"--loss {name}: asks for {missing[0]}, which the doctor does not have; it gives "
-                f"{', '.join(ARGUMENTS)}: rename it, or give it behind as {missing[0]}=VALUE"
-            )
+        _refuse(name, missing, f"it gives {', '.join(ARGUMENTS)}: rename it, or ")
         if not self.charges:  # the loss has nothing to charge, unless it insists
             optional = {p.name for p in free if p.default is not p.empty}
             given = {k: v for k, v in given.items() if v != "coef" or k not in optional}
@@ -171,45 +167,58 @@ class ModuleLoss(UserLoss):
                 "give --placement reward where the rewards are charged with the KL before, or "
                 "--divergence none without a KL"
             )
-        unknown = sorted(required - {self._actor, self._critic, self._reference, self._coef})
-        if unknown:
-            raise ConfigError(
-                f"--loss {name}: asks for {unknown[0]}, which the doctor does not have; give it "
-                f"behind as {unknown[0]}=VALUE"
-            )
+        _refuse(name, sorted(required - {self._actor, self._critic, self._reference, self._coef}))
         self.counted: list[str] = []  # the terms that were added
         self.left_out: list[str] = []  # those of the critic and of the entropy bonus
 
     @property
     def described(self) -> str:
         """What it is, in words; complete after a call."""
-        given = (self._actor, self._critic, self._reference, self._coef)
-        text = f"a LossModule built with {', '.join(key for key in given if key)}"
-        if self.counted:
-            text += f"; counted: {', '.join(self.counted)}"
-        if self.left_out:
-            text += f"; not counted: {', '.join(self.left_out)}"
-        return text
+        given = [key for key in (self._actor, self._critic, self._reference, self._coef) if key]
+        told = {"counted": self.counted, "not counted": self.left_out}
+        parts = [f"; {what}: {', '.join(names)}" for what, names in told.items() if names]
+        return f"a LossModule built with {', '.join(given)}{''.join(parts)}"
 
     def on(self, problem: Problem, coef: float) -> LossOfBatch:
         """The loss of batches of a problem."""
-        given: dict[str, object] = {str(self._actor): _actor(problem.policy)}
-        if self._critic is not None:
-            given[self._critic] = _critic(problem.kind.states)
-        if self._reference is not None:
-            given[self._reference] = _actor(problem.ref)
-        if self._coef is not None:
-            given[self._coef] = coef
-        with in_one_line(f"--loss {self.name}"):
-            module = self.call(**given, **self.settings)
+        module = self._built(problem, coef)
 
         def loss(episodes: Rollouts, other_padding: bool = False) -> Tensor:
-            data = _tensordict(problem, problem.numbers(episodes, coef, self.placement))
-            with in_one_line(f"--loss {self.name}"):
-                out = module(data)
-            return self._total(out)
+            return self._of(module, problem, problem.numbers(episodes, coef, self.placement))
 
         return loss
+
+    def _built(self, problem: Problem, coef: float) -> Any:
+        given = {
+            self._actor: _actor(problem.policy),
+            self._critic: _critic(problem.kind.states),
+            self._reference: _actor(problem.ref),
+            self._coef: coef,
+        }
+        with in_one_line(f"--loss {self.name}"):
+            return self.call(**{key: x for key, x in given.items() if key}, **self.settings)
+
+    def _of(self, module: Any, problem: Problem, numbers: Numbers) -> Tensor:
+        with in_one_line(f"--loss {self.name}"):
+            out = module(_tensordict(problem, numbers))
+        return self._total(out)
+
+    def at_logits(self, problem: Problem, coef: float) -> Tensor:
+        """The gradient at the logits of each step, [N, steps, actions]: of zeros added to them."""
+        numbers = problem.numbers(problem.everything, coef, self.placement)
+        mask = numbers.mask
+        zeros = torch.zeros_like(numbers.logits)
+        frames = (zeros if mask.all() else zeros[mask]).requires_grad_()
+        # A LossModule works on copies of the network, which keep its hooks.
+        handle = problem.policy.register_forward_hook(
+            lambda _, __, out: out + frames if out.shape == frames.shape else out
+        )
+        try:
+            value = self._of(self._built(problem, coef), problem, numbers)
+        finally:
+            handle.remove()
+        (grad,) = torch.autograd.grad(value, frames, materialize_grads=True)
+        return grad if mask.all() else zeros.masked_scatter(mask[..., None], grad)
 
     def _total(self, out: object) -> Tensor:
         if not isinstance(out, TensorDictBase | Mapping):
@@ -247,34 +256,32 @@ def find_loss(
 
 def gradient(name: str, value: Tensor, problem: Problem) -> Tensor:
     """The gradient of a loss at the policy's parameters, flat; refused if it is not finite."""
-    setting = f"--loss {name}"
-    nothing = f"{setting}: its value has no gradient in the policy; look for detach() or no_grad()"
-    if not value.requires_grad:
-        raise ConfigError(nothing)
-    with in_one_line(setting):
-        grads = differentiate(value, problem.parameters)
+    setting, at = f"--loss {name}", problem.parameters
+    grads: Sequence[Tensor | None] = []
+    if value.requires_grad:
+        with in_one_line(setting):
+            grads = torch.autograd.grad(value, at, retain_graph=True, allow_unused=True)
     if all(grad is None for grad in grads):
-        raise ConfigError(nothing)
-    flat = flatten(grads, problem.parameters)
+        raise ConfigError(
+            f"{setting}: its value has no gradient in the policy; look for detach() or no_grad()"
+        )
+    ends = zip(at, grads, strict=True)
+    flat = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in ends])
     if not flat.isfinite().all():
         raise ConfigError(f"{setting}: its gradient is {_example(flat)}; look for log 0 and 0 / 0")
     return flat
 
 
 def _scalar(name: str, value: object, term: str = "") -> Tensor:
-    setting = f"--loss {name}"
-    what = f"{term} is" if term else "returned"
+    told, remedy = "", "the loss to be minimised"
     if not isinstance(value, Tensor):
-        raise ConfigError(
-            f"{setting}: {what} {type(value).__name__}; return a tensor, the loss to be minimised"
-        )
-    if value.numel() != 1:
-        raise ConfigError(
-            f"{setting}: {what} a tensor of shape {tuple(value.shape)}; return one number, the "
-            "loss to be minimised"
-        )
-    if not value.isfinite().all():
-        raise ConfigError(f"{setting}: {what} {_example(value)}; look for log 0 and 0 / 0")
+        told = f"{type(value).__name__}; return a tensor, {remedy}"
+    elif value.numel() != 1:
+        told = f"a tensor of shape {tuple(value.shape)}; return one number, {remedy}"
+    elif not value.isfinite().all():
+        told = f"{_example(value)}; look for log 0 and 0 / 0"
+    if told or not isinstance(value, Tensor):
+        raise ConfigError(f"--loss {name}: {f'{term} is' if term else 'returned'} {told}")
     return value.reshape(())
 
 
@@ -320,7 +327,7 @@ def _tensordict(problem: Problem, numbers: Numbers) -> TensorDict:
         },
     }
     data = TensorDict(frames, batch_size=mask.shape)
-    return data[mask] if problem.kind.ends else data
+    return data if mask.all() else data[mask]
 
 
 def _arguments(name: str, value: Any) -> tuple[Mapping[str, inspect.Parameter], bool]:
@@ -340,6 +347,15 @@ def _free(
         if key in given:
             raise ConfigError(f"{key}={setting}: the doctor gives it; leave it out")
     return [p for p in takes.values() if p.name not in settings]
+
+
+def _refuse(name: str, missing: Sequence[str], remedy: str = "") -> None:
+    """What a loss asks for and is not given."""
+    for each in missing:
+        raise ConfigError(
+            f"--loss {name}: asks for {each}, which the doctor does not have; {remedy}give it "
+            f"behind as {each}=VALUE"
+        )
 
 
 def _first(names: tuple[str, ...], among: list[str]) -> str | None:

@@ -14,6 +14,10 @@ def _sum(x, mask):
     return (x * mask).sum(1).mean()
 
 
+def _sum_of(x, mask):
+    return (x * mask).sum(1, keepdim=True)
+
+
 def _kl(p, q):
     return (p.exp() * (p - q)).sum(-1)
 
@@ -220,6 +224,13 @@ def differentiable_k2(log_probs, old_log_probs, ref_log_probs, mask, coef):
 def swapped_k3(log_probs, old_log_probs, ref_log_probs, mask, coef):
     r = ((log_probs - ref_log_probs) * mask).sum(1, keepdim=True)
     return coef * (_product(log_probs, old_log_probs, mask).detach() * (r.exp() - 1 - r)).mean()
+
+
+def grpo_k3_reward(log_probs, old_log_probs, ref_log_probs, mask, coef):
+    """k3 of pi_old in the reward, a response's sum less the batch's mean."""
+    r = old_log_probs - ref_log_probs
+    cost = _sum_of((-r).exp() - 1 + r, mask)
+    return coef * _sum((log_probs - old_log_probs).exp() * (cost - cost.mean()), mask)
 
 
 def near_old(log_probs, old_log_probs, ref_log_probs, mask, coef):

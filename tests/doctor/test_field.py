@@ -106,6 +106,12 @@ WRONG = [
     ("importance", "stale 3 placement reward", everywhere("stale_kl"), "pi_old's"),
     ("differentiable_k2", "stale 3", everywhere("k2_value"), "E[k2]"),
     ("swapped_k3", "stale 3", everywhere("k3_swapped"), "exchanged"),
+    (
+        "grpo_k3_reward",
+        "stale 3",
+        {ONE: ["k3_in_reward"], **longer("k3_in_reward", "kl_weight_token")},
+        "charge k1 there",
+    ),
     ("near_old", "stale 3", everywhere("to_old"), "near pi_old"),
     (
         "reinforce",
@@ -199,6 +205,15 @@ def test_the_examples_of_the_page() -> None:
         assert examine_loss(f"{examples}:{name}", seeds=4, **given).ok, name  # type: ignore[arg-type]
     clip = examine_loss(f"{examples}:clipped", divergence="none", stale=3, seeds=6)
     assert codes(clip) == {
+        ONE: ["return_clipped"],
+        **longer("return_weight_token", "return_clipped"),
+    }
+
+
+def test_the_weights_of_a_loss_module_are_named() -> None:
+    """By the gradient at the logits that its actor gave, ragged frames too."""
+    report = examine_loss("klrl.losses:ClipPPOLoss", divergence="none", stale=3, seeds=6)
+    assert codes(report) == {
         ONE: ["return_clipped"],
         **longer("return_weight_token", "return_clipped"),
     }
