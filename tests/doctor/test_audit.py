@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from klrl.doctor.__main__ import main
 
 from benchmarks.audit.by_hand import COEFFICIENTS, Responses, cells
 from klrl.doctor import audit
+from klrl.doctor.__main__ import main
 
 RIGHT = """
 SYSTEM = "one"
