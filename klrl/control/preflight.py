@@ -226,8 +226,8 @@ def _check_id(env_id: str) -> None:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
         raise ConfigError(
-            f"env.id={env_id}: {first_line(error)}; one that a module registers is given as "
-            f"env.id=module:{name}"
+            f"env.id={env_id}: {first_line(error).rstrip('.')}; one that a module registers is given "
+            f"as env.id=module:{name}"
         ) from error
     except (ModuleNotFoundError, TypeError, ValueError) as error:  # ``..name``, or no name at all
         extra = EXTRAS.get(module)

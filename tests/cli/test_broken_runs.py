@@ -87,7 +87,7 @@ def test_a_run_is_evaluated_where_its_name_is_no_utf8_and_its_task_unknown(
     assert exit_code("klrl evaluate", partial(run_command, "evaluate"), words) == 2
     edited, told = capsys.readouterr().err.splitlines()
     assert "is not what it was started with" in edited
-    assert told.startswith("klrl evaluate: env.id=NoSuchTask-v0: not registered; ")
+    assert told.startswith("klrl evaluate: env.id=NoSuchTask-v0: Environment")
 
 
 def test_a_pipe_in_place_of_rows_is_not_waited_for(tmp_path: Path, capsys) -> None:
