@@ -79,7 +79,7 @@ WORDS = {
     "k2_value": "of E[k2], no KL",
     "k2_in_reward": "no KL",
     "k3_in_reward": "no KL",
-    "mixture": "no KL, a mixture",
+    "mixture": "no KL",
     "unknown": "no KL",
 }
 
@@ -87,7 +87,7 @@ WORDS = {
 def names(rows: list[Row]) -> str:
     """The table of names, with the verdicts for 4 tokens."""
     lines = [
-        "| term | pi = pi_old | error | variance | 4 updates from it | error |",
+        "| term | pi = pi_old | error | variance | after 4 updates | error |",
         "|---" * 6 + "|",
     ]
     of = {(row.option, row.stale): row for row in rows if row.length == 4}
