@@ -81,7 +81,7 @@ def in_one_line(error: BaseException, limit: int | None = 200) -> str:
 
 
 def with_line(error: BaseException) -> str:
-    """An error with the line of the user's code that raised it: the last outside packages."""
+    """An error with its line in the user's code: the last one outside packages and klrl."""
     if isinstance(error, SyntaxError):
         return in_one_line(error)  # its text names the line
     users = [
