@@ -30,9 +30,9 @@ _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*)[\w.]*:[A-Za-z_]\w*")
 class Source:
     """Where a module comes from."""
 
-    folder: str  # the folder that holds its top-level module or package
-    #: Twelve hexadecimal digits over its files; None for a package from an index or a requirement
-    #: of klrl, which its version identifies.
+    folder: str  # the parent folder of its top-level module or package
+    #: Twelve hexadecimal digits over its files. None if the version identifies the source: for a
+    #: package from an index, and for a requirement of klrl.
     digest: str | None
     version: str | None  # the version of its distribution
 
@@ -124,10 +124,7 @@ def _digest(top: str, folders: Sequence[str]) -> str:
 
 
 def reached(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
-    """Top-level module that ``top`` imports, or ``top`` -> its (name, file) pairs.
-
-    The list is empty for a module that a version identifies.
-    """
+    """``top`` and each module it imports -> (name, file) pairs; none if a version identifies it."""
     found: dict[str, list[tuple[str, Path]]] = {}
     waiting = [top]
     while waiting:

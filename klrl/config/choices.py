@@ -1,9 +1,8 @@
 """The registry: group -> choice -> its schema, its factory in each domain, its free settings.
 
-An unregistered name is refused; there is no fallback. A run stores each choice by its name
-(``GROUP.name``), and klrl reads the run back by these names. To add a choice: a class in
-``schemas/`` (for a sweep's groups in ``sweep.py``) with its settings and :func:`registered`, and
-the factory.
+An unregistered name is refused; there is no fallback. A run stores its choices by name
+(``GROUP.name``), and is read back by these names. To add a choice, write its settings as a class
+with :func:`registered` in ``schemas/`` (a sweep's in ``sweep.py``), and its factory.
 
 The registry stores factories by name, so that this file does not import torch. All factories of a
 group take the same arguments, listed above the group.

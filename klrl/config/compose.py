@@ -161,8 +161,7 @@ class Composer:
         return config
 
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
-        # Hydra composes everything up to the last override of a different form, as ~kl.coef or
-        # kl={coef: 1}.
+        # Hydra composes all up to the last override of a third form: ~kl.coef or kl={coef: 1}.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
         start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
         chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))

@@ -1,7 +1,6 @@
 """Declares published objectives of language by name: ``loss=grpo advantage=grpo``.
 
-An objective is two presets: ``loss=NAME`` starts from ``loss=clip``, ``advantage=NAME`` from
-``advantage=group``.
+Each is two presets: ``loss=NAME`` changes ``loss=clip``, ``advantage=NAME`` ``advantage=group``.
 """
 
 from __future__ import annotations

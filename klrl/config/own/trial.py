@@ -33,9 +33,9 @@ def make_tried(
 ) -> tuple[Any, bool]:
     """Make a custom part; return it, and whether it has state that no checkpoint holds.
 
-    First two trial parts are made, and the first is used. If ``saved``, the second then loads the
-    first one's ``state_dict``. The part forgets if the two now differ, or if its use changed the
-    user's modules.
+    First, two trial parts are made and the first of them is used. If ``saved``, the second then
+    loads the first's ``state_dict``. A resume would lose state if the two still differ, or if the
+    use changed the user's modules.
 
     Args:
         setting: the setting that names the part.
