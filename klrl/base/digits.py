@@ -40,7 +40,7 @@ def mean_and_error(value: float, error: float | None, digits: int) -> str:
 def places(value: float, error: float | None) -> int | None:
     """Decimal places of a mean, negative for tens and hundreds; None without a usable error.
 
-    Keeps three digits of the larger of mean and error; two if the error is a tenth of it or more.
+    Keeps three digits of the larger of mean and error; two if the error >= a tenth of the mean.
     """
     if not error or not _limits(error, value):
         return None

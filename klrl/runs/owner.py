@@ -47,7 +47,7 @@ _LEFT = (
 
 
 class OwnedElsewhere(ConfigError):
-    """Another process owns the run folder; nothing in it may be touched."""
+    """Another process owns the run folder; this process must not change it."""
 
 
 @dataclass(frozen=True)

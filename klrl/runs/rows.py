@@ -85,7 +85,7 @@ class RowFile:
         return {"bytes": length, "sha256": self._sha.hexdigest()}
 
     def close(self) -> None:
-        """Close the file, if there is one."""
+        """Close the file, if it is open."""
         if self._file is not None:
             self._file.close()
 

@@ -35,7 +35,7 @@ def check_encoders() -> None:
 
 
 def draw_without_display() -> None:
-    """Let MuJoCo and SDL draw where there is no display; called before either is imported."""
+    """Let MuJoCo and SDL draw without a display; call this before either is imported."""
     if "DISPLAY" not in os.environ and "WAYLAND_DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

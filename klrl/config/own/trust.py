@@ -69,7 +69,7 @@ def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
     if asked and not trusted(run):
         try:
             known = {path.name for path in _ledger().iterdir()}
-        except (Untrusted, OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        except (Untrusted, OSError, RuntimeError) as error:  # RuntimeError: no home folder
             known, why = set(), f"what you have run cannot be read ({first_line(error)})"
         for code in [c for c in asked if not {_digest(c), _place(run, found)} & known]:
             raise ConfigError(
