@@ -29,30 +29,30 @@ def _home(variable: str, default: str) -> Path:
     return (Path(given) if Path(given).is_absolute() else Path.home() / default) / "klrl"
 
 
-#: Runs that are trusted, a line each; the processes of a sweep have it too.
+#: Environment variable with the trusted runs, one per line; a sweep's processes inherit it.
 _TRUSTED = "KLRL_TRUST"
 
 
 def trust(run: str | Path) -> None:
-    """Let this process, and those that it starts, import what a run names."""
+    """Let this process, and its child processes, import the code that a run names."""
     os.environ[_TRUSTED] = f"{os.environ.get(_TRUSTED, '')}\n{expanded(run).resolve()}"
 
 
 def trusted(run: Path) -> bool:
-    """Whether :func:`trust` has been called with it."""
+    """Whether :func:`trust` was called for a run."""
     return str(run.resolve()) in os.environ.get(_TRUSTED, "").splitlines()
 
 
 class Untrusted(Exception):
-    """A file or folder of the cache that others than this user can, or could, have written."""
+    """Another user can write, or may have written, a file or folder of the cache."""
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder, and the one that it lies in, for this user alone.
+    """Make a folder and its parent for this user alone.
 
     Raises:
-        Untrusted: one of them is another user's, or can be written by others.
-        OSError: it cannot be made.
+        Untrusted: one of the two belongs to another user, or others can write it.
+        OSError: the folder cannot be made.
     """
     for folder in (path.parent, path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,11 +61,11 @@ def private_folder(path: Path) -> None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Have torch's compiler keep its files below klrl's cache; the user's settings stay.
+    """Make torch's compiler keep its files below klrl's cache; the user's own settings win.
 
-    torch's default is ``$TMPDIR/torchinductor_USER``, which another user may have made first, and
-    importing torch sets TORCHINDUCTOR_CACHE_DIR to it. Precompiled headers ignore that variable and
-    follow TMPDIR. Errors as of :func:`private_folder`.
+    torch's default is ``$TMPDIR/torchinductor_USER``, which another user may have made first;
+    importing torch sets TORCHINDUCTOR_CACHE_DIR to that path. Precompiled headers ignore the
+    variable and follow TMPDIR. Errors as :func:`private_folder`.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -76,7 +76,7 @@ def compiling() -> Iterator[None]:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
     before = os.environ.get("TMPDIR"), tempfile.tempdir
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # of the compiler's processes, too
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # for the compiler's processes, too
     try:
         yield
     finally:
@@ -86,23 +86,23 @@ def compiling() -> Iterator[None]:
 
 
 def write_digest(path: Path, contents: Path) -> None:
-    """Write the SHA-256 of a file at ``contents`` that will be moved to ``path``.
+    """Write the SHA-256 of the file ``contents``, which the caller will move to ``path``.
 
-    Both files become this user's alone.
+    Only this user can then read or write the two files.
     """
     with replacing(_digest_path(path)) as partial:
         with writing(partial) as file:
             file.write(f"{_sha256(contents)}\n".encode())
         for each in (partial, contents):
-            each.chmod(0o600)  # with umask 002 the group could write them
+            each.chmod(0o600)  # with umask 002 the group could write both
 
 
 def check_digest(path: Path) -> None:
-    """Refuse a file that is not as it was written.
+    """Refuse a file that was changed after klrl wrote it.
 
     Raises:
-        Untrusted: it or its SHA-256 is another user's, or they do not belong together.
-        OSError: it, or its SHA-256, cannot be read.
+        Untrusted: the file or its ``.sha256`` belongs to another user, or the two do not match.
+        OSError: one of the two cannot be read.
     """
     _check_owner(path)
     _check_owner(_digest_path(path))

@@ -1,13 +1,13 @@
-"""The longest sequence that a causal LM takes."""
+"""Finds and checks the context length of a causal LM."""
 
 from __future__ import annotations
 
 
 def check_length(network: object, tokens: int) -> None:
-    """Refuse what the positions of a model cannot hold.
+    """Refuse sequences that are longer than a model's context.
 
     Raises:
-        ValueError: prompt and response are longer than the context.
+        ValueError: ``tokens``, of prompt and response, exceed the context.
     """
     name, limit = _limit(getattr(network, "config", None))
     if limit is not None and limit < tokens:
@@ -18,11 +18,11 @@ def check_length(network: object, tokens: int) -> None:
 
 
 def context_of(config: object) -> int | None:
-    """Most tokens of a sequence that a model of this config takes; None if it has no limit.
+    """The context length, in tokens, of a model with this config; None if it has no limit.
 
-    With longrope (Ding et al. 2024, arXiv:2402.13753) these are the positions before extension:
-    ``transformers`` turns all positions of a batch in another way as soon as one of its rows is
-    longer, so that a sequence's log-probs would depend on the other rows.
+    With longrope (Ding et al. 2024, arXiv:2402.13753) it is the length before extension: as soon as
+    one row of a batch is longer, ``transformers`` rotates all rows by other frequencies, so that a
+    sequence's log-probs would depend on the other rows.
     """
     return _limit(config)[1]
 
@@ -31,9 +31,9 @@ def _limit(config: object) -> tuple[str, int | None]:
     """The setting of a model's config that limits its context, and its value."""
     name = "max_position_embeddings"
     limit = getattr(config, name, None)
-    limits = {name: limit} if limit is not None and limit > 0 else {}  # -1: none
+    limits = {name: limit} if limit is not None and limit > 0 else {}  # -1: no limit
     rope = getattr(config, "rope_parameters", None) or {}
-    for each in (rope, *rope.values()):  # one for all layers, or one for each of their kinds
+    for each in (rope, *rope.values()):  # one for all layers, or one per layer type
         if isinstance(each, dict) and each.get("rope_type") == "longrope":
             name = "original_max_position_embeddings (its longrope changes beyond)"
             limits[name] = int(each["original_max_position_embeddings"])

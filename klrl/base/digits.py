@@ -1,19 +1,19 @@
-"""Numbers as people read them: a mean has as many digits as its standard error allows."""
+"""Formats numbers for people: a mean gets as many digits as its standard error allows."""
 
 from __future__ import annotations
 
 import math
 
-#: Significant digits of a mean in a table; one less if its error is a tenth of it or more.
+#: Significant digits of a mean in a table; one less if its error is a tenth of the mean or more.
 _MOST = 3
-#: Decimal places beyond which a number is written with an exponent where it needs one.
+#: Above this many decimal places, a number goes by significant digits, as 1.2e-07.
 _LONGEST = 5
 
 
 def number(value: float, digits: int, *, signed: bool = False) -> str:
-    """A number of so many significant digits (0: a whole number), zero without a sign.
+    """Format a number with ``digits`` significant digits (0: a whole number); zero has no sign.
 
-    Large ones are written in full: 1.2346e+05 is hard to read.
+    Large numbers are written in full: 1.2346e+05 is hard to read.
     """
     plus = "+" if signed else ""
     in_full = digits == 0 or 10**digits - 0.5 <= abs(value) < 1e12
@@ -24,7 +24,7 @@ def number(value: float, digits: int, *, signed: bool = False) -> str:
 def mean_and_error(value: float, error: float | None, digits: int) -> str:
     """A mean and its standard error, rounded to the second digit of the error: ``-152.7 +- 9.9``.
 
-    ``digits``: significant digits of a mean whose error is unknown (None), or cannot round it.
+    ``digits``: significant digits of a mean whose error is unknown (None), zero or not finite.
     """
     if error is None:
         return number(value, digits)
@@ -38,9 +38,9 @@ def mean_and_error(value: float, error: float | None, digits: int) -> str:
 
 
 def places(value: float, error: float | None) -> int | None:
-    """Decimal places of a mean, negative for tens and hundreds; None where no error limits them.
+    """Decimal places of a mean, negative for tens and hundreds; None without a usable error.
 
-    Three digits of the larger of mean and error; two if the error is a tenth of the mean or more.
+    Keeps three digits of the larger of mean and error; two if the error >= a tenth of the mean.
     """
     if not error or not _limits(error, value):
         return None
@@ -50,12 +50,12 @@ def places(value: float, error: float | None) -> int | None:
 
 
 def _limits(error: float, value: float) -> bool:
-    """Whether an error is one by which a mean is rounded: that of equal numbers may be rounding."""
+    """Whether an error can round a mean: not if it is zero, or rounding noise of equal numbers."""
     return math.isfinite(error) and error > 0 and error >= 1e-12 * abs(value)
 
 
 def show(value: float, decimals: int | None, *, signed: bool = False) -> str:
-    """A number with so many places, as ``4,740`` for 4742.3 and -1; None: three digits."""
+    """Format a number with ``decimals`` places, as 4742.3 with -1: ``4,740``; None: 3 digits."""
     if decimals is None or decimals > _LONGEST:
         return number(value, _MOST, signed=signed)
     return _fixed(value, decimals, signed=signed)

@@ -1,21 +1,21 @@
-"""The errors that klrl raises. No torch in here: the command line imports them first."""
+"""The errors that klrl raises. Does not import torch: the command line imports this file first."""
 
 import traceback
 from pathlib import Path
 
-#: klrl's files, and the standard library's.
+#: Folders whose files are not the user's: klrl's and the standard library's.
 _NOT_USERS = (Path(__file__).parents[1], Path(traceback.__file__).parent)
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be run; the message names the setting, its value and the remedy.
+    """A setting cannot be run; the message names the setting, its value and the remedy.
 
-    The command line prints it in one line and exits with 2; nothing was written.
+    The command line prints the message in one line and exits with 2; nothing was written.
     """
 
 
 class NonFiniteError(FloatingPointError):
-    """NaN or infinity in an observation, reward, loss or gradient; the message says in which.
+    """An observation, reward, loss or gradient is NaN or infinite; the message says which.
 
     The run stops with exit code 1 and keeps its last good checkpoint.
     """
@@ -81,7 +81,7 @@ def in_one_line(error: BaseException, limit: int | None = 200) -> str:
 
 
 def with_line(error: BaseException) -> str:
-    """An error of the user's code with its line there: the last outside packages and klrl."""
+    """An error with its line in the user's code: the last one outside packages and klrl."""
     if isinstance(error, SyntaxError):
         return in_one_line(error)  # its text names the line
     users = [
@@ -97,11 +97,11 @@ def with_line(error: BaseException) -> str:
 
 
 def last_line(error: BaseException | None) -> str:
-    """The last line of an error's text, its type if that is empty; Ray begins with a traceback."""
+    """The last line of an error's text, or its type; Ray's texts begin with a traceback."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text; its type if the text is empty."""
+    """The first line of an error's text, or its type if the text is empty."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

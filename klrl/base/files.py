@@ -1,10 +1,10 @@
-"""The one module that writes klrl's files: replaced in one step, appended to, changed in place.
+"""Writes klrl's files: replaces them in one step, appends to them, or changes them in place.
 
-What is replaced is written under another name in the same folder, then renamed. It is on the disk
-before (fsync), and its new name after: a power cut leaves the old file or the new one.
+To replace a file, klrl writes a temporary file in the same folder, syncs it, renames it, and syncs
+the folder: a power cut leaves the old file or the new one.
 
-A folder of runs may come from elsewhere: no link in it is written through, and a file that has
-another name (a hard link) is replaced by a copy before it is written into.
+A run folder may come from someone else. So klrl never writes through a symbolic link, and replaces
+a file that has hard links by a copy before it writes into the file.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from klrl.base.errors import ConfigError
 
 
 def expanded(path: str | Path) -> Path:
-    """A path with a leading ``~`` or ``~user`` as that home; unchanged without such a user."""
+    """Expand a leading ``~`` or ``~user``; a path with an unknown user stays unchanged."""
     # Path.expanduser raises RuntimeError for an unknown user.
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def read_plain(path: Path) -> bytes:
-    """The contents of a file; a pipe would be waited for, and a device has no end.
+    """Read a regular file; refuse a pipe, which may block, and a device, which may have no end.
 
     Raises:
-        OSError: it cannot be read, or is no plain file.
+        OSError: the file cannot be read, or is not a regular file.
     """
     if path.exists() and not path.is_file():
         raise OSError("it is no plain file")
@@ -42,7 +42,7 @@ def replace_file(path: Path, text: str) -> None:
     """Replace a file that only one process writes; a reader never sees half of it.
 
     Raises:
-        ConfigError: a folder is in its way.
+        ConfigError: a folder has the name of the file or of its temporary file.
         OSError: as on a full disk; the old file is kept.
     """
     partial = path.with_suffix(".tmp")
@@ -50,9 +50,9 @@ def replace_file(path: Path, text: str) -> None:
         if each.is_dir() and not each.is_symlink():
             raise ConfigError(f"{each}: is a folder, where klrl writes a file; move it away")
     try:
-        partial.unlink(missing_ok=True)  # it may be a link
+        partial.unlink(missing_ok=True)  # an old one may be a link
         with writing(partial) as file:
-            file.write(text.encode(errors="backslashreplace"))  # a path may be no UTF-8
+            file.write(text.encode(errors="backslashreplace"))  # paths may not be UTF-8
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
@@ -65,8 +65,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """Replace a file, or make a folder, that several processes may be writing.
 
     Yields:
-        The path to write to, in a temporary folder next to ``path``; on leaving it is renamed to
-        ``path``. If writing fails, nothing is left. An existing folder is not replaced.
+        A path in a temporary folder next to ``path``, to be written by the caller and renamed to
+        ``path`` at the end. If writing fails, nothing is left. An existing folder is not replaced.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         partial = Path(folder) / path.name
@@ -79,7 +79,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that is not there yet; on leaving, the disk has confirmed its contents."""
+    """Open a new file for writing; refuse an existing one. Its contents are synced at the end."""
     with path.open("xb") as file:
         yield file
         file.flush()
@@ -87,21 +87,21 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def to_append(path: Path) -> BinaryIO:
-    """Open a file to append to, unbuffered; made if it is missing; errors as :func:`in_place`."""
+    """Open a file for appending, unbuffered; create a missing one. Errors as :func:`in_place`."""
     return os.fdopen(in_place(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
 
 
 def to_update(path: Path) -> BinaryIO:
-    """Open a file to change in place, unbuffered; as :func:`to_append`."""
+    """Open a file for changes in place, unbuffered; create a missing one. Errors as above."""
     return os.fdopen(in_place(path, os.O_RDWR), "r+b", buffering=0)
 
 
 def in_place(path: Path, flags: int) -> int:
-    """The descriptor of a file that keeps what it holds; made if it is missing.
+    """Open a file without truncating it, and return the descriptor; create a missing file.
 
     Raises:
-        ConfigError: it is a link, or no plain file.
-        OSError: it cannot be written.
+        ConfigError: the file is a link, or not a regular file.
+        OSError: the file cannot be written.
     """
     refuse_link(path)
     with suppress(FileNotFoundError):
@@ -115,14 +115,14 @@ def in_place(path: Path, flags: int) -> int:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder that klrl names, below one that the user named; refuse a link."""
+    """Make a folder and its parents; refuse a link."""
     refuse_link(path)
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def refuse_link(path: Path, told: str = "") -> None:
-    """Refuse to write through a link; ``told``: what the message calls it."""
+    """Refuse to write through a link; ``told`` is the link's name in the message."""
     if path.is_symlink():
         raise ConfigError(
             f"{told or f'{path}:'} is a link, and what it leads to would be overwritten; put a "
@@ -131,7 +131,7 @@ def refuse_link(path: Path, told: str = "") -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the disk confirm the contents of a file, or which files a folder holds."""
+    """Sync a file's contents, or a folder's list of files, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

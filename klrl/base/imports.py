@@ -1,4 +1,4 @@
-"""Imports of large libraries without the garbage collector, and of the user's own modules."""
+"""Imports large libraries with the garbage collector paused, and the user's modules."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from klrl.base.text import nearest
 
 
 def look_up(module: str, where: Mapping[str, str], name: str) -> object:
-    """What a module's ``__getattr__`` returns: a name of another module, imported on first use.
+    """Serve a module's ``__getattr__``: import the name from its real module on first use.
 
     Raises:
-        AttributeError: the module has no such name.
+        AttributeError: ``where`` does not list the name.
     """
     if name not in where:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -31,7 +31,7 @@ def look_up(module: str, where: Mapping[str, str], name: str) -> object:
 def collection_paused() -> Iterator[None]:
     """Pause the garbage collector while modules are imported.
 
-    Importing torch and TorchRL makes some hundred thousand objects that stay; searching them for
+    Importing torch and TorchRL makes some hundred thousand permanent objects; searching them for
     garbage again and again takes a tenth to a fifth of the import time.
     """
     enabled = gc.isenabled()
@@ -44,11 +44,11 @@ def collection_paused() -> Iterator[None]:
 
 
 def import_for_good(*modules: str) -> None:
-    """Import modules into klrl's own process, where they stay until its end.
+    """Import modules that klrl's process keeps until its end, and freeze all objects.
 
-    Their objects are frozen, so that the collector skips them: a full collection would take half a
-    second, and find all of them still in use. All else that there is at that moment stays too: it
-    happens once for a module, not before each job of a process.
+    The collector skips frozen objects: a full collection would take half a second and find all of
+    them in use. Freezing also keeps every other object of that moment, so it happens only when a
+    module is new, not before each job of a process.
     """
     if all(module in sys.modules for module in modules):
         return
@@ -59,12 +59,12 @@ def import_for_good(*modules: str) -> None:
 
 
 def import_users(setting: str, module: str, folder: str | None = None) -> ModuleType:
-    """A module of the user's: searched for on Python's path, in the current folder, in another.
+    """Import a user's module from Python's path, the current folder, or ``folder``.
 
     Args:
-        setting: what names it, with its value, for the error: ``env.reward=mine:score``.
-        module: its name.
-        folder: searched last, as the one where a run found it.
+        setting: the setting that names the module, with its value: ``env.reward=mine:score``.
+        module: the module's name.
+        folder: searched last, such as the folder where a stored run found the module.
     """
     # Unlike python -m, the console script does not search the current folder.
     for each in (str(Path.cwd()), folder):
@@ -81,7 +81,7 @@ def import_users(setting: str, module: str, folder: str | None = None) -> Module
 
 
 def import_named(setting: str, source: str) -> ModuleType:
-    """A module of the user's by its name or its file: ``package.module`` or ``path/file.py``."""
+    """Import a user's module by its name or its file: ``package.module`` or ``path/file.py``."""
     if not source.endswith(".py"):
         return import_users(setting, source)
     path = Path(source).resolve()
@@ -94,9 +94,9 @@ def import_named(setting: str, source: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # its neighbours can be imported
+        sys.path.append(str(path.parent))  # so that it can import its neighbours
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and their kin: finish the iteration, write the checkpoint, then stop."""
+"""On Ctrl-C, SIGTERM and the like: finish the iteration, write the checkpoint, then stop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from klrl.base.errors import Interrupted
 from klrl.base.text import warn
 
-#: A second one of these stops at once.
+#: A second signal of these stops the run at once.
 _URGENT = (signal.SIGINT, signal.SIGTERM)
-#: These come in numbers by themselves: SIGHUP from the kernel and the shell when a terminal is
-#: closed, SIGXCPU every second from the soft limit on, the others from a queue whose time limit is
-#: near.
+#: Signals that may come several times without the user, so that a second one must not stop at once:
+#: SIGHUP from the kernel and from the shell when a terminal is closed, SIGXCPU every second after
+#: the soft limit, and the WARNINGS from a queue whose time limit is near.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _NOTICES = (signal.SIGHUP, signal.SIGXCPU, *WARNINGS)
 
@@ -26,10 +26,10 @@ Handler = Callable[[int, FrameType | None], object]
 
 @contextmanager
 def stop_signals(handler: Handler) -> Iterator[None]:
-    """While entered, a handler takes all signals that ask a run to stop.
+    """Inside the context, ``handler`` handles all signals that request a stop.
 
     A notice that is ignored (as by ``nohup``), or that another library handles, is left alone.
-    Outside the main thread Python delivers no signals, and nothing is changed.
+    Outside the main thread nothing changes: Python delivers no signals there.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -46,9 +46,9 @@ def stop_signals(handler: Handler) -> Iterator[None]:
 
 
 def stops_at_once(signum: int, before: int | None) -> bool:
-    """Whether a signal that follows another is to stop a run without its checkpoint; says so.
+    """Whether a signal that follows ``before`` stops the run without a checkpoint; prints that.
 
-    SLURM sends SIGTERM to a job when its time to end begins, and several times when it is over.
+    SLURM sends SIGTERM when a job's grace period begins, and several times when it is over.
     """
     urgent = (signal.SIGINT,) if os.environ.get("SLURM_JOB_ID") else _URGENT
     at_once = signum in urgent and before in urgent
@@ -59,14 +59,14 @@ def stops_at_once(signum: int, before: int | None) -> bool:
 
 
 class StopRequest:
-    """While entered, a signal requests a stop; a second SIGINT or SIGTERM stops at once.
+    """Inside the context, a signal requests a stop; a second SIGINT or SIGTERM stops at once.
 
     The loop calls :meth:`obey` between iterations, where parameters, optimiser and counters are
     consistent. Outside the main thread use :meth:`request`.
     """
 
     def __init__(self) -> None:
-        self.signum: int | None = None  # the signal that came
+        self.signum: int | None = None  # the signal that arrived
 
     def __enter__(self) -> StopRequest:
         self._signals = ExitStack()
@@ -99,10 +99,10 @@ class StopRequest:
             )
 
     def obey(self) -> None:
-        """Stop if it was requested.
+        """Stop if a stop was requested.
 
         Raises:
-            Interrupted: a signal came, or :meth:`request` was called.
+            Interrupted: a signal arrived, or :meth:`request` was called.
         """
         if self.signum is not None:
             raise Interrupted(self.signum)

@@ -1,4 +1,4 @@
-"""Starts Ray on loopback, or joins a cluster by its address, and counts what it has room for.
+"""Starts Ray on loopback or joins a cluster by its address; counts the processes that fit there.
 
 Needs the extra ``klrl[ray]``.
 """
@@ -42,7 +42,7 @@ def start_ray(address: str | None = None, **options: object) -> ModuleType:
         return ray
     _keep_to_loopback()
     with _own_sigterm():
-        # Without "local" Ray joins a Ray that runs here already, and refuses the other arguments.
+        # Without "local", Ray would join one that already runs here and refuse the other arguments.
         local = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         ray.init(**local, **options)
     if not ray.util.get_node_ip_address().startswith("127."):
@@ -55,7 +55,7 @@ def start_ray(address: str | None = None, **options: object) -> ModuleType:
 
 
 def check_address(address: str | None, setting: str) -> None:
-    """Refuse a cluster that does not answer; None, empty and ``auto`` name none."""
+    """Refuse the address of a cluster that does not answer; None, "" and ``auto`` pass."""
     if address in (None, "", "auto"):
         return
     host, _, port = address.rpartition(":")
@@ -74,15 +74,15 @@ def check_address(address: str | None, setting: str) -> None:
 
 @contextmanager
 def quiet_ray(setting: str, address: str | None = None, **options: object) -> Iterator[ModuleType]:
-    """Ray, started or joined as by :func:`start_ray`, without a word of its own; left at the end.
+    """Start or join Ray as :func:`start_ray` does, silence its output, and shut it down at the end.
 
     Ray prints a paragraph about each process or machine that dies, and has no setting against that;
     klrl reports what was lost.
 
     Raises:
-        WorkerError: Ray does not start, or the cluster cannot be joined; ``setting`` begins it.
+        WorkerError: Ray does not start, or the cluster cannot be joined; ``setting`` comes first.
     """
-    # The first error of several processes is raised; Ray would print those of the others.
+    # klrl raises the first error of several processes; Ray would print all the others.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     import ray
     import ray._private.worker as worker
@@ -102,14 +102,14 @@ def quiet_ray(setting: str, address: str | None = None, **options: object) -> It
         worker.print_to_stdstream = before
 
 
-#: Of a result that Ray computes.
+#: Ray's handle of a result (``ObjectRef``).
 Handle = TypeVar("Handle")
 
 
 def wait(ray: ModuleType, handles: Sequence[Handle], timeout: float) -> list[Handle]:
-    """Those of some results that are there after at most so many seconds, or when all are.
+    """Wait for all results, at most ``timeout`` seconds; return the handles that are ready.
 
-    Ray wraps what a signal's handler raises while it waits; here it is raised as it was.
+    Ray wraps an exception that a signal handler raises meanwhile; the original is raised here.
     """
     try:
         ready: list[Handle] = ray.wait(handles, num_returns=len(handles), timeout=timeout)[0]
@@ -118,14 +118,14 @@ def wait(ray: ModuleType, handles: Sequence[Handle], timeout: float) -> list[Han
     return ready
 
 
-#: Seconds that klrl waits for the head of a cluster. After 60 Ray ends the process.
+#: Seconds that klrl waits for the head of a cluster; after 60 s Ray would end klrl's process.
 HEADLESS = 30
 
 
 def headless(ray: ModuleType) -> str | None:
-    """That the head of the cluster does not answer; None: it does.
+    """The error message if the head of the cluster does not answer, else None.
 
-    Whatever else Ray is asked waits for it.
+    Any other call to Ray would block until the head answers.
     """
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     try:
@@ -136,15 +136,15 @@ def headless(ray: ModuleType) -> str | None:
 
 
 def machines(ray: ModuleType) -> int:
-    """How many machines of a cluster are alive, as far as Ray knows.
+    """The number of machines in the cluster that Ray counts as alive.
 
-    It takes Ray ten seconds or more to know that a machine is gone.
+    Ray needs ten seconds or more to notice that a machine is gone.
     """
     return sum(node["Alive"] for node in ray.nodes())
 
 
 def room(ray: ModuleType, cpus: float, gpus: float = 0) -> int:
-    """How many processes of so many CPUs and GPUs the living machines can hold, busy or not."""
+    """How many processes of ``cpus`` and ``gpus`` each fit on the living machines, busy or not."""
     return sum(
         min(
             int(node["Resources"].get(kind, 0) / each + 1e-9)
@@ -157,14 +157,14 @@ def room(ray: ModuleType, cpus: float, gpus: float = 0) -> int:
 
 
 class Shortage:
-    """Reports by ``say`` that processes find no CPUs, and whether it lasts ``limit`` seconds."""
+    """Reports a lack of CPUs to ``say``, and tells when it has lasted ``limit`` seconds."""
 
     def __init__(self, limit: float, say: Callable[[str], object]) -> None:
         self._limit, self._say = limit, say
         self._since: float | None = None
 
     def lasts(self, missing: str | None) -> bool:
-        """Take what is missing now, None for nothing; whether it has been so for too long."""
+        """Note what is missing now (None: nothing); return whether the lack has lasted too long."""
         if missing is None:
             self._since = None
             return False
@@ -184,9 +184,9 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _keep_to_loopback() -> None:
-    """Stop Ray 2.60 from replacing a loopback address by the machine's own."""
+    """Stop Ray 2.60 from replacing a loopback address with the machine's external address."""
     from ray._private import ray_constants
 
-    # The variable is for Ray's processes; this one read it when TorchRL imported ray.
+    # The variable is for Ray's processes; the constant is for this one, which has imported ray.
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False

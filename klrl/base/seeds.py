@@ -11,9 +11,9 @@ import numpy as np
 
 
 def derived_seed(seed: int, use: str, index: int = 0) -> int:
-    """A seed for one use, far from the seeds of neighbouring runs.
+    """Derive a seed for one use, unrelated to those of runs with neighbouring seeds.
 
-    Copy i of an environment is seeded with seed + i: with the setting itself, runs with seeds 0 and
+    Copy i of an environment is seeded with ``seed + i``: without derivation, runs with seeds 0 and
     1 would share most of their episodes.
     """
     stream = np.random.SeedSequence([seed, zlib.crc32(use.encode()), index])
@@ -21,7 +21,7 @@ def derived_seed(seed: int, use: str, index: int = 0) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of Python, numpy and torch: a user's code may draw from any."""
+    """Seed the global generators of Python, numpy and torch: a user's code may draw from each."""
     import torch
 
     random.seed(seed)
@@ -31,7 +31,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Leave the global generators of Python, numpy and torch as they were."""
+    """Restore the global generators of Python, numpy and torch at the end."""
     from torchrl.checkpoint import GlobalRNGState
 
     generators = GlobalRNGState()

@@ -1,4 +1,4 @@
-"""The source of a module of the user's: where it lies, a digest over its files, its version."""
+"""Identifies the source of a user's module: its folder, a digest over its files, its version."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 
 _DIGITS = 12
-#: Folders of a package whose files are no part of it.
+#: Folders into which package managers install.
 _PACKAGES = {"site-packages", "dist-packages"}
+#: Folders inside a package whose files do not belong to its source.
 _NOT_SOURCE = {"__pycache__", "outputs", "site-packages", "node_modules"}
-#: ``module.inner:Name``; its group is the top-level module.
+#: ``module.inner:Name``; the regex group is the top-level module.
 _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*)[\w.]*:[A-Za-z_]\w*")
 
 
@@ -29,26 +30,26 @@ _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*)[\w.]*:[A-Za-z_]\w*")
 class Source:
     """Where a module comes from."""
 
-    folder: str  # that holds its top-level module or package
-    #: Twelve hexadecimal digits over its files; None for a package from an index, and for one that
-    #: klrl asks for: its version says what it is.
+    folder: str  # the parent folder of its top-level module or package
+    #: Twelve hexadecimal digits over its files. None if the version identifies the source: for a
+    #: package from an index, and for a requirement of klrl.
     digest: str | None
-    version: str | None  # of the distribution that it belongs to
+    version: str | None  # the version of its distribution
 
 
 def source_of(module: str, folders: Sequence[str] = ()) -> Source:
-    """The source of a module or ``path/file.py``, which is not imported.
+    """The source of a module or ``path/file.py``, found without importing it.
 
-    All ``.py`` files of its top-level package count, or its one file; and those of the modules that
-    they import, wherever an ``import`` stands, unless a version says what these are. What is
-    imported by a computed name is not seen. ``folders`` are searched after Python's path.
+    The digest covers all ``.py`` files of the top-level package, or the one file. It also covers
+    the modules that these import anywhere in their code, except those that a version identifies.
+    An import by a computed name is not seen. ``folders`` are searched after Python's path.
 
     Raises:
         ImportError: the module has no file.
     """
     file = Path(module).resolve() if module.endswith(".py") else None
     top = module.partition(".")[0] if file is None else str(file)
-    folders = folders if file is None else [*folders, str(file.parent)]  # its neighbours
+    folders = folders if file is None else [*folders, str(file.parent)]  # for its imports
     places = _places(top, folders)
     if not places:
         raise ImportError(f"{top} has no source file")
@@ -57,7 +58,7 @@ def source_of(module: str, folders: Sequence[str] = ()) -> Source:
 
 
 def find(top: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
-    """Where a top-level module, or a file, would be imported from; ``folders``: after the path."""
+    """The import spec of a top-level module or a file; ``folders`` come after Python's path."""
     if top.endswith(".py"):
         path = Path(top).resolve()
         return spec_from_file_location(path.stem, path) if path.is_file() else None
@@ -71,7 +72,7 @@ def find(top: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
 
 @cache
 def asked_for() -> frozenset[str]:
-    """The packages that klrl and its extras ask for, as they are imported: ``ale_py``."""
+    """The packages that klrl and its extras require, by import name: ``ale_py``."""
     try:
         asked = importlib.metadata.requires("klrl") or ()
     except importlib.metadata.PackageNotFoundError:
@@ -81,13 +82,13 @@ def asked_for() -> frozenset[str]:
 
 
 def of_klrl(top: str) -> bool:
-    """Whether a top-level module is klrl, or an installed package that klrl asks for."""
+    """Whether a top-level module is klrl, or an installed requirement of klrl."""
     places = _places(top) if top in asked_for() else []
     return top == "klrl" or bool(places and _installed(places[0]))
 
 
 def _places(top: str, folders: Sequence[str] = ()) -> list[Path]:
-    """The file of a top-level module, or the folders of a package; empty for others."""
+    """The file of a top-level module, or the folders of a package; empty without source files."""
     spec = find(top, folders)
     if spec is None:
         return []
@@ -98,22 +99,22 @@ def _places(top: str, folders: Sequence[str] = ()) -> list[Path]:
 
 
 def _installed(place: Path) -> bool:
-    """Whether a package manager or Python itself put it there."""
+    """Whether a path belongs to the standard library or to an installed package."""
     library = (Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
     return bool(_PACKAGES & set(place.parts)) or any(place.is_relative_to(each) for each in library)
 
 
 def _known(top: str, place: Path) -> bool:
-    """Whether a version says what a package is: Python's own, klrl's requirements, an index's."""
+    """Whether a version identifies a package: Python's, a requirement of klrl, or from an index."""
     if top in asked_for() or not _PACKAGES & set(place.parts):
         return _installed(place)
     found = _distribution(top)
-    # pip notes there that it comes from a folder, a file or a repository.
+    # pip writes this file for a package from a folder, a file or a repository.
     return found is not None and not found.read_text("direct_url.json")
 
 
 def _digest(top: str, folders: Sequence[str]) -> str:
-    """Over the names and bytes of all files that a top-level module reaches."""
+    """A digest over the names and bytes of all files that a top-level module reaches."""
     digest = hashlib.sha256()
     for name, files in sorted(reached(top, folders).items()):
         for inner, file in files:
@@ -123,7 +124,7 @@ def _digest(top: str, folders: Sequence[str]) -> str:
 
 
 def reached(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
-    """Top-level module -> its files, named below it; none where a version says it all."""
+    """``top`` and each module it imports -> (name, file) pairs; none if a version identifies it."""
     found: dict[str, list[tuple[str, Path]]] = {}
     waiting = [top]
     while waiting:
@@ -147,9 +148,9 @@ def _files(place: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _imported(file: Path) -> set[str]:
-    """The top-level modules that a file imports by full name; relative ones are in its package.
+    """The top-level modules that a file imports; relative imports stay inside its own package.
 
-    Texts like ``module:Name`` are imports too: Gymnasium's ``entry_point``.
+    A string like ``module:Name`` counts as an import: Gymnasium's ``entry_point``.
     """
     try:
         tree = ast.parse(file.read_bytes())
@@ -172,8 +173,8 @@ def _version(top: str, *, installed: bool) -> str | None:
 
 
 def _distribution(top: str, *, by_name: bool = False) -> importlib.metadata.Distribution | None:
-    """What a top-level module belongs to; ``by_name``: only a distribution of its name."""
-    # To look through all of them takes a tenth of a second.
+    """The distribution of a top-level module; ``by_name``: only one that has the module's name."""
+    # Looking through all distributions takes a tenth of a second.
     for name in (top,) if by_name else (top, *_owners().get(top, ())):
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.distribution(name)

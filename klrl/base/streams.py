@@ -1,4 +1,4 @@
-"""stdout and stderr that outlive their reader: ``klrl ... | head -1`` trains on."""
+"""Keeps a run alive when the reader of stdout or stderr ends: ``klrl ... | head -1`` trains on."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any, TextIO
 
 
 class LastingStream:
-    """A text stream that drops what it cannot write, and says so once on stderr.
+    """A text stream that drops text it cannot write, and reports that once on stderr.
 
-    After its first error its descriptor leads to the null device: Python flushes it at exit.
+    After an error its descriptor leads to the null device, so that Python's flush at exit works.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self._stream, self._name = stream, name
-        self.error: OSError | None = None  # the first
+        self.error: OSError | None = None  # the first error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text; its length."""
+        """Write a text, and return its length."""
         with self._lasting():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered text."""
         with self._lasting():
             self._stream.flush()
 
@@ -45,7 +45,7 @@ class LastingStream:
 
 
 def to_null(stream: TextIO) -> None:
-    """Lead a stream's descriptor, if it has one, to the null device."""
+    """Redirect a stream's descriptor, if it has one, to the null device."""
     with suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
@@ -65,15 +65,15 @@ def lasting(name: str) -> Iterator[None]:
 
 
 def open_closed_streams() -> None:
-    """Open those of stdin, stdout and stderr that are closed, as by ``>&-``, on the null device.
+    """Open each of stdin, stdout and stderr that is closed, as by ``>&-``, on the null device.
 
-    Else the next file that is opened takes the descriptor, and what is printed.
+    Else the next file that klrl opens would get the descriptor, and receive all printed text.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest free descriptor: this one, since those below are open.
+            # os.open takes the lowest free descriptor: this one, since those below are open.
             os.open(os.devnull, os.O_RDWR)
             mode = "w" if descriptor else "r"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115

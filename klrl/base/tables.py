@@ -1,4 +1,4 @@
-"""klrl's own tables: a YAML beside the module that reads it. A wrong entry is named in a line."""
+"""Reads klrl's tables, each a YAML next to its module; one line names a wrong entry."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import yaml
 from klrl.base.errors import ConfigError
 
 Row = TypeVar("Row")
-#: libyaml's, where it is there: ten times as fast.
+#: libyaml's loader, if it is installed: ten times as fast.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_table(path: Path, *parts: str) -> Any:
-    """What a table holds; with ``parts`` a dictionary of these keys.
+    """Read a table; with ``parts`` it must be a dictionary with exactly these keys.
 
     Raises:
-        ConfigError: it is broken, or has other parts.
+        ConfigError: the table is broken, or has other keys.
     """
     try:
         table = yaml.load(path.read_text("utf-8"), LOADER)
@@ -30,10 +30,10 @@ def read_table(path: Path, *parts: str) -> Any:
 
 
 def entry_of(row: type[Row], path: Path, entry: dict[str, object]) -> Row:
-    """An entry of a table as a dataclass.
+    """Make a dataclass from an entry of a table.
 
     Raises:
-        ConfigError: it has an unknown field, or lacks one.
+        ConfigError: the entry has an unknown field, or lacks a field.
     """
     try:
         return row(**entry)

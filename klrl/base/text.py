@@ -1,4 +1,4 @@
-"""Plain text for people: tables, warnings, and a line that is updated in place."""
+"""Prints plain text for people: tables, warnings, and a line that is updated in place."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _CONTROL = ("Cc", "Zl", "Zp")
 
 
 def warn(line: str) -> None:
-    """Print a line for the user on stderr; a terminal that was closed is no error."""
+    """Print a line for the user on stderr; ignore a closed terminal."""
     with suppress(OSError):
         print(escaped(line), file=sys.stderr, flush=True)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that was probably meant, for an error; empty if there is none."""
+    """A hint at the most similar known name, for an error message; empty if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def escaped(text: str) -> str:
-    """A text in one line: line ends and control characters are written as Python writes them."""
+    """A text in one line: line ends and control characters become Python escapes."""
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in _CONTROL else c
         for c in text
@@ -66,7 +66,7 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
 
 
 def _fitting(text: str, width: int) -> str:
-    """The fields (``a | b``) that fit, each whole: half a number would be another number."""
+    """The fields (``a | b``) that fit, uncut: a cut number would be a different number."""
     first, *others = text.split(" | ")
     shown = first[:width]
     for each in others:
@@ -76,12 +76,12 @@ def _fitting(text: str, width: int) -> str:
 
 
 class LiveLine:
-    """The last line of a stream; replaced on a terminal and in a notebook, elsewhere a new line."""
+    """A status line, updated in place on a terminal and in a notebook; elsewhere a new line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._notebook = type(stream).__module__.startswith("ipykernel")
-        self.live = self._notebook or stream.isatty()  # whether it can replace a line
+        self.live = self._notebook or stream.isatty()  # whether the stream can replace a line
         self._pause = _NOTEBOOK_SECONDS if self._notebook else 0.0
         self._shown = self._latest = ""
         self._last = time.monotonic()
@@ -101,7 +101,7 @@ class LiveLine:
             self._show()
 
     def say(self, text: str) -> None:
-        """Write a line that stays; the live line follows it."""
+        """Write a permanent line above the live line."""
         self._write(text + "\n")
 
     def end(self) -> None:
@@ -122,7 +122,7 @@ class LiveLine:
         self._shown = self._latest
 
     def _write(self, text: str) -> None:
-        """Write in place of the line, which a control code removes, or spaces over it."""
+        """Replace the live line: a control code removes it, in a notebook spaces cover it."""
         if self.live:
             text = (f"\r{' ' * len(self._shown)}\r" if self._notebook else "\r\x1b[2K") + text
             self._shown = ""

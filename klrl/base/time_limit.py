@@ -14,10 +14,10 @@ class TookTooLong(Exception):
 
 
 def within(timeout: float | None, call: Callable[[], T]) -> T:
-    """Call, and return or raise what the call does. With a limit it runs on a thread of its own.
+    """Call a function, on a separate thread if there is a time limit; return or raise its outcome.
 
     Raises:
-        TookTooLong: it took more than ``timeout`` seconds; its thread is left behind.
+        TookTooLong: the call took more than ``timeout`` seconds; its thread is left behind.
     """
     if timeout is None:
         return call()
@@ -30,7 +30,7 @@ def within(timeout: float | None, call: Callable[[], T]) -> T:
         except BaseException as error:  # raised again in the caller's thread
             raised.append(error)
 
-    # A daemon thread: one that hangs must not keep the process from ending.
+    # A daemon thread: a call that hangs must not keep the process from ending.
     thread = threading.Thread(target=work, daemon=True, name="time limit")
     thread.start()
     thread.join(timeout)

@@ -1,7 +1,7 @@
 # ruff: noqa: F401, F403 (these are the names of klrl.config)
-"""The schema of every setting; ``rules`` checks settings against each other.
+"""Declares every setting with its schema; ``rules`` checks settings against each other.
 
-Nothing in here imports torch or gymnasium, so that ``--help`` and config errors print at once. To
+No file in here imports torch or gymnasium, so that ``--help`` and config errors print at once. To
 add a choice or a setting: ``schemas/``.
 """
 

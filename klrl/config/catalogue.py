@@ -1,6 +1,6 @@
-"""Every group, choice and setting that the command line knows: for hints, help and completion.
+"""Lists every group, choice and setting of the command line, for hints, help and completion.
 
-Read from the YAMLs (and the user's own, below ``--config-dir``) and from the schemas. No torch.
+The lists come from the schemas and the YAMLs, also those below ``--config-dir``. No torch in here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class KnownSetting:
     """A setting of the command line."""
 
     key: str  # as ``kl.estimator``
-    type: str  # as it is declared: ``list[int]``
-    allowed: tuple[str, ...]  # its values, where there is a closed list of them
-    schemas: tuple[str, ...] = ()  # of its group, that have it; empty outside any group
+    type: str  # the declared type, as ``list[int]``
+    allowed: tuple[str, ...]  # its closed list of values; empty without one
+    schemas: tuple[str, ...] = ()  # the group's choices that have it; empty outside any group
 
     @property
     def group(self) -> str:
@@ -38,13 +38,13 @@ class KnownSetting:
 
 
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
-    """The YAMLs of a group: klrl's presets and the user's; of two with the same name klrl's."""
+    """The YAMLs of a group, klrl's and the user's; of two with the same name klrl's wins."""
     folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
     return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
 
 
 def described(group: str, config_dir: str | None = None) -> dict[str, str]:
-    """The names that ``group=`` accepts, with a line on each."""
+    """Name of a choice that ``group=`` accepts -> a line of help on it."""
     found = {}
     for name, path in choice_files(group, config_dir).items():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -96,7 +96,7 @@ def _setting(key: str, each: Field[object], schemas: tuple[str, ...] = ()) -> Kn
 
 
 def may_have(setting: KnownSetting, choice: str) -> bool:
-    """Whether a choice of its group has a setting; of a preset nothing is known."""
+    """Whether a choice of the setting's group has the setting; True for presets, to be safe."""
     return choice in setting.schemas or choice not in ALL_CHOICES.get(setting.group, {})
 
 
@@ -113,7 +113,7 @@ def defaults() -> dict[str, str]:
 
 
 def chosen(group: str, overrides: Sequence[str], config_dir: str | None = None) -> str:
-    """A command line's choice of a group: the one given, its experiment's, or the default."""
+    """A command line's choice of a group: the given choice, the experiment's, or the default."""
     given = dict(each.split("=", 1) for each in overrides if "=" in each)
     if group in given:
         return given[group]

@@ -1,7 +1,7 @@
-"""Types and checks a composed config: one typed job, or an error in one line.
+"""Types and checks a composed config; the result is a typed job, or an error in one line.
 
-No torch in here. A setting's range is declared with its field; ``rules/`` holds the checks of
-settings against each other, ``rules/unread.py`` the settings that a job never reads.
+No torch in here. A setting's range is declared with its field; ``rules/`` checks settings against
+each other, and ``rules/unread.py`` refuses settings that a job never reads.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from klrl.config.rules import rules_of
 
 
 class NoValueError(ConfigError):
-    """A setting that the user must give was not given."""
+    """A setting that the user must give has no value."""
 
 
 def to_config(cfg: DictConfig) -> JobConfig:
-    """Type and check what Hydra composed, without its ``hydra`` node; ``env`` decides the domain.
+    """Type and check a config of Hydra, without its ``hydra`` node; ``env`` decides the domain.
 
     Raises:
         NoValueError: a value is missing.
@@ -69,7 +69,7 @@ _NUMBERS = ("frames", "seed", "device", "threads")
 
 
 def check_config(config: JobConfig) -> JobConfig:
-    """Check typed settings that were made in Python; whole floats become ints where they must."""
+    """Check typed settings that were made in Python; whole floats become ints where declared."""
     schemas: dict[str, type] = dict.fromkeys(GROUPS, ChoiceConfig)
     schemas |= {"eval": EvalConfig, "checkpoint": CheckpointConfig}
     for name, schema in schemas.items():
@@ -96,7 +96,7 @@ def check_config(config: JobConfig) -> JobConfig:
     return checked
 
 
-#: env -> the experiment that it is a part of
+#: env -> the experiment that uses it
 _STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text"}
 
 
@@ -135,7 +135,7 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfi
 
 
 def typed_choice(group: str, settings: object) -> Any:
-    """A group of settings, as a manifest holds them, typed and checked as those of a command."""
+    """Type and check a group's settings from a manifest, as those of a command line."""
     node = settings.get(group) if isinstance(settings, Mapping) else None
     check_plain(f"{group}: its stored settings", node)
     cfg = OmegaConf.structured(RootConfig)
@@ -182,7 +182,7 @@ def _check_fields(path: str, value: Any) -> None:
     for f in fields(value):
         key, setting = f"{path}.{f.name}", getattr(value, f.name)
         if str(f.type).startswith("list") and not isinstance(setting, list):
-            # An interpolation, as ${kl}, may be anything.
+            # The value of an interpolation, as ${kl}, may have any type.
             raise ConfigError(f"{key}={setting}: give a list")
         if f.metadata.get("own") and isinstance(setting, list):
             home = f.metadata.get("home", "")
@@ -198,7 +198,7 @@ def _check_fields(path: str, value: Any) -> None:
 
 
 def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
-    """A custom part: from its target, or from its settings; ``home``: the default module."""
+    """Make a custom part from its target or its settings; ``home``: the default module."""
     if value is None or isinstance(value, OwnPart):
         return value
     settings = {"target": value} if isinstance(value, str) else value
@@ -216,15 +216,15 @@ def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
     return part
 
 
-#: Integers of torch and numpy are smaller.
+#: torch and numpy have no integer of this size.
 _TOO_LARGE = 2**63
 _SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 
 
 def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
-    """A value that keeps the rule of :func:`klrl.config.fields.number` or ``choice``.
+    """Check a value against its rule from :func:`klrl.config.fields.number` or ``choice``.
 
-    A whole float becomes an int where the rule says so.
+    Returns the value; a whole float becomes an int if the rule has ``whole``.
     """
     if not rule or (value is None and rule.get("optional", True)):
         return value
@@ -255,18 +255,18 @@ def check_device_name(device: str) -> None:
 
 
 def check_names_unset(overridden: Iterable[str]) -> None:
-    """Refuse ``kl.name=legacy``: a name is set by the choice, the source of a part by its files."""
+    """Refuse overrides of what klrl sets: the name of a choice, the source of a custom part."""
     for key in overridden:
         group, *names = key.split(".")
         if group in ALL_CHOICES and names == [NAME]:
             raise ConfigError(f"{key}: set by the choice; choose with {group}=...")
-        users = {"args", "kwargs"}.intersection(names)  # words of the user's own
+        users = {"args", "kwargs"}.intersection(names)  # below these keys names are the user's
         if group in ALL_CHOICES and not users and FOUND_OUT.intersection(names):
             raise ConfigError(f"{key}: klrl finds it out; drop it")
 
 
 def check_plain(where: str, value: object) -> None:
-    """Refuse settings that refer to others, as to a variable of the environment."""
+    """Refuse interpolations, as ``${oc.env:HOME}``, that remain in settings."""
     if isinstance(value, str) and "${" in value:
         raise ConfigError(f"{where}: {value:.80} is no plain value; write its value there")
     if isinstance(value, dict | list):
@@ -288,7 +288,7 @@ def typed(settings: Mapping[str, object]) -> DictConfig:
 
 
 def typed_group(group: str, node: object) -> DictConfig | ListConfig:
-    """A group of settings in the schema of the choice that it names; errors as of :func:`typed`."""
+    """Merge a group's settings into the schema of the choice it names; errors as :func:`typed`."""
     if not isinstance(node, Mapping) or NAME not in node:
         raise ConfigError(f"{group}: its stored settings name no choice")
     schema = choice_of(group, str(node[NAME])).schema

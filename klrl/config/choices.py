@@ -1,11 +1,11 @@
 """The registry: group -> choice -> its schema, its factory in each domain, its free settings.
 
-It is exact: a name that is not registered is refused, there is no fallback. A run stores a choice
-by its name (``GROUP.name``), and is read back by it. To add a choice: a class in ``schemas/``
-(of a sweep's groups in ``sweep.py``) with its settings and :func:`registered`, and the factory.
+An unregistered name is refused; there is no fallback. A run stores its choices by name
+(``GROUP.name``), and is read back by these names. To add a choice, write its settings as a class
+with :func:`registered` in ``schemas/`` (a sweep's in ``sweep.py``), and its factory.
 
-Factories are named, not imported, so nothing here imports torch. All factories of a group take the
-same arguments, written above the group.
+The registry stores factories by name, so that this file does not import torch. All factories of a
+group take the same arguments, listed above the group.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ SWEEP = "sweep"
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice of a group, in the domains that have a factory for it."""
+    """One choice of a group, with a factory for each domain that has it."""
 
     schema: type[ChoiceConfig]
     factories: Mapping[str, str]  # domain -> "module:factory"
     what: str = ""  # for ``--help``
-    #: Values of settings that are not those of the schema.
+    #: Setting -> its default value, if that differs from the schema's.
     values: Mapping[str, object] = field(default_factory=dict)
-    #: Settings that change no result, so that a job's identity leaves them out; ``*``: all.
+    #: Settings that change no result; a job's identity leaves them out. ``*``: all.
     free: tuple[str, ...] = ()
-    #: An optional package that it needs, and what to do where that is not installed.
+    #: An optional package that the choice needs, and the remedy if it is not installed.
     package: str = ""
     remedy: str = ""
 
@@ -46,7 +46,7 @@ class Choice:
         return tuple(self.factories)
 
 
-#: Groups of a job, in the order of ``--help``; what their factories take and return.
+#: Groups of a job, in the order of ``--help``, with the signature of their factories.
 CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {},
@@ -56,7 +56,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "reference": {},
     # control: (config, actor, reference), language: (config) -> ReferenceKL | None
     "kl": {},
-    # a FixedKLController, made by its ``of(config, coef, frames)``
+    # a subclass of FixedKLController, with a classmethod ``of(config, coef, frames)``
     "controller": {},
     # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
     "advantage": {},
@@ -74,7 +74,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
 
 #: Groups of a sweep; no job reads them.
 SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
-    # (config, jobs, folder) -> outcomes, and that jobs are in a queue
+    # (config, jobs, folder) -> outcomes, and whether jobs are in a queue
     "launcher": {},
     # (sweep, config, launcher, args) -> exit code
     "search": {},
@@ -83,12 +83,12 @@ SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
 GROUPS = tuple(CHOICES)
 SWEEP_GROUPS = tuple(SWEEP_CHOICES)
 ALL_CHOICES = CHOICES | SWEEP_CHOICES
-#: In the order of the help; ``experiment`` is a preset over the others.
+#: All groups in the order of ``--help``; ``experiment`` is a preset over other groups.
 ALL_GROUPS = (*GROUPS, "experiment", *SWEEP_GROUPS)
 
 #: The setting that holds a choice's name, in every group.
 NAME = "name"
-#: Settings that klrl finds out, and no user gives.
+#: Settings that klrl fills in; users cannot set them.
 FOUND_OUT = frozenset((NAME, "source", "sources", "version"))
 
 
@@ -101,9 +101,9 @@ def registered(
 ) -> Callable[[Schema], Schema]:
     """Make a class of settings a dataclass, and register it as the schema of a choice.
 
-    ``what`` is its line in ``--help``, by default the docstring; ``both`` the ``module:factory``
-    below klrl of both domains, else ``control``, ``language`` and ``sweep`` give that of each;
-    ``more`` are fields of :class:`Choice`.
+    ``what`` is its line in ``--help``, by default the docstring's first line. ``both`` is the
+    ``module:factory``, relative to klrl, of both domains; else ``control``, ``language`` and
+    ``sweep`` in ``more`` name one each. The rest of ``more`` are fields of :class:`Choice`.
     """
 
     def register(schema: Schema) -> Schema:
@@ -115,7 +115,7 @@ def registered(
         said = (schema.__doc__ or "").partition("\n")[0].removesuffix(".")
         said = said if said[1:2].isupper() else said[:1].lower() + said[1:]
         more.setdefault("remedy", f"pip install 'klrl[{more.get('package')}]'")
-        if name in ALL_CHOICES.get(group, (name,)):  # no such group, or it has the name
+        if name in ALL_CHOICES.get(group, (name,)):  # no such group, or the name is taken
             raise ConfigError(
                 f"@registered({group!r}, {name!r}) of {schema.__name__}: give a name of its own in "
                 f"one of the groups {', '.join(ALL_CHOICES)}"
@@ -137,7 +137,7 @@ def choice_of(group: str, name: str) -> Choice:
 
 
 def factory(group: str, config: ChoiceConfig, domain: str) -> Callable[..., Any]:
-    """What makes the chosen part in a domain; that of a sweep's groups is :data:`SWEEP`."""
+    """The factory of a choice in a domain; for a sweep's groups the domain is :data:`SWEEP`."""
     choice = choice_of(group, config.name)
     if domain not in choice.factories:
         raise ConfigError(
@@ -169,7 +169,7 @@ def choices_for(group: str, domain: str) -> list[str]:
 
 
 def conf_dir() -> Path:
-    """The folder of the YAML files: inside the installed package, else next to it in a checkout."""
+    """The folder of the YAML files: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).parent.parent
     packaged = package / "conf"
     return packaged if packaged.is_dir() else package.parent / "conf"

@@ -1,4 +1,4 @@
-"""From overrides to typed jobs: Hydra composes, ``klrl.config.checks`` types. No torch."""
+"""Turns overrides into typed jobs: Hydra composes, ``klrl.config.checks`` types. No torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from klrl.config.overrides import (
 from klrl.config.own import complete
 from klrl.config.rules.unread import check_all_read, check_objective
 
-# Hydra 1.3.8 writes an option's help as an object, which Python 3.14 refuses as no text.
+# Hydra 1.3.8 gives argparse help that is not a string, which Python 3.14 refuses.
 _Unchecked = type("_Unchecked", (argparse.ArgumentParser,), {"_check_help": lambda *_: None})
 hydras.argparse = SimpleNamespace(**vars(argparse) | {"ArgumentParser": _Unchecked})
 
@@ -47,14 +47,14 @@ class Checked(NamedTuple):
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """Hydra's flags of a command line, and its overrides in Hydra's grammar.
+    """Parse a command line into Hydra's flags, and overrides in Hydra's grammar.
 
     Returns:
         Hydra's flags; ``overrides``, with ``++`` where a dictionary is open, and with paths quoted;
-        ``given``, the overrides as they came; ``flags``, all else.
+        ``given``, the overrides as typed; ``flags``, all other arguments.
     """
     parser = hydras.get_args_parser()
-    parser.exit_on_error = False  # it would print eight lines of usage
+    parser.exit_on_error = False  # else argparse prints eight lines of usage
     argv = [_without_dashes(each) for each in argv]
     try:
         args, unknown = parser.parse_known_args(argv)
@@ -71,14 +71,14 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _without_dashes(argument: str) -> str:
-    """``--kl.coef=1``, as a wandb agent writes it, is ``kl.coef=1``; flags and typos stay."""
+    """Turn ``--kl.coef=1``, as wandb agents write it, into ``kl.coef=1``; keep flags and typos."""
     setting = argument.removeprefix("--")
     known = key_of(setting).partition(".")[0] in _VALUES | _CHOSEN | {"sweep", "resume", "hydra"}
     return setting if known and "=" in argument else argument
 
 
 def prepared(arguments: Sequence[str], config_dir: str | None) -> list[str]:
-    """Overrides in Hydra's grammar; refuses an argument that is none, and a missing folder."""
+    """Overrides in Hydra's grammar; refuses other arguments, and a missing ``config_dir``."""
     bare = [each for each in arguments if "=" not in each and not each.startswith("~")]
     bare += [each for each in arguments if not key_of(each)]
     if bare:
@@ -117,7 +117,7 @@ _REFUSALS = (
 )
 
 
-#: When each YAML was last changed: who edits one in a notebook gets what it says now.
+#: When each YAML was last changed, so that an edit during a notebook session takes effect.
 Stamp = tuple[tuple[str, int], ...]
 
 
@@ -125,15 +125,15 @@ Stamp = tuple[tuple[str, int], ...]
 def _composed(
     chosen: tuple[str, ...], config_dir: str | None, config_name: str | None, stamp: Stamp
 ) -> DictConfig:
-    """Composed from choices alone; not to be changed."""
+    """Compose a config from choices alone; the caller must not change it."""
     return compose(chosen, config_dir, config_name)
 
 
 class Composer:
     """Composes jobs; Hydra composes each set of choices once in a process.
 
-    The values are merged into a copy of that config, as Hydra does: after all choices, in the order
-    given. That takes a tenth of the time of composing every job from the start.
+    The values are merged into a copy of that config as Hydra merges them: after all choices, in the
+    given order. This takes a tenth of the time of composing every job from the start.
     """
 
     def __init__(self, config_dir: str | None = None, config_name: str | None = None) -> None:
@@ -161,7 +161,7 @@ class Composer:
         return config
 
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
-        # Hydra composes all up to the last override of another form, as ~kl.coef or kl={coef: 1}.
+        # Hydra composes all up to the last override of a third form: ~kl.coef or kl={coef: 1}.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
         start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
         chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))
@@ -173,7 +173,7 @@ class Composer:
                 key, add = override.key_or_group, override.is_force_add()
                 OmegaConf.update(cfg, key, override.value(), merge=True, force_add=add)
         except _REFUSALS:
-            # Hydra's own error on the whole command line is the most precise one.
+            # Hydra's error on the whole command line is the most precise.
             return compose(overrides, *self._from)
         return cfg
 

@@ -1,4 +1,4 @@
-"""The text of ``--help``, and a one-line message for each way to get a setting wrong."""
+"""Writes the text of ``--help``, and a one-line message for each kind of wrong setting."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _NO_MEMORY = (
     "'env.wrappers=[{target: FrameStackObservation, args: {stack_size: 4}}]'"
 )
 _WHOLE = "; klrl samples from all of the policy, whose KL it measures: see collector.temperature"
-#: Other libraries' words, and a setting that takes no list: what klrl has in their place.
+#: Word of another library, or a setting that takes no list -> what to use in klrl instead.
 _ANSWERS = {
     "learning_rate": "; did you mean optim.lr?",
     "total_timesteps": "; did you mean frames?",
@@ -94,7 +94,7 @@ _ANSWERS = {
 
 
 def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> ConfigError:
-    """A YAML sets what a choice lacks, as in ``experiment=sort_digits collector=vector``."""
+    """The error of a YAML that sets what the choice lacks: ``experiment=text collector=vector``."""
     kind, name, group, key = match.groups()
     if kind == group:
         meant = nearest(key, [each.name for each in settings().values() if each.group == group])
@@ -113,7 +113,7 @@ def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> Co
 
 
 def expected(error: Exception, key: str, value: object) -> str:
-    """What to give in place of a value of the wrong type."""
+    """The remedy for a value of the wrong type."""
     cause = str(error.__cause__ or error)
     if "Cannot convert 'list' to string" in cause:
         return f"give one value{_ANSWERS.get(key, '')}"
@@ -144,7 +144,7 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
-    """An argument without ``=``: often a choice whose group was left out, or a command."""
+    """The error of an argument without ``=``: often a choice without its group, or a command."""
     groups = [group for group in ALL_GROUPS if argument in choices(group, config_dir)]
     meant = " or ".join(f"{group}={argument}" for group in groups)
     hint = f"did you mean {meant}?" if meant else "write KEY=VALUE or GROUP=CHOICE, see --help"
@@ -152,7 +152,7 @@ def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
 
 
 def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
-    """An unknown key: a setting of another choice or another group, or a typo."""
+    """The error of an unknown key: a setting of a different choice or group, or a typo."""
     value = next((o.lstrip("+~") for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
     known = settings()
     group = key.partition(".")[0]
@@ -175,12 +175,12 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     return ConfigError(f"{value}: no such setting{hint or '; see --help'}")
 
 
-#: The choice of a custom part, whose settings nobody means by a wrong word.
+#: The choice of a custom part; its settings are never suggested for an unknown key.
 _OWN = "custom"
 
 
 def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> str:
-    """A hint at the settings of other groups with the same name there; empty without any."""
+    """A hint at settings of the same name in other groups; empty without any."""
     end = f".{key.partition('.')[2] or key}"
     known = [s for s in settings().values() if s.schemas != (_OWN,)]
     same = {s.key: s for s in known if f".{s.key}".endswith(end)}
@@ -195,5 +195,5 @@ def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> st
             *others, last = having
             listed = f"{', '.join(others)} or {last}" if others else last
             hints.append(f"{setting.key} ({setting.group}={listed})")
-    hints.sort(key=len)  # a setting that is read already is the shortest: the key alone
+    hints.sort(key=len)  # settings that the job already reads come first: the key alone is shortest
     return f"; did you mean {', or '.join(hints)}?" if hints else ""

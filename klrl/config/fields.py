@@ -1,4 +1,4 @@
-"""Declarations of settings with their ranges, and the base schema of every choice."""
+"""Declares settings with their ranges, and the base schema of every choice."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from omegaconf import MISSING
 
 from klrl.base.text import nearest
 
-#: A declaration stands where a field's value does, whatever its type.
+#: A declaration is assigned to a field of any type, hence Any.
 Declaration = Any
 
 
 class Settings:
-    """Settings as dataclasses, which take no name that they do not have: it would be a typo."""
+    """Base of dataclasses of settings: refuses to set a name without a field, as a typo."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set one; an AttributeError names the nearest where there is none of this name."""
+        """Set a field; for an unknown name the AttributeError suggests the nearest one."""
         known = getattr(type(self), "__dataclass_fields__", {})
         if name not in known:
             said = nearest(name, known) or f"; it has {', '.join(known)}"
@@ -27,13 +27,13 @@ class Settings:
 
 @dataclass
 class ChoiceConfig(Settings):
-    """The setting of every choice: its name, the key in :data:`klrl.config.choices.CHOICES`."""
+    """The base of every choice's settings: its name, a key of :data:`klrl.config.CHOICES`."""
 
     name: str = field(default=MISSING, kw_only=True)
 
 
 def setting(value: object, **rule: object) -> Declaration:
-    """Declare a setting with the value that a choice gives it; MISSING: the user must give one."""
+    """Declare a setting with its default value; MISSING: the user must give a value."""
     return field(default=MISSING, metadata=rule if value is MISSING else {**rule, "value": value})
 
 
@@ -48,8 +48,8 @@ def number(
 ) -> Declaration:
     """Declare a numeric setting with its range.
 
-    ``whole`` accepts 1e6 as well as 1000000 (a field of type Whole), and ``optional`` says
-    whether null is allowed; for typed fields OmegaConf checks that.
+    ``whole`` declares an integer that may be written as 1e6 (a field of type Whole). ``optional``
+    allows null; for typed fields OmegaConf checks that.
     """
     return setting(value, ge=ge, gt=gt, le=le, whole=whole, optional=optional)
 
@@ -57,9 +57,10 @@ def number(
 def choice(
     *allowed: str, value: str | None = None, optional: bool = False, declared_in: str = ""
 ) -> Declaration:
-    """Declare a setting with a closed list of values, of which the first is its own.
+    """Declare a setting with a closed list of values.
 
-    Where null is allowed (``optional``), that is. ``declared_in`` names the file of the list.
+    The default is ``value``, else null if ``optional``, else the first of the list. ``declared_in``
+    names the file that declares the list.
     """
     value = value if value or optional else allowed[0]
     where = f" (declared in {declared_in})" if declared_in else ""
@@ -67,26 +68,26 @@ def choice(
 
 
 def added(setting: Declaration, before: object) -> Declaration:
-    """Declare a setting that older runs do not have; ``before`` keeps their behaviour.
+    """Declare a setting that older runs lack; the value ``before`` keeps their behaviour.
 
-    Stored runs without the setting are read with ``before``, which is also its value where
-    ``setting`` has none. A job's identity leaves the setting
-    out while it has this value, so that sweeps begun earlier can resume.
+    klrl reads ``before`` for stored runs without the setting, and as the default if ``setting`` has
+    none. A job's identity leaves the setting out while it equals ``before``, so that earlier sweeps
+    can resume.
     """
     return field(default=before, metadata={**setting.metadata, "added": before})
 
 
 def nested_schema(of: Field[object]) -> type | None:
-    """The dataclass of settings that a field holds; None for a single setting."""
+    """The dataclass of a field with nested settings; None for a single setting."""
     made = of.default_factory
     return made if isinstance(made, type) and is_dataclass(made) else None
 
 
 @dataclass
 class OwnPart(Settings):
-    """A part from outside klrl: what it is called, and with what (docs/extending.md).
+    """A custom part: the class or function to call, and its arguments (docs/extending.md).
 
-    ``path``, ``source`` and ``version`` are klrl's to set; see :mod:`klrl.config.own`.
+    klrl sets ``path``, ``source`` and ``version``; see :mod:`klrl.config.own`.
     """
 
     #: package.module:Name, from the current folder or PYTHONPATH; see docs/extending.md

@@ -1,4 +1,4 @@
-"""What makes two jobs the same: their settings, and the version of the arithmetic behind them."""
+"""Computes a job's identity: a hash of its settings, and the version of klrl's arithmetic."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import NamedTuple
 from klrl.config.choices import CHOICES, choice_of
 from klrl.config.jobs import JobConfig
 
-#: Incremented when equal settings give rows that differ by more than rounding; a release alone does
-#: not change it.
+#: Incremented when a change of klrl makes equal settings give rows that differ by more than
+#: rounding; a release alone does not increment it.
 NUMERICS = 3
 
 
 class Identity(NamedTuple):
-    """Equal for two jobs that compute the same thing."""
+    """Equal for two jobs that compute the same rows."""
 
     settings: str  # :func:`settings_hash`
-    numerics: int  # :data:`NUMERICS` of the klrl that computes them; 0 where it is unknown
+    numerics: int  # :data:`NUMERICS` of the klrl that computes the rows; 0 if unknown
 
 
 def identity(config: JobConfig) -> Identity:
@@ -35,11 +35,11 @@ def settings_hash(config: JobConfig) -> str:
 
 
 def canonical(config: JobConfig) -> dict[str, object]:
-    """The settings that change a job's results, in a canonical form.
+    """The settings that change a job's results, in a canonical form: 1 and 1.0 are the same.
 
-    Left out: the registry's free settings; a later setting while it has the value that keeps the
-    earlier behaviour (``added`` in :mod:`klrl.config.fields`); where a custom part was found (its
-    source counts); how a run is evaluated that never is. 1 and 1.0 are the same.
+    Leaves out the registry's free settings; a later setting while it keeps the earlier behaviour
+    (``added`` in :mod:`klrl.config.fields`); the folder of a custom part (its source counts); the
+    settings of evaluations if the run has none.
     """
     settings: dict[str, object] = {}
     for f in dataclasses.fields(config):
@@ -47,7 +47,7 @@ def canonical(config: JobConfig) -> dict[str, object]:
         free = choice_of(f.name, value.name).free if f.name in CHOICES else ()
         settings[f.name] = {} if "*" in free else _canonical(value, free)
     if not config.eval.on:
-        settings["eval"] = {"every": 0}  # how large they would be is read by nobody
+        settings["eval"] = {"every": 0}  # the other settings of eval are not read
     return settings
 
 

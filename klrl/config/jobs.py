@@ -44,7 +44,7 @@ class JobConfig(Settings, ABC):
     advantage: AdvantageConfig | GroupConfig
     collector: CollectorConfig | SamplerConfig
 
-    #: The name of its domain in :mod:`klrl.domains`.
+    #: The job's domain, a key of :data:`klrl.domains.DOMAINS`.
     domain: ClassVar[str]
 
     @property
@@ -64,12 +64,12 @@ class JobConfig(Settings, ABC):
 
     @property
     def iterations(self) -> int:
-        """Rollouts that cover ``frames``, the last one whole."""
+        """Whole rollouts that together cover at least ``frames``."""
         return math.ceil(self.frames / self.frames_per_iteration)
 
     @property
     def gradient_steps(self) -> int:
-        """Minibatches over the whole run."""
+        """Gradient steps, one per minibatch, over the whole run."""
         return self.iterations * self.learner.epochs * self.learner.minibatches
 
 
@@ -107,7 +107,7 @@ class LanguageConfig(JobConfig):
     domain = LANGUAGE
 
     def __post_init__(self) -> None:
-        if self.loss.reduction == "mean":  # over what the domain has: tokens
+        if self.loss.reduction == "mean":  # the domain's mean is over tokens
             self.loss = replace(self.loss, reduction="token")
 
     @property
@@ -122,17 +122,17 @@ class LanguageConfig(JobConfig):
 
     @property
     def mixed(self) -> bool:
-        """Whether weights of float32 learn by bfloat16 arithmetic.
+        """Whether float32 weights are trained with bfloat16 arithmetic.
 
-        So where it is asked for, and where all weights would learn in bfloat16: an Adam step of
-        1e-6 is below its spacing.
+        True with ``learner.dtype=mixed``, and for a bfloat16 actor without adapters: an Adam step
+        of 1e-6 is below the spacing of bfloat16 weights.
         """
         whole = self.actor.lora.r == 0
         return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")
 
 
-#: The task of any job.
+#: The ``env`` settings of any job.
 Env = EnvConfig | LanguageEnvConfig
 
-#: domain -> its job
+#: domain -> the class of its jobs
 JOBS: dict[str, type[Config] | type[LanguageConfig]] = {CONTROL: Config, LANGUAGE: LanguageConfig}

@@ -1,6 +1,6 @@
-"""Published objectives of language by name: ``loss=grpo advantage=grpo``.
+"""Declares published objectives of language by name: ``loss=grpo advantage=grpo``.
 
-Each is two presets: ``loss=NAME`` over ``loss=clip``, ``advantage=NAME`` over ``advantage=group``.
+Each is two presets: ``loss=NAME`` changes ``loss=clip``, ``advantage=NAME`` ``advantage=group``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings of a group over those of one of its choices."""
+    """Values that replace some settings of a group's choice ``below``."""
 
     what: str
     below: str
@@ -41,7 +41,7 @@ _objective(
 )
 _objective("rloo", "RLOO (Ahmadian 2024)", baseline="leave_one_out", reduction="sequence")
 
-#: ``advantage.baseline`` that divides score and KL by the spread of the group's scores.
+#: The ``advantage.baseline`` that divides score and KL by the spread of the group's scores.
 SHAPED = "normalized_shaped"
 _PUBLISHED = [str(each.values["baseline"]) for each in PRESETS["advantage"].values()]
 BASELINES = tuple(dict.fromkeys((*_PUBLISHED, SHAPED)))

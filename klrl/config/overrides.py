@@ -1,4 +1,4 @@
-"""The overrides of a command line: a sweep's own, and the jobs that the others expand to.
+"""Splits a command line's overrides into a sweep's and its jobs', and expands the jobs.
 
 The grammar and the order of the jobs are Hydra's (``a=1,2``, ``a=range(3)``, ``a=glob(*)``).
 """
@@ -32,10 +32,10 @@ _LONGEST_NAME = 180
 class SweepOverrides:
     """The parts of a sweep's command line."""
 
-    name: str | None  # of ``sweep=NAME``; None for a new folder
+    name: str | None  # NAME in ``sweep=NAME``; None for a new folder
     folder: str | None  # ``hydra.sweep.dir``, if given
     own: list[str]  # overrides of launcher and search
-    job: list[str]  # of the jobs, also those with several values
+    job: list[str]  # overrides of the jobs, also those with several values
 
 
 def key_of(override: str) -> str:
@@ -44,18 +44,18 @@ def key_of(override: str) -> str:
 
 
 def value_of(override: str) -> str:
-    """The value behind the ``=``, without quotes around it."""
+    """The value after the ``=``, without quotes around it."""
     value = override.partition("=")[2]
     quoted = len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]
     return value[1:-1] if quoted else value
 
 
 def is_own(override: str) -> bool:
-    """Whether an override sets how a sweep's jobs are run, not what they compute."""
+    """Whether an override sets how a sweep runs its jobs, not what the jobs compute."""
     return key_of(override).split(".")[0] in ("sweep", *SWEEP_GROUPS)
 
 
-#: Overrides of Hydra's sweeps, and what klrl has in their place.
+#: Override of Hydra's sweeps -> what to use in klrl instead.
 _REFUSED = {
     "hydra.run.dir": "a sweep never reads it; give hydra.sweep.dir, or sweep=NAME",
     "hydra.sweep.subdir": "klrl names the jobs' folders by what is swept; drop it",
@@ -65,7 +65,7 @@ _REFUSED = {
 
 
 def split_overrides(overrides: Sequence[str]) -> SweepOverrides:
-    """Separate a sweep's own overrides from those of its jobs; refuse those of Hydra's sweeps."""
+    """Separate a sweep's overrides from its jobs' overrides; refuse those of Hydra's sweeps."""
     name = folder = None
     own: list[str] = []
     job: list[str] = []
@@ -96,9 +96,9 @@ def _checked_name(value: str) -> str:
 
 
 def quote_paths(overrides: Sequence[str]) -> list[str]:
-    """Quote values that are existing paths with ``=`` or ``,`` in them, as job folders have.
+    """Quote values that are existing paths with ``=`` or ``,``, such as the folders of jobs.
 
-    Without quotes Hydra refuses ``actor.init=outputs/base/seed=0``, and takes a comma for a sweep.
+    Without quotes Hydra refuses ``actor.init=outputs/base/seed=0``, and reads a comma as a sweep.
     An interpolation such as ``${seed}`` matches any part of a path.
     """
     quoted = []
@@ -106,7 +106,7 @@ def quote_paths(overrides: Sequence[str]) -> list[str]:
         key, _, value = override.partition("=")
         if set("=,") & set(value) and value[:1] not in ("'", '"', "[", "{"):
             parts = re.split(r"\$\{[^}]*\}", str(expanded(value)))
-            # Not Path.glob: it takes no absolute pattern.
+            # Path.glob accepts no absolute pattern.
             if glob.glob("*".join(map(glob.escape, parts))):  # noqa: PTH207
                 override = f"{key}='{value}'"
         quoted.append(override)
@@ -114,7 +114,7 @@ def quote_paths(overrides: Sequence[str]) -> list[str]:
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Overrides as Hydra parses them; its errors in one line."""
+    """Parse overrides with Hydra; turn its errors into one line."""
     with explained(overrides, None, HydraException):
         return parse_overrides(overrides)
 
@@ -135,7 +135,7 @@ def explained(
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[Override]:
-    """:func:`parse` with Hydra's own errors."""
+    """Parse overrides with Hydra, and raise Hydra's own errors."""
     return [_parsed(override) for override in overrides]
 
 
@@ -145,7 +145,7 @@ def _parsed(override: str) -> Override:
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each job of a sweep: every combination, the last one changing fastest."""
+    """The overrides of each job of a sweep: every combination, the last key changing fastest."""
     parsed = parse(overrides)
     for override in parsed:
         if override.is_sweep_override() and not override.is_discrete_sweep():
@@ -163,7 +163,7 @@ def swept_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def job_name(overrides: Sequence[str], swept: Sequence[str]) -> str:
-    """A readable folder name, of the keys with several values: ``kl=legacy,seed=1``."""
+    """A readable folder name from the keys with several values: ``kl=legacy,seed=1``."""
     parts = [each.lstrip("+") for each in overrides if each.partition("=")[0] in swept]
     name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts)) or "job"
     if len(name) <= _LONGEST_NAME:
@@ -172,7 +172,7 @@ def job_name(overrides: Sequence[str], swept: Sequence[str]) -> str:
 
 
 def check_one_choice(overrides: Sequence[str]) -> None:
-    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last one would win."""
+    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last would win."""
     for override in overrides:
         group, _, value = override.lstrip("+").partition("=")
         first, *others = [each.strip() for each in value.strip("[]").split(",")]
@@ -185,7 +185,7 @@ def check_one_choice(overrides: Sequence[str]) -> None:
 
 
 def check_no_second_choice(overrides: Sequence[str]) -> None:
-    """Refuse ``kl=legacy ... kl=retrieve`` on a command line, where the last one would win."""
+    """Refuse ``kl=legacy ... kl=retrieve`` on a command line: Hydra would use the last."""
     given: dict[str, str] = {}
     for override in overrides:
         group = override.lstrip("+").partition("=")[0]

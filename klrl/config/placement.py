@@ -1,4 +1,4 @@
-"""Which estimator and divergence are allowed in which placement: docs/kl.md's tables."""
+"""Says which estimator and divergence are allowed in which placement: docs/kl.md's tables."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from enum import Enum
 
 from klrl.base.errors import ConfigError
 
-#: Where the penalty goes: in the reward, in the loss, or in the reward with each step's own KL in
-#: the loss (split).
+#: Where the penalty is charged: in the reward, in the loss, or in the reward and each step's own KL
+#: also in the loss (split).
 PLACEMENTS = ("reward", "loss", "split")
-#: A function of the user's (``kl.own_estimator``, ``kl.own_divergence``). Such an estimator is
-#: charged as k2 is: sampled, and in the reward without the gradient of a KL.
+#: A custom function (``kl.own_estimator``, ``kl.own_divergence``). A custom estimator is treated
+#: like k2: it is sampled, and in the reward it does not give the gradient of a KL.
 OWN = "custom"
-#: Which divergence of policy and reference is charged. The formulas: :mod:`klrl.kl.divergences`.
+#: Divergences of policy and reference. The formulas: :mod:`klrl.kl.divergences`.
 DIVERGENCES = ("reverse", "forward", "js")
 
 
 class Gradient(Enum):
-    """The expected gradient of a policy that samples its own actions."""
+    """The expected gradient of a penalty, on actions that the policy itself sampled."""
 
     EXACT = "the gradient of the whole penalty"
     OWN_STEP = "the gradient of each step's own KL; the part through later states is missing"
@@ -26,8 +26,8 @@ class Gradient(Enum):
     TWICE = "each step's own KL counted twice"
 
 
-#: Sampled estimator -> the gradient that it has in the reward. Its formula is the function of that
-#: name in :mod:`klrl.kl.estimators`.
+#: Sampled estimator -> its gradient in the reward. The formula of an estimator is the function of
+#: the same name in :mod:`klrl.kl.estimators`.
 SAMPLED = {"k1": Gradient.EXACT, "k2": Gradient.WRONG, "k3": Gradient.WRONG}
 ESTIMATORS = (*SAMPLED, "exact")
 #: placement -> estimator -> its gradient.
@@ -61,14 +61,14 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
 
 
 def check_divergence(divergence: str, placement: str, estimator: str) -> None:
-    """Refuse a divergence where its gradient would be wrong; the reverse KL has rules of its own.
+    """Refuse a divergence whose gradient would be wrong; the reverse KL has its own check.
 
     With u = pi_ref / pi and D = E_pi[f(u)], a sampled reward would need f(u) - u f'(u) at a step's
     own action and f(u) for the actions before it: two numbers, which differ by a constant for the
-    reverse KL alone (f = -log u: k1). And k1, k2, k3 sample the reverse KL.
+    reverse KL alone (f = -log u: k1). Also, k1, k2 and k3 estimate the reverse KL alone.
 
     Raises:
-        ConfigError: a divergence in the reward, or one that an estimator of the reverse KL samples.
+        ConfigError: a divergence in the reward, or with a sampled estimator.
     """
     if divergence == "reverse":
         return

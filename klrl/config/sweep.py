@@ -20,7 +20,7 @@ class LauncherConfig(ChoiceConfig):
         return True
 
     def at_once(self, jobs: int, cores: int, devices: int) -> int:
-        """How many of ``jobs`` run at a time on so many ``cores`` and CUDA ``devices``."""
+        """How many of ``jobs`` run at a time on ``cores`` cores and ``devices`` CUDA devices."""
         return 1
 
 
@@ -34,7 +34,7 @@ class JoblibConfig(LauncherConfig):
     jobs_per_device: int = number(1, ge=1)
 
     def at_once(self, jobs: int, cores: int, devices: int) -> int:
-        """``n_jobs``, by default ``jobs_per_device`` on each device, or 2 on the cores."""
+        """``n_jobs``; by default ``jobs_per_device`` on each device, or 2 without a device."""
         return self.n_jobs or devices * self.jobs_per_device or 2
 
 
@@ -55,7 +55,7 @@ class SubmititConfig(LauncherConfig):
 
     @property
     def on_this_machine(self) -> bool:
-        """Only with submitit's local executor."""
+        """True only with submitit's local executor."""
         return self.cluster == "local"
 
     def at_once(self, jobs: int, cores: int, devices: int) -> int:
@@ -78,11 +78,11 @@ class RayLauncherConfig(LauncherConfig):
 
     @property
     def on_this_machine(self) -> bool:
-        """Unless a cluster's address is given."""
+        """True unless a cluster's address is given."""
         return not self.address
 
     def at_once(self, jobs: int, cores: int, devices: int) -> int:
-        """``cpus`` (default: the cores) / ``cpus_per_job``, and no more than fit on the devices."""
+        """``cpus`` (default: all cores) / ``cpus_per_job``, but no more than fit on the devices."""
         fit = int((self.cpus or cores) / self.cpus_per_job)
         return min(fit, devices * self.jobs_per_device) if devices else fit
 
@@ -103,5 +103,5 @@ class OptunaConfig(SearchConfig):
     seed: int = number(0, ge=0)  # of the sampler
 
 
-#: The settings of a sweep besides those of its jobs.
+#: The settings of a sweep that are not its jobs'.
 SweepRoot = make_dataclass("SweepRoot", [(group, Group, None) for group in SWEEP_GROUPS])

@@ -1,4 +1,4 @@
-"""Types of settings that OmegaConf does not read: for it they are open, and klrl checks them."""
+"""Types of settings that OmegaConf cannot read: it sees ``Any``, and klrl checks the values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from klrl.config.fields import OwnPart
 Group = Any
 
 if TYPE_CHECKING:
-    Part = OwnPart  # or null, where no setting asks for it
+    Part = OwnPart  # or null, where no setting requires it
     Switch = str  # YAML reads a bare false as a boolean
     Values = dict[str, object]
     Whole = int | None

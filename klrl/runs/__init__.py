@@ -1,1 +1,1 @@
-"""A run's folder and records, and their readers."""
+"""Writes and reads a run's folder: settings, manifest, rows, checkpoints."""

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: the last two as it went, and the best.
+"""Saves and loads the checkpoints of a run: the last two, and the best.
 
 ``checkpoints/last`` and ``checkpoints/best`` hold entries, ``frames-N``, written by
-:mod:`klrl.runs.entry`. An entry is complete, and on the disk, before it gets its name, and the old
-one goes after that: a run that is killed at any moment keeps whole ones. Of ``last`` there are two,
-so that a run whose newest entry was damaged later goes on from the one before.
+:mod:`klrl.runs.entry`. An entry is complete and synced to the disk before it gets its name, and
+only then is the old entry removed: a run that is killed at any moment keeps a whole entry. ``last``
+keeps two entries, so that a run can resume from the older if the newer is damaged.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from klrl.runs.state import Component, State
 
 Say = Callable[[str], None]
 
-#: How many entries are kept, and which components they leave out.
+#: How many entries each folder keeps, and which components its entries leave out.
 _KEPT = {"last": 2, "best": 1}
 _LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer", "rollout"}}
-#: Components that entries of earlier versions lack; without them a run begins new episodes.
+#: Components that entries of earlier versions may lack; a run without them begins new episodes.
 _MAY_LACK = {"rollout"}
 
 
 class Counters:
-    """The numbers of a run that no module holds, as one checkpoint component."""
+    """The counters and the best return of a run, as one checkpoint component."""
 
     def __init__(self) -> None:
         self.iteration = 0
@@ -45,36 +45,36 @@ class Counters:
         self.best_return: float | None = None
 
     def state_dict(self) -> dict[str, object]:
-        """All of them."""
+        """All counters."""
         return dict(vars(self))
 
     def load_state_dict(self, state: State) -> None:
-        """Take them up."""
+        """Restore all counters."""
         vars(self).update(state)
 
 
 class Generators(GlobalRNGState):
-    """The global generators of Python, numpy, torch's CPU and, of all GPUs, the run's own."""
+    """The global random generators of Python, numpy, torch's CPU and the run's own GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def state_dict(self) -> dict[str, Any]:
-        """All of them."""
+        """The states of all these generators."""
         state = super().state_dict()
         if state.pop("torch_cuda", None) and self._device.type == "cuda":
             state["torch_cuda"] = [torch.cuda.get_rng_state(self._device)]
         return state
 
     def load_state_dict(self, state: State) -> None:
-        """Take them up; that of a GPU where this run has one."""
+        """Restore the generators; the GPU's only if this run has a GPU."""
         super().load_state_dict({k: v for k, v in state.items() if k != "torch_cuda"})
         if "torch_cuda" in state and self._device.type == "cuda":
             torch.cuda.set_rng_state(state["torch_cuda"][0].cpu(), self._device)
 
 
 class Checkpoints:
-    """``last`` and ``best`` of a run, from named objects with a ``state_dict``."""
+    """Saves named components of a run as ``last`` or ``best``, and restores them from ``last``."""
 
     def __init__(
         self, folder: Path, components: Mapping[str, Component], device: str | torch.device = "cpu"
@@ -82,18 +82,18 @@ class Checkpoints:
         self._folder = folder
         self._components = {**components, "rng": Generators(torch.device(device))}
         self._refused: list[Path] = []
-        self._own: set[Path] = set()  # written here, so that they hold these weights
+        self._own: set[Path] = set()  # entries of this process, sure to hold these weights
 
     def save(self, which: str, step: int, metadata: Mapping[str, object]) -> None:
         """Write ``last`` or ``best``; ``step`` is the run's frames.
 
         Raises:
-            OSError: as on a full disk; the entries before are kept.
+            OSError: as on a full disk; earlier entries are kept.
         """
         remove_leftovers(self._folder.parent)
         destination = self._folder / which / f"frames-{step:012d}"
         if destination in self._own:
-            with suppress(DamagedEntry):  # it is written again
+            with suppress(DamagedEntry):  # a damaged entry is written again
                 _checked(destination)
                 return
         chosen = {n: c for n, c in self._components.items() if n not in _LEFT_OUT[which]}
@@ -104,7 +104,7 @@ class Checkpoints:
             if destination.exists():
                 self._remove(destination)
             staging.rename(destination)
-            sync(destination.parent)  # the disk then holds it by that name
+            sync(destination.parent)  # so that the new name is on the disk
             sync(self._folder)
             self._own.add(destination)
             self._prune(destination)
@@ -115,9 +115,9 @@ class Checkpoints:
             shutil.rmtree(staging, ignore_errors=True)
 
     def load_last(self, device: torch.device, say: Say = warn) -> State:
-        """Restore every component from the newest whole entry of ``last``; returns its metadata.
+        """Restore every component from the newest whole entry of ``last``; return its metadata.
 
-        ``say`` takes a line for every newer entry, which is refused.
+        ``say`` receives a line for each newer, damaged entry.
         """
         for which in _KEPT:
             _refuse_foreign(self._folder / which, run_id(self._folder.parent), "resume")
@@ -132,16 +132,16 @@ class Checkpoints:
         return self._folder / f"{STAGING}{uuid4().hex}"
 
     def _prune(self, written: Path) -> None:
-        """Remove what is older than the entries that are kept, and what was refused."""
+        """Remove entries beyond the number to keep, and refused entries."""
         others = [path for path in _newest_first(written.parent) if path != written]
         refused = [path for path in others if path in self._refused]
-        # What was just written comes first: a killed run may have left a best of later frames.
+        # The new entry comes first: a killed run may have left a best of later frames.
         whole = [written, *(path for path in others if path not in refused)]
         for path in [*whole[_KEPT[written.parent.name] :], *refused]:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Take an entry's name away first, so that there is never a half of it."""
+        """Rename an entry before deleting it, so that no half entry ever has its name."""
         gone = self._staging()
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
@@ -150,9 +150,9 @@ class Checkpoints:
 def load_component(
     run: Path, which: str, name: str, module: Component, device: torch.device, say: Say = warn
 ) -> int:
-    """Restore one component of another run's ``last`` or ``best``; the frames that it had seen.
+    """Restore a component from a run's ``last`` or ``best``; return the frames of that entry.
 
-    ``say`` takes a line for every newer entry, which is refused.
+    ``say`` receives a line for each newer, damaged entry.
     """
     folder = run / "checkpoints" / which
     if not _newest_first(folder):
@@ -163,9 +163,9 @@ def load_component(
 
 
 def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str, str]] | None:
-    """The frames of a run's newest entry, and component -> SHA-256 of its tensors, if any.
+    """The frames of a run's newest whole entry, and component -> SHA-256 of its tensors, if any.
 
-    None without a whole entry of this format.
+    None without a whole entry of the current format.
     """
     for path in _candidates(run / "checkpoints" / which):
         try:
@@ -182,7 +182,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
 def _load(
     folder: Path, components: Mapping[str, Component], device: torch.device, say: Say, setting: str
 ) -> tuple[CheckpointEntry, list[Path]]:
-    """Restore components from the newest whole entry; that entry, and those refused."""
+    """Restore components from the newest whole entry; return it and the refused entries."""
     refused: dict[Path, DamagedEntry] = {}
     for path in _candidates(folder):
         try:
@@ -190,7 +190,7 @@ def _load(
             for name, component in components.items():
                 _restore(component, entry.state(name, device), f"{setting}: {path}", name)
         except DamagedEntry as error:
-            if path.exists():  # else the run, which goes on, has dropped it
+            if path.exists():  # else the run is still going on, and has removed it
                 refused[path] = error
             continue
         for other, damage in refused.items():
@@ -204,9 +204,9 @@ def _load(
 
 
 def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
-    """Refuse entries of another run: the run would go on from them, or remove them."""
+    """Refuse entries of a different run: this run would resume from them, or remove them."""
     for path in _newest_first(folder) if run is not None else ():
-        with suppress(DamagedEntry):  # told when it is loaded
+        with suppress(DamagedEntry):  # reported when it is loaded
             theirs = CheckpointEntry(path).metadata.get("run")
             if theirs != run:
                 raise another_run(f"{setting}: {path}", theirs, run)
@@ -219,9 +219,9 @@ def _restore(component: Component, state: State | None, place: str, name: str) -
         raise ConfigError(f"{place}: the checkpoint does not fit this run: it has no '{name}'")
     try:
         component.load_state_dict(state)
-    except ConfigError as error:  # it says itself what does not fit
+    except ConfigError as error:  # its message says what does not fit
         raise ConfigError(f"{place}: {first_line(error)}") from error
-    # What modules, optimisers and klrl's own components raise of another's state.
+    # Exceptions of modules, optimisers and klrl's components when a state does not fit.
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{place}: does not fit this network: {first_line(error)}") from error
 
@@ -235,7 +235,7 @@ def _checked(path: Path) -> CheckpointEntry:
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
-    """Entries, the newest first; listed anew after each, since the run may be going on."""
+    """Entries, newest first; the folder is listed again after each, as the run may be going on."""
     seen: set[Path] = set()
     while new := [path for path in _newest_first(folder) if path not in seen]:
         seen.add(new[0])

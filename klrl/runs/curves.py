@@ -1,4 +1,4 @@
-"""``curves.png``: a run's metrics in the panels that they declare, against frames or samples."""
+"""Draws ``curves.png``: a run's metrics in their declared panels, against frames or samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def panels(domain: Domain) -> dict[str, tuple[Panel, list[Metric]]]:
-    """Title of each panel of ``curves.png`` -> the panel and its metrics, in declared order."""
+    """Title of a panel of ``curves.png`` -> the panel and its metrics, in declared order."""
     metrics = metrics_of(domain).values()
     return {
         heading(fill(panel.title, domain)): (panel, [each for each in metrics if each.panel == key])
@@ -36,7 +36,7 @@ def draw_curves(rows: Sequence[Row], path: Path, title: str, domain: Domain) -> 
 
 
 def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
-    """A run's curves, from the rows of ``metrics.jsonl``."""
+    """Draw a run's curves, from the rows of ``metrics.jsonl``, into a matplotlib figure."""
     with collection_paused():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
     figure.suptitle(title, parse_math=False)
     # Fixed margins: a constrained layout would draw everything twice to compute them.
     figure.subplots_adjust(left=0.07, right=0.99, bottom=0.13, top=0.85, wspace=0.25)
-    # For notebooks, also those without matplotlib's inline display.
+    # Shows the figure in a notebook, even without matplotlib's inline backend.
     figure._repr_png_ = lambda: _png(figure)  # type: ignore[attr-defined]
     return figure
 

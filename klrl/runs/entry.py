@@ -1,8 +1,8 @@
-"""A checkpoint entry, format 3: a folder of plain files, each vouched for by the manifest.
+"""Writes and reads a checkpoint entry, format 3: a folder of plain files, listed in a manifest.
 
-``NAME.safetensors`` holds a component's tensors, ``state.json`` all else of all components, and
-``manifest.json``, written last, tells every file's length and SHA-256, and its own digest. Nothing
-is ever unpickled, and reading writes nothing.
+``NAME.safetensors`` holds the tensors of component NAME, ``state.json`` the other state of all
+components. ``manifest.json``, written last, records the length and SHA-256 of each file, and its
+own SHA-256. Nothing is ever unpickled, and reading writes nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _STATE = "state.json"
 _NAME = "klrl.checkpoint"
 _VERSION = 3
 _OURS = re.compile(r"state\.json|\w+\.safetensors")
-#: In the manifest's place of its own digest while that is computed.
+#: Stands in the manifest for its own digest while that digest is computed.
 _BLANK = "0" * 64
-#: What parsing a file raises where it does not hold what it should.
+#: Exceptions while parsing a file with wrong contents.
 _UNREADABLE = (
     *(AttributeError, LookupError, TypeError, ValueError),
     *(ArithmeticError, RuntimeError, SafetensorError),
@@ -39,7 +39,7 @@ _UNREADABLE = (
 
 
 class DamagedEntry(Exception):
-    """An entry that must not be used; the text names the file and what is wrong with it."""
+    """An entry must not be used; the message names the file and its fault."""
 
 
 # ------------------------------------------------------------------------------------- writing
@@ -48,10 +48,10 @@ class DamagedEntry(Exception):
 def write_entry(
     folder: Path, components: Mapping[str, Component], frames: int, metadata: Mapping[str, object]
 ) -> None:
-    """Write an entry into a new folder, and have the disk confirm each file.
+    """Write an entry into a new folder, and sync each file to the disk.
 
     Raises:
-        OSError: as on a full disk; what was written so far is left.
+        OSError: as on a full disk; the files written so far stay.
     """
     folder.mkdir(parents=True)
     files, states = {}, {}
@@ -76,7 +76,7 @@ def write_entry(
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, object]:
-    """Write a file through to the disk; its length and digest."""
+    """Write a file, and sync it to the disk; return its length and digest."""
     sha, length = hashlib.sha256(), 0
     with writing(path) as file:
         for chunk in chunks:
@@ -90,10 +90,10 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, object
 
 
 class CheckpointEntry:
-    """An entry of format 3, to be read.
+    """Reads an entry of format 3.
 
     Raises:
-        DamagedEntry: its manifest is not the one that was written.
+        DamagedEntry: the manifest was changed after it was written, or cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,18 +119,18 @@ class CheckpointEntry:
         """Compare every file with the manifest.
 
         Raises:
-            DamagedEntry: a file is missing, superfluous, or not the one that was written.
+            DamagedEntry: a file is missing, not listed, or was changed after it was written.
         """
         present = self._lengths()
         for name, (length, digest) in self._files.items():
-            if present[name] != length:  # it was cut, or grew
+            if present[name] != length:  # the file was cut, or grew
                 raise DamagedEntry(f"{name}: has {present[name]:,} bytes, not {length:,}")
             with reading(name), (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise ValueError("its SHA-256 is another")
 
     def _lengths(self) -> dict[str, int]:
-        """Name -> bytes of the files, which must be those that the manifest lists, itself aside."""
+        """File name -> bytes; refuses files that the manifest does not list, and missing files."""
         present = {}
         with reading(self.path.name):
             for path in self.path.rglob("*"):
@@ -153,16 +153,16 @@ class CheckpointEntry:
         return {name: told[1] for name, told in named.items() if told is not None}
 
     def state(self, component: str, device: torch.device) -> Any:
-        """A component's state, with its tensors on a device; None where the entry has none.
+        """A component's state, with its tensors on ``device``; None if the entry lacks it.
 
         Raises:
-            DamagedEntry: it cannot be read.
+            DamagedEntry: the state cannot be read.
         """
         file = f"{component}.safetensors"
         tensors: dict[str, Tensor] = {}
         if file in self._files:
             with reading(file):
-                # With mmap, the default, a file that is cut short meanwhile ends the process.
+                # With mmap, the default, a file that shrinks while it is read kills the process.
                 tensors = load_file(self.path / file, backend="pread")
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         with reading(_STATE):
@@ -173,7 +173,7 @@ class CheckpointEntry:
 def whole_entries(
     run: Path, damaged: Callable[[Path, DamagedEntry], None]
 ) -> Iterator[CheckpointEntry]:
-    """The checkpoints of a run that are as they were written; ``damaged`` takes the others."""
+    """The undamaged entries of a run; ``damaged`` is called with each of the others."""
     for path in sorted(run.glob("checkpoints/*/frames-*")):
         try:
             entry = CheckpointEntry(path)
@@ -186,7 +186,7 @@ def whole_entries(
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """What reading a file raises, as a DamagedEntry that names the file."""
+    """Turn an exception while reading a file into a DamagedEntry that names the file."""
     try:
         yield
     except OSError as error:

@@ -21,7 +21,7 @@ def find_run(path: str, setting: str) -> Path:
 
 
 def _has_checkpoint(run: Path, which: str) -> bool:
-    # Not checkpoints/*: what a run that goes on is staging there may vanish while it is listed.
+    # Not checkpoints/*: a running run's staging folder there may vanish during the listing.
     return any(run.glob(f"checkpoints/{which}/*/manifest.json"))
 
 

@@ -1,4 +1,4 @@
-"""The folder of one run: its manifest, its settings, the paths of its files."""
+"""Reads and writes the folder of one run: manifest, settings, paths of files."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
 from klrl.runs.owner import Claim, owning, process_start, read_owner
 
-#: What a manifest has the versions of; the last three are of the extra ``language``.
+#: Packages whose versions a manifest records; the last three belong to the extra ``language``.
 _PACKAGES = (
     *("torch", "torchrl", "tensordict", "gymnasium", "mujoco", "hydra-core", "wandb", "numpy"),
     *("transformers", "tokenizers", "peft"),
 )
 
-#: Entries of the manifest that are read, and what they are.
+#: Entries of the manifest that klrl reads -> their type, and its name in messages.
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("pid", "numerics"), (int, "number")),
     **dict.fromkeys(("status", "started", "klrl", "resume", "id", "domain"), (str, "text")),
     **dict.fromkeys(("argv", "resumed", "side_failures"), (list, "list")),
     "versions": (dict, "table"),
 }
-#: How deep settings may be nested; libyaml overruns the stack somewhere above 10,000.
+#: The deepest nesting of settings; libyaml overruns the stack somewhere above 10,000.
 _DEEPEST = 100
 
 
-#: What ``manifest.json`` holds: JSON values by name.
+#: The contents of ``manifest.json``: name -> JSON value.
 Manifest: TypeAlias = dict[str, Any]
 
 
@@ -56,23 +56,23 @@ class BrokenRun(ValueError):
     """A file of a run folder cannot be read; the message says which and why."""
 
 
-#: What reading another's run folder raises: a value in it may be of any kind.
+#: Exceptions while reading a run folder from someone else, whose values may have any type.
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
 def why_unreadable(error: BaseException) -> str:
-    """What is wrong with a run folder, in one line."""
+    """Say in one line why a run folder cannot be read."""
     told = first_line(error)
     known = isinstance(error, OSError | BrokenRun)
     return told if known else f"its settings or rows are broken ({told})"
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
-    """The contents of a run folder's ``manifest.json``.
+    """Read and check a run folder's ``manifest.json``.
 
     Raises:
-        FileNotFoundError: there is none.
-        BrokenRun: it cannot be read; the message leaves the folder's name to the caller.
+        FileNotFoundError: the folder has no manifest.
+        BrokenRun: the manifest cannot be read; the caller adds the folder's name to the message.
     """
     try:
         manifest = json.loads(read_plain(run / "manifest.json"))
@@ -95,7 +95,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
 
 
 def run_id(run: Path) -> str | None:
-    """The id of the run in a folder; None where no manifest tells one."""
+    """The id of the run in a folder; None without a readable manifest, or without an id in it."""
     try:
         return read_manifest(run).get("id")
     except (OSError, BrokenRun):
@@ -103,15 +103,15 @@ def run_id(run: Path) -> str | None:
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    """The stored settings of a run folder as they stand.
+    """Read the stored settings of a run folder, without types or checks of values.
 
     Raises:
-        BrokenRun: there are none, or they cannot be read.
+        BrokenRun: the folder has no settings, or they cannot be read.
     """
     try:
         text = read_plain(run / ".hydra" / "config.yaml").decode()
         depth = 0
-        for event in yaml.parse(text, LOADER):  # which, unlike load, can neither overrun nor hang
+        for event in yaml.parse(text, LOADER):  # unlike load, it can neither overrun nor hang
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
@@ -129,7 +129,7 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 
 class RunFolder:
-    """Paths and manifest of a run; :meth:`open` makes the folder."""
+    """The paths and the manifest of a run; :meth:`open` makes the folder."""
 
     def __init__(
         self, path: Path, overrides: Sequence[str] | None = None, argv: Sequence[str] | None = None
@@ -147,7 +147,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was opened here."""
+        """Whether a run was opened in this folder."""
         return self._manifest.exists()
 
     @property
@@ -157,12 +157,12 @@ class RunFolder:
 
     @property
     def _written(self) -> Manifest:
-        """The manifest as this process wrote it, whatever became of the file since."""
+        """The manifest that this process wrote, even if the file has changed since."""
         return self.manifest if self._held is None else self._held
 
     @property
     def status(self) -> str:
-        """The manifest's status; ``interrupted`` if its owner, who is ``running``, has ended."""
+        """The manifest's status; ``interrupted`` if it is ``running`` and its owner has ended."""
         status = str(self.manifest.get("status"))
         if status != "running":
             return status
@@ -171,14 +171,14 @@ class RunFolder:
 
     @property
     def checkpointed(self) -> int:
-        """Frames (language: samples) of the newest checkpoint; 0 without one."""
+        """Frames (language: samples) of the newest checkpoint; 0 without a checkpoint."""
         entries = self.checkpoints.glob("last/frames-*")
         numbers = (entry.name.removeprefix("frames-") for entry in entries)
         return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Own the folder, see :func:`klrl.runs.owner.owning`; within that, nothing more happens."""
+        """Own the folder, see :func:`klrl.runs.owner.owning`; do nothing if it is owned already."""
         if self._claim is not None:
             yield
             return
@@ -189,26 +189,26 @@ class RunFolder:
                 self._claim = None
 
     def check_owned(self) -> None:
-        """Make sure that no other process took the folder over.
+        """Check that no other process took the folder over.
 
         Raises:
-            OwnerError: one did.
+            OwnerError: another process did.
         """
         if self._claim is not None:
             self._claim.check()
 
     def open(self, config: JobConfig, **more: object) -> Manifest:
-        """Write the manifest of a run that starts or resumes, with further entries; returns it.
+        """Write and return the manifest of a run that starts or resumes; ``more`` adds entries.
 
-        ``klrl``, ``numerics``, ``argv`` and ``started`` stay those of the start; ``resumed`` lists
-        the others.
+        ``klrl``, ``numerics``, ``argv`` and ``started`` keep their values of the first start;
+        ``resumed`` lists the resumes.
         """
         before = self.manifest if self._manifest.exists() else {}
         key = identity(config)
         self.path.mkdir(parents=True, exist_ok=True)
         run = before.get("id") or uuid4().hex
         if before and before.get("config_hash") != key.settings:
-            # A kill between the two files leaves settings that one of the two hashes knows.
+            # If a kill comes between the two files, one of the two hashes fits the settings.
             self._write({**before, "next_hash": key.settings})
         self._store_config(config, f"# run {run}\n")
         argv = self._given_argv
@@ -229,7 +229,7 @@ class RunFolder:
             "host": platform.node(),
             "argv": before.get("argv", start["argv"]),
             "config_hash": key.settings,
-            # A resumed run has rows of both: it is none of those that today's numbers give.
+            # A resumed run keeps the number of its start, since its first rows were computed so.
             "numerics": before.get("numerics", 1) if before else key.numerics,
             "domain": config.domain,
             **({"own": own} if (own := manifest_of(config)) else {}),
@@ -251,7 +251,7 @@ class RunFolder:
         try:
             self._write(ended)
         except OSError:
-            # A full disk has no room for a second file; the old one's blocks are there.
+            # A full disk has no room for a second file; the old file's blocks can be reused.
             with to_update(self._manifest) as file:
                 file.write(_as_text(ended).encode())
                 file.truncate()
@@ -282,7 +282,7 @@ def _as_text(manifest: Manifest) -> str:
 
 
 def by_dotted_key(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted keys; an empty mapping is kept as a value."""
+    """Flatten nested settings to dotted keys; an empty mapping stays a value."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
@@ -293,12 +293,12 @@ def by_dotted_key(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
 
 
 def new_path(suffix: str = "") -> Path:
-    """``outputs/<now>``, not made yet."""
+    """The path ``outputs/<now>``; does not make the folder."""
     return Path("outputs") / (datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f") + suffix)
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that numbers depend on, as they are installed."""
+    """Package -> installed version, of the packages that affect a run's numbers."""
     found = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -310,12 +310,12 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-#: What is changed within a submodule is not asked: its settings may run programs, too.
+#: Changes within a submodule are ignored: its git settings may run programs, too.
 _STATUS = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
 
 
 def _git_commit() -> str | None:
-    """The commit of the working directory, with a + if files were changed; None outside git."""
+    """The commit of the working directory, with a + if files have changed; None outside git."""
     try:
         commit = _git("rev-parse", "HEAD")
         return commit + ("+" if _git(*_STATUS) else "")
@@ -324,8 +324,8 @@ def _git_commit() -> str | None:
 
 
 def _git(*argv: str) -> str:
-    # The repository may come from elsewhere: of its settings these run programs. As words of the
-    # command line, names with a = would be other names.
+    # The repository may come from someone else; the settings switched off here can run programs.
+    # They go through variables: on the command line, a name with = in it would be cut there.
     off = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
     for scope in ("--local", "--worktree"):
         words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp", r"^filter\.")

@@ -1,4 +1,4 @@
-"""What serves a run but may not end it: wandb, the printed progress, pictures."""
+"""Calls the parts of a run whose failure must not end it: wandb, printed progress, pictures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Guard:
-    """Calls the parts that serve a run. One that fails is told on stderr, noted, and left out.
+    """Calls optional parts of a run; reports, notes and then skips a part that fails.
 
     Args:
-        note: takes a part's name and its error, for the manifest.
-        instead: what klrl does where a part has failed.
+        note: receives a part's name and its error, for the manifest.
+        instead: what klrl does after a failure, for the message.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class Guard:
     ) -> None:
         self._note, self._instead = note, instead
         self._failed: set[str] = set()
-        self._lock = threading.Lock()  # the progress prints from a thread of its own
+        self._lock = threading.Lock()  # the progress line calls from its own thread
 
     def call(
         self, part: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
-        """What a function of a part returns; None where its part has failed, now or before."""
+        """Call a function of a part; return its result, or None if the part fails or has failed."""
         if part in self._failed:
             return None
         try:
@@ -48,21 +48,21 @@ class Guard:
         return part in self._failed
 
     def failed(self, part: str, error: Exception, instead: str | None = None) -> None:
-        """Tell and note a failure, once per part; ``instead`` is what klrl does now."""
+        """Report and note a failure, once per part; ``instead`` is what klrl does now."""
         with self._lock:
             if part in self._failed:
                 return
             self._failed.add(part)
             line = in_one_line(error)
-            if part not in STREAMS:  # those say so themselves
+            if part not in STREAMS:  # streams report it themselves
                 with suppress(OSError, ValueError):
                     told = f"klrl: {part}: {line}; {instead or self._instead}"
                     print(told, file=sys.stderr, flush=True)
-            with suppress(OSError, ValueError):  # as on a full disk: training finds out by itself
+            with suppress(OSError, ValueError):  # as on a full disk, which ends the run elsewhere
                 self._note(part, line)
 
     def check_streams(self) -> None:
-        """Note it where stdout or stderr cannot be written; :mod:`klrl.base.streams` told it."""
+        """Note a failure of stdout or stderr, which :mod:`klrl.base.streams` has reported."""
         for name in STREAMS:
             error = getattr(getattr(sys, name), "error", None)
             if error is not None:

@@ -1,4 +1,4 @@
-"""Loggers of rows besides ``metrics.jsonl``: several at once, wandb's in a file of its own."""
+"""Logs rows to TensorBoard, CSV and other loggers, in addition to ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from klrl.runs.metrics import Row
 if TYPE_CHECKING:
     from torchrl.record.loggers.common import Logger as TorchRLLogger
 
-#: The responses of an iteration that go to ``samples.jsonl``, one mapping each.
+#: Responses of an iteration for ``samples.jsonl``, a mapping each.
 Samples = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True)
 class Video:
-    """An episode that was filmed."""
+    """The files of a filmed episode."""
 
     name: str  # as ``videos/last``
-    mp4: Path | None  # the film, for loggers that play it; None without an encoder
-    gif: Path  # the same, smaller
+    mp4: Path | None  # the film, for loggers that play MP4; None without an encoder
+    gif: Path  # the same film, smaller
     size: tuple[int, int]  # of the GIF: width and height in pixels
 
 
 class Logger:
-    """A logger besides ``metrics.jsonl``; what it does not show, it leaves out."""
+    """The base of loggers; by default samples and videos are ignored."""
 
-    part: str  # what Guard calls it
+    part: str  # the logger's name in Guard
 
     def log(self, row: Row) -> None:
         """Log one iteration's row."""
         raise NotImplementedError
 
     def log_samples(self, samples: Samples) -> None:
-        """Log responses, to be shown with the next row."""
+        """Log responses; they are shown with the next row."""
 
     def log_video(self, video: Video, at: int) -> None:
-        """Log a film of the policy as it was at a position on the domain's axis."""
+        """Log a film of the policy after ``at`` frames (language: samples)."""
 
     def close(self) -> None:
-        """Write what is left, at the end of a run."""
+        """Write buffered data at the end of a run."""
 
 
-#: What each choice of ``logger`` returns.
+#: The return type of each factory of ``logger``.
 Running: TypeAlias = AbstractContextManager[Sequence[Logger]]
 
 
@@ -63,17 +63,17 @@ class Opened:
     folder: Path
     settings: dict[str, object]  # the job's settings, for wandb's config
     group: str | None  # the sweep's name
-    run_id: str  # wandb's id; a resumed run has the same, so that wandb continues it
+    run_id: str  # wandb's id; a resumed run keeps it, so that wandb continues the run
     domain: Domain
     guard: Guard  # calls the logger, which may fail without ending the run
-    #: Those of a run that trains, so far; None for a finished run, to which a video is added.
+    #: Reads the rows so far of a run that trains; None if a video is added to a finished run.
     rows: Callable[[], Sequence[Row]] | None = None
     note: Callable[..., None] | None = None  # stores entries in the run's manifest
 
 
 @contextmanager
 def open_loggers(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
-    """The chosen logger, and those of ``logger.also``, which have default settings."""
+    """Open the chosen logger, and those of ``logger.also`` with default settings."""
     with ExitStack() as stack:
         loggers: list[Logger] = []
         also = (choice_of("logger", name).schema(name=name) for name in config.also)
@@ -84,13 +84,13 @@ def open_loggers(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logg
 
 
 def no_run(config: LoggerConfig, opened: Opened) -> Running:
-    """``logger=none``: ``metrics.jsonl`` is written in any case."""
+    """``logger=none``: no logger; ``metrics.jsonl`` is written in any case."""
     return nullcontext(())
 
 
 @contextmanager
 def guarded(opened: Opened, part: str, begin: Callable[[], Logger]) -> Iterator[Sequence[Logger]]:
-    """A logger that may fail without ending the run; it is closed at the end."""
+    """Open a logger that may fail without ending the run; close it at the end."""
     logger = opened.guard.call(part, begin)
     try:
         yield () if logger is None else (logger,)
@@ -102,8 +102,8 @@ def guarded(opened: Opened, part: str, begin: Callable[[], Logger]) -> Iterator[
 def _in_folder(
     make: type[_TensorboardLogger | _CSVLogger], config: LoggerConfig, opened: Opened
 ) -> Running:
-    # TorchRL's cannot take back the rows that a resumed run trains again: its files are made anew
-    # from metrics.jsonl, which was cut at the checkpoint.
+    # A resumed run computes some rows again, which TorchRL's loggers cannot delete. So their files
+    # are written again from metrics.jsonl, which was cut at the checkpoint.
     def begin() -> _TorchRLLogger:
         for each in make_folder(opened.folder / make.part).rglob("*"):
             refuse_link(each)
@@ -119,9 +119,9 @@ def _in_folder(
 
 
 class _TorchRLLogger(Logger):
-    """A logger of TorchRL's, one scalar per metric."""
+    """Wraps a logger of TorchRL: one scalar per metric."""
 
-    written: str  # the files of rows, in its folder
+    written: str  # glob pattern of the files with rows in its folder
 
     def __init__(self, logger: TorchRLLogger, axis: str) -> None:
         self._logger, self._axis, self._at = logger, axis, 0
@@ -134,12 +134,12 @@ class _TorchRLLogger(Logger):
                 self._logger.log_scalar(name, value, step=self._at)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write buffered data."""
         self._logger.shutdown()
 
 
 class _CSVLogger(_TorchRLLogger):
-    """TorchRL's, whose folder of videos would take tensors only."""
+    """TorchRL's CSVLogger without videos, which it accepts as tensors only."""
 
     part, written = "csv", "scalars/**/*.csv"
 
@@ -150,7 +150,7 @@ class _CSVLogger(_TorchRLLogger):
 
 
 class _TensorboardLogger(_TorchRLLogger):
-    """TorchRL's, with the run's settings and, for language, responses as text."""
+    """TorchRL's TensorboardLogger, with settings and responses as text."""
 
     part, written = "tensorboard", "events.out.tfevents.*"
 
@@ -163,7 +163,7 @@ class _TensorboardLogger(_TorchRLLogger):
             self._text("settings", json.dumps(opened.settings, indent=2, default=str))
 
     def log_samples(self, samples: Samples) -> None:
-        """Show responses beside the row before."""
+        """Show responses at the step of the previous row."""
         self._text("samples_shown", json.dumps(list(samples), indent=2, default=str))
 
     def log_video(self, video: Video, at: int) -> None:
@@ -178,12 +178,12 @@ class _TensorboardLogger(_TorchRLLogger):
         self._logger.experiment.file_writer.add_summary(summary, at)
 
     def _text(self, name: str, text: str) -> None:
-        """As a block of Markdown that keeps its lines."""
+        """Log a text as a block of Markdown that keeps its line breaks."""
         block = "\n".join(f"    {line}" for line in text.splitlines())
         self._logger.experiment.add_text(name, block, self._at)
 
 
 #: ``logger=tensorboard``: TorchRL's TensorboardLogger, in the run folder's ``tensorboard/``.
 tensorboard_run = partial(_in_folder, _TensorboardLogger)
-#: ``logger=csv``: TorchRL's CSVLogger, a file for each metric in ``csv/scalars``.
+#: ``logger=csv``: TorchRL's CSVLogger, one file per metric in ``csv/scalars``.
 csv_run = partial(_in_folder, _CSVLogger)

@@ -1,4 +1,4 @@
-"""Preflight checks of this machine: optional packages, wandb's key, CUDA devices."""
+"""Checks this machine before a job: optional packages, wandb's key, CUDA devices."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def _check_wandb_key() -> None:
 
 
 def wandb_mode(mode: str) -> Any:
-    """The mode; ``auto`` is WANDB_MODE if set, else online with a key, else offline."""
+    """Resolve wandb's mode: ``auto`` is WANDB_MODE if set, else online with a key, else offline."""
     if mode != "auto":
         return mode
     return os.environ.get("WANDB_MODE") or ("online" if wandb_key()[0] else "offline")
 
 
 def wandb_key() -> tuple[str | None, str]:
-    """The key for wandb's server, None without one, and where it stands."""
+    """The key for wandb's server, or None, and the variable or file where klrl looked last."""
     key = os.environ.get("WANDB_API_KEY")
     if key:
         return key, "WANDB_API_KEY"
@@ -90,7 +90,7 @@ def require(package: str, setting: str, remedy: str) -> None:
 
 
 def cxx() -> str | None:
-    """The C++ compiler that torch would call."""
+    """The path of the C++ compiler that torch would call; None without a compiler."""
     names = [os.environ["CXX"]] if "CXX" in os.environ else ["c++", "g++", "clang++"]
     return next(filter(None, map(shutil.which, names)), None)
 
@@ -103,7 +103,7 @@ def check_package(group: str, name: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Refuse a CUDA device that this machine has not."""
+    """Refuse a CUDA device that this machine does not have."""
     if not device.startswith("cuda"):
         return
     import torch
@@ -121,7 +121,7 @@ def check_device(device: str) -> None:
 
 
 def cuda_devices() -> int:
-    """How many CUDA devices this machine has; torch is not imported where it has no driver."""
+    """The number of CUDA devices of this machine; imports torch only if there is a driver."""
     drivers = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's, WSL's, AMD's
     if "torch" not in sys.modules and not any(map(os.path.exists, drivers)):
         return 0
@@ -135,8 +135,8 @@ def check_machine(
 ) -> None:
     """Refuse a job that this machine cannot run.
 
-    A resumed run loads its reference and its weights from its own checkpoint, and needs no other
-    folder. ``overridden`` holds the keys that the user gave.
+    A resumed run loads its reference and its weights from its own checkpoint, so its other folders
+    are not checked. ``overridden`` holds the keys that the user gave.
     """
     for group in GROUPS:
         check_package(group, getattr(config, group).name)
@@ -153,7 +153,7 @@ def check_machine(
 
 
 def device_of(name: str) -> torch.device:
-    """The named device; ``auto`` is cuda if there is one, else cpu; cuda is this process's."""
+    """The named device; ``auto`` is cuda if available, else cpu; cuda is the current device."""
     import torch
 
     if name == "auto":

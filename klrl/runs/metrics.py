@@ -1,15 +1,16 @@
-"""The recorded metrics, each declared once: name, title, unit, digits, panel.
+"""Declares each recorded metric once: name, title, unit, digits, panel.
 
-One row of ``metrics.jsonl`` is one iteration; row 0 is an evaluation before the first. KLs and
-entropies are in nats per frame, means over the rollout; rewards are per frame, before any scaling
-for the learner. For language a frame is a token (means over valid tokens), an episode is a
-response, and the x-axis counts samples, that is responses; the suffix ``_seq`` means a sum over a
+A row of ``metrics.jsonl`` is one iteration; row 0 is an evaluation before the first iteration. KLs
+and entropies are means over the rollout, in nats per frame; rewards are per frame, before any
+scaling for the learner. For language a frame is a token (means over valid tokens), an episode is a
+response, and the x-axis counts samples, that is, responses; the suffix ``_seq`` means a sum over a
 response, averaged over responses. Every row of an iteration satisfies
 reward/shaped == reward/raw - kl/ref/penalty.
 
-To add a metric, declare it in ``metrics.yaml`` and write it: a metric of a loss into ``measured``,
-one number per position, of which the row gets the mean; one of a rollout into ``record.py`` of its
-domain. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read the declaration.
+To add a metric, declare it in ``metrics.yaml``, and compute it: a loss writes one number per
+position into ``measured``, whose mean the row gets; a metric of a rollout goes into its domain's
+``record.py``. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read the
+declaration.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from klrl.domains import DOMAINS, Domain
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of ``curves.png``, of several metrics; in the report each has its own chart."""
+    """A panel of several metrics in ``curves.png``; the report has a chart for each metric."""
 
     title: str | None  # None for metrics that only the report draws
     log: bool  # whether the y-axis is logarithmic; values <= 0 are left out there
@@ -43,29 +44,29 @@ PANELS: dict[str, Panel] = {
 
 
 _TABLE = Path(__file__).with_suffix(".yaml")
-#: Sums of float32 have this error, about: a KL of equal policies is read as 3e-9 or -1e-10.
+#: About the error of a sum in float32: the KL of equal policies comes out as 3e-9 or -1e-10.
 _ROUNDING = 1e-7
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One entry of the rows of ``metrics.jsonl``, drawn against its domain's axis.
+    """The declaration of one entry of the rows of ``metrics.jsonl``.
 
-    Texts may hold attributes of a domain, as ``{score}`` and ``{unit}``; see :meth:`of`.
+    Texts may contain attributes of a domain, as ``{score}`` and ``{unit}``; see :meth:`of`.
     """
 
     name: str  # its key in ``metrics.jsonl``
     title: str
     what: str
-    unit: str = ""  # of its values; empty if they have none
-    digits: int | None = 4  # significant; 0 for a count, None for a score: the domain's
+    unit: str = ""  # the unit of its values; empty without a unit
+    digits: int | None = 4  # significant digits; 0 for a count; None: the domain's, for a score
     panel: str | None = None  # its key in PANELS; None if it is not drawn
     short: str = ""  # its label in the progress line; empty if it is not shown there
     domain: str | None = None  # the name of the only domain that records it; None if all do
-    charged: bool = False  # a term of the loss, reduced as the loss is; else observed: a mean
+    charged: bool = False  # whether it is a term of the loss, reduced as the loss is; else a mean
 
     def of(self, domain: Domain) -> Metric:
-        """The metric with the domain's terms in its texts, and the domain's digits."""
+        """The metric with the domain's terms in its texts, and the domain's digits for a score."""
         return replace(
             self,
             title=fill(self.title, domain),
@@ -76,7 +77,7 @@ class Metric:
         )
 
     def show(self, value: float, *, signed: bool = False) -> str:
-        """A value as text, a KL of rounding size as 0; for a score call :meth:`of` first."""
+        """Format a value; a KL below rounding error is 0. For a score, call :meth:`of` first."""
         assert self.digits is not None, f"{self.name}: call of(domain) first"
         small = self.unit.startswith("nats") or self.name in ("kl/ref/penalty", "loss/kl_ref")
         return number(
@@ -107,7 +108,7 @@ def _declared() -> dict[str, Metric]:
         if metric.domain not in (None, *DOMAINS):
             raise ConfigError(f"{where}: domain={metric.domain}: give {' or '.join(DOMAINS)}")
         for domain in DOMAINS.values():
-            metric.of(domain)  # its terms
+            metric.of(domain)  # refuses unknown terms
         if metric.name in found:
             raise ConfigError(f"{where}: stands there twice; drop one")
         for each in SAMPLED if "ESTIMATOR" in metric.name else ("",):
@@ -121,12 +122,12 @@ def _declared() -> dict[str, Metric]:
 #: name -> metric
 METRICS = _declared()
 
-#: Metrics of the machine's speed, which differ between two equal runs.
+#: Metrics of the machine's speed, which differ even between runs of the same job.
 TIMES = tuple(name for name in METRICS if name.startswith("time/"))
 
 Row = dict[str, float]
 
-#: In each line of ``metrics.jsonl`` and ``samples.jsonl``: the id of its run, which is no metric.
+#: The key of the run's id in each line of ``metrics.jsonl`` and ``samples.jsonl``; not a metric.
 RUN = "run"
 
 
@@ -139,12 +140,12 @@ def metrics_of(domain: Domain) -> dict[str, Metric]:
     }
 
 
-#: Before the label of a reward function, where ``env.reward`` lists several.
+#: Prefix of the metric of each reward function if ``env.reward`` lists several.
 PART = "reward/part/"
 
 
 def metric_of(name: str, domain: Domain) -> Metric:
-    """One metric with the domain's terms; an unknown one (of another version) has its name only."""
+    """A metric with the domain's terms; a metric of a different version has only its name."""
     metric = METRICS.get(name)
     if metric is None and name.startswith(PART):
         label, unit = name.removeprefix(PART), f"reward per {domain.episode}"

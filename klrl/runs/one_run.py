@@ -1,4 +1,4 @@
-"""A run folder holds one run: manifest, settings, each row and each checkpoint have its id."""
+"""Checks that a folder holds one run: manifest, settings, rows and checkpoints share its id."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from klrl.base.files import read_plain
 from klrl.runs.folder import RunFolder, run_id
 from klrl.runs.rows import run_of
 
-#: Files whose first line is a comment with the id.
+#: Files whose first line is a comment with the run's id.
 _SETTINGS = (".hydra/config.yaml", ".hydra/overrides.yaml")
 
 
 def another_run(what: str, theirs: object, run: str | None) -> ConfigError:
-    """The refusal of a file that is of another run than its folder's manifest."""
+    """The error of a file that belongs to a different run than its folder's manifest."""
     return ConfigError(
         f"{what}: is of run {str(theirs)[:8]}, and manifest.json of run {str(run)[:8]}; put the "
         "files of one run back"
@@ -22,7 +22,7 @@ def another_run(what: str, theirs: object, run: str | None) -> ConfigError:
 
 
 def check_one_run(files: RunFolder, setting: str) -> None:
-    """Refuse to go on where settings or rows are of another run; checkpoints are when they load."""
+    """Refuse settings or rows of a different run; checkpoints are checked when they are loaded."""
     own, rows = run_id(files.path), [p for p in (files.metrics, files.samples) if p.exists()]
     if not files.exists and (left := [*rows, *files.checkpoints.glob("*/frames-*")]):
         raise ConfigError(
@@ -43,7 +43,7 @@ def check_one_run(files: RunFolder, setting: str) -> None:
 
 
 def forget_start(files: RunFolder) -> None:
-    """Let a run that was stopped before its first checkpoint start again; the user's files stay."""
+    """Let a run without a checkpoint start again: delete its rows and manifest, nothing else."""
     link = files.checkpoints.is_symlink() and not files.checkpoints.exists()
     rows = files.metrics.read_bytes() if files.metrics.exists() else b""
     if link or re.search(rb'"iteration": [1-9]', rows):

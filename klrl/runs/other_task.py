@@ -1,4 +1,4 @@
-"""A run's policy on another task: overrides such as ``env.kwargs.g=14`` over its stored ``env``.
+"""Puts a run's policy on a different task, by overrides of its ``env`` as ``env.kwargs.g=14``.
 
 No torch in here.
 """
@@ -15,15 +15,15 @@ from klrl.config.own.trust import NAMED
 from klrl.domains import domain_of
 from klrl.runs.resume import stored_config
 
-#: Settings that hold others.
+#: Settings that are open dictionaries.
 _OPEN = ("env.kwargs", "env.args")
 
 
 def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
-    """The settings of a run with another task in place of its own.
+    """The settings of a run, with overrides of its task.
 
-    Control: ``env.id``, which clears ``env.kwargs``, and ``env.kwargs.*``. Language: the reward and
-    the lengths or data of its prompts.
+    Control may override ``env.id``, which clears ``env.kwargs``, and ``env.kwargs.*``; language the
+    reward, and the lengths or data of the prompts.
     """
     NAMED.update(overrides)
     own = stored_config(run)
@@ -34,7 +34,7 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
 
 
 def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """The overrides, ``env.id`` first; all must be of ``keys`` or below one."""
+    """The overrides, with ``env.id`` first; refuses keys that are neither in ``keys`` nor below."""
     for override in map(str, overrides):
         key = key_of(override)
         if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):

@@ -1,4 +1,4 @@
-"""``logger=custom``: an object of the user's own that takes each row."""
+"""``logger=custom``: passes each row to the user's object."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from klrl.runs.metrics import Row
 
 
 def custom_run(config: CustomLoggerConfig, opened: Opened) -> Running:
-    """``logger=custom``; where it fails, the run goes on without it."""
+    """``logger=custom``; if the logger fails, the run goes on without it."""
     given = {
         "folder": opened.folder,
         "settings": opened.settings,
@@ -23,7 +23,7 @@ def custom_run(config: CustomLoggerConfig, opened: Opened) -> Running:
 
 
 def check_logger(config: CustomLoggerConfig) -> None:
-    """Refuse a class that takes no rows, before the run opens and makes it."""
+    """Refuse a class without a method ``log``, before the run opens."""
     target = find_target("logger", config)
     if isinstance(target, type) and not callable(getattr(target, "log", None)):
         raise ConfigError(
@@ -33,7 +33,7 @@ def check_logger(config: CustomLoggerConfig) -> None:
 
 
 class OwnLogger(Logger):
-    """Calls the user's logger; what it has no method for is left out."""
+    """Calls the user's logger; skips optional methods that it lacks."""
 
     part = "logger"
 
@@ -43,7 +43,7 @@ class OwnLogger(Logger):
         self._logger = logger
 
     def log(self, row: Row) -> None:
-        """Log one iteration's row, a copy."""
+        """Log a copy of one iteration's row."""
         self._logger.log(dict(row))
 
     def log_samples(self, samples: Samples) -> None:
@@ -55,7 +55,7 @@ class OwnLogger(Logger):
         self._call("log_video", video, at)
 
     def close(self) -> None:
-        """The run has ended."""
+        """Close the logger at the end of the run."""
         self._call("close")
 
     def _call(self, name: str, *given: object) -> None:

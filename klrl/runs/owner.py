@@ -1,7 +1,7 @@
-"""One process at a time writes a run folder: a lock on ``owner.json``, and what stands in it.
+"""Lets one process at a time write a run folder, by a lock on ``owner.json`` and by its contents.
 
-The lock (flock) answers at once, but not every file system passes it on to other machines. So the
-file also names the process, and tells when it was last seen: it is renewed while the run goes on.
+The lock (flock) is decisive at once, but not every file system shares it with other machines. So
+the file also names the process and the time of its last heartbeat, renewed while the run goes on.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from klrl.base.files import in_place, refuse_link
 from klrl.base.text import warn
 
 OWNER_FILE = "owner.json"
-#: Seconds between heartbeats, and those without one after which an owner elsewhere counts as dead.
+#: Seconds between heartbeats; seconds of silence after which an owner on another machine is dead.
 BEAT, SILENT = 20, 180
-#: Files that are written in place, and folders that are written into: a link would lead elsewhere.
+#: Files that klrl writes in place, and folders that it writes into: no link is allowed for these.
 _IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt")
 _FOLDERS = (
     *(".hydra", "csv", "tensorboard", "videos", "wandb"),
     *("checkpoints/last", "checkpoints/best"),
 )
-#: What queues call a job's id, and how often it was started again.
+#: Queues' environment variables of a job's id, and SLURM's of how often it was started again.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
 _PROCESSES = Path("/proc")  # of Linux
-#: Files and folders that a killed owner leaves.
+#: Temporary files and folders that a killed owner leaves behind.
 STAGING = ".staging-"
 _LEFT = (
     f"checkpoints/{STAGING}*",
@@ -47,7 +47,7 @@ _LEFT = (
 
 
 class OwnedElsewhere(ConfigError):
-    """Another process owns the run folder; nothing in it may be touched."""
+    """Another process owns the run folder; this process must not change it."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Owner:
     host: str
     pid: int
     pid_started: str | None  # see process_start
-    job: str | None  # its id in a queue; None outside
+    job: str | None  # the job's id in a queue; None outside a queue
     restarts: int  # how often the queue started the job again
-    heartbeat: int  # when it was last seen, seconds since 1970
+    heartbeat: int  # time of the last heartbeat, seconds since 1970
 
     @classmethod
     def this_process(cls) -> Owner:
-        """The process that asks, as of now."""
+        """An owner that is this process, with a heartbeat of now."""
         job = next((os.environ[name] for name in _JOB_IDS if os.environ.get(name)), None)
         restarts = os.environ.get(_RESTARTS, "")
         return cls(
@@ -77,7 +77,7 @@ class Owner:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still there, as far as this machine can tell."""
+        """Whether the process is still running, as far as this machine can tell."""
         this = Owner.this_process()
         if self.host == this.host:
             return lives_here(asdict(self))
@@ -87,7 +87,7 @@ class Owner:
 
     @property
     def how_to_stop(self) -> str:
-        """What a person types where it runs."""
+        """The command that stops the process, and the machine to type it on."""
         return f"kill {self.pid} on {self.host} ends it, with a checkpoint"
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Owner:
 
 
 def read_owner(run: Path) -> Owner | None:
-    """The owner that a run folder names, alive or not; None where it names none."""
+    """The owner that a run folder names, alive or not; None without a readable owner file."""
     path = run / OWNER_FILE
     try:
         return _parsed(path.read_bytes()) if path.is_file() else None
@@ -109,7 +109,7 @@ def refuse_owned(run: Path, setting: str) -> None:
     """Refuse a run folder whose owner is alive.
 
     Raises:
-        OwnedElsewhere: it is.
+        OwnedElsewhere: the owner is alive.
     """
     owner = read_owner(run)
     if owner is not None and owner.alive:
@@ -118,7 +118,7 @@ def refuse_owned(run: Path, setting: str) -> None:
 
 @contextmanager
 def owning(run: Path) -> Iterator[Claim]:
-    """Own a run folder; it is made, and rid of what a killed owner left.
+    """Own a run folder: make it if missing, and remove what a killed owner left behind.
 
     Raises:
         OwnedElsewhere: another process owns it.
@@ -136,7 +136,7 @@ def owning(run: Path) -> Iterator[Claim]:
     finally:
         claim.release()
         if new:
-            with suppress(OSError):  # a run began in it
+            with suppress(OSError):  # not empty: a run began in it
                 run.rmdir()
 
 
@@ -147,7 +147,7 @@ def _refuse_links(run: Path) -> None:
         path = run / name
         if path.exists() and not path.is_file():
             raise ConfigError(f"folder={run}: {name} is no plain file; move it away")
-    checkpoints = run / "checkpoints"  # elsewhere, on a larger disk, is well
+    checkpoints = run / "checkpoints"  # a link, as to a larger disk, is allowed
     elsewhere = checkpoints.resolve().parent
     if checkpoints.is_symlink() and (elsewhere / "metrics.jsonl").exists():
         raise ConfigError(
@@ -160,8 +160,8 @@ class Claim:
     """A run folder that this process owns, until :meth:`release`.
 
     Raises:
-        OwnedElsewhere: another process owns it.
-        OSError: it cannot be written.
+        OwnedElsewhere: another process owns the folder.
+        OSError: the folder cannot be written.
     """
 
     def __init__(self, run: Path) -> None:
@@ -184,10 +184,10 @@ class Claim:
         threading.Thread(target=self._renew, daemon=True).start()
 
     def check(self) -> None:
-        """Make sure that the folder is still there, and no other process took it over.
+        """Check that the folder still exists, and that no other process took it over.
 
         Raises:
-            OwnerError: it is not, or one did; nothing more may be written.
+            OwnerError: the check failed; this process must not write any more.
         """
         run = self._path.parent
         if not run.is_dir():
@@ -200,7 +200,7 @@ class Claim:
             )
 
     def release(self) -> None:
-        """Give the folder up."""
+        """Release the folder for other processes."""
         self._ended.set()
         if not self._lost:
             self._path.unlink(missing_ok=True)
@@ -211,17 +211,17 @@ class Claim:
             self._beat()
 
     def _is_named(self) -> bool:
-        """Whether the owner file is still the one that is locked here."""
+        """Whether the owner file on disk is still the file that this process locked."""
         try:
             return os.path.samestat(os.fstat(self._file), self._path.stat())
         except OSError:
             return False
 
     def _beat(self) -> None:
-        # Both threads beat when a process wakes. A disk that fails ends the run where it loses
-        # something.
+        # Both threads may beat after a process wakes up, hence the lock. A disk error is ignored
+        # here: it ends the run where it loses data.
         with self._beating, suppress(OSError):
-            # By its name: a file system of many machines shows others' writes when it is opened.
+            # Read by name: a network file system shows other machines' writes only on a new open.
             if self._path.exists() and self._path.read_bytes() != self._text:
                 self._lost = True
             else:
@@ -230,10 +230,10 @@ class Claim:
     def _write(self) -> None:
         owner = Owner.this_process()
         self._seen, self._text = owner.heartbeat, json.dumps(asdict(owner)).encode()
-        os.pwrite(self._file, self._text, 0)  # always as long as before
+        os.pwrite(self._file, self._text, 0)  # the text's length never changes
 
 
-#: The descriptors of locks. A forked child may outlive the owner, and must not keep its lock.
+#: The descriptors of locks; a forked child closes them, since it may outlive the owner.
 _open: set[int] = set()
 
 
@@ -261,11 +261,11 @@ def _locked(run: Path) -> int:
             _close(descriptor)
             raise _refusal(run, f"folder={run}", read_owner(run)) from None
         except OSError:
-            return descriptor  # a file system without locks: what stands in the file decides
+            return descriptor  # a file system without locks: the file's contents decide
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
-        _close(descriptor)  # its owner removed it just now
+        _close(descriptor)  # its owner has just removed the file
 
 
 def _parsed(content: bytes) -> Owner | None:
@@ -285,7 +285,7 @@ def _refusal(run: Path, setting: str, owner: Owner | None) -> OwnedElsewhere:
 
 
 def remove_leftovers(run: Path) -> None:
-    """Remove what was not finished when a process was killed; for the owner alone."""
+    """Remove the unfinished files of a killed process; only the owner may call this."""
     for pattern in _LEFT:
         for path in run.glob(pattern):
             if path.is_dir():
@@ -300,18 +300,18 @@ def remove_leftovers(run: Path) -> None:
 def process_start(pid: int) -> str | None:
     """When a process of this machine started, in kernel clock ticks; None if it has ended.
 
-    It tells apart processes with the same id: ids are reused after a reboot, and in containers.
+    The start tells apart processes with the same id, which a reboot or a container may reuse.
     """
     try:
         stat = (_PROCESSES / f"{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None if _PROCESSES.exists() else _start_by_ps(pid)
-    return None if stat[0] in "ZX" else stat[19]  # ended, but its parent has not asked yet
+    return None if stat[0] in "ZX" else stat[19]  # Z, X: ended, but not yet reaped by its parent
 
 
 def _start_by_ps(pid: int) -> str | None:
-    """The same to the second, for macOS: it has no folder of processes."""
-    # In English, and in one time zone, whatever those of the user are.
+    """When a process started, to the second, for macOS, which has no ``/proc``."""
+    # The output must not depend on the user's language and time zone.
     status, told = getstatusoutput(f"LC_ALL=C TZ=UTC ps -o stat= -o lstart= -p {pid}")
     state, _, started = told.partition(" ")
     return None if status or state.startswith("Z") else started.strip()

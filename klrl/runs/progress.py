@@ -1,4 +1,4 @@
-"""The progress of a run, printed: a live line on a terminal, plain lines elsewhere."""
+"""Prints the progress of a run: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from klrl.domains import Domain
 from klrl.runs.guard import Guard
 from klrl.runs.metrics import Row, metrics_of
 
-#: The line shows the mean of this many training scores: one rollout's is noisy.
+#: The line shows the mean score of this many rollouts: the score of one rollout is noisy.
 _RECENT = 10
 _SCORE, _ITERATION = "reward/episode", "time/iteration"
-#: A run with fewer frames per second shows seconds per iteration.
+#: Below this many frames per second the line shows seconds per iteration instead.
 _QUICK = 10.0
-#: Between updates of a live line while no row comes.
+#: Seconds between updates of a live line while no new row arrives.
 _LIVE_SECONDS = 1.0
 
 
 class Phases:
-    """The phase of an iteration that is under way, and the seconds of each so far."""
+    """Measures the seconds of each phase of an iteration, and names the current phase."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -33,7 +33,7 @@ class Phases:
         self._seconds: dict[str, float] = {}
 
     def __call__(self, name: str) -> None:
-        """Begin a phase, which ends the one before; an empty name only ends it."""
+        """Begin a phase and end the previous one; an empty name only ends the previous one."""
         now = time.perf_counter()
         if self.name:
             self._seconds[self.name] = self._seconds.get(self.name, 0.0) + now - self._began
@@ -45,17 +45,17 @@ class Phases:
         return time.perf_counter() - self._began
 
     def take(self) -> dict[str, float]:
-        """End the phase; the seconds of all phases since the last call."""
+        """End the phase; return the seconds of each phase since the last call of ``take``."""
         self("")
         seconds, self._seconds = self._seconds, {}
         return seconds
 
 
 class Progress:
-    """A live line on a terminal or in a notebook; elsewhere a plain line every 10 s.
+    """Shows a live line on a terminal or in a notebook; elsewhere a plain line every 10 s.
 
-    While no row comes, the line tells the phase: on a terminal every second, elsewhere once.
-    ``done`` frames came before a resume.
+    While no new row arrives, the line shows the phase: on a terminal every second, elsewhere once.
+    ``done`` is the number of frames before a resume.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Progress:
         self._guard = guard or Guard(lambda part, error: None)
         self._axis = domain.axis
         metrics = [metric for metric in metrics_of(domain).values() if metric.short]
-        # A narrow terminal has no room for all: those of each iteration come first.
+        # Metrics that every iteration has come first: a narrow terminal cuts the last ones.
         self._metrics = sorted(metrics, key=lambda metric: metric.name.startswith("eval/"))
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
-        self._first: tuple[float, int] | None = None  # when an iteration that may compile ended
+        self._first: tuple[float, int] | None = None  # after an iteration that may compile
         self._phases = phases or Phases()
         self._row: Row = {domain.axis: done}
         self._shown: tuple[Row, str] | None = None
@@ -110,12 +110,12 @@ class Progress:
             self._show()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         with self._lock:
             self._guard.call("progress", self._line.say, text)
 
     def line(self) -> str:
-        """Frames, speed, the metrics that have a short name, and time left."""
+        """The text: frames, speed, the metrics with a short name, and time left."""
         row = self._row
         frames = int(row[self._axis])
         passed = max(time.monotonic() - self._started, 1e-9)

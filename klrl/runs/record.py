@@ -1,4 +1,4 @@
-"""Records a run: its rows, its samples, its status."""
+"""Records a run: its rows, its samples and its status."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iter
     except BaseException as error:
         if isinstance(error, Exception):
             status, text = "failed", in_one_line(error, limit=None)
-        # A second signal may come while a run that is complete closes its files.
+        # A signal may also interrupt a complete run while it closes its files.
         else:
-            # Complete is a run whose last iteration has its row and its checkpoint.
+            # A run is complete if its last iteration has a row and a checkpoint.
             last = files.checkpoints / "last" / f"frames-{counters.frames:012d}"
             complete, text = counters.iteration >= config.iterations and last.is_dir(), None
             status = "finished" if complete else "interrupted"
-        with suppress(OSError):  # the first error is the one to tell
+        with suppress(OSError):  # report the first error, not this one
             files.close(status, **{axis: counters.frames}, error=text)
         if status == "failed":
             with suppress(Exception):  # as above
@@ -78,7 +78,7 @@ class Recorder:
         """Write an iteration's row, and show it.
 
         Raises:
-            OSError: as on a full disk; no half row is left.
+            OSError: as on a full disk; no partial row is left.
             OwnerError: another process took the run folder over.
         """
         self._files.check_owned()
@@ -89,17 +89,17 @@ class Recorder:
         self._files.guard.check_streams()
 
     def samples(self, samples: Samples) -> None:
-        """Write responses, to be shown with the next row."""
+        """Write responses; loggers show them with the next row."""
         self._samples.log_all(samples)
         for logger in self._loggers:
             self._files.guard.call(logger.part, logger.log_samples, samples)
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self._progress.say(text)
 
     def marks(self) -> dict[str, object]:
-        """The run's id and :meth:`RowFile.mark` of its files, for the checkpoint."""
+        """The run's id and the :meth:`RowFile.mark` of each file, for the checkpoint."""
         files = {self._files.metrics.name: self._metrics, self._files.samples.name: self._samples}
         return {"run": self._run, "rows": {name: file.mark() for name, file in files.items()}}
 
@@ -115,21 +115,21 @@ def recording(
     marks: State | None,
     phases: Phases | None = None,
 ) -> Iterator[Recorder]:
-    """Open the run's files, its logger and the progress line; close them even after an error.
+    """Open the run's files, loggers and progress line; close them even after an error.
 
     Args:
         files: the run folder.
         config: the job.
-        counters: how far it is.
+        counters: the iterations and frames so far.
         group: the sweep that the job belongs to.
-        manifest: of the run, for its ids.
-        marks: on resume, :meth:`Recorder.marks` of the checkpoint, as far as it has them.
-        phases: of its iterations, for the progress line.
+        manifest: the run's manifest, for its ids.
+        marks: on resume, the :meth:`Recorder.marks` in the checkpoint, as far as present.
+        phases: the phases of an iteration, for the progress line.
     """
     domain = domain_of(config)
     after = None if marks is None else counters.frames
     rows, run = (marks or {}).get("rows", {}), manifest["id"]
-    to_append(files.metrics).close()  # loggers read it
+    to_append(files.metrics).close()  # creates the file, which loggers read
     metrics, samples = (
         RowFile(path, domain.axis, after, rows.get(path.name), run)
         for path in (files.metrics, files.samples)
@@ -153,14 +153,14 @@ def recording(
 
 
 def _evaluated(row: Row, config: JobConfig) -> list[str]:
-    """What the last row tells of evaluations: of the policy, and of the best one."""
+    """Lines on the evaluations in the last row: of the last policy, and of the best."""
     if "eval/return" not in row and "eval/cut" not in row:
         return []
     domain, best = domain_of(config), "eval/best_return"
     lines = [told_evaluation(row, domain, domain.how(config), row.get("time/evaluation"))]
     lines += told_kls(row, domain)
     if best in row:
-        same = row[best] == row.get("eval/return")  # it is the last policy, or no worse
+        same = row[best] == row.get("eval/return")  # the last policy is the best, or as good
         value = with_error(row, best, domain)
         told = f"the same {domain.score}" if same else f"{domain.score} {value}"
         lines.append(f"best checkpoint, by the evaluations during the run: {told}")

@@ -1,4 +1,4 @@
-"""Which settings a resumed run may change, and its config with those changes."""
+"""Reads the settings of a stored run, and applies the changes that a resume may make."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from klrl.runs.folder import BrokenRun, RunFolder, read_settings, run_id
 from klrl.runs.one_run import check_one_run
 from klrl.runs.owner import refuse_owned
 
-#: Settings that a resume may change; all others define the run. Micro-batches share out memory:
-#: whoever ran out of it goes on with more of them.
+#: Settings that a resume may change; all others define the run. A smaller micro-batch lets a run
+#: go on that ran out of memory.
 CHANGEABLE = (
     *("frames", "device", "threads", "eval", "checkpoint.every", "learner.micro_batch"),
     "collector.cpus_timeout",
@@ -32,7 +32,7 @@ CHANGEABLE = (
 
 
 def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:
-    """The folder and the settings of a run to resume; ``overrides`` are of :data:`CHANGEABLE`."""
+    """The folder and the settings of a run to resume; ``overrides`` set :data:`CHANGEABLE` keys."""
     run = find_run(path, "resume")
     refuse_owned(run, f"resume={run}")
     check_one_run(RunFolder(run), f"resume={run}")
@@ -42,9 +42,9 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
 
 
 def edited_settings(run: Path) -> str | None:
-    """A line where the stored settings are not those of the manifest's ``config_hash``.
+    """A line of error if the stored settings do not fit the manifest's ``config_hash``, else None.
 
-    A resume stores both anew, with what it changed.
+    A resume with changes rewrites both.
     """
     manifest = RunFolder(run).manifest if RunFolder(run).exists else {}
     known = [manifest[key] for key in ("config_hash", "next_hash") if key in manifest]
@@ -54,7 +54,7 @@ def edited_settings(run: Path) -> str | None:
 
 
 def warn_edited(setting: str, path: str, run: Path) -> None:
-    """Report edited settings of a run whose policy another job loads."""
+    """Warn of edited settings in a run whose policy a different job loads."""
     if edited := edited_settings(run):
         warn(f"{setting}={path}: {edited}")
 
@@ -62,9 +62,9 @@ def warn_edited(setting: str, path: str, run: Path) -> None:
 def stored_config(
     run: Path, overrides: Sequence[str] = (), *, changeable: Sequence[str] = CHANGEABLE
 ) -> JobConfig:
-    """The typed settings of a run, from its ``.hydra/config.yaml``.
+    """Read the typed settings of a run from its ``.hydra/config.yaml``, and apply ``overrides``.
 
-    ``overrides`` may set the keys of ``changeable`` and all keys below them.
+    These may set the keys in ``changeable``, and all keys below them.
     """
     if RunFolder(run).exists and run_id(run) is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The return of a run and of its evaluations, from the rows that it recorded."""
+"""Computes the returns of a run and of its evaluations from its rows, and reports them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from klrl.domains import Domain
     from klrl.runs.metrics import Row
 
-#: The return of a run is the first of these that it recorded.
+#: The return of a run is the first of these metrics that the run recorded.
 _RETURNS = ("eval/return", "reward/episode", "reward/raw")
 
 
@@ -21,20 +21,20 @@ def last_recorded(rows: Iterable[Row]) -> Row:
 
 
 def final_return(last: Mapping[str, float]) -> float | None:
-    """The final return, from the last value of each metric; None if none was recorded.
+    """The final return, from the last value of each metric; None if no return was recorded.
 
-    It is that of the evaluation, else of the episodes of training, else the mean reward.
+    It is the evaluation's return, else that of training episodes, else the mean reward.
     """
     return next((float(last[name]) for name in _RETURNS if name in last), None)
 
 
-#: From here on a run says so: where kl.coef=0.1 held tasks with rewards of 0 and 1 back it was .22
-#: and .41, in pendulum and cartpole .01.
+#: A run whose penalty share is at least this reports it. With kl.coef=0.1 the share was .22 and .41
+#: on tasks with rewards of 0 and 1 that learned too little, and .01 on pendulum and cartpole.
 LARGE_SHARE = 0.15
 
 
 def penalty_share(rows: Sequence[Row]) -> float:
-    """Mean size of kl.coef * KL over that of the reward, of all rollouts; 0 without a reward."""
+    """Mean of kl.coef * KL over all rollouts / mean size of the reward; 0 without a reward."""
     kls = [row.get("div/ref/charged", row.get("kl/ref/exact", 0.0)) for row in rows]
     charged = sum(row.get("kl/ref/coef", 0.0) * kl for row, kl in zip(rows, kls, strict=True))
     rewards = sum(abs(row.get("reward/raw", 0.0)) for row in rows)
@@ -42,7 +42,7 @@ def penalty_share(rows: Sequence[Row]) -> float:
 
 
 def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:
-    """What an evaluation scored, for a person to read; ``how`` it was played, as greedy."""
+    """Describe the score of an evaluation in words; ``how`` names its actions, as greedy."""
     cut = int(row.get("eval/cut", 0))
     if "eval/return" not in row:
         why = f"none of {cut} {domain.episode}s ended ({how})"
@@ -62,7 +62,7 @@ def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = 
 
 
 def told_kls(row: Row, domain: Domain) -> list[str]:
-    """How far the policy is from its reference in the states of an evaluation; a line, or none."""
+    """A line with the KLs of policy and reference in an evaluation's states; empty without KLs."""
     if "eval/kl_ref" not in row:
         return []
     both, forward = (with_error(row, f"eval/kl_ref{way}", domain, 3) for way in ("", "_forward"))

@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` and ``samples.jsonl``: a JSON object per line, appended, never rewritten."""
+"""Writes and reads ``metrics.jsonl`` and ``samples.jsonl``, appending one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from klrl.base.text import warn
 from klrl.runs.folder import run_id
 from klrl.runs.metrics import RUN, Row
 
-#: The ``bytes`` of a file, and their ``sha256``.
+#: A position in a file: the number of ``bytes`` up to it, and their ``sha256``.
 Mark: TypeAlias = Mapping[str, Any]
-#: How many bad lines are named.
+#: How many bad lines a message names.
 _NAMED = 5
 
 
 class RowFile:
-    """A file of rows, to be appended to; a row is written at once, or not at all.
+    """A file to which rows are appended; a row is written whole or not at all.
 
-    It is made with the first row, since not every run has samples.
+    The first row creates the file, since not every run has samples.
 
     Args:
         path: the file.
         axis: the metric that counts the frames: the domain's ``axis``.
         after: on resume, the frames of the checkpoint; later rows are cut off, since the resumed
-            run makes them again.
-        mark: on resume, :meth:`mark` at the checkpoint; empty if that does not tell.
-        run: the id of the run, which each line begins with.
+            run computes them again.
+        mark: on resume, the :meth:`mark` in the checkpoint; empty if the checkpoint has none.
+        run: the id of the run, with which each line begins.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RowFile:
         """Append one line per row.
 
         Raises:
-            OSError: as on a full disk; no half line is left.
+            OSError: as on a full disk; no partial line is left.
         """
         file = self._file = self._file or to_append(self._path)
         lines = (json.dumps({**self._of, **row}, allow_nan=False) + "\n" for row in rows)
@@ -74,9 +74,9 @@ class RowFile:
         self._sha.update(whole)
 
     def mark(self) -> dict[str, object]:
-        """``bytes`` of the file, which the disk has confirmed, and their ``sha256``.
+        """Sync the file to the disk; return the number of its ``bytes`` and their ``sha256``.
 
-        The digest is kept with each row, so that no save reads the file.
+        The digest is updated with each row, so that a checkpoint does not have to read the file.
         """
         if self._file is None:
             return {"bytes": 0}
@@ -85,18 +85,18 @@ class RowFile:
         return {"bytes": length, "sha256": self._sha.hexdigest()}
 
     def close(self) -> None:
-        """Close the file, if there is one."""
+        """Close the file, if it is open."""
         if self._file is not None:
             self._file.close()
 
 
 def read_rows(path: Path, say: Callable[[str], None] = warn) -> list[Row]:
-    """The rows of a ``metrics.jsonl``, see :func:`each_row`."""
+    """Read the rows of a ``metrics.jsonl``, see :func:`each_row`."""
     return list(each_row(read_plain(path).split(b"\n"), path, say))
 
 
 def rows_so_far(run: Path) -> list[Row]:
-    """The rows of a run, none where it has no file; what is wrong with a line is not told."""
+    """The rows of a run, empty without a file; bad lines are skipped silently."""
     path = run / "metrics.jsonl"
     return read_rows(path, say=lambda line: None) if path.is_file() else []
 
@@ -106,9 +106,9 @@ def each_row(
 ) -> Iterator[Row]:
     """The rows among the lines of a ``metrics.jsonl``, without the id of their run.
 
-    Left out are a line that is no row, one of another run than the manifest next to it, and one
-    that does not come after the row before it. Without a word also a last one that has no end: it
-    is being written, or a kill cut it. ``say`` takes a line for each kind.
+    Skips lines that are no row, rows of a different run than the manifest's, and rows whose
+    iteration is not above the previous row's; ``say`` receives one line for the first kind and one
+    for the others. A partial last line, being written or cut by a kill, is skipped silently.
     """
     run, last = run_id(path.parent), -1.0
     bad, other = [], []
@@ -118,7 +118,7 @@ def each_row(
             bad += [number] * (number < len(lines))
             continue
         at = row.get("iteration")
-        if run_of(line, run) != run or (at is not None and not at > last):  # NaN is no later one
+        if run_of(line, run) != run or (at is not None and not at > last):  # or NaN
             other.append(number)
         else:
             last = last if at is None else at
@@ -128,42 +128,42 @@ def each_row(
 
 
 def parse_row(line: bytes) -> Row | None:
-    """The row of a line: names and numbers (or null). None where it holds something else."""
+    """Parse a line into a row of names and numbers (or null); None if it is anything else."""
     row = {name: value for name, value in (_parse(line) or {"": ""}).items() if name != RUN}
     return row if all(map(_is_value, row.values())) else None
 
 
 def run_of(line: bytes, run: str | None, unnamed: str | None = None) -> object:
-    """The run that a line names, where ``run`` is expected; ``unnamed`` where it names none."""
-    if run is None or f'"{run}"'.encode() in line[:64]:  # without parsing what may be long
+    """The id of the run that a line names, ``run`` if expected; ``unnamed`` if it names none."""
+    if run is None or f'"{run}"'.encode() in line[:64]:  # avoids parsing a long line
         return run
     return (_parse(line) or {}).get(RUN, unnamed)
 
 
 def _is_value(value: object) -> bool:
     if isinstance(value, int):
-        return value.bit_length() < 1024  # else it is no float
+        return value.bit_length() < 1024  # else it does not fit a float
     return value is None or isinstance(value, float)
 
 
 def tell_lines(
     path: Path, numbers: Sequence[int], say: Callable[[str], None] = warn, what: str = "no row"
 ) -> None:
-    """Say in one line which lines of a file are left out, if any."""
+    """Report in one line which lines of a file are left out, if any."""
     if numbers:
         named = ", ".join(map(str, numbers[:_NAMED])) + ", ..." * (len(numbers) > _NAMED)
         say(f"{path}: left out: line{'s' * (len(numbers) > 1)} {named}: {what}")
 
 
 def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
-    """Cut off the rows after a checkpoint; what is before it stays as it is, bad lines too.
+    """Cut off the rows after a checkpoint; keep everything before it, bad lines too.
 
     Args:
         path: the file.
-        axis: names the frames in a row.
+        axis: the name of the frames in a row.
         after: the frames of the checkpoint.
-        mark: :meth:`RowFile.mark` then; where the file has changed since, frames tell
-            where to cut.
+        mark: the :meth:`RowFile.mark` in the checkpoint; if the file has changed since, the rows'
+            frames decide where to cut.
     """
     content = path.read_bytes() if path.exists() else b""
     length, digest = mark.get("bytes"), mark.get("sha256")
@@ -182,13 +182,13 @@ def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
     tell_lines(path, bad)
     with to_update(path) as file:
         file.truncate(min(end, len(content)))
-        if end > len(content):  # a line that was cut stays one of its own
+        if end > len(content):  # end a partial line, so that the next row starts a new line
             file.seek(0, os.SEEK_END)
             file.write(b"\n")
 
 
 def _end_of_kept(content: bytes, axis: str, after: int) -> tuple[int, list[int]]:
-    """Where the rows up to a checkpoint end, by their frames; and which lines there are none."""
+    """The byte where the rows up to a checkpoint end, by their frames, and the bad lines before."""
     lines = content.split(b"\n")
     told = [(_parse(line) or {}).get(axis) for line in lines]
     frames = [value if isinstance(value, int | float) else None for value in told]
@@ -196,7 +196,7 @@ def _end_of_kept(content: bytes, axis: str, after: int) -> tuple[int, list[int]]
     later = [n for n, each in enumerate(frames) if each is not None and each > after]
     least, most = max(before, default=0), min(later, default=len(frames))
     reached = after == 0 or (least > 0 and frames[least - 1] == after)
-    kept = least if reached else max(least, most)  # no row before it may go
+    kept = least if reached else max(least, most)  # no row before the checkpoint may be lost
     bad = [n for n, each in enumerate(frames[:kept], 1) if each is None]
     return sum(len(line) + 1 for line in lines[:kept]), bad
 

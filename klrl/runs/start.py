@@ -1,4 +1,4 @@
-"""A run begins in a folder of its own; of a folder in which none began nothing is left."""
+"""Starts a run in its own folder, and removes the folder again if no run begins in it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class OwnFolder:
         self.path = Path(given) if given is not None else new_path(suffix)
         try:
             self.holds_run = given is not None and any(self.path.glob("**/manifest.json"))
-            # What it held already, and keeps; None where it is new.
+            # Entries that the folder had before, and keeps; None for a new folder.
             self._before = set(self.path.iterdir()) if self.path.is_dir() else None
         except OSError as error:
             raise ConfigError(f"{setting}: cannot be read: {error}") from error
         self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
 
     def make(self) -> None:
-        """Make it; a signal during this leaves nothing that remove_unstarted does not know."""
+        """Make the folder; ``remove_unstarted`` removes all of it even after a signal meanwhile."""
         try:
-            # Two runs never share a new one, whose name has the microsecond.
+            # Two runs never share a new folder, whose name has the microsecond.
             self.path.mkdir(parents=True, exist_ok=self._given is not None)
         except OSError as error:
             raise ConfigError(f"{self._setting}: cannot be written: {error}") from error
 
     def remove_unstarted(self) -> None:
-        """Remove what was written, and new folders, unless a run began."""
+        """Remove new files and folders, unless a run began."""
         if not self.path.is_dir() or any(self.path.glob("**/manifest.json")):
             return
         for path in set(self.path.iterdir()) - (self._before or set()):
@@ -73,7 +73,7 @@ def run_in_folder(
         config: the job.
         overrides: as on the command line; None where the config was given directly.
         setting: the folder's name in error messages.
-        argv: the command line that started it; default: that of the overrides.
+        argv: the command line that started the job; default: one made of the overrides.
         callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
     """
     folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
@@ -84,10 +84,10 @@ def run_in_folder(
     try:
         folder.make()
         with collection_paused():
-            loop = importlib.import_module("klrl.train.loop")  # a room above this one
+            loop = importlib.import_module("klrl.train.loop")  # klrl.train imports klrl.runs
         loop.start(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
     except OwnedElsewhere:
-        raise  # the files there are another process's
+        raise  # the files in the folder belong to another process
     except BaseException:
         folder.remove_unstarted()
         raise

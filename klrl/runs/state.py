@@ -1,4 +1,4 @@
-"""A component's state as files: JSON for its shape and numbers, safetensors for its tensors."""
+"""Encodes a component's state for files: structure and numbers as JSON, tensors as safetensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-#: What safetensors calls them, https://huggingface.co/docs/safetensors#format.
+#: dtype -> its name in safetensors, https://huggingface.co/docs/safetensors#format.
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -25,24 +25,24 @@ DTYPES = {
 }
 
 
-#: What a component keeps: numbers, texts and tensors, nested.
+#: The state of a component: nested numbers, texts and tensors.
 State: TypeAlias = Mapping[str, Any]
 
 
 class Component(Protocol):
-    """What a checkpoint holds by a name."""
+    """An object whose state a checkpoint stores by name."""
 
     def state_dict(self) -> State:
-        """All that goes on with a resumed run."""
+        """The state that a resumed run needs."""
 
     def load_state_dict(self, state: State, /) -> object:
-        """Take it up."""
+        """Restore the state."""
 
 
 def encode(value: object, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:
-    """A state as JSON values; its tensors are put aside, by the keys to them, joined by ``/``.
+    """Encode a state as JSON values; add its tensors to ``tensors``, named by their path of keys.
 
-    Numbers, strings, True, False and None stand for themselves; all else is a mapping with a
+    Numbers, strings, True, False and None are unchanged; any other value becomes a mapping with a
     ``kind``.
     """
     if isinstance(value, Tensor):
@@ -53,7 +53,7 @@ def encode(value: object, tensors: dict[str, Tensor], path: tuple[str, ...] = ()
         return {"kind": "tensor", "key": name}
     if isinstance(value, Mapping):
         items = [[key, encode(item, tensors, (*path, str(key)))] for key, item in value.items()]
-        metadata = getattr(value, "_metadata", None)  # the versions that a module's state tells
+        metadata = getattr(value, "_metadata", None)  # versions, in a module's state_dict
         if metadata is None:
             return {"kind": "dict", "items": items}
         return {"kind": "ordered_dict", "items": items, "metadata": encode(metadata, {})}
@@ -66,7 +66,7 @@ def encode(value: object, tensors: dict[str, Tensor], path: tuple[str, ...] = ()
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that :func:`encode` gave."""
+    """Restore the state that :func:`encode` encoded."""
     if not isinstance(value, dict):
         return value
     kind = value["kind"]
@@ -85,12 +85,12 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """A safetensors file, piece by piece: no second copy of the tensors is in memory.
+    """Yield a safetensors file in chunks, without a second copy of all tensors in memory.
 
-    ``safetensors.torch.save_file`` refuses tied and non-contiguous tensors, and does not tell what
-    it writes, which is hashed here.
+    ``safetensors.torch.save_file`` refuses tied and non-contiguous tensors, and does not return the
+    bytes that it writes, which the caller hashes.
     """
-    # The widest first, so that each begins at a multiple of its width.
+    # The widest dtypes first, so that each tensor begins at a multiple of its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = {}, 0
     for name, tensor in ordered:

@@ -1,4 +1,4 @@
-"""A film of an episode: an MP4 as it is drawn, and a small GIF."""
+"""Films an episode: an MP4 in full size, and a small GIF."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from klrl.runs.machine import require
 if TYPE_CHECKING:
     import numpy as np
 
-#: A GIF's: width in pixels, and pictures per second, which many programs show no faster.
+#: A GIF's width in pixels, and its pictures per second: many programs show no more.
 _WIDTH, _SPEED = 320, 20
 
 
 @dataclass(frozen=True)
 class Film:
-    """The episode that was filmed."""
+    """The result of a filmed episode."""
 
     steps: int
-    score: float | None  # its return; None if it was cut off
+    score: float | None  # the episode's return; None if it was cut off
 
 
 def check_encoders() -> None:
@@ -35,14 +35,14 @@ def check_encoders() -> None:
 
 
 def draw_without_display() -> None:
-    """Let MuJoCo and SDL draw where there is no display; called before either is imported."""
+    """Let MuJoCo and SDL draw without a display; call this before either is imported."""
     if "DISPLAY" not in os.environ and "WAYLAND_DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 class Camera:
-    """Writes pictures, uint8 [height, width, 3], as they come."""
+    """Writes pictures, uint8 [height, width, 3], to an MP4 and a GIF."""
 
     def __init__(self, mp4: Path, gif: Path) -> None:
         self._mp4, self._gif = mp4, gif
@@ -57,7 +57,7 @@ class Camera:
         return width, height
 
     def start(self, speed: float) -> None:
-        """Open the film, of ``speed`` pictures per second."""
+        """Open the MP4, of ``speed`` pictures per second."""
         import imageio
 
         self._film = imageio.get_writer(
@@ -71,7 +71,7 @@ class Camera:
         import numpy as np
         from PIL import Image
 
-        # No film may have an odd number of rows or columns: the last is there once more.
+        # The MP4 needs even numbers of rows and columns: an odd last one is repeated.
         odd = ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0))
         self._film.append_data(np.pad(picture, odd, mode="edge"))
         if self._taken % self._every == 0:
@@ -89,14 +89,14 @@ class Camera:
         )
 
     def close(self) -> None:
-        """End the encoder."""
+        """Close the MP4's encoder."""
         if self._film is not None:
             self._film.close()
 
 
 @contextmanager
 def filming(folder: Path, name: str) -> Iterator[Camera]:
-    """A camera for ``NAME.mp4`` and ``NAME.gif``; where filming fails, earlier ones stay."""
+    """A camera for ``NAME.mp4`` and ``NAME.gif``; if filming fails, earlier files stay."""
     make_folder(folder)
     with replacing(folder / f"{name}.mp4") as mp4, replacing(folder / f"{name}.gif") as gif:
         camera = Camera(mp4, gif)

@@ -1,4 +1,4 @@
-"""``logger=wandb``: a wandb run per job, offline where no server takes it."""
+"""``logger=wandb``: a wandb run per job, offline if the server does not accept it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from klrl.runs.loggers import Logger, Opened, Samples, Video
 from klrl.runs.machine import wandb_mode
 from klrl.runs.metrics import Row, metrics_of
 
-#: Seconds that wandb's server has to take a new run, and at the end what was not yet uploaded.
+#: Seconds that wandb's server has to accept a new run, and to receive the last uploads at the end.
 _INIT_SECONDS, _FINISH_SECONDS = 20.0, 120.0
 
 
 class WandbLogger(Logger):
-    """Rows against the domain's axis in a wandb run."""
+    """Logs rows to a wandb run, against the domain's axis."""
 
     part = "wandb"
 
@@ -28,16 +28,16 @@ class WandbLogger(Logger):
         self._table: dict[str, object] = {}
 
     def log(self, row: Row) -> None:
-        """Log one row, and the last table of responses with it."""
+        """Log one row, together with the last table of responses."""
         self._run.log({**row, **self._table})
         self._table = {}
 
     def log_samples(self, samples: Samples) -> None:
-        """Make a table of responses, which is logged with the next row."""
+        """Make a table of responses; it is logged with the next row."""
         import wandb
 
         names = list(samples[0])
-        # Lists become text: a column has one type.
+        # Lists become text, since a column has one type.
         rows = [
             [json.dumps(x) if isinstance(x := sample[n], list | dict) else x for n in names]
             for sample in samples
@@ -55,9 +55,9 @@ class WandbLogger(Logger):
 
 @contextmanager
 def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
-    """``logger=wandb``: one wandb run per job; an exception inside marks it failed.
+    """``logger=wandb``: one wandb run per job; an exception inside marks the run as failed.
 
-    Without a server the run is logged offline; where wandb fails altogether, nowhere.
+    Without a server the run is logged offline; if wandb itself fails, klrl logs nothing to wandb.
     """
     run = opened.guard.call(WandbLogger.part, _open_run, config, opened)
     # Not `with run`: wandb would print its own traceback, even for Ctrl-C.
@@ -76,7 +76,7 @@ def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]
 
 
 def _open_run(config: WandbConfig, opened: Opened) -> Any:
-    """A wandb run with its metrics defined; offline if the server does not take it."""
+    """Open a wandb run and define its metrics; offline if the server does not accept the run."""
     mode = wandb_mode(config.mode)
     try:
         run = _init(config, opened, mode)
@@ -86,14 +86,14 @@ def _open_run(config: WandbConfig, opened: Opened) -> Any:
         _let_go()
         opened.guard.failed("wandb's server", error, "logs offline; wandb sync uploads it later")
         run = _init(config, opened, "offline")
-    if opened.note is not None and run.id != opened.run_id:  # a wandb agent gives its own
+    if opened.note is not None and run.id != opened.run_id:  # a wandb agent sets its own id
         opened.note(wandb_id=run.id)
     axis = opened.domain.axis
     for metric in metrics_of(opened.domain).values():
         step = None if metric.name == axis else axis
-        # The charts of counts are straight lines.
+        # Counts are hidden: their charts are straight lines.
         run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
-    run.define_metric("*", step_metric=axis)  # what klrl does not declare: the table of responses
+    run.define_metric("*", step_metric=axis)  # the undeclared table of responses
     return run
 
 
@@ -126,7 +126,7 @@ def _init(config: WandbConfig, opened: Opened, mode: Any) -> Any:
 
 
 def _let_go() -> None:
-    """End wandb's service, which keeps the run's id, and would print a traceback at exit."""
+    """End wandb's service, which would keep the run's id in use and print a traceback at exit."""
     import wandb
 
     with suppress(Exception):

@@ -1,4 +1,4 @@
-"""The ``args`` of a custom part: complete, and typed by the annotations of what takes them."""
+"""Completes the ``args`` of a custom part, and types them by the target's annotations."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from klrl.config.fields import OwnPart
 from klrl.config.own.find import arguments, find_target, named
 from klrl.config.own.parts import GIVEN
 
-#: What a YAML holds.
+#: Types that a YAML can store.
 _PLAIN = bool | int | float | str | list | dict | None
 
 
 def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
-    """The args of a part: those that were given, typed, and plain defaults of the others."""
+    """The args of a part: the given ones, typed, and the plain default values of the others."""
     target = find_target(setting, part)
     text, given = named(setting, part), GIVEN[setting.partition("[")[0]]
     takes, rest = arguments(text, target)
     own = {name: p for name, p in takes.items() if name not in given}
-    free = rest and takes.keys() >= set(given)  # else the rest is for what klrl gives
+    free = rest and takes.keys() >= set(given)  # else ``**kwargs`` is for klrl's arguments
     for name in part.args:
         key = f"{setting}.args.{name}"
         if name in given:
@@ -52,7 +52,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
 
 
 def _hints(target: Callable[..., object]) -> dict[str, object]:
-    """Types by name; none where they cannot be had, as of what only a type checker imports."""
+    """Argument -> its type; empty if a type does not resolve, as under ``TYPE_CHECKING``."""
     try:
         of = target.__init__ if inspect.isclass(target) else target
         return typing.get_type_hints(of, include_extras=True)
@@ -61,14 +61,14 @@ def _hints(target: Callable[..., object]) -> dict[str, object]:
 
 
 def _typed(key: str, value: object, hint: Any, default: object) -> object:
-    """A value as its annotation has it: ``float``, ``Annotated[int, Field(ge=1)]``."""
+    """Convert a value to its annotated type: ``float``, ``Annotated[int, Field(ge=1)]``."""
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     if default is None and value is None:
         return None
     try:
         adapter = TypeAdapter(hint, config={"coerce_numbers_to_str": True})
-    except (PydanticUserError, NameError, TypeError):  # another's type
+    except (PydanticUserError, NameError, TypeError):  # a type that pydantic does not know
         return value
     try:
         typed = adapter.validate_python(value)

@@ -1,7 +1,7 @@
-"""How a custom part is found by its ``target``, and called.
+"""Finds a custom part by its ``target``, and calls it.
 
-Name is called with keywords: those that klrl gives to the parts of that group (:data:`GIVEN`), as
-far as Name takes them, and ``args``. What it raises becomes one line.
+The target is called with keywords: its ``args``, and the arguments that klrl gives to the parts of
+its group (:data:`GIVEN`), as far as the target takes them. Its exceptions become one line.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def make_own(
     kind: type[Made] = object,  # type: ignore[assignment]
     what: str = "",
 ) -> Made:
-    """Call a part of a completed job with its args and with what klrl gives (:data:`GIVEN`).
+    """Call a part of a completed job with its args and with klrl's arguments (:data:`GIVEN`).
 
-    What it makes must be of a ``kind``; ``what`` says how to make one.
+    Refuse a result that is not of class ``kind``; ``what`` is the remedy in that message.
     """
     target = find_target(setting, part)
     takes, rest = arguments(named(setting, part), target)
@@ -42,12 +42,12 @@ def make_own(
 
 
 class Unfit(Exception):
-    """What a custom part made or returned is not what klrl needs; :func:`errors_of` names it."""
+    """A custom part made or returned the wrong thing; :func:`errors_of` names the part."""
 
 
 @contextmanager
 def errors_of(setting: str, part: OwnPart) -> Iterator[None]:
-    """Turn what the user's code raises into one line: setting, value, error with its line."""
+    """Turn exceptions of the user's code into one line: setting, value, error with its line."""
     args = f" with {setting}.args={dict(part.args)}" if part.args else ""
     try:
         yield
@@ -80,16 +80,16 @@ def find_target(setting: str, part: OwnPart) -> Callable[..., Any]:
 
 
 def named(setting: str, part: OwnPart) -> str:
-    """The setting with its value, as errors begin."""
+    """The setting with its value, the start of an error message."""
     return f"{setting}.target={part.target}"
 
 
 def arguments(
     text: str, target: Callable[..., object]
 ) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The keywords that a part takes, and whether it takes any others."""
+    """The keywords that a part takes, and whether it takes ``**kwargs``."""
     call = target
-    if inspect.isclass(target):  # a metaclass may hide a class's own arguments
+    if inspect.isclass(target):  # a metaclass may hide the arguments of ``__init__``
         call = target.__init__
         if call is object.__init__:
             return {}, False

@@ -1,4 +1,4 @@
-"""Which custom parts a job has, and what klrl gives to those of each group."""
+"""Lists the custom parts of a job, and the arguments that klrl gives to each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
 
 
 def own_parts(config: JobConfig) -> Iterator[tuple[str, OwnPart]]:
-    """The custom parts of a job, each with its setting: ``controller``."""
+    """The custom parts of a job, each with its setting, as ``controller``."""
     for group in CHOICES:
         yield from parts_in(group, getattr(config, group))
 
@@ -49,9 +49,9 @@ def parts_in(group: str, part: ChoiceConfig) -> Iterator[tuple[str, OwnPart]]:
 
 
 def named_code(env: Env) -> Iterator[tuple[str, str, object]]:
-    """What ``env.id=module:Id`` and ``env.reward=module:function`` name: setting, value, args.
+    """The code of ``env.id=module:Id`` and ``env.reward=module:function``: setting, value, args.
 
-    Environments of klrl and of the packages that its extras ask for are not among them.
+    Leaves out environments of klrl and of the packages that klrl and its extras require.
     """
     if isinstance(env, LanguageEnvConfig):
         for name in map(str, env.rewards):
@@ -63,14 +63,14 @@ def named_code(env: Env) -> Iterator[tuple[str, str, object]]:
 
 
 def top_level(target: str) -> str:
-    """The top-level module of ``package.module:Name``; of ``path/file.py:name`` the file."""
+    """The top-level module of ``package.module:Name``, or the file of ``path/file.py:name``."""
     module = target.partition(":")[0]
     return module if module.endswith(".py") else module.partition(".")[0]
 
 
 def is_reward_model(module: str, attribute: str) -> bool:
-    """Whether ``model:X`` names a folder, and not a function of the user's module ``model``."""
+    """Whether ``model:X`` names a model's folder, not a function of the user's module ``model``."""
     if module != "model" or not attribute.isidentifier() or Path(attribute).is_dir():
         return module == "model"
-    found = find_spec("model")  # without an origin: a folder that is no package
+    found = find_spec("model")  # its origin is None for a folder that is no package
     return not Path("model.py").is_file() and (found is None or found.origin is None)

@@ -1,4 +1,4 @@
-"""The source of a custom part: as imported, as a run began with it, in a manifest."""
+"""Records the sources of custom parts, and refuses a part whose source has changed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from klrl.config.own.find import find_target, named
 from klrl.config.own.parts import named_code, own_parts, top_level
 from klrl.config.own.trust import name_code
 
-#: Top-level module -> the module and its source when this process imported it.
+#: Top-level module -> the module, and its source at the time when this process imported it.
 _IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
 
 
 def check_sources(config: JobConfig) -> None:
-    """Refuse a job whose parts have changed since it was checked, or begun."""
+    """Refuse a job whose parts have changed since the job was checked or began."""
     for line in changed_sources(config, [group for group in CHOICES if group != "logger"]):
         raise ConfigError(f"{line}; bring it back, or start another run")
 
 
 def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES)) -> list[str]:
-    """One line for each part whose source is not the one in the settings of the job."""
+    """One line for each part whose source differs from the one in the job's settings."""
     pairs: dict[str, tuple[str, str]] = {}
     for setting, part in own_parts(config):
         if setting.partition(".")[0] not in groups:
@@ -52,7 +52,7 @@ def named_sources(env: Env) -> dict[str, str]:
     """The sources of the modules behind ``env.id`` and ``env.reward``, as settings store them."""
     found = {}
     for setting, value, _ in named_code(env):
-        if find(top_level(value), [str(Path.cwd())]):  # else whoever imports it says so
+        if find(top_level(value), [str(Path.cwd())]):  # else its import reports the error
             source = own_source(f"{setting}={value}", value)
             found[value] = _shown(source.digest, source.version)
     return found
@@ -63,7 +63,7 @@ def _shown(digest: str | None, version: str | None) -> str:
 
 
 def manifest_of(config: JobConfig) -> dict[str, dict[str, str | None]]:
-    """What a manifest holds of the parts: setting -> target, source, version."""
+    """The manifest's entry on custom parts: setting -> target, source, version."""
     names = ("target", "source", "version")
     own = {
         setting: {name: getattr(part, name) for name in names}
@@ -73,10 +73,10 @@ def manifest_of(config: JobConfig) -> dict[str, dict[str, str | None]]:
 
 
 def own_source(text: str, target: str) -> Source:
-    """The source of ``package.module:Name`` as this process imported it, or would.
+    """The source of ``package.module:Name`` that this process imported, or would import.
 
     Raises:
-        ConfigError: the files were changed after that, or there are none; ``text`` begins it.
+        ConfigError: the files have changed since the import, or do not exist; ``text`` comes first.
     """
     top = top_level(target)
     try:
@@ -84,7 +84,7 @@ def own_source(text: str, target: str) -> Source:
     except ImportError as error:
         raise ConfigError(f"{text}: {error}; write it into a file") from error
     module, before = _IMPORTED.get(top, (None, now))
-    if module is None or module is not sys.modules.get(top):  # imported anew, or not yet
+    if module is None or module is not sys.modules.get(top):  # imported again, or not yet
         before = now
     _IMPORTED[top] = sys.modules.get(top), before
     if before != now:
@@ -96,7 +96,7 @@ def own_source(text: str, target: str) -> Source:
 
 
 def complete(config: JobConfig) -> None:
-    """Find the custom parts of a job, in place: type their args, note their sources."""
+    """Complete the custom parts of a job in place: type their args, record their sources."""
     for setting, part in own_parts(config):
         complete_part(setting, part)
         source = own_source(named(setting, part), str(part.target))
@@ -108,5 +108,5 @@ def complete(config: JobConfig) -> None:
 
 
 def complete_part(setting: str, part: OwnPart) -> None:
-    """Type the args of one part, in place; its source stays."""
+    """Type the args of one part in place; leave its source unchanged."""
     part.args = typed_args(setting, part)

@@ -1,4 +1,4 @@
-"""A trial of a custom part: it is used, and what another one lacks then is lost at a resume."""
+"""Tries a custom part once, to find state that a checkpoint would not restore."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from klrl.config.own.parts import top_level
 
 
 def saves(part: object) -> bool:
-    """Whether a part has ``load_state_dict``, and a ``state_dict``."""
+    """Whether a part has ``state_dict`` and ``load_state_dict``."""
     return all(callable(getattr(part, f"{name}state_dict", None)) for name in ("", "load_"))
 
 
@@ -31,25 +31,25 @@ def make_tried(
     trial: Mapping[str, Callable[[], object]] | None = None,
     saved: bool = True,
 ) -> tuple[Any, bool]:
-    """A custom part, and whether it has state that no checkpoint holds.
+    """Make a custom part; return it, and whether it has state that no checkpoint holds.
 
-    Before it two others are made, and one is used. The second loads the state of the first, where
-    ``saved`` says that a checkpoint has it, and must then hold the same; what both share must not
-    have moved.
+    First, two trial parts are made and the first of them is used. If ``saved``, the second then
+    loads the first's ``state_dict``. A resume would lose state if the two still differ, or if the
+    use changed the user's modules.
 
     Args:
-        setting: of the part.
+        setting: the setting that names the part.
         part: its settings.
-        given: as of :func:`klrl.config.own.make_own`; so is ``kind``.
-        kind: of what it makes.
-        use: calls it as a run does, and refuses a wrong answer.
-        trial: what those two are given in place of what a run moves.
-        saved: whether its ``state_dict`` is in a checkpoint.
+        given: as for :func:`klrl.config.own.make_own`, like ``kind``.
+        kind: the class that the made object must have.
+        use: calls the object as a run does, and refuses a wrong answer.
+        trial: argument -> function that makes it for a trial part, if a run would change it.
+        saved: whether a checkpoint stores the part's ``state_dict``.
     """
-    from klrl.base.seeds import generators_kept  # numpy, which a command line does without
+    from klrl.base.seeds import generators_kept  # imports numpy: too slow for a command line
 
     def make(given: Mapping[str, object]) -> Any:
-        with generators_kept():  # both draw the same
+        with generators_kept():  # both trial parts draw the same numbers
             return make_own(setting, part, given, kind)
 
     first, second = ({**given, **{k: v() for k, v in (trial or {}).items()}} for _ in range(2))
@@ -60,29 +60,29 @@ def make_tried(
         moved = _shared(part) != before
         if saved and saves(used):
             fresh.load_state_dict(used.state_dict())
-        # What both were given is klrl's, which saves it.
+        # An object that both trial parts received is klrl's, and klrl saves it.
         klrls = [each for name, each in first.items() if each is second[name]]
         forgets = moved or _held(used, klrls) != _held(fresh, klrls)
     return make_own(setting, part, given, kind), forgets
 
 
 def moved_by(part: OwnPart, function: object, use: Callable[[], object]) -> bool:
-    """Whether a call moves what a custom function holds, or what its modules share."""
+    """Whether a call changes the state of a custom function or of the user's modules."""
     before = _shared(part), _held(function, ())
     use()
     return (_shared(part), _held(function, ())) != before
 
 
 def _held(part: object, given: Iterable[object]) -> object:
-    """What one object holds; never the same where that cannot be said."""
-    part = getattr(part, "__self__", part)  # of a method
+    """The state of an object, to compare; equal to no other if the object cannot be pickled."""
+    part = getattr(part, "__self__", part)  # a method's object
     if isinstance(part, types.FunctionType):
         part = [cell.cell_contents for cell in part.__closure__ or ()], vars(part)
     return _pickled(part, given) or object()
 
 
 def _shared(part: OwnPart) -> dict[tuple[int, str], object]:
-    """What the user's modules, their classes and their functions hold by name."""
+    """The attributes of the user's modules and of their classes and functions, to compare."""
     named = reached(top_level(str(part.target)), [str(Path.cwd())])
     tops = {name for name, files in named.items() if files}
     modules = [m for name, m in sys.modules.items() if name.partition(".")[0] in tops]
@@ -106,18 +106,18 @@ _CODE = types.FunctionType | type
 
 
 def _pickled(value: object, given: Iterable[object] = ()) -> bytes | None:
-    """None where it cannot be pickled."""
+    """Pickle a value; None if it cannot be pickled."""
     pickler = _Pickler(file := io.BytesIO())
     pickler.given = tuple(given)
     try:
         pickler.dump(value)
-    except Exception:  # what another's object raises
+    except Exception:  # the user's object may raise anything
         return None
     return file.getvalue()
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors and functions by what they hold; classes, modules, klrl's by identity."""
+    """Pickles tensors and functions by content; classes, modules and ``given`` by identity."""
 
     given: tuple[object, ...] = ()
 
@@ -126,10 +126,10 @@ class _Pickler(pickle.Pickler):
         return id(obj) if known else None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType):  # the code is the same in two objects
+        if isinstance(obj, types.FunctionType):  # two functions of one ``def`` share its code
             cells = [cell.cell_contents for cell in obj.__closure__ or ()]
             return tuple, ([id(obj.__code__), obj.__defaults__, obj.__kwdefaults__, cells],)
-        if hasattr(obj, "untyped_storage"):  # a tensor: its own pickle has the storage's address
+        if hasattr(obj, "untyped_storage"):  # a tensor, whose default pickle holds an address
             import torch
 
             raw = obj.detach().cpu().contiguous().flatten().view(torch.uint8)

@@ -1,10 +1,10 @@
-"""Which code a stored run may have imported: what this user named, ran before, or trusts.
+"""Which code klrl may import for a stored run: what this user named, ran before, or trusts.
 
 A run folder may come from anyone, and its settings name modules to import and functions to call.
-Each run that this user starts leaves digests of its code in the user's state folder: of what is
-called, with which args, from which folder, of which source (a digest of ``.py`` files alone would
-not do: a ``.pyc`` may lie next to them). A run that this user started knows its code at its place,
-whatever became of the source.
+So each run that this user starts leaves digests in the user's state folder. A digest covers the
+function, its args, its folder and its source; source alone is not enough, since a ``.pyc`` may lie
+next to the ``.py`` files. A run that this user started may import its code from the same folder
+even after the source has changed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from klrl.config.fields import OwnPart
 from klrl.config.jobs import Env, JobConfig
 from klrl.config.own.parts import named_code, own_parts, top_level
 
-#: What the user names in this process: digests of code, and words, as ``env.id=module:Id``.
+#: What the user named in this process: digests of code, and overrides (``env.id=module:Id``).
 NAMED: set[str] = set()
 
 Parts = Iterable[tuple[str, OwnPart]]
 
 
 class _Code(NamedTuple):
-    """Code that a setting names: where its module is, and a digest or a version of it."""
+    """Code that a setting names, with the folder of its module and its digest or version."""
 
     setting: str
     call: str
@@ -40,15 +40,16 @@ class _Code(NamedTuple):
 
 
 def name_code(config: JobConfig) -> None:
-    """Note for this process what the user names in a job."""
+    """Remember, in this process, the code that the user's job names."""
     NAMED.update(map(_digest, _codes(own_parts(config), config.env)))
 
 
 def note(run: Path, config: JobConfig) -> None:
-    """Note for good the code of a run that this user starts.
+    """Record in the state folder the code of a run that this user starts.
 
     Raises:
-        Untrusted, OSError: others can write the state folder, or this user cannot.
+        Untrusted: others can write the state folder.
+        OSError: this user cannot write it.
     """
     found = _codes(own_parts(config), config.env)
     for key in [_place(run, found), *map(_digest, found)] if found else ():
@@ -58,8 +59,8 @@ def note(run: Path, config: JobConfig) -> None:
 def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
     """Refuse a run that names code which this user neither named, nor ran, nor trusts.
 
-    A part's ``path`` becomes the folder where it is: what else lies in a stored one stays unseen.
-    ``env`` is asked for ``env.id`` and ``env.reward``.
+    Sets each part's ``path`` to the folder of its module, so that no stored folder is searched.
+    ``env`` adds the code behind ``env.id`` and ``env.reward``.
     """
     listed = list(parts)
     found = _codes(listed, env)
@@ -68,7 +69,7 @@ def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
     if asked and not trusted(run):
         try:
             known = {path.name for path in _ledger().iterdir()}
-        except (Untrusted, OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        except (Untrusted, OSError, RuntimeError) as error:  # RuntimeError: no home folder
             known, why = set(), f"what you have run cannot be read ({first_line(error)})"
         for code in [c for c in asked if not {_digest(c), _place(run, found)} & known]:
             raise ConfigError(
@@ -81,7 +82,7 @@ def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
 
 
 def _codes(parts: Parts, env: Env | None = None) -> list[_Code]:
-    """What would be imported now. A module that is nowhere cannot be, and is left out."""
+    """The code that the settings would import now; modules that are not found are left out."""
     listed = list(parts)
     folders = [str(Path.cwd()), *(part.path for _, part in listed if part.path)]
     calls = [(f"{setting}.target", str(part.target), part.args) for setting, part in listed]
@@ -90,7 +91,7 @@ def _codes(parts: Parts, env: Env | None = None) -> list[_Code]:
         top = top_level(target)
         if (spec := find(top, folders)) is not None:
             at = str(spec.origin), ""
-            with suppress(ImportError):  # it is compiled, as the module posix
+            with suppress(ImportError):  # a compiled module, as posix, has no source
                 source = source_of(top, folders)
                 at = source.folder, source.digest or f"version {source.version}"
             found.append(_Code(setting, f"{target} with {args}" if args else target, *at))
@@ -102,7 +103,7 @@ def _digest(words: Iterable[str]) -> str:
 
 
 def _place(run: Path, found: Iterable[_Code]) -> str:
-    """The digest of a run's folder with the code that it names, whatever its source."""
+    """A digest of a run's folder and of the code that it names, without the code's source."""
     return _digest([str(run.resolve()), *(repr(code[:3]) for code in found)])
 
 

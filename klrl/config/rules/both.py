@@ -1,4 +1,4 @@
-"""Rules of both domains; where one may charge which KL: ``klrl/config/placement.py``."""
+"""Rules of both domains. ``klrl/config/placement.py`` says which KL may be charged where."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from klrl.config import (
 from klrl.config.placement import OWN, check_divergence, check_placement
 from klrl.config.rules import refuse_empty
 
-#: domain -> the values of ``loss.reduction``, and the remedy for others
+#: domain -> the allowed values of ``loss.reduction``, and the remedy for other values
 _REDUCTIONS = {
     CONTROL: (
         ("mean", "sum"),
@@ -33,7 +33,7 @@ _REDUCTIONS = {
         "sequence (sum over a response, mean over responses)",
     ),
 }
-#: domain -> the values of ``controller.unit`` and ``loss.unit``, and the remedy for others
+#: domain -> the allowed values of ``controller.unit`` and ``loss.unit``, and the remedy for others
 _UNITS = {
     CONTROL: (("step",), "language only; a frame is a step: choose step"),
     LANGUAGE: (
@@ -44,7 +44,7 @@ _UNITS = {
 
 
 def check_domains_words(c: JobConfig) -> None:
-    """A loss is reduced over what the domain has, and a target is per unit that it has."""
+    """The reduction of a loss and the unit of a target exist in the domain."""
     for group, name, of in (
         ("loss", "reduction", _REDUCTIONS),
         ("controller", "unit", _UNITS),
@@ -56,7 +56,7 @@ def check_domains_words(c: JobConfig) -> None:
 
 
 def check_lr(c: JobConfig) -> None:
-    """The learning rate falls."""
+    """The learning rate must not rise."""
     if c.optim.lr_floor > c.optim.lr:
         raise ConfigError(
             f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
@@ -65,12 +65,12 @@ def check_lr(c: JobConfig) -> None:
 
 
 def check_init(c: JobConfig) -> None:
-    """An empty name is no run."""
+    """``actor.init`` is not empty."""
     refuse_empty("actor.init", c.actor.init, "give a trained run: actor.init=outputs/RUN")
 
 
 def check_beta(c: JobConfig) -> None:
-    """Beta starts inside its bounds; the forward rule has none."""
+    """Beta starts inside its bounds; the forward rule has no bounds."""
     loss = c.loss
     if not isinstance(loss, KLPENConfig):
         return
@@ -90,7 +90,7 @@ def check_beta(c: JobConfig) -> None:
 
 
 def check_charged(c: JobConfig) -> None:
-    """Estimator, divergence and placement go together."""
+    """Estimator, divergence and placement fit together."""
     if isinstance(c.kl, RetrieveKLConfig):
         for name in ("estimator", "divergence"):
             if getattr(c.kl, name) == OWN and getattr(c.kl, f"own_{name}") is None:
@@ -102,7 +102,7 @@ def check_charged(c: JobConfig) -> None:
 
 
 def check_step(c: JobConfig) -> None:
-    """The environment charges its reward, and knows one divergence."""
+    """An environment that charges the KL at each step does so in the reward, as reverse KL."""
     if not isinstance(c.kl, RetrieveKLConfig) or c.kl.apply != "step":
         return
     if c.kl.placement == "loss":
@@ -117,7 +117,7 @@ def check_step(c: JobConfig) -> None:
 
 
 def check_target(c: JobConfig) -> None:
-    """A target that the divergence cannot reach."""
+    """The divergence can reach the target."""
     controller = c.controller
     if not isinstance(c.kl, RetrieveKLConfig) or c.kl.divergence != "js":
         return
@@ -131,7 +131,7 @@ def check_target(c: JobConfig) -> None:
 
 
 def check_reward_weight(c: JobConfig) -> None:
-    """Without the reward, the penalty must be there."""
+    """If the reward has weight 0, a penalty must be charged."""
     rises = isinstance(c.controller, ScheduleControllerConfig) and c.controller.end > 0
     charged = isinstance(c.kl, LegacyKLConfig) and (c.kl.coef > 0 or rises)
     if c.advantage.reward_weight == 0 and not charged:
@@ -143,7 +143,7 @@ def check_reward_weight(c: JobConfig) -> None:
 
 
 def check_start(c: JobConfig) -> None:
-    """A coefficient that is multiplied must start inside its bounds, above 0."""
+    """A coefficient that the controller multiplies starts inside its bounds, above 0."""
     controller = c.controller
     if not isinstance(c.kl, LegacyKLConfig) or not isinstance(controller, TargetControllerConfig):
         return
@@ -157,7 +157,7 @@ def check_start(c: JobConfig) -> None:
 
 
 def check_also(c: JobConfig) -> None:
-    """Only loggers that have no settings of their own may be in ``logger.also``, each once."""
+    """``logger.also`` lists only loggers without settings, each once."""
     plain = [
         name
         for name, choice in CHOICES["logger"].items()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from klrl.base.errors import ConfigError
 from klrl.config import Config, CustomActorConfig, LegacyKLConfig, RayCollectorConfig
 
-#: Two layers of it have 4e9 weights between them.
+#: Two layers of this width have 4e9 weights between them.
 _WIDEST = 65_536
 
 
 def check_minibatches_of_frames(c: Config) -> None:
-    """Minibatches share the frames equally, and an advantage that is normalised has a spread."""
+    """Minibatches have equally many frames, and at least two if advantages are normalised."""
     batch = c.frames_per_iteration
     if batch % c.learner.minibatches:
         raise ConfigError(
@@ -26,7 +26,7 @@ def check_minibatches_of_frames(c: Config) -> None:
 
 
 def check_workers(c: Config) -> None:
-    """Ray's workers share the copies equally."""
+    """Ray's workers step equally many copies."""
     if isinstance(c.collector, RayCollectorConfig) and c.env.num_envs % c.collector.workers:
         raise ConfigError(
             f"collector.workers={c.collector.workers}: does not divide env.num_envs="
@@ -35,7 +35,7 @@ def check_workers(c: Config) -> None:
 
 
 def check_window(c: Config) -> None:
-    """A window for each copy, closed with the copies of an evaluation, would end the run."""
+    """No copy opens a window: the windows of an evaluation, once closed, would end the run."""
     if c.env.kwargs.get("render_mode") == "human":
         raise ConfigError(
             "env.kwargs.render_mode=human: training opens no windows; drop it, "
@@ -44,7 +44,7 @@ def check_window(c: Config) -> None:
 
 
 def check_ray_step(c: Config) -> None:
-    """A KL that Ray's workers cannot compute."""
+    """Workers of Ray have no reference, so they cannot charge the KL at each step."""
     ray = isinstance(c.collector, RayCollectorConfig)
     if ray and isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
         raise ConfigError(
@@ -54,7 +54,7 @@ def check_ray_step(c: Config) -> None:
 
 
 def check_hidden(c: Config) -> None:
-    """Every layer has a width."""
+    """Every hidden layer has a width from 1 to ``_WIDEST``."""
     if not c.actor.hidden or not all(1 <= width <= _WIDEST for width in c.actor.hidden):
         raise ConfigError(
             f"actor.hidden={c.actor.hidden}: give widths >= 1 (and <= {_WIDEST}), as in [64,64]"
@@ -62,7 +62,7 @@ def check_hidden(c: Config) -> None:
 
 
 def check_own(c: Config) -> None:
-    """Custom networks share nothing."""
+    """Custom networks share no trunk."""
     if isinstance(c.actor, CustomActorConfig) and c.actor.share_trunk:
         raise ConfigError(
             "actor.share_trunk=true: networks of your own share nothing; set it to false"

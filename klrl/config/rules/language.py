@@ -18,12 +18,12 @@ from klrl.config.objectives import SHAPED
 from klrl.config.rules import refuse_empty
 
 _MOST_DIGITS = 64
-#: Arguments of a chat template's rendering that klrl gives itself.
+#: Arguments of ``apply_chat_template`` that klrl sets itself.
 _RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation", "chat_template")
 
 
 def check_reward(c: LanguageConfig) -> None:
-    """Names of rewards, each once; those of another task are refused."""
+    """Each reward is named once, and belongs to the task or to the user."""
     names = c.env.rewards
     shown = f"[{','.join(map(str, names))}]" if isinstance(c.env.reward, list) else c.env.reward
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -41,7 +41,7 @@ def check_reward(c: LanguageConfig) -> None:
 
 
 def check_reward_weights(c: LanguageConfig) -> None:
-    """A finite weight for each reward, not all of them 0."""
+    """Each reward has a finite weight, and not all weights are 0."""
     weights, count = c.env.reward_weights, len(c.env.rewards)
     if weights is None:
         return
@@ -60,7 +60,7 @@ def check_reward_weights(c: LanguageConfig) -> None:
 
 
 def check_data(c: LanguageConfig) -> None:
-    """Data that are named; a share that leaves some; template arguments that are the user's."""
+    """Data files are named, training data remain, and no template argument is klrl's to set."""
     if not isinstance(c.env, TextConfig):
         return
     refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
@@ -74,7 +74,7 @@ def check_data(c: LanguageConfig) -> None:
 
 
 def check_model(c: LanguageConfig) -> None:
-    """A model that is named; only the smallest task makes its own."""
+    """A model is named, except for sort_digits, which has a small one."""
     remedy = "give a folder written by save_pretrained, a hub id, or smollm2"
     own = isinstance(c.env, SortDigitsConfig)
     null = ", or null for a small one" if own else ""
@@ -84,7 +84,7 @@ def check_model(c: LanguageConfig) -> None:
 
 
 def check_digits(c: LanguageConfig) -> None:
-    """Lengths of lists that there are; no shots for klrl's base model, which answers none so."""
+    """Lists have valid lengths; klrl's base model gets no shots, since it was trained without."""
     env = c.env
     if not isinstance(env, SortDigitsConfig):
         return
@@ -101,7 +101,7 @@ def check_digits(c: LanguageConfig) -> None:
 
 
 def check_group_size(c: LanguageConfig) -> None:
-    """A group is compared with itself."""
+    """A group has at least two responses to compare."""
     size = c.collector.group_size
     if isinstance(c.advantage, GroupConfig) and size < 2:
         raise ConfigError(
@@ -111,7 +111,7 @@ def check_group_size(c: LanguageConfig) -> None:
 
 
 def check_minibatches_of_prompts(c: LanguageConfig) -> None:
-    """Minibatches share the prompts equally."""
+    """Minibatches have equally many prompts."""
     if c.collector.prompts % c.learner.minibatches:
         raise ConfigError(
             f"learner.minibatches={c.learner.minibatches}: does not divide collector.prompts="
@@ -120,7 +120,7 @@ def check_minibatches_of_prompts(c: LanguageConfig) -> None:
 
 
 def check_shaped(c: LanguageConfig) -> None:
-    """The spread divides a KL that is in the advantage, and that one alone."""
+    """A baseline that divides the KL by the spread needs the KL in the reward."""
     if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
         return
     words = f"advantage.baseline={SHAPED}: divides score and KL by the spread of the group, and"
@@ -134,7 +134,7 @@ def check_shaped(c: LanguageConfig) -> None:
 
 
 def check_adapter_off(c: LanguageConfig) -> None:
-    """A reference without adapters is that of a policy with adapters."""
+    """``reference=adapter_off`` needs a policy with adapters."""
     if c.reference.name == "adapter_off" and c.actor.lora.r == 0 and c.has_reference:
         raise ConfigError(
             "reference=adapter_off: actor.lora.r=0 has no adapters to switch off; set "
@@ -143,7 +143,7 @@ def check_adapter_off(c: LanguageConfig) -> None:
 
 
 def check_lora(c: LanguageConfig) -> None:
-    """Adapters that leave the policy one policy, on modules that have names."""
+    """Adapters have no dropout, which would change the policy, and their modules are named."""
     lora = c.actor.lora
     if lora.dropout:
         raise ConfigError(
@@ -159,7 +159,7 @@ def check_lora(c: LanguageConfig) -> None:
 
 
 def check_language_step(c: LanguageConfig) -> None:
-    """What TorchRL's environment and its transforms serve."""
+    """With ``kl.apply=step``, log-probs are of sampled tokens alone, and not in bfloat16."""
     if not isinstance(c.kl, LegacyKLConfig) or c.kl.apply != "step":
         return
     if isinstance(c.kl, RetrieveKLConfig) and c.kl.estimator == "exact":
@@ -176,7 +176,7 @@ def check_language_step(c: LanguageConfig) -> None:
 
 
 def check_compile(c: LanguageConfig) -> None:
-    """No language update is compiled."""
+    """The update of a language model is never compiled."""
     if c.learner.compile not in ("auto", "false"):
         raise ConfigError(
             f"learner.compile={c.learner.compile}: a language model's update runs eagerly; use "
@@ -185,7 +185,7 @@ def check_compile(c: LanguageConfig) -> None:
 
 
 def check_learner_dtype(c: LanguageConfig) -> None:
-    """What learns is held in float32 at least, and computed with as the actor asks."""
+    """``learner.dtype`` fits ``actor.dtype``; trained weights are float32 or wider."""
     dtype, actor = c.learner.dtype, c.actor
     if dtype is not None and actor.dtype == "float64":
         raise ConfigError(
@@ -204,7 +204,7 @@ def check_learner_dtype(c: LanguageConfig) -> None:
 
 
 def check_micro_batch(c: LanguageConfig) -> None:
-    """A micro-batch is a part of a minibatch."""
+    """A micro-batch is no larger than a minibatch."""
     size, prompts = c.learner.micro_batch, c.collector.prompts // c.learner.minibatches
     if size is not None and size > prompts:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""What the user typed: settings that a job never reads, and half of a named objective.
+"""Refuses overrides that a job never reads, and half of a named objective.
 
-To add one: an entry of ``unread.yaml``.
+To add a setting that is not read: an entry in ``unread.yaml``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Values = Mapping[str, Sequence[object]]
 
 @dataclass(frozen=True)
 class Unread:
-    """A rule on settings or whole groups; what its entries say stands at the top of the YAML."""
+    """A rule on settings or whole groups; the top of the YAML explains its fields."""
 
     keys: str
     reason: str
@@ -30,13 +30,13 @@ class Unread:
     anyway: object = ...
 
     def applies(self, config: JobConfig) -> bool:
-        """Whether a job never reads them; asked where one was given."""
+        """Whether a job never reads the settings ``keys``."""
         there = all(_value(config, key) in values for key, values in self.where.items())
         return there and not any(_value(config, key) in of for key, of in self.unless.items())
 
 
 def _value(config: JobConfig, setting: str) -> object:
-    """A setting of a job; what no YAML holds where its choice does not have it."""
+    """A setting of a job; ``...``, which no YAML holds, if its choice lacks the setting."""
     try:
         return attrgetter(setting)(config)
     except AttributeError:
@@ -53,7 +53,7 @@ UNREAD = {domain: [*_RULES["both"], *_RULES[domain]] for domain in (CONTROL, LAN
 
 
 def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
-    """Refuse an override, given by its key, that the chosen composition never reads."""
+    """Refuse an override, given by its key, that the job never reads."""
     given = sorted(overridden)
     for rule in UNREAD[config.domain]:
         for setting in rule.keys.split():
@@ -65,7 +65,7 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
 
 
 def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
-    """Refuse the loss of a named objective with another's advantage that nobody chose."""
+    """Refuse a named objective's loss with a different advantage that the user did not choose."""
     words = dict(each.partition("=")[::2] for each in overrides)
     name = words.get("loss", "")
     here = c.advantage.baseline if isinstance(c.advantage, GroupConfig) else None

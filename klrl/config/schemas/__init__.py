@@ -1,8 +1,8 @@
-"""The choices of a job: their settings with type, range, value and comment, and their factories.
+"""Declares the choices of a job: settings with type, range, value and comment, and factories.
 
-``control`` and ``language`` hold the groups of one domain; ``penalty``, ``learning`` and ``record``
-those of both; ``root`` what is outside any group.
+``control`` and ``language`` declare the groups of one domain, ``penalty``, ``learning`` and
+``record`` those of both, and ``root`` the settings outside any group.
 
-The comment of a setting, beside it or above it after ``#:``, is what ``--cfg job`` says. Presets
-are YAMLs in ``conf/``. OmegaConf reads ``Optional[...]`` where it does not read ``... | None``.
+``--cfg job`` prints the comment of a setting, which follows on the same line or precedes it after
+``#:``. Presets are YAMLs in ``conf/``. OmegaConf reads ``Optional[...]``, but not ``... | None``.
 """

@@ -1,4 +1,4 @@
-"""Control: the environment, the network, the rollout."""
+"""Declares settings of control: the environment, the network, the rollout."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class EnvConfig(ChoiceConfig):
     # klrl's to set: module behind ``id`` -> its source.
     sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
-    #: The setting of its arguments.
+    #: The setting that holds the environment's arguments.
     arguments: ClassVar[str] = "env.kwargs"
 
     @property
     def named(self) -> str:
-        """The setting that says which it is, with its value, for errors."""
+        """The setting that names the environment, with its value, for errors."""
         return f"env.id={self.id}"
 
 
@@ -58,7 +58,7 @@ class CustomEnvConfig(OwnPart, EnvConfig):
 
     @property
     def named(self) -> str:
-        """As of any environment."""
+        """``env.target`` with its value, for errors."""
         return f"env.target={self.target}"
 
 
@@ -71,13 +71,13 @@ class ActorConfig(ChoiceConfig):
     share_trunk: bool = setting(False)  # true: policy and critic share their hidden layers
     init: Optional[str] = None  # a run folder to start from: its weights, critic and normaliser
 
-    #: The setting that chooses the distribution, and its choice that follows the action space.
+    #: The setting that chooses the distribution, and its value that lets the action space decide.
     distribution_setting: ClassVar[str] = "actor"
     fitting: ClassVar[str] = "mlp"
 
     @property
     def chosen(self) -> str:
-        """What that setting says."""
+        """The value of the setting that chooses the distribution."""
         return self.name
 
 
@@ -108,7 +108,7 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
 
     @property
     def chosen(self) -> str:
-        """What that setting says."""
+        """The value of the setting that chooses the distribution."""
         return self.distribution
 
 
@@ -134,7 +134,7 @@ class CollectorConfig(ChoiceConfig):
 
     steps: int = number(128, ge=1)  # steps of each copy per rollout
 
-    #: Whether the copies of the environment are made in other processes.
+    #: Whether other processes make the copies of the environment.
     elsewhere: ClassVar[bool] = False
 
 

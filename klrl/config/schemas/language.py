@@ -1,4 +1,4 @@
-"""Language: the task, the model, the sampler."""
+"""Declares settings of language: the task, the model, the sampler."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class LanguageEnvConfig(ChoiceConfig):
 
     reward: Words = MISSING
     reward_weights: Optional[list[float]] = added(field(), None)  # of a list; null = 1 each
-    # A thread is waited for 9.2e9 seconds at most.
+    # Python can wait for a thread 9.2e9 seconds at most.
     #: seconds that a call of the reward function may take; null = no limit
     reward_timeout: Optional[float] = number(None, gt=0, le=1e9)
     # klrl's to set: module behind ``reward`` -> its source.
     sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
-    #: Rewards that come with the task.
+    #: The rewards that belong to the task.
     own_rewards: ClassVar[tuple[str, ...]] = ()
 
     @property

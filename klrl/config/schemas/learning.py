@@ -1,4 +1,4 @@
-"""Both domains: advantage, policy loss, learner, optimiser."""
+"""Declares settings of both domains: advantage, policy loss, learner, optimiser."""
 
 from __future__ import annotations
 

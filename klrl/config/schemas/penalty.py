@@ -1,4 +1,4 @@
-"""Both domains: pi_ref, the penalty, the controller of kl.coef."""
+"""Declares settings of both domains: pi_ref, the penalty, the controller of kl.coef."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both domains: logger, evaluations, checkpoints."""
+"""Declares settings of both domains: logger, evaluations, checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoggerConfig(ChoiceConfig):
     also: list[str] = field(default_factory=list, metadata={"added": []})
 
     def offline(self) -> LoggerConfig:
-        """The same logger, sending nothing over the network."""
+        """The same logger without network access."""
         return self
 
 
@@ -52,7 +52,7 @@ class WandbConfig(LoggerConfig):
     tags: list[str] = setting([])  # wandb tags
 
     def offline(self) -> WandbConfig:
-        """Wandb's records stay in the run folder."""
+        """The same logger with wandb's records in the run folder only."""
         return replace(self, mode="offline")
 
 

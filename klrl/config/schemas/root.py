@@ -1,4 +1,4 @@
-"""What is outside any group."""
+"""Declares the settings outside any group, and the root of a job's config."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ungrouped:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
-#: Those, and each group, which has the schema of its choice.
+#: The ungrouped settings, and a field for each group, which takes the schema of its choice.
 RootConfig = make_dataclass(
     "RootConfig", [(group, Group, None) for group in GROUPS], bases=(Ungrouped,)
 )
