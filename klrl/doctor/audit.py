@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.imports import import_named
 from klrl.base.text import text_table
 from klrl.doctor.faults import Meant
-from klrl.doctor.loss import KindResult, examine_loss
+from klrl.doctor.loss import KindResult, examine_loss, parts_of
 from klrl.doctor.problems import DOUBLE, Kind, Problem
 from klrl.doctor.terms import TOLERANCE
 from klrl.doctor.user_loss import FunctionLoss
@@ -112,12 +112,11 @@ def _rows(loss: FunctionLoss, divergence: str) -> Iterator[tuple[Any, ...]]:
 def _gradient(loss: FunctionLoss, problem: Problem, of_kl: bool) -> tuple[Tensor, float]:
     """Of the KL's part or of the return's: the mean over responses, and that of its square."""
     batch = problem.batch
-    at = loss.at_logits(problem, 0.0) if loss.has_return else torch.zeros(())
-    if of_kl:
-        at = (loss.at_logits(problem, loss.coef) - at) / loss.coef
+    parts = parts_of(loss, of_kl, partial(loss.at_logits, problem))
+    at = parts["kl" if of_kl else "return"]
     at = at - batch.logits.detach().exp() * at.sum(-1, keepdim=True)  # softmax sees no constant
     table = torch.zeros(problem.kind.states, problem.kind.actions, dtype=DOUBLE)
-    table.index_add_(0, batch.episodes.states.flatten(), at.flatten(0, 1))
+    table.index_add_(0, batch.states.flatten(), at.flatten(0, 1))
     # A response passes a state once, so the square of its gradient is a sum over its steps.
     return table.T.flatten(), float(len(at) * at.square().sum())
 

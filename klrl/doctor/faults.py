@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,7 @@ class Fault:
 
 
 def _declared() -> Iterator[Fault]:
-    words = read_table(Path(__file__).with_suffix(".yaml"))
-    length = words.pop("LENGTH")
-    for code, told in words.items():
-        told = told.replace("LENGTH", length)
+    for code, told in read_table(Path(__file__).with_suffix(".yaml")).items():
         if "PART" in told:
             yield Fault(f"return_{code}", told.replace("PART", "the return"))
             yield Fault(f"kl_{code}", told.replace("PART", "the KL"))
@@ -52,6 +49,10 @@ class Meant:
         self.divergence, self.scope, self.to = divergence, scope, to
         self.kl = [] if divergence == "none" else aims(divergence, scope, to)
         self.returns = aims("return", scope, to)
+
+    def of(self, part: str) -> list[Aim]:
+        """Those of a part, return or kl."""
+        return self.kl if part == "kl" else self.returns
 
     def other(self, what: str, scope: str) -> Fault:
         """The gradient is that of another divergence."""
@@ -131,58 +132,51 @@ def mixture(
     return Fault("mixture", words)
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What is wrong with a loss on problems of one kind, or what is right."""
-
-    faults: list[Fault]
-    #: What the loss multiplies the gradient with, per problem: read off the return's part where it
-    #: is the return's, off the KL's where there is no other part; None: unknown.
-    scale: list[float] | None
-    gain: Aim  # which the return's part has, or should have
-    kl: Aim | None
+#: Of the gradients of a loss on a problem: that of the return, at coef = 0; that of the kl, without
+#: its coefficient. A penalty alone has no return.
+Parts = Mapping[str, Tensor]
 
 
 def diagnose(
-    kl: Sequence[Tensor] | None, returns: Sequence[Tensor] | None, problems: Sequence[Problem],
-    meant: Meant, at_logits: Callable[[str], Sequence[Tensor]] | None,
-) -> Diagnosis:  # fmt: skip
+    parts: Sequence[Parts], at_logits: Sequence[Parts], problems: Sequence[Problem], meant: Meant
+) -> tuple[list[Fault], list[float] | None, dict[str, Aim]]:
     """Compare both parts of a loss with the gradients that losses are known to have.
 
     Args:
-        kl: gradients of the KL's part, without its coefficient; None where there is none.
-        returns: gradients at coef = 0; None for a penalty alone.
+        parts: at the parameters, for each problem.
+        at_logits: at the logits of each step, for the first problems; where pi has moved.
         problems: what they were taken on.
         meant: what they should be multiples of.
-        at_logits: those of a part, return or kl, at the logits of each step on the first problems,
-            where pi has moved and they are known.
+
+    Returns:
+        The faults; what the loss multiplies the gradient with, per problem: read off the return's
+        part where it is the return's, off the KL's where there is no other part, None: unknown;
+        and the aim that each part has, or should have.
     """
     faults: list[Fault] = []
-    scale, right, charged = None, meant.returns[0], meant.kl[0] if meant.kl else None
-    if returns is not None:
-        found, times, faults = _judge("return", returns, problems, meant, at_logits)
-        if found is not None:
-            right, scale = found, [abs(factor) for factor in times]
-    if kl is None or charged is None:
-        return Diagnosis(faults, scale, right, charged)
-    found, times, told = _judge("kl", kl, problems, meant, at_logits)
-    faults += told
-    if times and returns is None:
-        scale = [abs(factor) for factor in times]
-    elif times and scale is not None:
-        ratios = [abs(f) / s for f, s in zip(times, scale, strict=True)]
-        if max(abs(ratio - 1) for ratio in ratios) > 10 * TOLERANCE:
-            faults.append(_unbalanced(min(ratios), max(ratios)))
-    return Diagnosis(faults, scale, right, found or charged)
+    scale: list[float] | None = None
+    aims_of = {}
+    for part in parts[0]:
+        gradients, at = ([each[part] for each in of] for of in (parts, at_logits))
+        found, times, told = _judge(part, gradients, at, problems, meant)
+        aims_of[part] = found or meant.of(part)[0]
+        faults += told
+        sizes = [abs(factor) for factor in times]
+        if part == "kl" and "return" in parts[0]:
+            ratios = [size / s for size, s in zip(sizes, scale or [], strict=False)]
+            if ratios and max(abs(ratio - 1) for ratio in ratios) > 10 * TOLERANCE:
+                faults.append(_unbalanced(min(ratios), max(ratios)))
+        elif sizes and (found or part == "kl"):
+            scale = sizes
+    return faults, scale, aims_of
 
 
 def _judge(
-    part: str, gradients: Sequence[Tensor], problems: Sequence[Problem], meant: Meant,
-    at_logits: Callable[[str], Sequence[Tensor]] | None,
+    part: str, gradients: Sequence[Tensor], at_logits: Sequence[Tensor],
+    problems: Sequence[Problem], meant: Meant,
 ) -> tuple[Aim | None, list[float], list[Fault]]:  # fmt: skip
     """The aim that a part has, if any; its factors where they are known; its faults."""
-    is_kl, steps = part == "kl", problems[0].kind.steps
-    rights = meant.kl if is_kl else meant.returns
+    is_kl, steps, rights = part == "kl", problems[0].kind.steps, meant.of(part)
     sizes = [TOLERANCE * float(rights[0].gradient(problem).norm()) for problem in problems]
     if all(float(g.norm()) <= size for g, size in zip(gradients, sizes, strict=True)):
         return None, [], [FAULTS["no_kl" if is_kl else "no_return"]]
@@ -191,12 +185,11 @@ def _judge(
             away = [FAULTS["sign" if is_kl else "return_sign"]] if times[0] < 0 else []
             return right, times, away
     terms = partial(kl_terms, to=meant.to) if is_kl else return_terms
-    if at_logits is not None:
-        at = at_logits(part)
-        some = problems[: len(at)]
-        if reading := read(at, some, terms):
+    if at_logits:
+        some = problems[: len(at_logits)]
+        if reading := read(at_logits, some, terms):
             return None, [], of_reading(reading, part, meant, steps)
-        near = read(at, some, partial(kl_terms, to="old")) if is_kl else None
+        near = read(at_logits, some, partial(kl_terms, to="old")) if is_kl else None
         if near and near.term.what in MEASURED:
             return None, [], [FAULTS["to_old"]]
     if fitted := fit(gradients, problems, terms):

@@ -8,9 +8,10 @@ iteration.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from statistics import median_low
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from klrl.doctor.faults import FAULTS, Fault, Meant, diagnose, mixture
 from klrl.doctor.problems import KINDS, Problem, tabular
 from klrl.doctor.terms import factors
 from klrl.doctor.user_code import load, make_network
-from klrl.doctor.user_loss import FunctionLoss, Loss, find_loss, gradient
+from klrl.doctor.user_loss import Loss, find_loss
 
 #: How far pi has moved.
 MOVED = Aim("forward", "sequence", "whole", "old")
@@ -40,8 +41,7 @@ class Spread:
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
         """The spread of some numbers."""
-        ordered = sorted(values)
-        return Spread(ordered[0], ordered[(len(ordered) - 1) // 2], ordered[-1])
+        return Spread(min(values), median_low(values), max(values))
 
     @property
     def text(self) -> str:
@@ -154,100 +154,76 @@ def examine_loss(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Case:
-    """Minus the gradients of a loss on one problem, flat."""
-
-    whole: Tensor  # at its coef
-    without: Tensor  # at coef = 0; 0 for a penalty alone
-    sampled: Tensor
-    padding: bool  # whether the padding's content changes the gradient
+def parts_of(loss: Loss, of_kl: bool, gradient: Callable[[float], Tensor]) -> dict[str, Tensor]:
+    """The parts of a loss's gradient, which is given at a coef."""
+    parts = {"return": gradient(0.0)} if loss.has_return else {}
+    if of_kl:
+        parts["kl"] = (gradient(loss.coef) - parts.get("return", 0.0)) / loss.coef
+    return parts
 
 
 def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> KindResult:
-    cases = [_case(loss, problem, loss.coef if meant.kl else 0.0) for problem in problems]
-    diagnosis = diagnose(
-        [(case.without - case.whole) / loss.coef for case in cases] if meant.kl else None,
-        [-case.without for case in cases] if loss.has_return else None,
-        problems,
-        meant,
-        partial(_at_logits, loss, problems[:6]) if problems[0].stale else None,
-    )
-    faults, scale = diagnosis.faults, diagnosis.scale or [1.0] * len(cases)
-    parts = [(1.0, diagnosis.gain)] * loss.has_return
-    parts += [(loss.coef, diagnosis.kl)] if diagnosis.kl else []
+    coef, of_kl, stale = loss.coef if meant.kl else 0.0, bool(meant.kl), problems[0].stale
+    whole, parts, drawn, padded = [], [], [], False
+    for problem in problems:
+        every = problem.everything
+        gradient = cache(partial(loss.gradient, problem, every))
+        whole.append(gradient(coef))
+        parts.append(parts_of(loss, of_kl, gradient))
+        drawn.append(loss.gradient(problem, problem.sample(), coef))
+        if not every.mask.all():
+            other = loss.gradient(problem, every, coef, other_padding=True)
+            padded |= float((other - whole[-1]).norm()) > 1e-6 * float(whole[-1].norm())
+    at_logits = [
+        parts_of(loss, of_kl, partial(loss.at_logits, problem))
+        for problem in problems[: 6 if stale else 0]
+    ]
+    found, known_scale, aims_of = diagnose(parts, at_logits, problems, meant)
+    faults, scale = found, known_scale or [1.0] * len(problems)
+    aims = [(coef if part == "kl" else 1.0, aim) for part, aim in aims_of.items()]
     trues = {
-        problem: torch.stack([-coef * aim.gradient(problem) for coef, aim in parts]).sum(0)
+        problem: torch.stack([factor * aim.gradient(problem) for factor, aim in aims]).sum(0)
         for problem in problems
     }
     common = None
-    if faults and loss.has_return and diagnosis.scale:
-        common = factors([case.whole for case in cases], problems, trues.__getitem__)
+    if faults and loss.has_return and known_scale:
+        common = factors(whole, problems, trues.__getitem__)
     if common and common[0] > 0:  # one factor for both parts, another one for each coef
         faults, scale = [], common
-    elif any(fault.code.startswith("unknown") for fault in faults) and meant.kl:
-        whole = [-case.whole for case in cases]
-        mixed = mixture(whole, problems, meant, loss.has_return, loss.coef)
+    elif of_kl and any(fault.code.startswith("unknown") for fault in faults):
+        mixed = mixture(whole, problems, meant, loss.has_return, coef)
         faults = [mixed] if mixed else faults
-    if any(case.padding for case in cases):
-        # What padding has spoilt is no known gradient.
+    if padded:  # What padding has spoilt is no known gradient.
         faults = [FAULTS["mask"], *(f for f in faults if not f.code.startswith("unknown"))]
     cosines, errors, sampled, noise = [], [], [], 0.0
-    for case, true, factor in zip(cases, trues.values(), scale, strict=True):
-        cosine = case.whole @ true / (case.whole.norm() * true.norm()).clamp_min(1e-300)
+    for got, some, true, factor in zip(whole, drawn, trues.values(), scale, strict=True):
+        cosine = got @ true / (got.norm() * true.norm()).clamp_min(1e-300)
         cosines.append(float(cosine.clamp(-1.0, 1.0)))  # 0 where a gradient is 0
-        errors.append(float((case.whole / factor - true).norm() / true.norm()))
-        sampled.append(float(case.sampled @ true / (true @ true)) / factor)
-        noise += float((case.sampled - case.whole).square().sum()) / factor**2
+        errors.append(float((got / factor - true).norm() / true.norm()))
+        sampled.append(float(some @ true / (true @ true)) / factor)
+        noise += float((some - got).square().sum()) / factor**2
     along = torch.tensor(sampled)
     return KindResult(
         problems[0].kind.name,
-        moved=_spread(MOVED, problems) if problems[0].stale else None,
-        kl=_spread(meant.kl[0], problems) if meant.kl else None,
+        moved=_spread(MOVED, problems) if stale else None,
+        kl=_spread(meant.kl[0], problems) if of_kl else None,
         cosine=Spread.of(cosines),
         error=Spread.of(errors),
         scale=Spread.of(scale),
         sampled=float(along.mean()),
-        stderr=float(along.std() / math.sqrt(len(cases))),
+        stderr=float(along.std() / math.sqrt(len(problems))),
         variance=noise / sum(float(true @ true) for true in trues.values()),
         objective=" ".join(
-            aim.words if aim.what == "return" else f"- {coef:g} x {aim.words}"
-            for coef, aim in parts
+            aim.words if aim.what == "return" else f"- {factor:g} x {aim.words}"
+            for factor, aim in aims
         ),
-        varies=bool(diagnosis.faults) and not faults,
+        varies=bool(found) and not faults,
         faults=tuple(faults),
     )
 
 
-def _at_logits(loss: Loss, problems: Sequence[Problem], part: str) -> list[Tensor]:
-    """As :func:`diagnose` wants it."""
-    zero = [loss.at_logits(p, 0.0) if loss.has_return else torch.zeros(()) for p in problems]
-    if part == "return":
-        return zero
-    ends = zip(problems, zero, strict=True)
-    return [(loss.at_logits(p, loss.coef) - without) / loss.coef for p, without in ends]
-
-
 def _spread(aim: Aim, problems: Sequence[Problem]) -> Spread:
     return Spread.of([float(aim.value(problem).detach()) for problem in problems])
-
-
-def _case(loss: Loss, problem: Problem, coef: float) -> _Case:
-    every, charged = problem.everything, loss.on(problem, coef)
-
-    def ascent(value: Tensor) -> Tensor:
-        return -gradient(loss.name, value, problem)
-
-    whole = ascent(charged(every, False))
-    padding = False
-    if isinstance(loss, FunctionLoss) and not every.mask.all():
-        other = ascent(charged(every, True))
-        padding = float((other - whole).norm()) > 1e-6 * float(whole.norm())
-    without = torch.zeros_like(whole)
-    if loss.has_return:
-        without = ascent(loss.on(problem, 0.0)(every, False)) if coef else whole
-    sampled = ascent(charged(problem.sample(), False))
-    return _Case(whole, without, sampled, padding)
 
 
 def report_text(report: LossReport) -> str:

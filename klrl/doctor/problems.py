@@ -12,8 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import pairwise, product
-from typing import Any
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -97,23 +96,18 @@ def tabular(observations: int, actions: int) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(Rollouts):
     """What a loss may ask for about a batch of episodes, [N, steps] in nats or reward units.
 
     Outside the mask everything may be anything, but rewards are 0 there.
     """
 
-    episodes: Rollouts
+    problem: Problem
     logits: Tensor  # log pi_theta of every action, [N, steps, actions], differentiable
     ref_logits: Tensor  # log pi_ref, likewise
     old_logits: Tensor  # of the policy that sampled; the values of pi_theta's where it is not stale
     rewards: Tensor  # charged where the placement charges them
     advantages: Tensor  # sums of the rewards to come, minus their mean in that state
-
-    @property
-    def mask(self) -> Tensor:
-        """Bool, where episodes have not ended."""
-        return self.episodes.mask
 
     @property
     def log_probs(self) -> Tensor:
@@ -131,7 +125,7 @@ class Numbers:
         return self._of_actions(self.ref_logits)
 
     def _of_actions(self, logits: Tensor) -> Tensor:
-        return logits.gather(-1, self.episodes.actions[..., None]).squeeze(-1)
+        return logits.gather(-1, self.actions[..., None]).squeeze(-1)
 
     def other_padding(self) -> Numbers:
         """The same, with other numbers outside the mask, which no gradient leads through."""
@@ -140,9 +134,9 @@ class Numbers:
             mask = self.mask if x.ndim == self.mask.ndim else self.mask[..., None]
             return torch.where(mask, x, 2 * x.detach() - 1)
 
-        names = ("logits", "ref_logits", "old_logits", "advantages")
-        others: dict[str, Any] = {name: changed(getattr(self, name)) for name in names}
-        return replace(self, **others)
+        logits, ref, old = map(changed, (self.logits, self.ref_logits, self.old_logits))
+        advantages = changed(self.advantages)
+        return replace(self, logits=logits, ref_logits=ref, old_logits=old, advantages=advantages)
 
 
 class Problem:
@@ -162,7 +156,6 @@ class Problem:
         counts, log_q, self._rewards, log_p = self._drawn()
         self._old = (counts.to(DOUBLE) / kind.tickets).log()
         self.kept: dict[object, Tensor] = {}  # true gradients
-        self._baselines: dict[tuple[float, str], Tensor] = {}
         with generators_kept():
             torch.manual_seed(seed)
             networks = [make(kind.states, kind.actions).to(DOUBLE) for _ in range(2)]
@@ -206,13 +199,13 @@ class Problem:
         tables = self.tables()
         states = episodes.states
         rewards, gains = self._charged(episodes, coef, placement)
-        key = coef, placement
-        if key not in self._baselines:
-            _, all_gains = self._charged(self.everything, coef, placement)
-            self._baselines[key] = mean_by_state(all_gains, self.everything, self.kind.states)
-        advantages = gains - self._baselines[key][states]
+        _, of_all = self._charged(self.everything, coef, placement)
+        advantages = gains - mean_by_state(of_all, self.everything, self.kind.states)[states]
         pi, ref, old = (tables[name][states] for name in ("pi", "ref", "old"))
-        return Numbers(episodes, pi, ref, old, rewards, advantages)
+        return Numbers(
+            **vars(episodes), problem=self, logits=pi, ref_logits=ref, old_logits=old,
+            rewards=rewards, advantages=advantages,
+        )  # fmt: skip
 
     @cached_property
     def batch(self) -> Numbers:
@@ -307,7 +300,7 @@ def _distinct(kind: Kind) -> Rollouts:
 @cache
 def _draws(starts: int, outcomes: int, steps: int) -> Tensor:
     """Every start with every sequence of outcomes, [N, 1 + steps]."""
-    return torch.tensor(list(product(range(starts), *[range(outcomes)] * steps)))
+    return torch.cartesian_prod(torch.arange(starts), *[torch.arange(outcomes)] * steps)
 
 
 def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Rollouts:

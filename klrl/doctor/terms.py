@@ -76,19 +76,19 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
     """Of a divergence from ``to``, to be minimised."""
     mask, log_p = numbers.mask, numbers.logits.detach()
     log_q = (numbers.ref_logits if to == "ref" else numbers.old_logits).detach()
-    at = numbers.episodes.actions[..., None]
+    at = numbers.actions[..., None]
     own, old = (
         (log_probs - log_q).gather(-1, at).squeeze(-1).masked_fill(~mask, 0.0)
         for log_probs in (log_p, numbers.old_logits)
     )
     total = own.sum(1, keepdim=True)
     all_to_go, later = to_go(own, mask), to_go(own, mask, "split")
-    states = numbers.episodes.states
+    states = numbers.states
 
     def credited(x: Tensor) -> list[Tensor]:
         """To go, of the whole episode, and both without their means."""
         gains, whole = to_go(x, mask), x.sum(1, keepdim=True)
-        mean = mean_by_state(gains, numbers.episodes, int(states.max()) + 1)[states]
+        mean = mean_by_state(gains, numbers, int(states.max()) + 1)[states]
         return [gains, whole, gains - mean, whole - whole.mean()]
 
     def at_logits(divergence: str) -> Tensor:
@@ -131,7 +131,7 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
 
 def _scored(numbers: Numbers, score: Tensor) -> Tensor:
     """The gradient of score * log pi(action) at the logits."""
-    chosen = one_hot(numbers.episodes.actions, numbers.logits.shape[-1])
+    chosen = one_hot(numbers.actions, numbers.logits.shape[-1])
     return (score[..., None] * (chosen - numbers.logits.exp()))[numbers.mask].detach()
 
 

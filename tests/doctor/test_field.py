@@ -185,9 +185,9 @@ def test_variance_is_that_of_the_mean_of_so_many_episodes(kind: int) -> None:
         problem = Problem(KINDS[kind], seed)
         numbers = problem.numbers(problem.everything, 0.0)
         p = numbers.logits.detach().exp()
-        score = torch.nn.functional.one_hot(numbers.episodes.actions, p.shape[-1]) - p
+        score = torch.nn.functional.one_hot(numbers.actions, p.shape[-1]) - p
         weighted = score * (numbers.advantages * numbers.mask)[..., None]
-        at = torch.nn.functional.one_hot(numbers.episodes.states, problem.kind.states).double()
+        at = torch.nn.functional.one_hot(numbers.states, problem.kind.states).double()
         each = torch.einsum("nta,nts->nas", weighted, at).flatten(1)
         noise += float(each.var(0, unbiased=False).sum()) / len(each)
         size += float(each.mean(0).square().sum())
