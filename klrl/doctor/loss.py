@@ -116,6 +116,10 @@ def examine_loss(
         raise ConfigError(f"--seeds {seeds}: give 2 or more")
     if stale < 0:
         raise ConfigError(f"--stale {stale}: give 0 or more")
+    if placement != "loss" and divergence == "none":
+        raise ConfigError(
+            f"--divergence none: --placement {placement} has nothing to charge; leave one of them out"
+        )
     if placement == "reward" and divergence not in (None, "reverse"):
         raise ConfigError(
             f"--divergence {divergence}: --placement reward charges k1, whose gradient is that of "
