@@ -59,7 +59,7 @@ def film_run(
     seed: int = 0,
     device: str = "cpu",
 ) -> Filmed:
-    """Film the first episode of :func:`klrl.train.evaluate.evaluate_run`; arguments as there.
+    """Film the first episode of :func:`klrl.train.evaluate_run.evaluate_run`; same arguments.
 
     The film is written to ``videos/`` of the run folder, and logged by the run's loggers unless
     the run is still training, since its own process has them open.
