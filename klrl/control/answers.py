@@ -14,7 +14,7 @@ import numpy as np
 
 from klrl.base.errors import in_one_line
 
-#: Types of rewards that are accepted without further checks.
+#: Types of rewards and of flags that are accepted without further checks.
 NUMBERS = (float, np.float64, np.float32, int)
 FLAGS = (bool, np.bool_)
 #: numpy's kinds of real numbers: float, int, unsigned, bool.
