@@ -193,7 +193,7 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0)
     return layer
 
 
-# ------------------------------------------------------------------------ networks of the user's
+# -------------------------------------------------------------------------- the user's networks
 
 #: Shape of an input of the user's network, without B.
 Size = int | tuple[int, int, int]

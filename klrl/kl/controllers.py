@@ -80,7 +80,7 @@ class FixedKLController:
         """Change :attr:`coef` after an iteration; arguments as in :meth:`update`, all finite."""
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint holds."""
+        """The state for a checkpoint."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ class ScheduledKLController(FixedKLController):
         self.coef = self.start + (self.end - self.start) * share
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint holds."""
+        """The state for a checkpoint."""
         return {"coef": self.coef, "seen": self.seen}
 
 
@@ -263,7 +263,7 @@ class HeldKLController(_MultipliedKLController):
         return kl >= self.RELEASE * self.target or flat or self.updates >= self.PATIENCE
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint holds."""
+        """The state for a checkpoint."""
         names = ("coef", "error", "frozen", "updates", "rising")
         return {name: getattr(self, name) for name in names}
 

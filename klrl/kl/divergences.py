@@ -28,7 +28,7 @@ from klrl.config.placement import DIVERGENCES
 
 #: The largest Jensen-Shannon divergence, nats per state: of two policies that share no action.
 LARGEST_JS = math.log(2)
-#: What can be measured; a run charges those of :data:`klrl.config.placement.DIVERGENCES`.
+#: All divergences; :data:`klrl.config.placement.DIVERGENCES` can also be charged.
 MEASURED = (*DIVERGENCES, "tv")
 
 

@@ -41,7 +41,7 @@ from klrl.train.schedule import Size
 
 
 class Rollout(Protocol):
-    """What the loop needs of a collector."""
+    """The methods of a collector that the loop calls."""
 
     def collect(self) -> TensorDictBase:
         """Collect the next rollout: [N, T]; in a language run [B]."""
