@@ -1,1 +1,1 @@
-"""Control: what is control's alone of a run."""
+"""Control: the parts of a run that language does not share."""

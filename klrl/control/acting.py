@@ -1,8 +1,8 @@
-"""How a policy acts in the native loop: one small forward per step, no distribution object.
+"""Act with a policy in the native loop: one small forward per step, no distribution object.
 
-The noise of a rollout is drawn before it starts; a sample is then a plain function of the
-parameters (``Family.act``). The parameters and log-probs that the batch records are evaluated
-afterwards, once for the whole rollout, so only actions are computed here.
+The noise of a rollout is drawn before it starts, so a sample is a plain function of noise and
+parameters (``Family.act``). Only actions are computed here; the batch's parameters and log-probs
+are computed afterwards, once for the whole rollout.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from klrl.control.distributions import (
 from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
-#: From so many parameters on an MLP acts on its GPU: a guess, not measured.
+#: An MLP with at least this many parameters acts on its GPU: a guess, not measured.
 LARGE = 100_000
 
 
 class Acting(Protocol):
-    """Acts for N copies; numpy in, numpy out, as the simulators need it."""
+    """Act for N copies; numpy in, numpy out, for the simulators."""
 
     def begin(self, steps: int, copies: int) -> None:
-        """Draw the noise of a rollout; without it, actions are deterministic."""
+        """Draw the noise of a rollout; without this call, actions are deterministic."""
 
     def sample(self, step: int, observation: Array) -> Array:
         """The family's sample [N, A] or [N] at observations [N, D]."""
@@ -43,7 +43,7 @@ class Acting(Protocol):
 
 
 def make_acting(agent: Agent, device: torch.device) -> Acting:
-    """Numpy for an MLP on the CPU (dispatch costs more than arithmetic) or small, else torch."""
+    """Choose numpy for a small MLP or one on the CPU (where dispatch dominates), else torch."""
     net = agent.policy_net
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
     if small and runs_in_numpy(net):
@@ -71,7 +71,7 @@ def runs_in_numpy(net: PolicyNet) -> bool:
 
 
 class NumpyActing:
-    """An MLP policy in numpy: on the memory of its torch parameters, or on a GPU's mirrored."""
+    """An MLP policy in numpy; it shares memory with CPU parameters, and copies a GPU's."""
 
     def __init__(self, net: PolicyNet, family: Family) -> None:
         self._net, self._family = net, family
@@ -83,7 +83,7 @@ class NumpyActing:
         self._refresh()
 
     def begin(self, steps: int, copies: int) -> None:
-        """Draw noise [T, N, .], already scaled where the scale is the same in every state."""
+        """Draw noise [T, N, .], already scaled if the scale does not depend on the state."""
         self._refresh()
         noise = self._family.act_noise((steps, copies), self._net.outputs)
         if self._log_std is not None:
@@ -91,7 +91,7 @@ class NumpyActing:
         self._noise = noise.numpy()
 
     def sample(self, step: int, observation: Array) -> Array:
-        """Loc + scale * noise, or the argmax of logits + noise."""
+        """The sample loc + scale * noise, or the argmax of logits + noise."""
         out = self._forward(observation)
         if self._noise is not None:
             out += self._noise[step]
@@ -117,7 +117,7 @@ class NumpyActing:
         return x
 
     def _refresh(self) -> None:
-        """Read the parameters: an optimiser or a checkpoint may have moved them."""
+        """Read the parameters, which an optimiser or a checkpoint may have changed."""
         net, normalizer = self._net, self._net.normalizer
         assert isinstance(net.head, nn.Linear)  # runs_in_numpy
         layers = [*linears(net.trunk), net.head]
@@ -137,7 +137,7 @@ class NumpyActing:
 
 
 def arrays_of(tensors: Sequence[Tensor], *, copied: bool) -> list[Array]:
-    """Tensors of one type and device as arrays: their memory, or one ``copied`` block of all."""
+    """Tensors of one type and device as arrays: views, or parts of one ``copied`` block."""
     tensors = [tensor.detach() for tensor in tensors]
     if copied:
         flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
@@ -147,7 +147,7 @@ def arrays_of(tensors: Sequence[Tensor], *, copied: bool) -> list[Array]:
 
 
 def _decision(family: Family) -> Callable[[Array], Array]:
-    """From the network's output with its noise to the sample; ``Family.act`` in numpy."""
+    """The map from network output plus noise to the sample; ``Family.act`` in numpy."""
     if isinstance(family, Bernoulli):
         return lambda out: (out > 0).astype(np.int64)
     if isinstance(family, MultiCategorical):

@@ -1,7 +1,6 @@
-"""The action spaces that are served, as flat vectors of one copy. Imports no torch.
+"""The supported action spaces, and their flat actions. Imports no torch.
 
-A policy acts in one number (Discrete) or in a flat vector; the environment is given what its space
-holds. The table:
+A policy's action is a number (Discrete) or a flat vector, which is converted for the environment:
 
     space          the policy's action            distribution
     Discrete       int64, counted from 0          a categorical
@@ -20,24 +19,24 @@ from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError
 
-#: The spaces whose distribution has logits, and its name.
+#: Spaces whose distribution has logits -> its name.
 FAMILIES: dict[type[Space], str] = {
     spaces.Discrete: "categorical",
     spaces.MultiDiscrete: "multi_categorical",
     spaces.MultiBinary: "bernoulli",
 }
 
-#: From the policy's actions [N] or [N, A] to those of the copies of the environment.
+#: Converts the policy's actions [N] or [N, A] to actions of the copies of the environment.
 Convert = Callable[[np.ndarray], Iterable[object]]
 
 
 def is_discrete(space: Space) -> bool:
-    """Whether its actions are chosen among finitely many."""
+    """Whether a space has finitely many actions."""
     return type(space) in FAMILIES
 
 
 def require_served(setting: str, space: Space) -> None:
-    """Refuse an action space that no policy here acts in; ``setting`` names the environment."""
+    """Refuse an unsupported action space; ``setting`` names the environment."""
     if isinstance(space, spaces.Box):
         if not np.issubdtype(space.dtype, np.floating):
             raise ConfigError(
@@ -52,7 +51,7 @@ def require_served(setting: str, space: Space) -> None:
 
 
 def kind_of(space: Space) -> object:
-    """What two policies share that act alike: number of actions, numbers of them, or shape."""
+    """The number of actions, numbers of them, or shape; equal for policies with equal actions."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -70,22 +69,22 @@ def joint_actions(space: Space) -> int | None:
 
 
 def conversion(space: Space) -> Convert | None:
-    """How an action gets the shape, the type and the first number of its space.
+    """The function that converts actions to the shape, type and start of a space.
 
-    None where it has them: a Discrete that starts at 0, a Box of one dimension.
+    None if nothing must be converted: a Discrete that starts at 0, a Box of one dimension.
     """
     shape, dtype = space.shape or (), space.dtype
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return None if start == 0 else lambda action: action + start
     if isinstance(space, spaces.Box):
-        # Rows in a list: iterating over an array [N] would give numbers, not arrays of shape ().
+        # A list of rows, since iterating over an array [N] gives numbers, not arrays of shape ().
         return None if len(shape) == 1 else lambda action: [x.reshape(shape) for x in action]
     first = space.start if isinstance(space, spaces.MultiDiscrete) else 0
     return lambda action: [(x.reshape(shape) + first).astype(dtype) for x in action]
 
 
 def conversion_note(space: Space) -> str | None:
-    """A line about actions that are not given to the environment as they are; None for others."""
+    """A line about actions that are converted for the environment; None if they are not."""
     shown = " ".join(str(space).split())  # numpy breaks lines
     return None if conversion(space) is None else f"actions: {shown}, flat to the policy"

@@ -56,7 +56,7 @@ class Agent:
     actor: ProbabilisticTensorDictSequential
     critic: TensorDictModule  # observation -> ``state_value`` [..., 1]
     family: Family
-    normalizer: ObservationNormalizer | None  # of both networks
+    normalizer: ObservationNormalizer | None  # shared by both networks
     layout: Layout | None = None  # None for a vector
 
     @property
@@ -65,14 +65,14 @@ class Agent:
         return nn.ModuleDict({"actor": self.actor, "critic": self.critic})
 
     def to(self, device: torch.device) -> Agent:
-        """Both, and what the family's log-density reads, on a device."""
+        """Move both networks and the family's tensors to a device."""
         self.modules.to(device)
         self.family.to(device)
         return self
 
     @property
     def networks(self) -> Networks:
-        """The plain networks inside both, as the learner calls them."""
+        """The plain networks inside actor and critic, which the learner calls."""
         return Networks(self.policy_net, self.value_net)
 
     @property
@@ -87,10 +87,10 @@ class Agent:
 
 
 class PreTanhSampler(ProbabilisticTensorDictModule):
-    """Samples TanhNormal and keeps the value before tanh; all log-probs are computed from it.
+    """Sample a TanhNormal, and keep the value before tanh, from which log-probs are computed.
 
-    Writes ``action``, ``pre_tanh`` and ``action_log_prob``; :meth:`log_prob` of a batch that holds
-    ``pre_tanh`` never inverts tanh. Without it (data from elsewhere) TorchRL's inverse is used.
+    Writes ``action``, ``pre_tanh`` and ``action_log_prob``. If a batch has ``pre_tanh``,
+    :meth:`log_prob` does not invert tanh; else (foreign data) it uses TorchRL's inverse.
     """
 
     def __init__(self, family: TanhNormalFamily) -> None:
@@ -114,21 +114,21 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
         tensordict_out: TensorDictBase | None = None,
         _requires_sample: bool = True,
     ) -> TensorDictBase:
-        """Sample (or take the median, where exploration is off) and score."""
+        """Sample (or take the median, if exploration is off) and compute the log-prob."""
         out = tensordict if tensordict_out is None else tensordict_out
         dist: TanhNormal = self.get_dist(tensordict)
         if _requires_sample:
             random = exploration_type() in (None, ExplorationType.RANDOM)
             u = dist.base_dist.sample() if random else dist.base_dist.mean
             out.set("pre_tanh", u)
-            # Rounding may put the action on a bound, outside the distribution's support.
+            # Rounding may move the action to a bound, outside the distribution's support.
             out.set("action", dist.transforms[0](u))
         params = {key: tensordict.get(key) for key in self.family.param_keys}
         out.set("action_log_prob", self.family.log_prob(params, out.get("pre_tanh")))
         return out
 
     def log_prob(self, tensordict: TensorDictBase, *, dist: Distribution | None = None) -> Tensor:
-        """Log-density of the batch's action, from ``pre_tanh`` where the batch holds it."""
+        """Log-density of the batch's action, from ``pre_tanh`` if the batch has it."""
         tanh: Any = self.get_dist(tensordict) if dist is None else dist
         u = tensordict.get("pre_tanh", None)
         if u is None:
@@ -152,13 +152,13 @@ def fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Age
 
 
 def normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=normal``; arguments as :func:`make_agent`."""
+    """``actor=normal``; arguments as in :func:`make_agent`."""
     width = env.action_spec_unbatched.shape[-1]
     return _agent(config, env, Normal(), width, config.init_std, **how)
 
 
 def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=tanh_normal``; arguments as :func:`make_agent`."""
+    """``actor=tanh_normal``; arguments as in :func:`make_agent`."""
     spec = env.action_spec_unbatched
     assert isinstance(spec, Bounded)  # see preflight
     family = TanhNormalFamily(spec.space.low, spec.space.high)
@@ -166,7 +166,7 @@ def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) ->
 
 
 def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=categorical``, or a product of them; arguments as :func:`make_agent`."""
+    """``actor=categorical``: one, or a product of several; arguments as in :func:`make_agent`."""
     logits = _logits_of(env.action_spec_unbatched)
     assert logits is not None  # see preflight
     family, outputs = logits
@@ -174,8 +174,8 @@ def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
 
 
 def _logits_of(spec: TensorSpec) -> tuple[Family, int] | None:
-    """The distribution over discrete actions and its number of logits; None for others."""
-    if isinstance(spec, Binary):  # TorchRL's Binary and MultiCategorical are Categoricals too
+    """The distribution of discrete actions and its number of logits; None for other actions."""
+    if isinstance(spec, Binary):  # before Categorical, its base class
         bits = spec.shape[-1]
         return Bernoulli(bits), bits
     if isinstance(spec, MultiCategoricalSpec):
@@ -199,7 +199,7 @@ def _agent(
     """Actor and critic of a family; ``outputs`` is the width of the policy's head."""
     layout: Layout | None = getattr(env, "layout", None)
     size = env.observation_spec_unbatched["observation"].shape[-1]
-    # Of vectors; images, indices and masks are read as they are.
+    # Only vectors are normalised, not images, indices and masks.
     normalizer: ObservationNormalizer | None = None
     if normalize and layout is None:
         normalizer = ObservationNormalizer(size)
@@ -219,11 +219,11 @@ def _agent(
 
 
 def _trunk(config: ActorConfig, size: int, layout: Layout | None) -> nn.Sequential:
-    """The hidden layers, behind an encoder for each key where there are keys."""
+    """The hidden layers, after an encoder for each key if there are keys."""
     if layout is None:
         return mlp([size, *config.hidden], config.activation)
     if layout.images and isinstance(config, CustomActorConfig):
-        return mlp([size, 1], config.activation)  # stands in for networks of the user's
+        return mlp([size, 1], config.activation)  # placeholder for the user's networks
     cnn, scale = None, 1.0
     if isinstance(config, CNNActorConfig):
         cnn, scale = config.arch, config.scale

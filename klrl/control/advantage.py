@@ -1,4 +1,4 @@
-"""Generalised advantages, computed once per rollout."""
+"""Generalised advantages, estimated once per rollout."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def gae(
 ) -> Callable[[TensorDictBase], TensorDictBase]:
     """Generalised advantages (Schulman et al. 2016) over the shaped and scaled reward.
 
-    The function that it returns writes ``advantage``, ``value_target`` and ``state_value``
-    [N, T, 1]. Truncated episodes are bootstrapped from ``("next", "observation")``, the last
-    observation that the environment returned; terminated ones are not.
+    The returned function writes ``advantage``, ``value_target`` and ``state_value`` [N, T, 1].
+    Truncated episodes are bootstrapped from ``("next", "observation")``, the last observation that
+    the environment returned; terminated episodes are not.
 
     TorchRL's GAE takes up to a sixth of an iteration: it evaluates the critic on both ends of every
-    transition, and builds padded trajectories. Here the value after a step is that of the next row,
-    and the critic is evaluated again only where an episode or the rollout ends.
+    transition, and builds padded trajectories. Here the value after a step is the value of the next
+    row; the critic is evaluated again only where an episode or the rollout ends.
     """
     value_of = critic.module
 
@@ -64,13 +64,13 @@ def learned_reward(
     reward_scale: float,
     normalizer: RewardNormalizer | None = None,
 ) -> Tensor:
-    """The reward [N, T, 1] that is learned from: charged with the KL, weighted, scaled.
+    """The learner's reward [N, T, 1]: charged with the KL, weighted, scaled.
 
     Args:
-        batch: a rollout; its recorded rewards stay as they are.
+        batch: a rollout; its recorded rewards are not changed.
         config: the advantage group, for ``reward_weight``.
         reward_scale: factor on the shaped reward.
-        normalizer: another one, which follows the rewards: to be called once per rollout.
+        normalizer: a second factor, adapted to the rewards; call it once per rollout.
     """
     after = batch.get("next")
     charged = after.get("reward")
@@ -87,7 +87,7 @@ def custom(
     reward_scale: float,
     normalizer: RewardNormalizer | None = None,
 ) -> OwnAdvantage:
-    """``advantage=custom``: a function of the user's, tried once; arguments as :func:`gae`."""
+    """``advantage=custom``: the user's function, tried once; arguments as in :func:`gae`."""
     given = {
         "config": config,
         "critic": critic,
@@ -103,8 +103,8 @@ def custom(
 class OwnAdvantage:
     """The user's function of a rollout."""
 
-    part: Any  # of the checkpoint, where it has state_dict and load_state_dict
-    forgets: bool  # whether it has state without them
+    part: Any  # for the checkpoint, if it has state_dict and load_state_dict
+    forgets: bool  # whether it has state but not these methods
 
     @torch.no_grad()
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
@@ -115,7 +115,7 @@ class OwnAdvantage:
 
 @torch.no_grad()
 def _try(critic: TensorDictModule, estimate: Callable[[TensorDictBase], object]) -> None:
-    """Call it on a made-up rollout [2, 3]."""
+    """Call a custom function on a synthetic rollout [2, 3]."""
     estimate(batch := _made_up(critic))
     for key in ("advantage", "value_target", "state_value"):
         value = batch.get(key, None)
@@ -131,7 +131,7 @@ def _try(critic: TensorDictModule, estimate: Callable[[TensorDictBase], object])
 
 
 def _made_up(critic: TensorDictModule) -> TensorDict:
-    """A rollout [2, 3] of made-up numbers, with an end of each kind."""
+    """A synthetic rollout [2, 3], with a terminated and a truncated episode."""
     generator = torch.Generator().manual_seed(0)
     like = next(critic.parameters())
 
@@ -160,7 +160,7 @@ def _made_up(critic: TensorDictModule) -> TensorDict:
 def _values_after(
     batch: TensorDictBase, value: Tensor, value_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """V(s_t+1) [N, T, 1]: the next row's value, or a new one where there is no next row."""
+    """V(s_t+1) [N, T, 1]: the next row's value, or an evaluation at the end of an episode."""
     ends = batch.get(("next", "done"))[..., 0].clone()
     ends[:, -1] = True
     after = value.roll(-1, dims=1)
@@ -171,7 +171,7 @@ def _values_after(
 def discounted(delta: Tensor, decay: Tensor) -> Tensor:
     """A_t = delta_t + decay_t A_t+1, backwards over T; [N, T, 1], on any device.
 
-    On Python floats: 0.1 us per entry whatever the shape, where a tensor operation costs 2 us.
+    Computed on Python floats: 0.1 us per entry, while a tensor operation costs 2 us.
     """
     rows = []
     for deltas, decays in zip(delta[..., 0].tolist(), decay[..., 0].tolist(), strict=True):
@@ -183,17 +183,17 @@ def discounted(delta: Tensor, decay: Tensor) -> Tensor:
 
 # --------------------------------------------------------------------- the running scale of rewards
 
-#: Beside the variance, as in Gymnasium.
+#: Added to the variance, as in Gymnasium.
 _EPSILON = 1e-8
 
 
 class RewardNormalizer:
     """1 / std of the discounted sum of past rewards, G_t = r_t + gamma G_t-1.
 
-    What ``gymnasium.wrappers.vector.NormalizeReward`` divides by (Engstrom et al. 2020, "reward
-    scaling"), with two differences: one factor for all frames of a rollout, its own included, so
-    that an advantage adds up rewards of one unit; and no G across the end of an episode, truncated
-    or not. The mean stays in the rewards.
+    As in ``gymnasium.wrappers.vector.NormalizeReward`` (Engstrom et al. 2020, "reward scaling"),
+    with two differences: one factor, which includes the current rollout, applies to all its frames,
+    so that an advantage sums rewards of one unit; and G restarts after an episode ends, truncated
+    or not. The mean is not subtracted.
     """
 
     def __init__(self, gamma: float) -> None:
@@ -203,16 +203,16 @@ class RewardNormalizer:
         self.scale = 1.0  # until a rollout has a reward other than 0
 
     def update(self, reward: Tensor, done: Tensor) -> float:
-        """The factor for a rollout, taken in: rewards and ends of episodes [N, T, 1].
+        """Add a rollout's rewards and ends of episodes [N, T, 1]; returns the factor for it.
 
-        Row n goes on where row n of the rollout before ended.
+        Row n continues row n of the last rollout.
         """
         rows = reward[..., 0].tolist()
-        if len(self._sums) != len(rows):  # the first one
+        if len(self._sums) != len(rows):  # the first rollout
             self._sums = [0.0] * len(rows)
         decays = (self._gamma * (~done[..., 0]).double()).tolist()
         if not self._begun and not reward.any():
-            return self.scale  # nothing to measure yet; 1 / std would grow without bounds
+            return self.scale  # all rewards so far are 0, so 1 / std would be unbounded
         self._begun = True
         sums = [_discounted(*of) for of in zip(rows, decays, self._sums, strict=True)]
         self._sums = [of[-1] * decay[-1] for of, decay in zip(sums, decays, strict=True)]
@@ -233,14 +233,14 @@ class RewardNormalizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Load a checkpoint's state."""
         self._moments.mean, self._moments.var = np.float64(state["mean"]), np.float64(state["var"])
         self._moments.count, self.scale = float(state["count"]), float(state["scale"])
         self._begun = bool(state["begun"])
         self._sums = list(state["sums"])
 
     def begin_episodes(self) -> None:
-        """Forget the sums: all rows begin new episodes."""
+        """Clear the sums, since all rows begin new episodes."""
         self._sums = []
 
 

@@ -1,6 +1,7 @@
-"""What a Gymnasium environment answers, checked where it enters.
+"""Check the results of a Gymnasium environment.
 
-numpy would take a scalar for a whole observation, drop an imaginary part, and call "no" true.
+Without checks, numpy would broadcast a scalar to an observation, drop an imaginary part, and treat
+"no" as true.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from klrl.base.errors import in_one_line
 
-#: Types of rewards and of flags that are taken without a further look.
+#: Types of rewards and of flags that are accepted without further checks.
 NUMBERS = (float, np.float64, np.float32, int)
 FLAGS = (bool, np.bool_)
 #: numpy's kinds of real numbers: float, int, unsigned, bool.
@@ -21,16 +22,16 @@ REAL = "fiub"
 
 
 class Misfit(Exception):
-    """An answer that is not what Gymnasium's contract and the spaces promise."""
+    """A result that violates Gymnasium's contract or the spaces."""
 
 
 def require_observation(
     observation: object, shape: Sequence[int], name: str = "observation"
 ) -> None:
-    """Require an array of real numbers of the space's shape; lists are taken.
+    """Require an array of real numbers of the space's shape; lists are accepted.
 
     Raises:
-        Misfit: it is none.
+        Misfit: ``observation`` is not such an array.
     """
     array = _array(name, observation)
     if array.shape != tuple(shape):
@@ -41,7 +42,7 @@ def require_picture(picture: object) -> np.ndarray:
     """Require an RGB picture, uint8 [height, width, 3].
 
     Raises:
-        Misfit: it is none.
+        Misfit: ``picture`` is not such a picture.
     """
     array = _array("picture", picture)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
@@ -50,10 +51,10 @@ def require_picture(picture: object) -> np.ndarray:
 
 
 def require_number(reward: object) -> float:
-    """A reward: one real number, in an array of one too.
+    """Convert a reward: a real number, or an array of one number.
 
     Raises:
-        Misfit: it is none.
+        Misfit: ``reward`` is not a number.
     """
     array = _array("reward", reward)
     if array.size != 1:
@@ -62,10 +63,10 @@ def require_number(reward: object) -> float:
 
 
 def require_flag(name: str, flag: object) -> bool:
-    """``terminated`` or ``truncated``: a bool, or 0 or 1.
+    """Convert ``terminated`` or ``truncated``: a bool, or 0 or 1.
 
     Raises:
-        Misfit: it is none.
+        Misfit: ``flag`` is neither.
     """
     array = np.asarray(flag)
     if array.size != 1 or array.dtype.kind not in REAL or array.item() not in (0, 1):
@@ -74,7 +75,7 @@ def require_flag(name: str, flag: object) -> bool:
 
 
 def fault(error: Exception) -> str:
-    """What went wrong in an environment, in a line; for its own errors with file and line."""
+    """Describe an environment's error in a line; with file and line if its code raised it."""
     if isinstance(error, Misfit):
         return str(error)
     at = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,7 +1,7 @@
-"""A task of pixels, made here: catch a falling ball (``env=catch``).
+"""A built-in task with pixels: catch a falling ball (``env=catch``).
 
-After the Catch of bsuite (Osband et al. 2020), drawn on 42 x 42 pixels: small enough that a CNN
-learns it on a CPU in minutes. Importing this module registers ``klrl/Catch-v0``. Imports no torch.
+Like Catch of bsuite (Osband et al. 2020), but on 42 x 42 pixels: small enough that a CNN learns the
+task on a CPU in minutes. Importing this module registers ``klrl/Catch-v0``. Imports no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 ID = "klrl/Catch-v0"
-#: Cells on a side, and pixels on a side of each.
+#: Cells on a side, and pixels on a side of a cell.
 CELLS, PIXELS = 7, 6
 SIZE = CELLS * PIXELS
 #: Steps until the ball is down.
@@ -23,9 +23,9 @@ STEPS = CELLS - 1
 class Catch(gymnasium.Env[np.ndarray, np.int64]):
     """A ball falls from a random column, a cell a step; a paddle moves left, stays or moves right.
 
-    The observation is one picture [42, 42, 1] of uint8. An episode has 6 steps, and its return is
-    1 where the paddle is below the ball at the end, else -1: whoever sees the ball gets 1, whoever
-    does not about -5/7 on average.
+    The observation is a picture [42, 42, 1] of uint8. An episode has 6 steps; its return is 1 if
+    the paddle is below the ball at the end, else -1. A policy that sees the ball can get 1; one
+    that does not gets about -5/7 on average.
     """
 
     metadata: ClassVar[dict[str, object]] = {"render_modes": ["rgb_array"], "render_fps": 8}
@@ -39,7 +39,7 @@ class Catch(gymnasium.Env[np.ndarray, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None
     ) -> tuple[np.ndarray, dict[str, object]]:
-        """A ball at the top, the paddle in the middle."""
+        """Put a ball at the top, and the paddle in the middle."""
         super().reset(seed=seed)
         self._column, self._row = int(self.np_random.integers(CELLS)), 0
         self._paddle = CELLS // 2

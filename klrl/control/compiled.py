@@ -1,20 +1,19 @@
-"""How the update's step runs: eager, compiled in this process, or from a package built once.
+"""Prepare the update's step: eager, compiled in this process, or from a package built once.
 
     false   eager
     jit     torch.compile: 20 to 30 s in each new process, some seconds with a warm cache
     aot     an ahead-of-time package: built once (half a minute, with a C++ compiler), kept in the
             user's cache, loaded in a hundredth of a second
-    auto    a package that the cache holds; else aot for a run with enough steps to pay for the
-            build, else false; on a GPU jit
+    auto    a package from the cache if there is one; else aot for a run with enough steps to pay
+            for the build, else false; on a GPU jit
 
-The step is made at the first minibatch (:func:`prepare`). Whatever fails on the way, the update
-runs eagerly and a line says why. On a GPU a compiled step is also captured as a CUDA graph, and
-``aot`` means jit.
+:func:`prepare` makes the step at the first minibatch. If anything fails, the update runs eagerly
+and a line says why. On a GPU a compiled step is also captured as a CUDA graph, and ``aot`` means
+jit.
 
-A package is machine code: one is loaded only from a folder that nobody but this user can write, and
-only if its bytes are those that were built (klrl/base/cache.py). It computes wrong numbers in
-silence when its inputs have other shapes, strides or types: they are checked before each rollout's
-updates.
+A package is machine code: it is loaded only from a folder that no other user can write, and only if
+its bytes are those that were built (klrl/base/cache.py). With inputs of different shapes, strides
+or types a package silently computes wrong numbers, so its inputs are checked.
 """
 
 from __future__ import annotations
@@ -46,17 +45,16 @@ from klrl.config import Config, OwnPart, RetrieveKLConfig
 from klrl.control.step import Step, StepParts, eager_step, pure_step
 from klrl.runs.machine import cxx
 
-#: From so many gradient steps on, building a package pays: it saves about 2 ms for every three.
+#: Gradient steps from which building a package pays; it saves about 2 ms for every three steps.
 AUTO_STEPS = 10_000
 
-#: The loss's settings that a step does not read, or gets as a tensor: one package serves all their
-#: values.
+#: The loss's settings that a step does not read, or gets as a tensor; a package serves any value.
 NOT_COMPILED = {
     *("beta", "dtarg", "dtarg_end", "increment", "decrement", "beta_rule", "gain"),
     *("line_search", "max_alpha", "beta_min", "beta_max", "target_kl", "own_beta_rule"),
 }
 
-#: The files that a step is made of.
+#: The source files that determine a step.
 _SOURCES = (
     *("control/distributions.py", "control/actor.py", "control/networks.py"),
     *("control/encoders.py", "control/observation.py"),
@@ -66,7 +64,7 @@ _SOURCES = (
 
 
 def decide(config: Config, device: torch.device, asked: str | None = None) -> str:
-    """What a mode stands for, by the settings and the kind of device alone."""
+    """Resolve a mode by the settings and the kind of device alone."""
     asked = config.learner.compile if asked is None else asked
     if device.type == "cuda":
         return "jit" if asked in ("auto", "aot") else asked
@@ -78,17 +76,17 @@ def decide(config: Config, device: torch.device, asked: str | None = None) -> st
 def choose(
     asked: str, config: Config, device: torch.device, package: Callable[[], Path]
 ) -> tuple[str, str | None]:
-    """What a mode comes to on this machine: false, jit or aot; and why, where it is another one.
+    """Resolve a mode on this machine to false, jit or aot; with a reason if a fallback is used.
 
-    Nothing is built. ``package`` says where the step's package lies, or would: for auto and aot on
-    a CPU.
+    Nothing is built. ``package`` returns the path of the step's package, which may not exist; it
+    is called for auto and aot on a CPU.
     """
     own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.placement != "reward":
         charged = {"estimator": config.kl.estimator, "divergence": config.kl.divergence}
         own += [f"kl.{name}" for name, chosen in charged.items() if chosen == "custom"]
     if own and asked != "jit":
-        # A package is told from another by settings and klrl's sources, not by the user's.
+        # A package's key covers settings and klrl's sources, not the user's sources.
         return "false", f"own {' and '.join(own)} (learner.compile=jit tries to compile)"
     mode, unusable = decide(config, device, asked), None
     if device.type != "cpu":
@@ -112,7 +110,7 @@ class Prepared:
 
     step: Step
     mode: str  # false, jit or aot
-    description: str  # the same in a line for the user
+    description: str  # the mode, in a line for the user
 
 
 def prepare(
@@ -122,9 +120,10 @@ def prepare(
     example: Sequence[Tensor],
     say: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
-    """Make the step of a mode; an eager one where :func:`choose` says so, or that fails.
+    """Make the step of a mode; an eager step if :func:`choose` says so, or if the mode fails.
 
-    ``example``: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) as they will come.
+    ``example``: arguments like the later ones: (flat, exp_avg, exp_avg_sq, count, rows,
+    coefficients).
     """
     package = partial(package_path, problem, example)
     mode, why = choose(asked, config, example[0].device, package)
@@ -133,16 +132,16 @@ def prepare(
             return _jit(problem, example)
         if mode == "aot":
             return _package(problem, example, package(), say)
-    except Exception as error:  # the compiler's, the disk's: training needs neither
+    except Exception as error:  # compiler or disk, which training does not need
         why = f"learner.compile={mode} failed: {in_one_line(error)}"
     line = "update: eager" if why is None else f"update: eager; {why}"
     return Prepared(eager_step(problem), "false", line)
 
 
 def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
-    """A step that is compiled now, on copies: a compiler that fails changes no parameter."""
+    """Compile a step now, on copies, so that a failing compiler changes no parameter."""
     with _torchs_own_warnings(), compiling():
-        # Isolated: the ninth kind of update in a process would be refused.
+        # Without isolation, torch would refuse the ninth kind of update in a process.
         how = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
         step: Step = torch.compile(pure_step(problem), **how)  # type: ignore[call-overload]
         if example[0].device.type == "cuda":
@@ -153,7 +152,7 @@ def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
 
 
 def check_inputs(example: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """Refuse inputs that a package would misread: another shape, stride, type or device."""
+    """Refuse inputs with a different shape, stride, type or device, which a package misreads."""
     for i, (expected, value) in enumerate(zip(example, given, strict=True)):
         layout, built_for = _layout(value), _layout(expected)
         if layout != built_for:
@@ -168,12 +167,12 @@ def _layout(value: Tensor) -> tuple[object, ...]:
 
 
 def package_path(problem: StepParts, example: Sequence[Tensor]) -> Path:
-    """Where the step's package lies, or would."""
+    """The path of the step's package, which may not exist."""
     return cache_dir() / "update" / f"{package_key(problem, example)}.pt2"
 
 
 def package_key(problem: StepParts, example: Sequence[Tensor]) -> str:
-    """A name that two updates share when one package serves both.
+    """The name of a package, equal for two updates if one package serves both.
 
     It covers klrl's sources, every setting that the step reads, the layout of its inputs, the
     networks, the action's bounds and counts, torch's version, its threads and the processor.
@@ -230,15 +229,15 @@ def _package(
 
 
 class BadPackage(Exception):
-    """A package is damaged, another user's, or cannot be loaded: a build replaces it."""
+    """A package is damaged, belongs to a different user, or cannot be loaded: rebuild it."""
 
 
 def _load(path: Path) -> Any:
-    """The package, on one thread's inputs; None where there is none."""
+    """Load the package, to run single-threaded; None if there is none."""
     try:
         if not path.exists():
             return None
-    except PermissionError:  # the cache is not this user's: then there is no package
+    except PermissionError:  # the cache belongs to a different user
         return None
     private_folder(path.parent)
     try:
@@ -249,13 +248,13 @@ def _load(path: Path) -> Any:
 
 
 def build_package(problem: StepParts, example: Sequence[Tensor], path: Path) -> None:
-    """Trace, export and compile the step; the file appears whole or not at all."""
+    """Trace, export and compile the step; write the file atomically."""
     from torch._inductor import aoti_compile_and_package
     from torch.fx.experimental.proxy_tensor import make_fx
 
     private_folder(path.parent)
     with _torchs_own_warnings(), compiling(), replacing(path) as partial:
-        # The step writes into its arguments: tracing must not touch the run's own.
+        # The step changes its arguments, so trace with copies.
         graph = make_fx(pure_step(problem))(*_copies(example))
         exported = torch.export.export(graph, tuple(_copies(example)))
         aoti_compile_and_package(exported, package_path=str(partial))
@@ -264,7 +263,7 @@ def build_package(problem: StepParts, example: Sequence[Tensor], path: Path) -> 
 
 @contextmanager
 def _torchs_own_warnings() -> Iterator[None]:
-    """Ignore what torch 2.13's compiler warns of in its own code; ``-W error`` would end it."""
+    """Ignore warnings about torch 2.13's own code, which ``-W error`` would turn into errors."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         warnings.filterwarnings("ignore", "`torch.jit.script_method`", DeprecationWarning)
@@ -278,7 +277,7 @@ def _copies(example: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _processor() -> str:
-    """Model and instruction set: a package holds machine code."""
+    """Model and instruction set of the processor, since a package is machine code."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     kept = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
@@ -286,7 +285,7 @@ def _processor() -> str:
 
 
 def _sources() -> str:
-    """A hash over the files that the step is made of."""
+    """A hash over the source files that determine a step."""
     here = Path(__file__).parents[1]
     files = [f for name in _SOURCES for f in sorted((here / name).rglob("*.py")) or [here / name]]
     digest = hashlib.sha256()
@@ -299,7 +298,7 @@ def _sources() -> str:
 
 
 class Captured:
-    """A step as one CUDA graph: parameters and moments where they lie, minibatches copied in."""
+    """A step as one CUDA graph; parameters change in place, minibatches are copied in."""
 
     def __init__(self, step: Step, example: Sequence[Tensor]) -> None:
         *self._state, rows, coef = example
@@ -316,7 +315,7 @@ class Captured:
                 value.copy_(old)
 
     def __call__(self, *given: Tensor) -> Tensor:
-        """Run the graph; its metrics are copied out, since the next run overwrites them."""
+        """Run the graph; return a copy of the metrics, since the next run overwrites them."""
         *_, rows, coef = given
         self._rows.copy_(rows)
         self._coef.copy_(coef)

@@ -2,9 +2,9 @@
 
 TorchRL's GymEnv builds specs and converts observations at every step (135 us of CPU against 10 for
 Gymnasium's own step), and with SAME_STEP autoreset it hides the last observation of an episode in
-an info dictionary. Gymnasium's SyncVectorEnv merges info dictionaries that nothing here reads, for
-2 us a step, 20 us with a single MuJoCo copy. Here the copies are stepped in a plain loop and those
-that are done are reset through a mask, so ``("next", "observation")`` is always the step's own.
+an info dictionary. Gymnasium's SyncVectorEnv merges info dictionaries that klrl does not read, for
+2 us a step, 20 us with a single MuJoCo copy. Here a plain loop steps the copies, and a mask resets
+the copies that are done, so ``("next", "observation")`` is always the result of the step.
 """
 
 from __future__ import annotations
@@ -53,20 +53,19 @@ from klrl.control.observation import Layout, Packed, flattened, layout_of
 class VectorGymEnv(EnvBase):
     """``num_envs`` copies of a Gymnasium environment, stepped one after the other in this process.
 
-    ``observation`` [N, D] is a vector of float32, or the transport of several entries, float32 or
-    uint8, as :mod:`klrl.control.observation` says. Actions are flat, as
-    :mod:`klrl.control.action_space` says: float32 [N, A] for Box, clipped to the bounds on the way
-    into the simulator, int64 [N] for Discrete, int64 [N, M] for MultiDiscrete and MultiBinary.
-    ``reward, done, terminated, truncated`` [N, 1].
+    ``observation`` [N, D] is a vector of float32, or several entries packed as float32 or uint8
+    (:mod:`klrl.control.observation`). Actions are flat (:mod:`klrl.control.action_space`): float32
+    [N, A] for Box, clipped to the bounds before the simulator, int64 [N] for Discrete, int64 [N, M]
+    for MultiDiscrete and MultiBinary. ``reward, done, terminated, truncated`` [N, 1].
 
     Args:
         env_id: a Gymnasium id.
         num_envs: the number of copies, N.
         kwargs: arguments of ``gymnasium.make``.
-        seed: of all resets: an episode's seed is drawn from seed + copy and its number.
+        seed: seed of all resets: an episode's seed is drawn from seed + copy and its number.
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
         make: makes a copy; default ``gymnasium.make`` of the id.
-        setting: that names the environment, for errors; default ``env.id=...``.
+        setting: the setting that names the environment, for errors; default ``env.id=...``.
         action_mask: ``env.action_mask``.
     """
 
@@ -92,12 +91,12 @@ class VectorGymEnv(EnvBase):
         spaces = copies[0].observation_space, copies[0].action_space
         self.layout = layout_of(self._setting, *spaces, action_mask)
         seen = flattened(spaces[0]) if self.layout is None else self.layout.line
-        #: What the policy sees or does otherwise than the environment.
+        #: Lines about observations and actions that are converted for the policy.
         self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)
         self._episodes: Episodes | None = None
-        #: Of ``observation``, wherever it is stored.
+        #: Type of ``observation`` in all storage.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
         self._set_specs()
         space = self._envs[0].observation_space
@@ -137,11 +136,11 @@ class VectorGymEnv(EnvBase):
 
     @property
     def pictures_per_second(self) -> float:
-        """The speed at which its pictures are to be shown."""
+        """The frame rate for a film of the environment."""
         return float(self._envs[0].metadata.get("render_fps", 30))
 
     def picture(self) -> np.ndarray:
-        """The first copy as it is now, uint8 [height, width, 3]; made with an rgb_array mode."""
+        """Render the first copy, uint8 [height, width, 3]; requires an rgb_array mode."""
         drawn: list[np.ndarray] = []
 
         def draw() -> None:
@@ -154,10 +153,10 @@ class VectorGymEnv(EnvBase):
     def reset_native(
         self, mask: np.ndarray | None = None, seeds: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Reset all copies, or those of a mask [N]; observations [N, D].
+        """Reset all copies, or those of a mask [N]; returns observations [N, D].
 
-        A copy that is not reset keeps its last one. ``seeds`` has one for each copy, reset or
-        not. The next call reuses the memory.
+        A copy that is not reset keeps its last observation. ``seeds`` has a seed for every copy,
+        reset or not. The next call overwrites the returned memory.
         """
         self._call_copies(lambda: self._reset_copies(mask, seeds), "reset")
         return self._observations
@@ -183,11 +182,11 @@ class VectorGymEnv(EnvBase):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step all copies, or those of a mask [N], with actions [N, A] or [N].
 
-        Observation [N, D], reward [N], terminated [N], truncated [N]; whether they are finite is
-        not checked, and the next call reuses their memory.
+        Returns observation [N, D], reward [N], terminated [N], truncated [N]. They may be NaN or
+        infinite. The next call overwrites the returned memory.
         """
         if self._box:
-            # np.clip costs three times these two.
+            # np.clip takes three times as long.
             action = np.minimum(np.maximum(action, self._low), self._high)
         given = action if self._converted is None else self._converted(action)
         self._place.step += 1
@@ -205,7 +204,7 @@ class VectorGymEnv(EnvBase):
                 continue
             place.copy = i
             observation, reward, terminal, timeout, _info = env.step(chosen)
-            # A tenth of a microsecond, where nothing is wrong; numpy would take nearly anything.
+            # Costs 0.1 us for valid answers; numpy would accept nearly anything.
             if not (
                 type(observation) is np.ndarray
                 and observation.shape == shape
@@ -224,7 +223,7 @@ class VectorGymEnv(EnvBase):
                 episodes.digests[i] = crc32(episodes.rows[i], episodes.digests[i])
 
     def _call_copies(self, call: Callable[[], None], what: str) -> None:
-        """Step or reset them; whatever goes wrong is an EnvError in one line."""
+        """Step or reset the copies; any failure raises an EnvError of one line."""
         try:
             within(self._step_timeout, call)
         except TookTooLong:
@@ -263,18 +262,18 @@ class VectorGymEnv(EnvBase):
         return TensorDict(entries, batch_size=self.batch_size)
 
     def observed(self, value: np.ndarray, when: str) -> torch.Tensor:
-        """Observations [N, ...] as they are stored, copied; bytes are always finite."""
+        """Copy observations [N, ...] to a tensor of the stored type; refuse NaN and infinity."""
         if self.observation_dtype == np.uint8:
             return torch.from_numpy(value.copy())
         return self.finite("observation", value, when)
 
     def finite(self, what: str, value: np.ndarray, when: str) -> torch.Tensor:
-        """Numbers [N, ...] as float32 (where 1e39 is infinite), copied.
+        """Copy numbers [N, ...] to float32 (1e39 becomes infinite).
 
         Raises:
-            NonFiniteError: a NaN or an infinity; it names the copy of the environment.
+            NonFiniteError: NaN or infinity; the error names the copy of the environment.
         """
-        # numpy warns of 1e39; np.errstate would take 2 us of every step to silence it.
+        # numpy warns of 1e39; silencing the warning by np.errstate would cost 2 us a step.
         tensor = torch.from_numpy(np.array(value, dtype=np.float32, copy=True))
         if not torch.isfinite(tensor).all():
             bad = (~torch.isfinite(tensor)).nonzero()
@@ -285,7 +284,7 @@ class VectorGymEnv(EnvBase):
         return tensor
 
     def seed_episodes(self, seed: int) -> None:
-        """Seed all episodes that are to come."""
+        """Seed all future episodes."""
         self._seed, self._begun = seed, [0] * self.num_copies
 
     def _set_seed(self, seed: int | None) -> None:
@@ -295,7 +294,7 @@ class VectorGymEnv(EnvBase):
     # ---------------------------------------------------------------------- running episodes
 
     def keep_episodes(self) -> str:
-        """Keep them from the next reset on; why they cannot be played again, else nothing."""
+        """Record episodes from the next reset on; returns why they cannot be replayed, else ""."""
         if self._episodes is None:
             if why := why_unrepeatable(self._make, self._step_timeout):
                 return why
@@ -303,17 +302,17 @@ class VectorGymEnv(EnvBase):
         return ""
 
     def episodes(self) -> dict[str, object] | None:
-        """The running episodes; None where they are not kept, or one is too long."""
+        """The running episodes; None if they are not recorded, or an episode is too long."""
         state = None if self._episodes is None else self._episodes.state()
         if state is None:
             return None
         return {**state, "seed": self._seed, "numbers": [number - 1 for number in self._begun]}
 
     def play_again(self, state: Mapping[str, Any]) -> None:
-        """Play :meth:`episodes` again, from their resets on.
+        """Replay :meth:`episodes` from their resets.
 
         Raises:
-            EnvError: a copy answers otherwise than it did.
+            EnvError: a copy gives different results than before.
         """
         self._seed, self._begun = state["seed"], list(state["numbers"])
         self._episodes = Episodes(self._answers)
@@ -335,7 +334,7 @@ class VectorGymEnv(EnvBase):
 
 @dataclass(slots=True)
 class _Place:
-    """Which copy is stepped or reset, and how often all were stepped."""
+    """The copy that is being stepped or reset, and the number of steps of all copies."""
 
     copy: int = 0
     step: int = 0
@@ -351,7 +350,7 @@ def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
 
 
 def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
-    """Of the policy's actions [N, ...], flat, as :mod:`klrl.control.action_space` says."""
+    """The spec of the policy's flat actions [N, ...] (:mod:`klrl.control.action_space`)."""
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=(n,), dtype=torch.int64)

@@ -33,18 +33,17 @@ from klrl.kl.divergences import (
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
-#: The logit of an action that cannot be taken. Its probability is 0 exactly, in float32 and in
-#: float64, and as its log is finite, 0 log 0 is 0 in every sum and every gradient.
+#: The logit of an excluded action. The probability is exactly 0 in float32 and float64; since the
+#: log-probability is finite, 0 log 0 is 0 in every sum and every gradient.
 EXCLUDED = -1e9
 
 Params = Mapping[str, Tensor]
 
 
 class Family(ABC):
-    """A distribution family; its choice is in ``actor.py``.
+    """A distribution family; ``actor.py`` chooses it.
 
-    What it does not override holds where every number is a closed form or a sum, and the sample is
-    the action.
+    The methods here hold for families without sampled numbers, whose sample is the action.
     """
 
     name: str
@@ -52,8 +51,8 @@ class Family(ABC):
     sample_key = "action"
 
     def to(self, device: torch.device) -> None:
-        """Move what the log-density reads, other than its arguments."""
-        return  # most families read nothing else
+        """Move the tensors that the log-density reads in addition to its arguments."""
+        return  # most families have none
 
     @abstractmethod
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
@@ -65,10 +64,10 @@ class Family(ABC):
 
     @abstractmethod
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KL(p || q), forward KL(q || p) or js, shape [...]; ``noise`` only where it is sampled."""
+        """KL(p || q), forward KL(q || p) or js, shape [...]; ``noise`` only if it is sampled."""
 
     def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
-        """What :meth:`divergence` needs drawn, [..., samples, A]; None for a closed form or sum."""
+        """Draw noise for :meth:`divergence`, [..., samples, A]; None for a closed form or sum."""
         return None
 
     def divergence_error(self, p: Params, q: Params, noise: Tensor, name: Which = "js") -> Tensor:
@@ -77,19 +76,19 @@ class Family(ABC):
 
     @abstractmethod
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
-        """Entropy, shape [...]; ``noise`` only where there is no closed form."""
+        """Entropy, shape [...]; ``noise`` only if there is no closed form."""
 
     def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
-        """What :meth:`entropy` needs drawn, [..., samples, A]; None for a closed form."""
+        """Draw noise for :meth:`entropy`, [..., samples, A]; None for a closed form."""
         return None
 
     @abstractmethod
     def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
-        """What :meth:`act` needs drawn, one row [width] for each entry of ``shape``."""
+        """Draw noise for :meth:`act`, one row [width] for each entry of ``shape``."""
 
     @abstractmethod
     def act(self, params: Params, noise: Tensor) -> Tensor:
-        """The sample that noise gives under these parameters; a draw of the distribution."""
+        """Map noise and parameters to a sample of the distribution."""
 
     def action(self, sample: Tensor) -> Tensor:
         """The action behind a sample."""
@@ -129,7 +128,7 @@ class Normal(Family):
         return 0.5 * torch.addcmul(spread, shift, shift).sum(-1)
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KL(p || q), KL(q || p); js, tv or the user's own by draws of the joint Gaussians."""
+        """KL(p || q), KL(q || p); js, tv or the user's function by draws of the joint Gaussians."""
         if name == "reverse":
             return self.kl(p, q)
         if name == "forward":
@@ -140,15 +139,15 @@ class Normal(Family):
         return self._draws(name, p, q, noise).mean(-1)
 
     def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
-        """Standard normals [..., samples, A] for js, tv, and for the user's own."""
+        """Standard normals [..., samples, A] for js, tv and the user's function."""
         return None if name in ("reverse", "forward") else _normals(params, samples)
 
     def divergence_error(self, p: Params, q: Params, noise: Tensor, name: Which = "js") -> Tensor:
-        """Over the pairs of draws, which are independent of each other."""
+        """Standard error over the pairs of draws, which are independent of each other."""
         return standard_error(self._draws(name, p, q, noise))
 
     def _draws(self, name: Which, p: Params, q: Params, noise: Tensor) -> Tensor:
-        """[..., samples]; one noise makes a draw of each. The slope of a tanh would cancel."""
+        """Estimates [..., samples]; each noise gives a draw of p and of q. A tanh would cancel."""
         p, q = ({key: value.unsqueeze(-2) for key, value in x.items()} for x in (p, q))
         at_p, at_q = (
             Normal.log_prob(self, p, draw) - Normal.log_prob(self, q, draw)
@@ -167,7 +166,7 @@ class Normal(Family):
         return torch.randn(*shape, width)
 
     def act(self, params: Params, noise: Tensor) -> Tensor:
-        """Mu + sigma * noise."""
+        """The sample mu + sigma * noise."""
         return params["loc"] + params["scale"] * noise
 
     def sample(self, params: Params, samples: int) -> Tensor:
@@ -184,19 +183,19 @@ class Normal(Family):
 class TanhNormalFamily(Normal):
     """A Gaussian u, squashed: a = low + (high - low) (tanh(u) + 1) / 2, with bounds [A].
 
-    The sample is ``pre_tanh`` u [..., A]: recovering u from a saturated action clamps it, and so
-    its log-probability (24.6 nats instead of 40.5 at loc 9).
+    The sample is ``pre_tanh`` u [..., A]: recovering u from a saturated action would clamp u, and
+    change its log-probability (24.6 nats instead of 40.5 at loc 9).
     """
 
     name = "tanh_normal"
     sample_key = "pre_tanh"
 
     def __init__(self, low: Tensor, high: Tensor) -> None:
-        self.low, self.high = low, high  # on the CPU, where actions are sent to
+        self.low, self.high = low, high  # on the CPU, like the actions
         self.half_width = 0.5 * (high - low)
 
     def to(self, device: torch.device) -> None:
-        """Move the widths: a CUDA graph takes nothing from the CPU."""
+        """Move the widths, since a CUDA graph cannot read from the CPU."""
         self.half_width = self.half_width.to(device)
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
@@ -220,11 +219,11 @@ class TanhNormalFamily(Normal):
         return _normals(params, samples)
 
     def action(self, sample: Tensor) -> Tensor:
-        """Low + (high - low) (tanh(u) + 1) / 2."""
+        """The action low + (high - low) (tanh(u) + 1) / 2."""
         half_width, low = 0.5 * (self.high - self.low).to(sample), self.low.to(sample)
         return low + half_width * (sample.tanh() + 1)
 
-    # KL and js are invariant under a shared bijection: those of the Gaussians before tanh.
+    # KL and js are invariant under a shared bijection, so the Gaussians' methods hold.
 
     def distribution(self, **params: Tensor) -> Distribution:
         """TorchRL's TanhNormal with the action's bounds."""
@@ -288,7 +287,7 @@ class MultiCategorical(Categorical):
         self.counts = tuple(counts)
 
     def factors(self, params: Params) -> Tensor:
-        """The logits of each, [..., M, max K]; the shorter ones are filled up with excluded."""
+        """The logits of each categorical, [..., M, max K]; padded with excluded actions."""
         widest = max(self.counts)
         parts = params["logits"].split(self.counts, -1)
         filled = [pad(part, (0, widest - part.shape[-1]), value=EXCLUDED) for part in parts]
@@ -303,7 +302,7 @@ class MultiCategorical(Categorical):
         return super().kl(self._each(p), self._each(q)).sum(-1)
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KLs add up over the factors; others do not: they are summed over all joint actions."""
+        """KLs add up over the factors; other divergences are sums over all joint actions."""
         if name == "reverse":
             return self.kl(p, q)
         if name == "forward":
@@ -315,7 +314,7 @@ class MultiCategorical(Categorical):
         return super().entropy(self._each(params)).sum(-1)
 
     def act(self, params: Params, noise: Tensor) -> Tensor:
-        """The argmax of each with its Gumbel noise."""
+        """Argmax of logits + Gumbel noise, for each categorical."""
         return self.factors({"logits": params["logits"] + noise}).argmax(-1)
 
     def sample(self, params: Params, samples: int) -> Tensor:
@@ -354,12 +353,12 @@ class Bernoulli(MultiCategorical):
         return torch.rand(*shape, width).clamp(min=torch.finfo(torch.float32).tiny).logit()
 
     def act(self, params: Params, noise: Tensor) -> Tensor:
-        """1 where l + noise > 0: of probability sigmoid(l)."""
+        """1 where l + noise > 0, which has probability sigmoid(l)."""
         return (params["logits"] + noise > 0).long()
 
 
 def _normals(params: Params, samples: int) -> Tensor:
-    """Standard normals [..., samples, A], the same on every device: the CPU's generator draws."""
+    """Standard normals [..., samples, A] from the CPU's generator, the same on every device."""
     loc = params["loc"]
     shape = (*loc.shape[:-1], samples, loc.shape[-1])
     return torch.randn(shape, dtype=loc.dtype).to(loc.device)

@@ -1,8 +1,8 @@
-"""What reads the entries of an observation: one encoder for each key, their outputs side by side.
+"""Encoders of an observation's entries: one per key, their outputs concatenated.
 
-A vector alone goes to the trunk as it is. Beside other entries it passes an MLP of one layer; an
-image a CNN; numbers of an index an embedding, whose rows add up; the mask is read by the policy's
-logits alone (:class:`klrl.control.networks.PolicyNet`).
+A single vector goes to the trunk unchanged. With several entries, a vector passes an MLP of one
+layer, an image a CNN, an index an embedding whose rows are summed. Only the policy's logits read
+the mask (:class:`klrl.control.networks.PolicyNet`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MakeCNN = Callable[[int], nn.Module]
 class Encoders(nn.Module):
     """Transports [..., D] -> features [..., F] by key.
 
-    Where there are several entries each has ``width`` features; ``cnn`` is a name in :data:`CNNS`.
+    Each of several entries has ``width`` features; ``cnn`` is a name in :data:`CNNS`.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Encoders(nn.Module):
         self.encoders = nn.ModuleDict()
         self.out_features = 0
         for place, entry in enumerate(read):
-            # Keys of an environment may hold dots, which names of modules may not.
+            # Keys of an environment may contain dots, names of modules may not.
             encoder, features = _encoder(entry, width if several else None, activation, cnn, scale)
             self.encoders[str(place)] = encoder
             self.out_features += features
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Transports, vectors normalised, as features."""
+        """Encode transports, whose vectors are normalised."""
         parts = [observation[..., place] for _, place in self.layout.places()]
-        read = zip(self.encoders.values(), parts, strict=False)  # the mask is last, and unread
+        read = zip(self.encoders.values(), parts, strict=False)  # leaves out the mask, the last
         return torch.cat([encoder(part) for encoder, part in read], -1)
 
     def extra_repr(self) -> str:
@@ -56,7 +56,7 @@ class Encoders(nn.Module):
 def _encoder(
     entry: ObservationPart, width: int | None, activation: str, cnn: str | None, scale: float
 ) -> tuple[nn.Module, int]:
-    """The encoder of an entry, and its outputs; ``width`` None where it is the only one."""
+    """The encoder of an entry, and its number of outputs; ``width`` is None for a single entry."""
     if entry.kind == "vector":
         if width is None:
             return _Numbers(), entry.size
@@ -74,21 +74,21 @@ def _encoder(
     return nn.Sequential(images, linear, ACTIVATIONS[activation]()), width
 
 
-#: Width of the embedding of an observation that is nothing else.
+#: Width of the embedding of an observation that is a single index.
 _EMBEDDING = 64
 
 
 class _Numbers(nn.Module):
-    """Numbers [..., D] in the type of the parameters behind it; bytes become float32."""
+    """Convert bytes and integers [..., D] to float32; floats are unchanged."""
 
     def forward(self, numbers: Tensor) -> Tensor:
         return numbers if numbers.is_floating_point() else numbers.float()
 
 
 class Embedding(nn.Module):
-    """Whole numbers [..., M], number i in 0 .. K_i - 1, as the sum of their rows [..., F].
+    """Integers [..., M], number i in 0 .. K_i - 1, as the sum of their embeddings [..., F].
 
-    The same function as a linear layer over one-hot numbers, without its zeros.
+    Equal to a linear layer over one-hot numbers, without computing with their zeros.
     """
 
     offsets: Tensor
@@ -98,7 +98,7 @@ class Embedding(nn.Module):
         starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
         self.register_buffer("offsets", starts, persistent=False)
         self.rows = nn.Embedding(sum(counts), width)
-        # As the sum of M normal rows, of variance 1.
+        # The sum of M normal rows then has variance 1.
         nn.init.normal_(self.rows.weight, std=1 / math.sqrt(len(counts)))
 
     def forward(self, numbers: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Embedding(nn.Module):
 
 
 class Images(nn.Module):
-    """Pixels [..., S] in the order of the environment -> features [..., F].
+    """Pixels [..., S], laid out as in the environment -> features [..., F].
 
     ``cnn`` takes [B, channels, height, width], divided by ``scale``.
     """
@@ -122,7 +122,7 @@ class Images(nn.Module):
         """Features of every image."""
         leading = pixels.shape[:-1]
         images = images_of(self.entry, pixels, self.scale)
-        # oneDNN's backward is a third quicker so, its forward is not.
+        # In this layout oneDNN's backward is a third faster; its forward is not.
         if torch.is_grad_enabled() and images.device.type == "cpu":
             images = images.contiguous(memory_format=torch.channels_last)
         return self.cnn(images).reshape(*leading, -1)
@@ -133,7 +133,7 @@ class Images(nn.Module):
 
 
 def images_of(entry: ObservationPart, pixels: Tensor, scale: float) -> Tensor:
-    """Pixels [..., S] in the order of the environment as images [B, channels, height, width]."""
+    """Rearrange the environment's pixels [..., S] to images [B, channels, height, width]."""
     images = pixels.float().reshape(-1, *entry.shape) / scale
     if entry.channels_last:
         images = images.movedim(-1, -3).contiguous()
@@ -141,7 +141,7 @@ def images_of(entry: ObservationPart, pixels: Tensor, scale: float) -> Tensor:
 
 
 def nature(channels: int) -> nn.Module:
-    """The CNN of Mnih et al. (2015), methods; images from 36 x 36 on."""
+    """The CNN of Mnih et al. (2015), methods; images must have at least 36 x 36 pixels."""
     return nn.Sequential(
         _conv(channels, 32, 8, 4), nn.ReLU(),
         _conv(32, 64, 4, 2), nn.ReLU(),
@@ -170,7 +170,7 @@ CNNS: dict[str, MakeCNN] = {"nature": nature, "impala": impala}
 
 
 class Residual(nn.Module):
-    """X + conv(relu(conv(relu(x))))."""
+    """Residual block x + conv(relu(conv(relu(x))))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class Residual(nn.Module):
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
-    """Orthogonal with gain sqrt(2), as the linear layers."""
+    """A convolution, orthogonal with gain sqrt(2) like the linear layers."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding)
     nn.init.orthogonal_(layer.weight, math.sqrt(2))
     assert layer.bias is not None
@@ -193,26 +193,26 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0)
     return layer
 
 
-# ------------------------------------------------------------------------ networks of the user's
+# -------------------------------------------------------------------------- the user's networks
 
-#: Of what a network of the user's takes, without B.
+#: Shape of an input of the user's network, without B.
 Size = int | tuple[int, int, int]
-#: What it takes: of a single entry its tensor, of several one for each key.
+#: Input of the user's network: the tensor of a single entry, or key -> tensor.
 Given = Tensor | Mapping[str, Tensor]
 
-#: The largest value of a byte: a network of the user's gets pixels from 0 to 1.
+#: The largest value of a byte; the user's networks get pixels from 0 to 1.
 _BRIGHTEST = 255.0
 
 
 class Unpacked(nn.Module):
-    """Transports [..., D] -> outputs [..., F] of a network of the user's, given by entry."""
+    """Transports [..., D] -> outputs [..., F] of the user's network, which reads the entries."""
 
     def __init__(self, layout: Layout, network: nn.Module) -> None:
         super().__init__()
         self.layout, self.network = layout, network
 
     def forward(self, transports: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Its outputs for every transport."""
+        """The network's outputs for every transport."""
         leading = transports.shape[:-1]
         out = self.network(given(self.layout, transports.reshape(-1, transports.shape[-1])))
         if isinstance(out, tuple):
@@ -225,10 +225,10 @@ class Unpacked(nn.Module):
 
 
 def given(layout: Layout, transports: Tensor) -> Given:
-    """Transports [B, D], vectors normalised, as a network of the user's takes them.
+    """Split transports [B, D], whose vectors are normalised, into inputs of the user's network.
 
-    Images [B, channels, height, width] from 0 to 1, vectors [B, S], numbers one-hot [B, K]; the
-    mask is klrl's to read.
+    Images [B, channels, height, width] from 0 to 1, vectors [B, S], numbers one-hot [B, K]; without
+    the mask, which klrl reads.
     """
     parts = {
         entry.key: _given(entry, transports[:, place])
@@ -248,7 +248,7 @@ def _given(entry: ObservationPart, part: Tensor) -> Tensor:
 
 
 def given_sizes(layout: Layout) -> Size | dict[str, Size]:
-    """Of :func:`given`, without B: S or K of numbers, (channels, height, width) of an image."""
+    """Shapes of :func:`given` without B: S or K, for images (channels, height, width)."""
     sizes: dict[str, Size] = {
         entry.key: entry.pixels if entry.kind == "image" else sum(entry.counts) or entry.size
         for entry in layout.entries

@@ -1,4 +1,4 @@
-"""The one place where environments are made, by the choice of ``env``."""
+"""Make the environments of the chosen ``env``; no other module makes any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) ->
 
 
 def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
-    """``env=gym`` and ``env=custom``; arguments as :func:`make_copies`."""
+    """``env=gym`` and ``env=custom``; arguments as in :func:`make_copies`."""
     return VectorGymEnv(
         config.id,
         num_envs or config.num_envs,
@@ -47,5 +47,5 @@ def make_env(
     num_envs: int | None = None,
     transforms: tuple[Transform, ...] = (),
 ) -> TransformedEnv:
-    """:func:`make_copies`, then :func:`transformed`; their arguments."""
+    """:func:`make_copies`, then :func:`transformed`, with their arguments."""
     return transformed(make_copies(config, seed=seed, num_envs=num_envs), transforms)

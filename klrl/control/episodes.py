@@ -1,8 +1,8 @@
-"""An episode is a seed and actions: what a checkpoint holds of it, and whether that is enough.
+"""Save running episodes as seeds and actions, and check that these are enough to replay them.
 
-Every reset is seeded. A resumed copy is reset with its episode's seed and takes the actions again.
-No environment is asked for its state, so none needs to offer it; what outlives a seeded reset, as a
-wrapper's running mean, makes an environment unrepeatable, which is found before the run.
+Every reset is seeded. On resume a copy is reset with its episode's seed and repeats the actions, so
+an environment need not expose its state. State that survives a seeded reset, such as a wrapper's
+running mean, makes an environment unrepeatable; this is detected before the run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
 from klrl.base.time_limit import TookTooLong, within
 
-#: Steps of the longest episode that is kept.
+#: Longest episode that is saved, in steps.
 LONGEST = 20_000
-#: Steps of the proof: of the past that one copy has, and of each episode that is compared.
+#: Steps of the check: of the past of one copy, and of each compared episode.
 _PAST, _COMPARED = 40, 24
 
 Call = Callable[[Callable[[], Any]], Any]
@@ -35,27 +35,27 @@ class Episodes:
     """The running episodes of N copies that are stepped together.
 
     Args:
-        answers: [N] of a structured type; the last observation, reward and ends of each copy.
+        answers: [N] of a structured type: the last observation, reward and ends of each copy.
     """
 
     def __init__(self, answers: np.ndarray) -> None:
         rows = answers.view(np.uint8).reshape(len(answers), -1)
         self.rows = [row.data for row in rows]
-        #: Of all observations, rewards and ends of each copy's episode.
+        #: For each copy, a digest of all observations, rewards and ends of its episode.
         self.digests = [0] * len(rows)
         self._steps = 0
         self._begun = np.zeros(len(rows), np.int64)
         self._actions: deque[np.ndarray] = deque(maxlen=LONGEST)
 
     def begin(self, index: int, observation: np.ndarray) -> None:
-        """A copy was reset."""
+        """Begin an episode, after a copy was reset."""
         self._begun[index] = self._steps
         self.digests[index] = crc32(observation.data)
         for _ in range(len(self._actions) - self._longest):
             self._actions.popleft()
 
     def act(self, actions: np.ndarray) -> None:
-        """All copies are about to be stepped, with actions [N, ...]."""
+        """Record actions [N, ...], before all copies are stepped."""
         self._steps += 1
         self._actions.append(actions.copy())
 
@@ -64,7 +64,7 @@ class Episodes:
         return self._steps - int(self._begun.min())
 
     def state(self) -> dict[str, object] | None:
-        """What :func:`replayed` needs, and the digests; None where an episode is too long."""
+        """The input of :func:`replayed`, and the digests; None if an episode is too long."""
         if self._longest > LONGEST:
             return None
         begun = (self._begun - self._begun.min()).tolist()
@@ -73,14 +73,14 @@ class Episodes:
 
 
 class Stream:
-    """Draws from torch's global generator that are one's own: a state of it, kept apart."""
+    """A separate random stream: a state that is swapped into torch's global generator."""
 
     def __init__(self, seed: int) -> None:
         self._state = torch.Generator().manual_seed(seed).get_state()
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Have this state in the generator."""
+        """Use this state in torch's global generator, and restore the generator afterwards."""
         before = torch.get_rng_state()
         torch.set_rng_state(self._state)
         try:
@@ -91,9 +91,9 @@ class Stream:
 
 
 def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """The steps of :meth:`Episodes.state` in their order: copies [N] that have begun, and actions.
+    """The steps of :meth:`Episodes.state` in order: a mask of running copies [N], and actions.
 
-    None stands for the reset of those copies.
+    Actions are None for a reset of these copies.
     """
     begun = np.array(state["begun"])
     for step, actions in enumerate([*state["actions"].cpu().numpy(), None]):
@@ -107,10 +107,10 @@ def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray 
 
 
 def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = None) -> str:
-    """Why an episode is more than its seed and actions; empty where it is not.
+    """Why seed and actions do not determine an episode; empty if they do.
 
-    Two new copies are compared, to the byte, after one of them has played. They take turns, so that
-    draws from a generator that they share are seen. Global generators are left as they were.
+    Two new copies are compared, to the byte, after one of them has played. They alternate, so that
+    draws from a shared generator are detected. Global generators are not changed.
 
     Args:
         make: makes a copy.
@@ -127,14 +127,14 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
 
 
 def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
-    """Where two copies answer otherwise, given the same seeds and actions."""
+    """Where the results of two copies differ, given the same seeds and actions."""
     space = copy.deepcopy(played.action_space)
     space.seed(0)
     _reset(played, 0, call)
     for _ in range(_PAST):
         if any(_step(played, space.sample(), call)[2:]):
             _reset(played, 0, call)
-    for seed in (1, 2):  # the second time both have a past
+    for seed in (1, 2):  # at the second seed both copies have a past
         if _reset(played, seed, call) != _reset(fresh, seed, call):
             return "a copy that has played begins otherwise than a new one with the same seed"
         for step in range(1, _COMPARED + 1):

@@ -1,4 +1,4 @@
-"""How a control policy is played: episodes in copies of the environment, stepped together."""
+"""Evaluate a control policy: play episodes in copies of the environment, stepped together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from klrl.train.schedule import USUAL_STEPS, Size
 
 A = TypeVar("A", bound=Acting)
 
-#: Some environments never end an episode: a longer one is cut off, and does not count.
+#: Longer episodes are cut off and do not count, since some environments never end an episode.
 MAX_STEPS = 10_000
 MAX_COPIES = 100
 #: Steps for which noise is drawn at a time.
@@ -54,9 +54,9 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play episodes in fresh copies of the environment, one from each start state.
 
-    Where ``size``'s steps are not enough for all episodes, as many as surely fit are begun at a
-    time. Sampled actions leave torch's global generator as it was. With a ``reference`` both KLs to
-    it are measured in the states of the episodes.
+    If ``size`` has too few steps for all episodes, a wave starts only as many as certainly fit.
+    Sampling does not change torch's global generator. With a ``reference``, both KLs are measured
+    in the states of the episodes.
     """
     how, acting = "sampled" if sampled else "deterministic", partial(make_acting, agent, device)
     if reference is None:
@@ -71,7 +71,7 @@ def evaluate_policy(
 def waves(
     make: Callable[[], A], config: EnvConfig, starts: Starts, size: Size, sampled: bool
 ) -> Iterator[tuple[A, Scores, list[int]]]:
-    """A wave of episodes at a time: who acted in them, their scores, their steps."""
+    """Play episodes in waves; yields the acting policy, the scores and the episodes' steps."""
     episodes, left = size
     copies = min(episodes, MAX_COPIES)
     if not copies:
@@ -85,7 +85,7 @@ def waves(
             wave, limit = _wave(min(len(seeds), copies), left, longest)
             if not wave:
                 break
-            acting = make()  # which draws no noise, and so takes the mode
+            acting = make()  # without noise it takes the mode
             scores, steps = play(env, acting, seeds[:wave], limit, noise)
             yield acting, scores, steps
             seeds = seeds[wave:]
@@ -95,7 +95,7 @@ def waves(
 
 
 def _wave(episodes: int, left: int | None, longest: int | None) -> tuple[int, int]:
-    """How many episodes are begun together, and after how many steps each is cut off."""
+    """How many episodes start together, and after how many steps each is cut off."""
     if left is not None:
         episodes = min(episodes, left // (longest or USUAL_STEPS))
     if longest is not None:
@@ -111,9 +111,9 @@ def play(
     noise: Stream | None,
     watch: Callable[[], None] = lambda: None,
 ) -> tuple[Scores, list[int]]:
-    """One episode from each seed, in the first copies; their scores, and their steps.
+    """Play one episode from each seed, in the first copies; returns their scores and steps.
 
-    Without ``noise`` the mode is taken; ``watch`` is called in every state, first and last too.
+    Without ``noise`` actions are the mode. ``watch`` is called in every state, also the last.
     """
     playing = np.arange(env.num_copies) < len(seeds)
     ended, total = np.zeros_like(playing), np.zeros(env.num_copies)
@@ -148,7 +148,7 @@ def evaluate_trained(
     which: str,
     device: torch.device,
 ) -> Evaluation:
-    """:func:`klrl.train.evaluate.evaluate_run` of a control run; ``config`` names the task."""
+    """:func:`klrl.train.evaluate_run.evaluate_run` for control; ``config`` names the task."""
     agent = trained_agent(folder, which, str(device))
     reference = None
     if config.has_reference:
@@ -165,7 +165,7 @@ def evaluate_trained(
 
 
 def longest_episode(config: Config) -> int | None:
-    """In steps; None: the environment does not say."""
+    """Steps of the longest episode; None if the environment declares no limit."""
     env = make_copies(config.env, seed=0, num_envs=1)
     env.close()
     return env.longest_episode
@@ -174,7 +174,7 @@ def longest_episode(config: Config) -> int | None:
 def distances(
     parties: Parties, config: Config, *, starts: Starts, size: Size, device: torch.device
 ) -> tuple[Iterator[Visited], list[str]]:
-    """What :func:`klrl.train.policy_kl.kl_between` asks of control; ``config`` names the task."""
+    """:func:`klrl.train.policy_kl.kl_between` for control; ``config`` names the task."""
     _check_kinds(parties, config)
     load = partial(trained_agent, which=parties.which, device=str(device))
     policy = load(parties.run)
@@ -197,7 +197,7 @@ def distances(
 
 
 def _check_kinds(parties: Parties, config: Config) -> None:
-    """The policies act on one task: they see the same, and choose among the same actions."""
+    """Require that the policies have equal observations and actions, for one task."""
     on = policy_kind(config.env, control_config(parties.on).actor)
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if path is None or path == parties.on:
@@ -212,7 +212,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
 
 # ------------------------------------------------------------------------------------- divergences
 
-#: Draws in each state where a divergence of Gaussians has no closed form.
+#: Draws in each state, for a divergence of Gaussians without a closed form.
 DRAWS = 64
 #: States, and numbers of their observations, that are measured at a time.
 _STATES, _NUMBERS = 2**13, 2**20
@@ -222,7 +222,7 @@ Measure = Callable[[Tensor], dict[str, Tensor]]
 
 
 class Watched:
-    """Acts as another does, and measures in the states in which it acts."""
+    """Act by a wrapped policy, and measure divergences in the states where it acts."""
 
     def __init__(self, acting: Acting, measure: Measure, device: torch.device) -> None:
         self.begin, self.action, self._sample = acting.begin, acting.action, acting.sample
@@ -231,7 +231,7 @@ class Watched:
         self._measured: list[dict[str, Array]] = []
 
     def sample(self, step: int, observation: Array) -> Array:
-        """The other's sample at observations [N, D]."""
+        """The wrapped policy's sample at observations [N, D]."""
         self._seen.append(observation.copy())
         count = len(self._seen)
         if count * len(observation) >= _STATES or count * observation.size >= _NUMBERS:
@@ -239,7 +239,7 @@ class Watched:
         return self._sample(step, observation)
 
     def episodes(self, steps: Sequence[int]) -> list[dict[str, Array]]:
-        """Divergence -> [T], for the first copies, which took so many steps."""
+        """Divergence -> [T] for each episode; ``steps`` are the lengths in the first copies."""
         self._flush()
         names = self._measured[0]
         table = {name: np.concatenate([part[name] for part in self._measured]) for name in names}
@@ -274,7 +274,7 @@ def measure_of(
 
 
 def measured_names(family: Family) -> tuple[Sequence[str], list[str]]:
-    """Which divergences are measured, and a line where they are not exact, or are left out."""
+    """The divergences to measure, and a line for each that is not exact or is left out."""
     if isinstance(family, MultiCategorical) and math.prod(family.counts) > MOST_JOINT:
         many = f"{math.prod(family.counts)} joint actions, more than {MOST_JOINT}"
         return MEASURED[:2], [f"js and tv are left out: {many}"]
@@ -284,7 +284,7 @@ def measured_names(family: Family) -> tuple[Sequence[str], list[str]]:
 
 # ------------------------------------------------------------------------------------------ film
 
-#: The only mode of Gymnasium's that returns one picture at a time.
+#: The only render mode of Gymnasium that returns a single picture.
 _MODE = "rgb_array"
 
 
@@ -298,7 +298,7 @@ def film_trained(
     which: str,
     device: torch.device,
 ) -> Film:
-    """Film one episode: the first of those that an evaluation from these start states plays."""
+    """Film the first episode of an evaluation from these start states."""
     env = _drawn(config.env)
     try:
         acting = make_acting(trained_agent(folder, which, str(device)), device)
@@ -315,7 +315,7 @@ def film_trained(
 
 
 def _drawn(config: EnvConfig) -> VectorGymEnv:
-    """A copy that draws, which has drawn once."""
+    """Make a copy that renders, and render it once."""
     mode = {"render_mode": _MODE}
     if isinstance(config, CustomEnvConfig):
         drawing: EnvConfig = replace(config, args={**config.args, **mode})
@@ -326,7 +326,7 @@ def _drawn(config: EnvConfig) -> VectorGymEnv:
         env = make_copies(drawing, seed=0, num_envs=1)
         env.reset_native()
         env.picture()
-    except Exception as error:  # Gymnasium, its simulators and OpenGL raise what they like
+    except Exception as error:  # Gymnasium, simulators and OpenGL may raise anything
         if env is not None:
             env.close()
         told = str(error) if isinstance(error, EnvError) else in_one_line(error)

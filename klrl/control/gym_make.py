@@ -1,4 +1,4 @@
-"""How a Gymnasium environment is made, for the checks and for training alike. Imports no torch."""
+"""Make a Gymnasium environment, for checks and training. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WRAPPED = "name a gymnasium.Wrapper, or a function that returns an environment 
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:
-    """One copy of the environment that the env group describes, in its wrappers."""
+    """Make one copy of the environment that the env group describes, with its wrappers."""
     env = _bare(config)
     for i, part in enumerate(config.wrappers):
         env = _in_wrapper(env, f"env.wrappers[{i}]", part)
@@ -30,7 +30,7 @@ def make_one(config: EnvConfig) -> gymnasium.Env:
 
 def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.Env:
     if str(part.target).startswith("gymnasium."):
-        # YAML has no tuples, and Gymnasium's wrappers ask for them.
+        # YAML has no tuples, but Gymnasium's wrappers require them.
         args = {key: tuple(v) if isinstance(v, list) else v for key, v in part.args.items()}
         part = replace(part, args=args)
     try:
@@ -48,8 +48,8 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
 def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
         made: object = make_own("env", config, {})
-        with errors_of("env", config):  # TorchRL's may compute its specs when they are asked for
-            if "torchrl.envs" in sys.modules:  # whoever made one of TorchRL's imported it
+        with errors_of("env", config):  # a TorchRL environment may compute its specs only here
+            if "torchrl.envs" in sys.modules:  # imported, if ``made`` is one
                 from klrl.control.torchrl_env import as_gym
 
                 made = as_gym(config.named, made)
@@ -68,8 +68,8 @@ def make_gym(env_id: str, kwargs: Mapping[str, object]) -> gymnasium.Env:
     if module:
         importlib.import_module(module)
     if "mujoco" in str(gymnasium.spec(name).entry_point):
-        # MuJoCo appends warnings to MUJOCO_LOG.TXT in the working folder unless told otherwise.
-        with suppress(ImportError):  # gymnasium.make says what is missing, and how to install it
+        # By default MuJoCo appends warnings to MUJOCO_LOG.TXT in the working folder.
+        with suppress(ImportError):  # gymnasium.make reports a missing package
             import mujoco
 
             mujoco.set_mju_user_warning(_log)
@@ -93,6 +93,6 @@ def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasi
 
 
 def _log(message: str) -> None:
-    # MuJoCo 4 says so of Gymnasium's own half_cheetah.xml, at every start; klrl cannot fix it.
+    # MuJoCo 4 warns so about Gymnasium's half_cheetah.xml at every start; klrl cannot fix it.
     level = logging.DEBUG if "is deprecated and will be removed" in message else logging.WARNING
     logging.getLogger("mujoco").log(level, message)

@@ -24,16 +24,16 @@ from klrl.kl.measure import mean_charged, mean_kl
 from klrl.kl.reference import THE_POLICY, FrozenPolicy, FrozenReference
 from klrl.train.preflight import kl_at_start, run_checks
 
-#: What else stands below "next" in every control batch.
+#: Further keys under "next" in every control batch.
 REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
 
-#: The divergence that is charged [N, T], where it is not the reverse KL, and its standard error,
-#: where it is sampled.
+#: Keys of the charged divergence [N, T], if it is not the reverse KL, and of its standard error,
+#: if it is sampled.
 DIVERGENCE, ERROR = ("ref", "divergence"), ("ref", "divergence_error")
 
 
 class LivePolicy(FrozenPolicy):
-    """A run's policy in a transform: where it is, though an environment moves what it holds."""
+    """A run's policy in a transform; it stays on its device when the environment is moved."""
 
     def __init__(self, policy: ProbabilisticTensorDictSequential) -> None:
         super().__init__(policy, own=False)
@@ -43,10 +43,11 @@ class LivePolicy(FrozenPolicy):
 
 
 class AnnotatedReference(LivePolicy):
-    """A reference that reads its answers from the batch, where :func:`annotate` stored them.
+    """A reference that reads its outputs from the batch, where :func:`annotate` stored them.
 
-    It costs one forward per rollout, however many transforms ask it. Batches without an annotation
-    (single steps of an environment) are evaluated. The policy is not copied, since it may move.
+    It needs one forward per rollout for any number of transforms. For batches without an annotation
+    (single steps of an environment) it evaluates the policy. The policy is not copied, since a
+    reference rule may change it.
     """
 
     def log_prob(self, tensordict: TensorDictBase, **how: object) -> Tensor:
@@ -70,24 +71,24 @@ def make_reference_kl(
 ) -> ReferenceKL | None:
     """Build the transform of ``kl``; None for ``kl=none``.
 
-    Neither policy is copied: where the reference moves, the transform follows.
+    Neither policy is copied, so the transform uses the current reference.
     """
     return factory("kl", config, CONTROL.name)(config, actor, reference)
 
 
 def no_kl(config: KLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference) -> None:
-    """``kl=none``: nothing measured, nothing charged."""
+    """``kl=none``: no KL is measured or charged."""
 
 
 def retrieve(
     config: RetrieveKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
-    """``kl=retrieve``: log-probs of both, then the KL; arguments as :func:`make_reference_kl`."""
+    """``kl=retrieve``: log-probs, then the KL; arguments as in :func:`make_reference_kl`."""
     divergence = Divergence(chosen_divergence(config), config.samples_mc_js)
     how = (chosen_estimator(config), config.placement)
     if config.placement == "loss":
         return ReferenceKL(config.coef, *how, divergence=divergence)
-    if not divergence.is_reverse:  # annotate() writes it into the batch
+    if not divergence.is_reverse:  # annotate() writes the divergence
         penalty = _penalty(config)
         return ReferenceKL((penalty, "coef"), *how, penalty, divergence=divergence)
     from klrl.envs.llm.transforms.kl.retrieve import KLComputation, RetrieveLogProb
@@ -119,7 +120,7 @@ def retrieve(
 
 
 def _penalty(config: RetrieveKLConfig) -> Any:
-    """The transform that takes coef * KL from the reward, for a KL that the batch holds."""
+    """The transform that subtracts coef * KL from the reward; the batch already has the KL."""
     from klrl.envs.transforms.constrained import RewardAdjustmentTransform
 
     return RewardAdjustmentTransform(config.coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY)
@@ -128,7 +129,7 @@ def _penalty(config: RetrieveKLConfig) -> Any:
 def legacy(
     config: LegacyKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
-    """``kl=legacy``: one transform; arguments as :func:`make_reference_kl`."""
+    """``kl=legacy``: one transform; arguments as in :func:`make_reference_kl`."""
     from klrl.envs.transforms.rlhf import KLRewardTransform
 
     transform = KLRewardTransform(
@@ -149,10 +150,10 @@ def annotate(
     family: Family,
     divergence: Divergence = REVERSE,
 ) -> None:
-    """Write what pi_ref says of a rollout [N, T], once for the whole batch.
+    """Write the reference's outputs for a rollout [N, T], in one forward.
 
-    ``("ref", key)`` for the family's parameters and ``("ref", "log_prob")`` [N, T] of the actions
-    that were taken; where it is charged, another divergence than the reverse KL.
+    Writes ``("ref", key)`` for the family's parameters, ``("ref", "log_prob")`` [N, T] of the
+    actions, and the charged divergence if it is not the reverse KL.
     """
     scored = reference.get_dist_params(batch.select(*reference.in_keys))
     ref = {key: scored.get(key) for key in family.param_keys}
@@ -161,7 +162,7 @@ def annotate(
     batch.set(("ref", "log_prob"), family.log_prob(ref, batch.get(family.sample_key)))
     if not divergence.is_reverse:
         policy = {key: batch.get(key) for key in family.param_keys}
-        # This noise is independent of the action, so it adds no bias to that step's gradient.
+        # The noise is independent of the action, so it adds no bias to this step's gradient.
         noise = family.divergence_noise(divergence.name, policy, divergence.samples)
         batch.set(DIVERGENCE, family.divergence(divergence.name, policy, ref, noise))
         if noise is not None:
@@ -169,7 +170,7 @@ def annotate(
 
 
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
-    """Take coef * KL from the reward of an annotated rollout [N, T], unless the environment did."""
+    """Subtract coef * KL from an annotated rollout's reward [N, T], unless the environment did."""
     if kl is None or kl.transform is None or kl.online:
         return
     if not kl.divergence.is_reverse:
@@ -181,8 +182,8 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
     """:func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per frame.
 
-    pi_theta is the policy that sampled the batch, whose parameters and log-probs the batch holds.
-    Where another divergence is charged, :func:`klrl.kl.measure.mean_charged` too.
+    pi_theta is the policy that sampled the batch; the batch has its parameters and log-probs.
+    If a different divergence is charged, :func:`klrl.kl.measure.mean_charged` is included.
     """
     policy = {key: batch.get(key) for key in family.param_keys}
     ref = {key: batch.get(("ref", key)) for key in family.param_keys}
@@ -196,7 +197,7 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
 
 # ------------------------------------------------------------------------- before the first rollout
 
-#: Observations, drawn from a standard normal, at which the two are compared.
+#: How many standard normal observations are used to compare policy and reference.
 OBSERVATIONS = 64
 
 
@@ -204,13 +205,13 @@ OBSERVATIONS = 64
 def preflight_checks(
     agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
 ) -> list[str]:
-    """Compare policy and reference, where a fresh run begins with equal ones; the opening lines."""
+    """Compare policy and reference, if a fresh run starts with equal ones; returns lines."""
     if reference is None or not fresh or reference.rule.source != THE_POLICY:
         return []
     like = next(agent.actor.parameters())
     size = env.observation_spec_unbatched["observation"].shape[-1]
     seen = made_up(agent.layout, size, OBSERVATIONS)
-    seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # bytes stay bytes
+    seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # keep bytes
     policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
     remedy = "report this: a fresh policy must be its reference"
     kl = agent.family.kl(policy, ref)
@@ -218,7 +219,7 @@ def preflight_checks(
 
 
 def made_up(layout: Layout | None, size: int, count: int) -> torch.Tensor:
-    """Observations [count, D] to try networks with, always the same."""
+    """Fixed synthetic observations [count, D] to try networks with."""
     if layout is not None:
         return torch.from_numpy(layout.drawn(np.random.default_rng(0), count))
     return torch.randn(count, size, generator=torch.Generator().manual_seed(0))

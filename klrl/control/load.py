@@ -1,4 +1,4 @@
-"""Trained policies, read back from a run folder; on their own task or on another."""
+"""Load trained policies from a run folder, for their task or a changed one."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from klrl.runs.resume import stored_config
 #: The setting that names a reference's run.
 _PATH = "reference.path"
 
-#: The settings of another task.
+#: The settings that may change a task.
 _TASK = ("env.id", "env.kwargs")
-#: Those of the user's own.
+#: The settings that may change a custom task.
 _OWN_TASK = ("env.args",)
 
 
 def trained_actor(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
-    """:func:`klrl.api.load_policy` of a control run."""
+    """:func:`klrl.api.load_policy` for a control run."""
     return trained_agent(run, which, device).actor
 
 
 def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> Agent:
-    """Policy and critic of a run, frozen; arguments as :func:`klrl.api.load_policy`."""
+    """Policy and critic of a run, frozen; arguments as in :func:`klrl.api.load_policy`."""
     folder = find_run(str(run), "run")
     check_device(device)
     make_checked(control_config(folder).env).close()
@@ -54,16 +54,16 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
 
 
 def trained_reference(run: Path, which: str, device: str) -> Agent:
-    """The reference of a run as its checkpoint holds it, frozen; the critic says nothing."""
+    """The reference from a run's checkpoint, frozen; the agent's critic is meaningless."""
     agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
-    # Of a damaged entry the policy's own loading has told.
+    # Loading the policy has already reported a damaged entry.
     load_component(run, which, "reference", agent.actor, torch.device(device), say=lambda _: None)
     agent.modules.to(device).requires_grad_(False).eval()
     return agent
 
 
 def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
-    """Networks for a run's task, of its policy's shape or of another that is described."""
+    """Networks for a run's task, of its policy's shape or of the described shape."""
     config = control_config(run)
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(described or describe_policy(config), env)
@@ -72,20 +72,20 @@ def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
 
 
 def load_agent(run: str, agent: Agent) -> None:
-    """``actor.init``: start networks from a trained run's, normaliser and critic included."""
+    """``actor.init``: load a trained run's weights, including normaliser and critic."""
     folder = find_run(run, "actor.init")
     load_component(folder, "last", "agent", agent.modules, torch.device("cpu"))
 
 
 def describe_policy(config: Config) -> dict[str, object]:
-    """What it takes, in addition to the environment's specs, to build a run's networks again."""
+    """The settings that rebuild a run's networks, together with the environment's specs."""
     return {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
 
 
 def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = None) -> Agent:
     """Networks of the shape that :func:`describe_policy` describes, with fresh weights.
 
-    The code of a described ``run`` is checked here, that of stored settings was.
+    This checks the code of a described ``run``; the code of stored settings is checked already.
     """
     actor = typed_choice("actor", described)
     if run is not None:
@@ -96,10 +96,10 @@ def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = Non
 def load_reference(
     path: str, which: str, agent: Agent, env: EnvBase, described: Mapping[str, Any] | None
 ) -> tuple[ProbabilisticTensorDictSequential, dict[str, Any]]:
-    """Another run's policy as pi_ref, with its normaliser; and its description for the manifest.
+    """Load another run's policy as pi_ref, with its normaliser and its manifest description.
 
-    ``described``: on resume, what this run noted of it. Its weights then come from this run's own
-    checkpoint, and the other folder may be gone.
+    ``described``: on resume, the description in this run's manifest. The weights then come from
+    this run's checkpoint, and the other folder need not exist.
     """
     if described is None:
         folder = find_run(path, _PATH)
@@ -118,10 +118,10 @@ def load_reference(
 
 
 def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobConfig:
-    """:func:`klrl.runs.other_task.config_on_task` of a control run."""
+    """:func:`klrl.runs.other_task.config_on_task` for a control run."""
     keys = _OWN_TASK if isinstance(stored.env, CustomEnvConfig) else _TASK
     checked = allowed(overrides, keys)
-    # Another environment does not take this one's arguments.
+    # A different environment does not accept this one's arguments.
     reset = ["env.kwargs={}"] if any(o.startswith("env.id=") for o in checked) else []
     config = stored_config(run, [*reset, *checked], changeable=keys)
     assert isinstance(config, Config)

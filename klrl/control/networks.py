@@ -1,4 +1,4 @@
-"""Orthogonally initialised MLPs over normalised observations: policy, critic, and both as one."""
+"""Policy and critic: orthogonally initialised MLPs over normalised observations; and both fused."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class ObservationNormalizer(nn.Module):
     """(x - mean) / std with running statistics, clipped to +-10.
 
-    The statistics move only in :meth:`update`, which the runner calls once per iteration, after the
-    learner: from the rollout to the end of its update the policy is one fixed function. They are
-    buffers, so a copied policy keeps the normaliser that it was copied with.
+    Only :meth:`update` changes the statistics. The runner calls it once per iteration, after the
+    learner, so they are constant from the rollout to the end of its update. The statistics are
+    buffers, so a copied policy has its own.
     """
 
     clip = 10.0
@@ -35,7 +35,7 @@ class ObservationNormalizer(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("std", torch.ones(size))
-        # The statistics are kept in float64: a million frames exhaust float32's digits.
+        # In float64, since a million frames exhaust float32's digits.
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean64", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
@@ -69,7 +69,7 @@ class ObservationNormalizer(nn.Module):
 
 
 class VectorNormalizer(ObservationNormalizer):
-    """The same over the first ``size`` numbers of a transport [..., D], its vectors."""
+    """Normalise the vectors of a transport [..., D], its first ``size`` numbers."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalise the vectors of [..., D]."""
@@ -101,8 +101,8 @@ class PolicyNet(nn.Module):
     """observation [..., D] -> the distribution's parameters.
 
     ``outputs`` is A for a Gaussian, K for a categorical, whose ``init_std`` is None. The last
-    ``masked`` numbers of an observation say which of the K actions can be taken; an excluded one
-    has probability 0.
+    ``masked`` numbers of an observation are the mask of the K actions; an excluded action has
+    probability 0.
     """
 
     head: nn.Module
@@ -135,14 +135,14 @@ class PolicyNet(nn.Module):
         return self.of_features(self.trunk(observation), observation)
 
     def of_features(self, hidden: Tensor, observation: Tensor) -> tuple[Tensor, ...]:
-        """The parameters from the trunk's output [..., H]; of the observation the mask alone."""
+        """The parameters from the trunk's output [..., H] and the observation's mask."""
         out = self.head(hidden)
         if self.log_std is None:
             return (self.allowed(out, observation),)
         return out, self.log_std.exp().expand_as(out)
 
     def allowed(self, logits: Tensor, observation: Tensor) -> Tensor:
-        """The logits, without those that the observation's mask excludes."""
+        """The logits, with excluded actions of the observation's mask at -1e9."""
         if not self.masked:
             return logits
         return logits.masked_fill(observation[..., -self.masked :] == 0, EXCLUDED)
@@ -178,7 +178,7 @@ class ValueNet(nn.Module):
 
 
 def _inputs(trunk: nn.Sequential) -> int:
-    """Of its first layer, or of its encoders: the length D of an observation."""
+    """The length D of an observation: inputs of the first layer or of the encoders."""
     widths: list[Any] = [m.in_features for m in trunk if hasattr(m, "in_features")]
     return int(widths[0])
 
@@ -197,8 +197,8 @@ class Networks(nn.Module):
     def forward(self, normalized: Tensor) -> tuple[Tensor, ...]:
         """[B, D] -> (the family's parameters..., value [B])."""
         if self.policy.trunk is self.value.trunk and not _is_mlp(self.policy.trunk):
-            # A CNN is worth evaluating once. An MLP is evaluated for each, as it always was: the
-            # gradients' sums are rounded otherwise.
+            # A CNN is evaluated once for both, to save time; an MLP twice, since one evaluation
+            # would round the gradients' sums differently.
             hidden = self.policy.trunk(normalized)
             value = self.value.of_features(hidden).squeeze(-1)
             return (*self.policy.of_features(hidden, normalized), value)
@@ -206,7 +206,7 @@ class Networks(nn.Module):
         return (*self.policy.of_normalized(normalized), value)
 
     def in_order(self) -> list[nn.Parameter]:
-        """Each parameter once; matching layers of the trunks are adjacent: one view covers both."""
+        """Each parameter once; matching layers of the trunks are adjacent, so a view spans both."""
         # The user's own networks have no trunk.
         pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=False)
         parameters = [p for pair in pairs for p in pair] + list(self.parameters())
@@ -214,10 +214,10 @@ class Networks(nn.Module):
 
 
 class PairedNetworks:
-    """Both networks with their trunks evaluated together: half the operations of eager mode.
+    """Both networks, evaluated together to halve the operations of eager mode.
 
-    Policy and critic have trunks of the same shape. Where matching weights are adjacent in memory,
-    they are one tensor [2, H, D], and a layer of both trunks is one batched product.
+    Policy and critic have trunks of the same shape. Matching weights that are adjacent in memory
+    are viewed as one tensor [2, H, D], so a layer of both trunks is one batched product.
     """
 
     def __init__(self, networks: Networks) -> None:
@@ -230,7 +230,7 @@ class PairedNetworks:
         self._activations = [x for x in self._policy.trunk if not isinstance(x, nn.Linear)]
         trunks = {id(x) for net in (self._policy, self._value) for x in net.trunk.parameters()}
         rest = [p for p in networks.in_order() if id(p) not in trunks]
-        #: To differentiate by; they cover that one tensor, in its order.
+        #: Tensors for the gradient; together they cover the flat tensor, in its order.
         self.leaves: list[Tensor] = [x for pair in self._weights for x in pair] + list(rest)
 
     def __call__(self, normalized: Tensor) -> tuple[Tensor, ...]:
@@ -257,7 +257,7 @@ def can_be_paired(networks: Networks) -> bool:
 
 
 def _is_mlp(trunk: nn.Sequential) -> bool:
-    """Linear layers and activations alone, without encoders before them."""
+    """Whether a trunk has only linear layers and activations, no encoders."""
     return 2 * len(linears(trunk)) == len(trunk)
 
 

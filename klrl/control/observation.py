@@ -1,19 +1,19 @@
-"""Observations of several parts: how they travel, and by which keys a network reads them.
+"""Observations of several entries: how they are packed, and which encoder reads each entry.
 
-A Box of one dimension is a vector, and is stepped, stored and normalised as one. Any other space is
-a list of *entries*, one for each key of a Dict or place of a Tuple:
+A Box of one dimension is a vector, and is stepped, stored and normalised as a vector. Any other
+space is a list of *entries*, one for each key of a Dict or index of a Tuple:
 
-    entry    of the space                                 what reads it
+    entry    of the space                                 read by
     vector   Box, MultiBinary                             an MLP, after normalisation
     index    Discrete, MultiDiscrete                      an embedding
     image    Box of uint8 with 3 or 4 dimensions, or      a CNN (``actor=cnn``), or the user's
              with 2 whose values go to 255                networks (``actor=custom``)
     mask     the key ``action_mask``, or the info's       the policy's logits
 
-For transport alone the entries of a step lie side by side in one array [D], in the order of the
-table: uint8 where bytes hold all of them (images, small numbers, masks), else float32, which holds
-integers up to 2^24 exactly. :class:`Layout` packs and splits; nothing is lost. A space of a single
-vector, one-hot numbers included, needs no layout: its entries *are* the vector.
+For storage the entries of a step are packed into one array [D], the *transport*, in the order of
+the table: uint8 if bytes can represent all entries (images, small numbers, masks), else float32,
+which is exact for integers up to 2^24. :class:`Layout` packs and splits without loss. A space of a
+single vector, one-hot numbers included, needs no layout: its entries *are* the vector.
 
 Imports no torch.
 """
@@ -32,40 +32,40 @@ from gymnasium import Space, spaces
 from klrl.base.errors import ConfigError
 from klrl.control.answers import Misfit, require_observation
 
-#: Keys of a Dict and places in a Tuple, from the outermost inwards.
+#: Keys of a Dict and indices of a Tuple, from the outermost inwards.
 Path = tuple[str | int, ...]
 Info = dict[str, object]
-#: The key of an observation, or of an info, that says which actions can be taken.
+#: The key of the mask of allowed actions, in an observation or an info.
 MASK = "action_mask"
-#: The order of the entries in transport.
+#: The order of the entries in a transport.
 KINDS = ("vector", "index", "image", "mask")
 
 
 @dataclass(frozen=True)
 class ObservationPart:
-    """One part of an observation."""
+    """One entry of an observation."""
 
-    key: str  # of a Dict, or the place in a Tuple, joined by dots; empty for all
-    path: Path  # the same, as it is looked up
+    key: str  # the path, joined by dots; empty if the entry is the whole observation
+    path: Path  # keys and indices to look up the entry
     kind: str  # one of KINDS
     shape: tuple[int, ...]
     #: index: how many values each number has. mask: how many actions each choice has.
     counts: tuple[int, ...] = ()
-    starts: tuple[int, ...] = ()  # index: the lowest value of each
+    starts: tuple[int, ...] = ()  # index: the lowest value of each number
 
     @property
     def size(self) -> int:
-        """Numbers in transport."""
+        """How many numbers the entry takes in a transport."""
         return math.prod(self.shape)
 
     @property
     def channels_last(self) -> bool:
-        """Of an image: whether its channels come last (they are the fewer), and are several."""
+        """Whether an image has several channels, and they are its last dimension."""
         return len(self.shape) > 2 and 1 < self.shape[-1] <= self.shape[-3]
 
     @property
     def pixels(self) -> tuple[int, int, int]:
-        """Of an image: (channels, height, width), stacked frames among the channels."""
+        """(channels, height, width) of an image; stacked frames count as channels."""
         if len(self.shape) == 2:
             return (1, *self.shape)
         *stack, a, b, c = self.shape
@@ -84,7 +84,7 @@ class ObservationPart:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each entry of an observation lies in its transport, [D]."""
+    """The positions of an observation's entries in a transport [D]."""
 
     entries: tuple[ObservationPart, ...]
     dtype: str
@@ -97,12 +97,12 @@ class Layout:
 
     @property
     def vectors(self) -> int:
-        """How many of the numbers, the first ones, are normalised."""
+        """How many numbers, at the beginning, belong to vectors, which are normalised."""
         return sum(entry.size for entry in self.entries if entry.kind == "vector")
 
     @property
     def masked(self) -> int:
-        """How many of the numbers, the last ones, are the mask."""
+        """How many numbers, at the end, belong to the mask."""
         return sum(entry.size for entry in self.entries if entry.kind == "mask")
 
     @property
@@ -112,21 +112,21 @@ class Layout:
 
     @property
     def space(self) -> spaces.Box:
-        """Of the transport."""
+        """The space of transports."""
         low, high = (0, 255) if self.dtype == "uint8" else (-np.inf, np.inf)
         return spaces.Box(low, high, (self.size,), np.dtype(self.dtype).type)
 
     def places(self) -> Iterator[tuple[ObservationPart, slice]]:
-        """Each entry with its place in [..., D]."""
+        """Each entry with its slice of [..., D]."""
         start = 0
         for entry in self.entries:
             yield entry, slice(start, start + entry.size)
             start += entry.size
 
     def pack(self, observation: object, mask: object = None, *, ended: bool = False) -> np.ndarray:
-        """An observation of the environment, and the info's mask, as transport [D].
+        """Pack an observation, and the info's mask, into a transport [D].
 
-        ``ended``: no action follows, so the mask may be missing, and may allow none.
+        ``ended``: no action follows, so the mask may be missing, and may allow no action.
         """
         packed = np.empty(self.size, self.dtype)
         for entry, place in self.places():
@@ -147,7 +147,7 @@ class Layout:
             if not ended:
                 raise Misfit(f"info has no {MASK}, which env.action_mask=info asks for")
             mask = np.zeros(entry.size)
-        if isinstance(mask, tuple | list):  # one for each choice, as MultiDiscrete.sample takes it
+        if isinstance(mask, tuple | list):  # a mask for each choice, as in MultiDiscrete.sample
             mask = np.concatenate([np.asarray(part).reshape(-1) for part in mask])
         require_observation(np.asarray(mask).reshape(-1), (entry.size,), entry.key)
         allowed = np.asarray(mask).reshape(-1) != 0
@@ -157,13 +157,13 @@ class Layout:
         return allowed
 
     def first_allowed(self, packed: np.ndarray) -> np.ndarray:
-        """An action [1, M] that the mask of a transport [D] allows: the first of each choice."""
+        """The first action [1, M] of each choice that the mask of a transport [D] allows."""
         (mask,) = (entry for entry in self.entries if entry.kind == "mask")
         allowed = np.split(packed[-self.masked :], np.cumsum(mask.counts)[:-1])
         return np.array([[int(np.argmax(choice)) for choice in allowed]])
 
     def drawn(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Made-up transports [count, D]: normal vectors, any pixels, every action allowed."""
+        """Random transports [count, D]: normal vectors, uniform pixels, every action allowed."""
         drawn = np.ones((count, self.size), self.dtype)
         for entry, place in self.places():
             shape = (count, entry.size)
@@ -175,12 +175,12 @@ class Layout:
 
     @property
     def names(self) -> str:
-        """All entries in words; equal for two policies that read the same."""
+        """All entries as text; equal for two policies that read the same entries."""
         return "; ".join(map(str, self.entries))
 
     @property
     def line(self) -> str:
-        """For the user: what is read, and how."""
+        """A line for the user: the entries and their encoders."""
         return f"observation, by key: {self.names}"
 
 
@@ -191,7 +191,7 @@ def layout_of(
     parts = dict(_leaves(observation, ()))
     from_info = action_mask == "info"
     has_mask = (MASK,) in parts and action_mask == "auto"
-    alone = parts.get(())  # one vector, one-hot numbers among them
+    alone = parts.get(())  # a single space, which may be flat or one-hot
     served = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if not from_info and isinstance(alone, served) and not is_image(alone):
         return None
@@ -212,7 +212,7 @@ def layout_of(
 
 
 def require_actor(actor: str, layout: Layout | None) -> None:
-    """Images go to a CNN or to networks of the user's own, and to nothing else."""
+    """Require a CNN or the user's networks for images, and refuse a CNN without images."""
     images = [] if layout is None else layout.images
     if images and actor not in ("cnn", "custom"):
         shape = "x".join(map(str, images[0].shape))
@@ -227,12 +227,12 @@ def require_actor(actor: str, layout: Layout | None) -> None:
         )
 
 
-#: Pixels on a side from which Nature's CNN has an output.
+#: CNN -> the smallest side of an image, in pixels, for which it has an output.
 SMALLEST = {"nature": 36, "impala": 1}
 
 
 def check_images(layout: Layout | None, cnn: str) -> None:
-    """Refuse images that a CNN has no output for."""
+    """Refuse images that are too small for a CNN."""
     for image in [] if layout is None else layout.images:
         _, height, width = image.pixels
         if min(height, width) < SMALLEST[cnn]:
@@ -244,7 +244,7 @@ def check_images(layout: Layout | None, cnn: str) -> None:
 
 
 def is_image(space: Space) -> bool:
-    """Whether it is read as an image; see the table."""
+    """Whether a space is read as an image; see the table."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
     return len(space.shape) in (3, 4) or (len(space.shape) == 2 and int(space.high.max()) == 255)

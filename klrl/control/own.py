@@ -1,4 +1,4 @@
-"""``actor=custom``: networks of the user's own below klrl's distributions, called once before."""
+"""``actor=custom``: the user's networks with klrl's distributions, tried once before training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from klrl.control.encoders import Unpacked, given_sizes
 from klrl.control.kl import made_up
 from klrl.control.networks import PolicyNet, ValueNet
 
-#: ``actor.distribution`` -> who builds it.
+#: ``actor.distribution`` -> the function that builds its agent.
 _AGENTS: dict[str, Callable[..., Agent]] = {
     "auto": fitting_agent,
     "normal": normal_agent,
@@ -33,9 +33,9 @@ _WHAT = "return a network (torch.nn.Module)"
 
 
 class OwnPolicyNet(PolicyNet):
-    """A network of the user's in the policy's place: all of it is the head, there is no trunk.
+    """The user's network as the policy: it is the head, and there is no trunk.
 
-    Where it gives the ``whole`` Gaussian, klrl's own standard deviation is left out.
+    If it outputs the ``whole`` Gaussian, klrl's standard deviation is left out.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class OwnPolicyNet(PolicyNet):
 
 
 class OwnValueNet(ValueNet):
-    """A network of the user's in the critic's place."""
+    """The user's network as the critic."""
 
     def __init__(self, normalizer: nn.Module, network: nn.Module, inputs: int) -> None:
         nn.Module.__init__(self)
@@ -66,7 +66,7 @@ class OwnValueNet(ValueNet):
 
 
 def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=custom``; arguments as :func:`klrl.control.actor.make_agent`."""
+    """``actor=custom``; arguments as in :func:`klrl.control.actor.make_agent`."""
     agent = _AGENTS[config.distribution](config, env, **how)
     plain, layout = agent.policy_net, agent.layout
     inputs = plain.inputs if layout is None else given_sizes(layout)
@@ -89,7 +89,7 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
 
 
 def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tensor) -> bool:
-    """Whether a policy's network gives all parameters of its distribution."""
+    """Try a policy's network; returns whether it outputs all parameters of its distribution."""
     gaussian = len(family.param_keys) == 2
     outputs = _try(network, seen, [plain.outputs] * len(family.param_keys))
     if gaussian and len(outputs) == 2 and not (outputs[1] > 0).all():
@@ -101,7 +101,7 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tens
 
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
-    """The outputs of a network on observations [6, D], of widths ``most``; one is enough."""
+    """Try a network on observations [6, D]; returns its outputs: one or all of widths ``most``."""
     outputs, again = (_outputs(network, seen.reshape(2, 3, -1), most) for _ in range(2))
     if not all(torch.isfinite(each).all() for each in outputs):
         raise Unfit("its outputs are not finite; look at its initialisation")
@@ -132,7 +132,7 @@ def _outputs(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor,
 
 
 def _require_used(outputs: tuple[Tensor, ...], parameters: dict[str, nn.Parameter]) -> None:
-    """Every parameter must have a gradient: the step differentiates by all of them."""
+    """Require a gradient for every parameter, since the step differentiates by all of them."""
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
             raise Unfit(f"{name} requires no gradient; make it a buffer")

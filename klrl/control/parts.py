@@ -41,7 +41,7 @@ from klrl.train.schedule import Size
 
 
 class ControlParts(Parts):
-    """Everything that one control run needs, built from its settings."""
+    """The parts of a control run, built from its settings."""
 
     kl: ReferenceKL | None
 
@@ -49,7 +49,7 @@ class ControlParts(Parts):
         super().__init__(config, device_of(config.device))
         self.config = config
         seed_generators(derived_seed(config.seed, "torch"))
-        # The copies that the run will collect from; one to see the specs where workers have them.
+        # The copies for the rollout; if workers have these, a single copy for the specs.
         self._copies = make_copies(
             config.env, seed=0, num_envs=1 if config.collector.elsewhere else None
         )
@@ -82,7 +82,7 @@ class ControlParts(Parts):
             config.advantage, self.agent.critic, config.env.reward_scale, self._reward_normalizer
         )
         estimator = None if self.kl is None else self.kl.loss_estimator
-        # Kept on resume: with more frames, auto might choose another.
+        # On resume the mode is kept, since auto might choose a different one for more frames.
         mode = (before or {}).get("compile") or config.learner.compile
         steps = ControlSteps(config, self.agent, estimator, mode, self.divergence)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
@@ -103,21 +103,21 @@ class ControlParts(Parts):
         return self.agent.actor
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
-        """Take the rollout into the observation statistics, after the update that used it."""
+        """Add the rollout to the observation statistics, after the update that used it."""
         if self.agent.normalizer is not None:
             self.agent.normalizer.update(batch.get("observation"))
 
     @property
     def reward_norm(self) -> float:
-        """Of ``env.normalize_reward``."""
+        """The factor of ``env.normalize_reward``."""
         return 1.0 if self._reward_normalizer is None else self._reward_normalizer.scale
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """What a row reports of a charged rollout."""
+        """The reward metrics of a charged rollout, for its row."""
         return rewards_of(batch, self.kl, self._reward_normalizer)
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
-        """Episodes in fresh environments."""
+        """Play episodes in fresh environments."""
         from klrl.control.evaluate import evaluate_policy
 
         frozen: Any = None if self.reference is None else self.reference.module
@@ -135,11 +135,11 @@ class ControlParts(Parts):
 
     @property
     def divergence(self) -> Divergence:
-        """What is charged of policy and reference."""
+        """The divergence of policy and reference that is charged."""
         return REVERSE if self.kl is None else self.kl.divergence
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
-        """The collector; its environments go on as loaded, or are seeded for this iteration."""
+        """Make the collector; it resumes the loaded episodes, or seeds new ones by iteration."""
         seed = derived_seed(self.config.seed, "train", iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
         elsewhere = self.config.collector.elsewhere
@@ -158,11 +158,11 @@ class ControlParts(Parts):
 
     @property
     def resume(self) -> dict[str, str]:
-        """Of the running episodes."""
+        """Manifest entries about resuming the running episodes."""
         return self._episodes.manifest
 
     def components(self) -> dict[str, Component]:
-        """Networks, optimiser, rollout, and what else there is: reference, scale of rewards."""
+        """Networks, optimiser and rollout; reference and reward normaliser if they have state."""
         components = {
             "agent": self.agent.modules,
             "optimizer": self.learner.steps.optimizer,
@@ -177,7 +177,7 @@ class ControlParts(Parts):
         return components
 
     def _make_reference(self, described: Mapping[str, Any] | None) -> FrozenReference | None:
-        """pi_ref; ``described`` on resume, where it is another run's policy."""
+        """Make pi_ref; ``described``: on resume, the description of another run's policy."""
         if not self.config.has_reference:
             return None
 
@@ -194,7 +194,7 @@ class ControlParts(Parts):
 def rewards_of(
     batch: TensorDictBase, kl: ReferenceKL | None, normalizer: RewardNormalizer | None = None
 ) -> Rewards:
-    """Rewards and episodes of a charged rollout [N, T]."""
+    """Metrics of rewards and ended episodes of a charged rollout [N, T]."""
     after = batch.get("next")
     shaped, own = _mean(after.get("reward")), _episodes(after)
     if normalizer is not None:
@@ -205,12 +205,12 @@ def rewards_of(
 
 
 def _mean(value: torch.Tensor) -> float:
-    """Mean in float64: the ledger's identity holds to rounding of the rewards themselves."""
+    """Mean in float64, so that shaped = raw - penalty holds up to the rewards' own rounding."""
     return float(value.double().mean())
 
 
 def _episodes(after: TensorDictBase) -> Row:
-    """Return and length of the episodes that ended in a rollout; nothing where none did."""
+    """Metrics of the episodes that ended in a rollout; empty if none ended."""
     ended = after.get("done")
     if not ended.any():
         return {"reward/episodes": 0}

@@ -1,4 +1,4 @@
-"""What a control job needs of this machine: its environment, other runs, Ray. Imports no torch."""
+"""Check a control job before it starts: environment, other runs, Ray. Imports no torch."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from klrl.control.gym_make import make_one
 from klrl.control.observation import MASK, Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
 
-#: Joint actions of a MultiDiscrete that a js or tv sums over in every state.
+#: Largest number of joint actions of a MultiDiscrete for a js or tv, sums over all of them.
 MOST_JOINT = 4096
 
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
-    """The part of a control job; arguments as :func:`klrl.runs.machine.check_machine`."""
+    """Check a control job; arguments as in :func:`klrl.runs.machine.check_machine`."""
     if config.collector.elsewhere:
         from klrl.base.ray_start import check_address
 
         check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")
     space = check_env(config.env, config.actor, overridden)
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
-        # KLs add up over a product's factors; these are sums over all joint actions.
+        # KLs add up over a product's factors; other divergences are sums over all joint actions.
         count, divergence = joint_actions(space), config.kl.divergence
         if count is not None and count > MOST_JOINT:
             raise ConfigError(
@@ -71,7 +71,7 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
 
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> Space:
-    """Make the environment and take a step; refuse what cannot be made, stepped or served.
+    """Make the environment and take a step; refuse an environment if that fails.
 
     Returns its action space.
     """
@@ -100,7 +100,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
 
 
 def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> None:
-    """The distribution that was asked for must be one over these actions."""
+    """Require that the chosen distribution fits the action space."""
     setting, discrete = actor.distribution_setting, is_discrete(space)
     text = f"{setting}={actor.chosen}: the actions of {env.named}"
     if actor.chosen in ("normal", "tanh_normal") and discrete:
@@ -118,14 +118,14 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
 
 
 class PolicyKind(NamedTuple):
-    """What two policies share that act on one task, whatever their networks."""
+    """The kind of a policy, equal for policies that act on one task, whatever their networks."""
 
     distribution: str
     observation: object
     action: object
 
     def differences(self, other: PolicyKind) -> list[tuple[str, object, object]]:
-        """(what differs, here, there)."""
+        """(name, own value, other value) of each field that differs."""
         names = ("action distribution", "observation", "action")
         triples = zip(names, self, other, strict=True)
         return [(name, here, there) for name, here, there in triples if here != there]
@@ -144,8 +144,8 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
 
 
 def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = None) -> None:
-    """Reset and step: an argument of the wrong type often fails at the first step only."""
-    # Of a TorchRL environment of the user's own.
+    """Reset and step, since an argument of the wrong type often fails only at the first step."""
+    # A custom TorchRL environment has this method.
     specs = getattr(copy.unwrapped, "require_specs", None)
 
     def step() -> tuple[tuple[np.ndarray, object], object]:
@@ -155,7 +155,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         copy.action_space.seed(0)
         action = copy.action_space.sample()
         if layout is not None and layout.masked:
-            # An environment may raise at an action that it excludes.
+            # An environment may raise an error at an excluded action.
             allowed = layout.first_allowed(reset[0])
             rows = allowed[:, 0] if isinstance(copy.action_space, spaces.Discrete) else allowed
             convert = conversion(copy.action_space)
@@ -196,7 +196,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
 
 
 def _check_answers(space: Space, reset: object, step: object) -> None:
-    """What an environment of the user's own answers must fit its space."""
+    """Require that the results of a custom environment fit its spaces."""
     if not (isinstance(reset, tuple) and len(reset) == 2):
         raise Misfit(f"reset returned {type(reset).__name__}; give observation, info")
     if not (isinstance(step, tuple) and len(step) == 5):
@@ -229,7 +229,7 @@ def _check_id(env_id: str) -> None:
             f"env.id={env_id}: {first_line(error).rstrip('.')}; one that a module registers is given "
             f"as env.id=module:{name}"
         ) from error
-    except (ModuleNotFoundError, TypeError, ValueError) as error:  # ``..name``, or no name at all
+    except (ModuleNotFoundError, TypeError, ValueError) as error:  # ``..name``, or an empty name
         extra = EXTRAS.get(module)
         remedy = "install it or fix its name" if extra is None else _install(extra)
         raise ConfigError(f"env.id={env_id}: {error}; {remedy}") from error
@@ -244,7 +244,7 @@ def _install(extra: str) -> str:
 
 
 def make_checked(env: EnvConfig) -> gymnasium.Env:
-    """A copy of an environment; a ConfigError says why there is none."""
+    """Make a copy of an environment; raise a ConfigError with the reason if that fails."""
     if not isinstance(env, CustomEnvConfig):
         _check_id(env.id)
     return _make(env)
@@ -269,7 +269,7 @@ def _make(env: EnvConfig) -> gymnasium.Env:
 
 
 def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None:
-    """Refuse another run whose policy is of another kind, by its settings."""
+    """Refuse a run whose policy, by its settings, is of a different kind."""
     other = control_config(run, setting)
     kind, other_kind = (policy_kind(c.env, c.actor) for c in (config, other))
     for name, own, others in kind.differences(other_kind):
@@ -283,7 +283,7 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
 
 
-#: The settings that give the shapes of a network's weights, and what it makes of pixels.
+#: The settings that determine the shapes of a network's weights, and its scale of pixels.
 _SHAPES = (
     *("hidden", "activation", "share_trunk", "arch", "scale"),
     *("target", "args", "own_critic"),

@@ -1,13 +1,13 @@
 """``collector=ray``: rollouts from several processes or machines, actors of a Ray cluster.
 
 TorchRL's RayCollector is not used, because of three faults of TorchRL 0.14.1, which
-``tests/control/test_ray_rollout.py`` watches: when one worker dies the loop raises, drops the data
-of the others and ends; trajectory ids of two workers are the same; and the weights go through a
-server that listens on every address.
+``tests/control/test_ray_rollout.py`` watches: when one worker dies, the loop fails and drops the
+data of the others; trajectory ids of two workers are equal; and the weights go through a server
+that listens on every address.
 
-Here each request carries the weights to play with, and each worker plays exactly one part of a
-rollout. If it dies, its replacement plays that part with the same weights, and whatever the dead
-worker may still send is ignored.
+Here each request includes the policy's weights, and each worker plays exactly one part of a
+rollout. If a worker dies, its replacement plays the part with the same weights, and any later
+result of the dead worker is ignored.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from klrl.control.vector import VectorRollout
 #: A rollout or a policy in transit: plain arrays, which Ray passes without a copy.
 Arrays = dict[str | tuple[str, ...], np.ndarray]
 
-#: How often a worker is tried within one rollout before the run gives up.
+#: Attempts per worker within one rollout before the run fails.
 ATTEMPTS = 3
-#: Seconds between counts of the machines.
+#: Seconds between two counts of the cluster's machines.
 _LOOK = 2.0
 IDS = ("collector", "traj_ids")
 
@@ -48,9 +48,9 @@ IDS = ("collector", "traj_ids")
 class RayRollout:
     """``collector=ray``: rollouts of ``steps`` steps of every copy, split among W workers.
 
-    Worker i plays N / W copies from copy i * N / W on, with the environment seeds that they have in
-    one process, and draws its actions from its own random stream. All is a function of ``seed`` as
-    long as no worker dies: a replacement starts new episodes with new seeds, and ``say`` hears it.
+    Worker i plays N / W copies from copy i * N / W on, with the same environment seeds as in one
+    process, and draws actions from its own random stream. Rollouts are a function of ``seed`` until
+    a worker dies: its replacement starts new episodes with new seeds, and ``say`` reports this.
     """
 
     def __init__(self, context: RolloutContext) -> None:
@@ -63,10 +63,10 @@ class RayRollout:
         self._shortage = Shortage(config.cpus_timeout, context.say)
         self._headless = Shortage(min(config.cpus_timeout, HEADLESS), context.say)
         self._looked = time.monotonic()
-        #: Those alive when a worker was lost the last time.
+        #: The machines that were alive when a worker was last lost.
         self._machines = machines(self._ray)
         self._replacements = [0] * config.workers
-        #: Per worker, the start of its trajectory ids; moves when the worker is replaced.
+        #: The first trajectory id of each worker; increased when the worker is replaced.
         self._first_id = [0] * config.workers
         self._next_id = [0] * config.workers
         self._workers = [self._start(worker) for worker in range(config.workers)]
@@ -105,7 +105,7 @@ class RayRollout:
 
     def _replace(self, worker: int) -> None:
         """Start a new worker in place of a lost one."""
-        # The lost one may be alive behind a broken connection.
+        # The lost worker may still be alive behind a broken connection.
         self._ray.kill(self._workers[worker], no_restart=True)
         self._replacements[worker] += 1
         self._first_id[worker] = self._next_id[worker]
@@ -117,7 +117,7 @@ class RayRollout:
         return self._workers[worker].play.remote(weights)
 
     def _part_of(self, worker: int, request: object, weights: object) -> Arrays:
-        """The part that a worker, or its replacement, plays."""
+        """Wait for the part of a worker or its replacement."""
         errors, losses = self._ray.exceptions, 0
         while True:
             try:
@@ -126,7 +126,7 @@ class RayRollout:
                 lost: Exception = error
             except errors.RayTaskError as error:
                 raise error.cause from error
-            # Ray places workers on a machine that is gone until it knows; those never ran.
+            # Ray may place workers on a machine that is just lost; those attempts do not count.
             before, self._machines = self._machines, machines(self._ray)
             counts = losses == 0 or self._machines >= before
             losses += counts
@@ -141,7 +141,7 @@ class RayRollout:
             request = self._request(worker, weights)
 
     def _answer(self, request: object) -> Arrays:
-        """Wait for a part; for CPUs that the cluster has lost, not without end."""
+        """Wait for a part, but only for a limited time for CPUs that the cluster has lost."""
         while not wait(self._ray, [request], _LOOK):
             self._look()
         if time.monotonic() - self._looked > _LOOK:
@@ -150,7 +150,7 @@ class RayRollout:
         return answer
 
     def _look(self) -> None:
-        """Count the machines; give up where there were too few for too long."""
+        """Count the machines; fail if there were too few for too long."""
         self._looked = time.monotonic()
         away = headless(self._ray)
         missing = None if away else self._cluster.missing()
@@ -171,7 +171,7 @@ class RayRollout:
 
 
 class RolloutWorker:
-    """A local collector in a process of Ray's: plays with the weights that each request brings."""
+    """A local collector in a Ray process; it plays with the weights of each request."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class RolloutWorker:
         self._rollout = VectorRollout(make_env(), agent, steps, torch.device("cpu"))
 
     def play(self, weights: Arrays) -> Arrays:
-        """One rollout [N, T] of the policy with these weights, from where the last one ended."""
+        """Collect a rollout [N, T] with these weights, continuing the last rollout's episodes."""
         state = {name: torch.tensor(value) for name, value in weights.items()}
         self._agent.actor.load_state_dict(state)
         return to_arrays(self._rollout.collect())
@@ -217,7 +217,7 @@ def join(parts: list[Arrays]) -> TensorDict:
 
 
 class Cluster:
-    """Ray, started on loopback or joined at ``RAY_ADDRESS``, unless it runs already."""
+    """A Ray cluster: the running one, the one at ``RAY_ADDRESS``, or a new one on loopback."""
 
     def __init__(self, workers: int, cpus: int) -> None:
         self.ray = ray
@@ -236,9 +236,9 @@ class Cluster:
             )
 
     def missing(self) -> str | None:
-        """What the living machines lack for all workers; None: nothing, though others may hold it.
+        """The resources that the living machines lack for all workers; None if they suffice.
 
-        A machine has room for whole workers only.
+        Resources that other jobs use count as available. A worker must fit on one machine.
         """
         lacking = self._workers - room(self.ray, self._cpus)
         if lacking <= 0:

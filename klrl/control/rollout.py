@@ -1,4 +1,4 @@
-"""The rollout of each ``collector``; as a component of the checkpoint, and resumed."""
+"""The rollout of each ``collector``; and running episodes in checkpoints and on resume."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from klrl.train.loop import Rollout
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """The arguments from which a control run's rollout is made."""
+    """The arguments that make a control run's rollout."""
 
     config: Config
-    env: TransformedEnv | None  # None where the workers make their own
+    env: TransformedEnv | None  # None if workers make their own
     agent: Agent
     device: torch.device
     seed: int
@@ -51,7 +51,7 @@ class TorchRLRollout:
     def __init__(
         self, env: TransformedEnv, actor: nn.Module, steps: int, device: torch.device
     ) -> None:
-        from torchrl.collectors import Collector  # which imports all of TorchRL's
+        from torchrl.collectors import Collector  # slow: imports all collectors
 
         self._base = env.base_env
         self._collector = Collector(
@@ -80,10 +80,10 @@ class TorchRLRollout:
         self._collector._make_carrier()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next rollout starts from; empty if that cannot be saved.
+        """The state at the start of the next rollout; empty if it cannot be saved.
 
-        The collector's own holds neither its carrier, which is what the policy sees next with the
-        sums of running episodes, nor the environment.
+        The state_dict of TorchRL's collector lacks the environment and the carrier, which has the
+        next observation and the sums of running episodes.
         """
         episodes = self._base.episodes() if isinstance(self._base, VectorGymEnv) else None
         if episodes is None:
@@ -95,12 +95,12 @@ class TorchRLRollout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore :meth:`state_dict`."""
         self._base.play_again(state["episodes"])
         before = self._collector._carrier
         carrier = TensorDict({}, before.batch_size, before.device, before.names)
         for key, value in TensorDict(state["carrier"], before.batch_size).items(True, True):
-            now = before.get(key, None)  # a policy on a GPU has its carrier's parts in two places
+            now = before.get(key, None)  # with a policy on a GPU, the carrier is on two devices
             carrier.set(key, value.to("cpu" if now is None else now.device))
         self._collector._carrier = carrier
         self._collector._traj_pool.load_state_dict(state["trajectories"])
@@ -108,39 +108,39 @@ class TorchRLRollout:
 
 # ------------------------------------------------------------------------- saved, and gone on with
 
-#: What can be saved between two collections, and begin new episodes.
+#: Rollouts that can be saved between two collections, and can begin new episodes.
 Kept = VectorRollout | TorchRLRollout
 
 
 class RunningEpisodes:
-    """The state of a run's rollout: its episodes, and what is carried from step to step."""
+    """A run's rollout as a checkpoint component: its episodes, and data carried between steps."""
 
     def __init__(self) -> None:
         self.repeatable = self.new = False
-        self._why = "they have not begun"  # a resumed run begins new ones; empty where it does not
+        self._why = "they have not begun"  # why a resumed run begins new episodes; empty if not
         self._rollout: Rollout | None = None
         self._loaded: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the rollout; empty where it has none."""
+        """The state of the rollout; empty if it has none."""
         if isinstance(self._rollout, Kept):
             return self._rollout.state_dict()
         return self._loaded
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep it for the rollout to come."""
+        """Store the state for :meth:`begin`."""
         self._loaded = dict(state)
 
     @property
     def manifest(self) -> dict[str, str]:
-        """Whether they are a function of seeds and actions, and what a resumed run does."""
+        """Manifest entries: are episodes repeatable, and does a resumed run continue them."""
         return {
             "repeatable": "yes" if self.repeatable else "no",
             "resume": "anew" if self._why else "exact",
         }
 
     def prove(self, copies: VectorGymEnv, elsewhere: bool) -> None:
-        """Find out whether they can be played again; ``elsewhere``: other processes play them."""
+        """Check whether episodes can be replayed; ``elsewhere``: other processes play them."""
         self._why = copies.keep_episodes()
         self.repeatable = not self._why
         if elsewhere:
@@ -153,15 +153,15 @@ class RunningEpisodes:
         reseed: Callable[[], None],
         say: Callable[[str], None],
     ) -> Rollout:
-        """Make the rollout, and go on with what was loaded.
+        """Make the rollout, and restore the loaded state.
 
-        ``reseed`` seeds the environments for new episodes once more; ``say`` takes a line where a
-        resumed run has new episodes, or one of this run will have them.
+        ``reseed`` seeds the environments again for new episodes; ``say`` prints a line if a resumed
+        run begins new episodes, or a later resume will.
         """
         loaded, self._loaded = self._loaded, {}
         if "episodes" in loaded:
             why = self._go_on(loaded, make, reseed)
-            if why:  # whatever the trial found: these episodes did not repeat themselves
+            if why:  # even if the check passed: the replay failed
                 self.repeatable, self._why = False, why
         else:
             self._rollout = make()
@@ -177,13 +177,13 @@ class RunningEpisodes:
     def _go_on(
         self, loaded: Mapping[str, Any], make: Callable[[], Rollout], reseed: Callable[[], None]
     ) -> str:
-        """Make the rollout from a state; why that failed, else nothing."""
+        """Make the rollout from a state; returns why that failed, else an empty string."""
         with generators_kept():  # TorchRL's collector draws when it is made
             rollout = self._rollout = make()
             assert isinstance(rollout, Kept)
             try:
                 rollout.load_state_dict(loaded)
-            except Exception as error:  # of the environment too, which may be another version's
+            except Exception as error:  # also of the environment, whose version may have changed
                 reseed()
                 rollout.restart()
                 return f"{type(error).__name__}: {first_line(error)}"

@@ -2,11 +2,11 @@
 
     step(flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics
 
-``flat`` [P] holds every parameter of policy and critic once; the modules' own parameters are views
-of it, so what the step writes is what they are. ``rows`` [B, C] is a minibatch with its entries
-side by side. Learning rate, beta and kl.coef come as a tensor: as Python numbers each new value
-would be compiled anew. Nothing else moves between steps: the observation statistics stand still
-during an update, and so observations come normalised.
+``flat`` [P] contains every parameter of policy and critic once; the modules' parameters are views
+of ``flat``, so a step changes them in place. ``rows`` [B, C] is a minibatch with its entries side
+by side. Learning rate, beta and kl.coef are a tensor, since each new Python number would trigger a
+compilation. Nothing else changes between steps: the observation statistics are constant during an
+update, so observations are normalised before the first step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from klrl.losses.policy import LossTerms, PolicyLoss, Scored
 #: Adam's decay rates (Kingma and Ba 2015).
 BETA1, BETA2 = 0.9, 0.999
 
-#: What a step reads of some frames, by key.
+#: Key -> the entry of some frames that a step reads.
 Minibatch = Mapping[str, Tensor]
 #: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics; changes the first four.
 Step = Callable[..., Tensor]
@@ -39,9 +39,9 @@ Step = Callable[..., Tensor]
 class Columns:
     """Named tensors [B, ...] side by side in one float32 matrix [B, C].
 
-    One gather shuffles all of them, and a compiled step has one input whose shape can be checked.
-    Integers (actions) are exact as float32 up to 2^24. Bytes (pixels) lie in it four to a float:
-    nothing computes with these floats, they are copied alone, which keeps every bit.
+    One gather shuffles all entries, and a compiled step has one input whose shape can be checked.
+    Integers (actions) are exact as float32 up to 2^24. Four bytes (pixels) share a float; such
+    floats are only copied, never computed with, so every bit is preserved.
     """
 
     def __init__(self, example: Mapping[str, Tensor]) -> None:
@@ -54,11 +54,11 @@ class Columns:
         self.widths = [_width(*like) for like in self.shapes.values()]
 
     def pack(self, frames: Mapping[str, Tensor]) -> Tensor:
-        """One matrix [B, C]."""
+        """Pack the tensors into one matrix [B, C]."""
         return torch.cat([_columns(frames[key]) for key in self.shapes], 1)
 
     def unpack(self, rows: Tensor) -> dict[str, Tensor]:
-        """The named tensors again, as views where they are float32."""
+        """Restore the named tensors; those of float32 are views."""
         parts = zip(rows.split(self.widths, 1), self.shapes.items(), strict=True)
         return {key: _as(part, *like) for part, (key, like) in parts}
 
@@ -77,7 +77,7 @@ def _columns(value: Tensor) -> Tensor:
 
 
 def _as(part: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Columns [B, width] as [B, *shape]; the cheapest operation that does it."""
+    """Columns [B, width] as [B, *shape], by the cheapest operation."""
     if dtype == torch.uint8:
         return part.view(torch.uint8)[:, : shape.numel()].reshape(-1, *shape)
     if not shape:
@@ -89,7 +89,7 @@ def _as(part: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """All that a step reads of the optimiser's settings; they are constant during a run."""
+    """The optimiser's settings that a step reads; they are constant during a run."""
 
     eps: float
     max_grad_norm: float  # Euclidean
@@ -111,7 +111,7 @@ class Adam:
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What a step changes in place."""
+        """The tensors that a step changes in place."""
         return self.flat, self.exp_avg, self.exp_avg_sq, self.count
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -119,7 +119,7 @@ class Adam:
         return {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take a checkpoint's moments up, in place."""
+        """Load a checkpoint's moments in place."""
         for name, value in self.state_dict().items():
             value.copy_(state[name])
 
@@ -140,15 +140,15 @@ def score(
 ) -> Scored:
     """One number per frame [B], differentiable; a pure function.
 
-    ``batch`` holds ``action_log_prob, advantage, value_target, state_value`` [B], the family's
-    sample, the old policy's parameters, where the loss charges KL to the reference ``ref_log_prob``
-    [B] and ``ref_<parameter>``, and what :func:`draw` gives; ``params`` and ``value`` [B] are those
-    of the networks as they are now.
+    ``batch`` contains ``action_log_prob, advantage, value_target, state_value`` [B], the family's
+    sample, the old policy's parameters, the noise of :func:`draw`, and, if the loss charges the KL
+    to the reference, ``ref_log_prob`` [B] and ``ref_<parameter>``. ``params`` and ``value`` [B] are
+    outputs of the current networks.
     """
     exact_ref = None
     log_prob = family.log_prob(params, batch[family.sample_key])
     kl_old = _kl_old(loss, family, params, batch)
-    # Outside the graph where there is no bonus.
+    # Without a bonus the entropy is detached.
     scored = params if loss.entropy_bonus else _detached(params)
     entropy = family.entropy(scored, batch.get("entropy_noise"))
     if loss.reference_estimator == "exact":
@@ -170,11 +170,11 @@ def score(
 
 
 def draw(loss: PolicyLoss, family: Family, batch: Minibatch) -> dict[str, Tensor]:
-    """The random numbers that :func:`score` is a function of.
+    """Draw the random numbers that :func:`score` reads.
 
-    ``entropy_noise`` [B, samples, A] where the entropy has no closed form; ``old_sample``
-    [B, samples_mc_kl, ...] where KL(old||new) is sampled; ``divergence_noise``
-    [B, samples_mc_js, A] where the loss charges a js without a closed form.
+    ``entropy_noise`` [B, samples, A] if the entropy has no closed form; ``old_sample``
+    [B, samples_mc_kl, ...] if KL(old||new) is sampled; ``divergence_noise``
+    [B, samples_mc_js, A] if the loss charges a js without a closed form.
     """
     drawn, old = {}, _old(family, batch)
     noise = family.entropy_noise(old, loss.config.samples_mc_entropy)
@@ -211,7 +211,7 @@ def _detached(params: Params) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step is built from; all of it is constant during a run."""
+    """The parts that a step is built from; they are constant during a run."""
 
     agent: Agent
     loss: PolicyLoss
@@ -232,14 +232,14 @@ def loss_terms(
 def _clipped(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     """(the gradient scaled down to a norm of at most ``limit``, its norm before)."""
     norm = gradient.norm()
-    # torch.nn.utils.clip_grad_norm_'s factor, its 1e-6 included.
+    # The factor of torch.nn.utils.clip_grad_norm_, including its 1e-6.
     return gradient * (limit / (norm + 1e-6)).clamp(max=1.0), norm
 
 
 def _pure_adam(
     optim: AdamSettings, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor
 ) -> None:
-    """Kingma and Ba (2015), algorithm 1, in place, in operations that a compiler fuses."""
+    """Kingma and Ba (2015), algorithm 1, in place, in operations that a compiler can fuse."""
     flat, exp_avg, exp_avg_sq, count = state
     count.add_(1)
     exp_avg.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
@@ -255,9 +255,9 @@ def _pure_adam(
 def _fused_adam(
     optim: AdamSettings, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor
 ) -> None:
-    """The same by torch's fused kernel, which eager mode calls once instead of fifteen times."""
+    """Adam by torch's fused kernel, one call instead of fifteen operations in eager mode."""
     flat, exp_avg, exp_avg_sq, count = state
-    torch_adamw(  # without decay it is torch's Adam, to the bit
+    torch_adamw(  # without decay equal to torch's Adam, to the bit
         [flat],
         [gradient],
         [exp_avg],
@@ -276,12 +276,12 @@ def _fused_adam(
 
 
 def _metrics(loss: PolicyLoss, measured: dict[str, Tensor], norm: Tensor) -> Tensor:
-    """What the loss measures of the minibatch, then the gradient's norm."""
+    """The loss's metrics of the minibatch, then the gradient's norm."""
     return torch.cat([loss.measure(measured), norm.reshape(1)])
 
 
 def eager_step(problem: StepParts) -> Step:
-    """The step by autograd on the modules themselves and torch's fused Adam."""
+    """The step by autograd on the modules, and torch's fused Adam."""
     both = problem.agent.networks
     networks: Networks | PairedNetworks = both
     parameters: list[Any] = both.in_order()
@@ -305,7 +305,7 @@ def eager_step(problem: StepParts) -> Step:
 
 
 def pure_step(problem: StepParts) -> Step:
-    """The same step, the gradient taken of a function of the flat parameters (torch.func)."""
+    """The same step by torch.func: the gradient of a function of the flat parameters."""
     networks = problem.agent.networks
     names = {id(p): name for name, p in networks.named_parameters()}
     parameters = networks.in_order()
@@ -316,8 +316,8 @@ def pure_step(problem: StepParts) -> Step:
         batch = problem.columns.unpack(rows)
         parts = zip(flat.split(sizes), shapes, strict=True)
         weights = {name: part.view(shape) for part, (name, shape) in parts}
-        # A shared trunk is one module, reached by either name. Tying the names would swap it twice
-        # and leave the swapped tensors behind (torch 2.13).
+        # A shared trunk is one module with two names. Tying the names would swap its tensors twice
+        # and not restore them (torch 2.13).
         outputs = torch.func.functional_call(
             networks, weights, (batch["observation"],), tie_weights=False
         )

@@ -1,12 +1,11 @@
-"""A TorchRL environment of the user's own (``EnvBase``) as one copy of a Gymnasium environment.
+"""A custom TorchRL environment (``EnvBase``) as one copy of a Gymnasium environment.
 
-So it is stepped, evaluated, saved and checked as any other: its specs become spaces, what it
-carries from step to step (``step_mdp``) stays here. TorchRL's own way there,
-``EnvBase.register_gym``, hands numpy's actions on as they are, so that a one-hot action is a
-number, and makes a mask a Discrete(2).
+It is stepped, evaluated, saved and checked like any Gymnasium environment: its specs become spaces,
+and data carried between steps (``step_mdp``) are kept here. TorchRL's ``EnvBase.register_gym`` does
+not convert actions, so a one-hot action would be a number, and turns a mask into a Discrete(2).
 
-Draws from torch's global generator come from one of this copy's own: many such environments seed
-the global one, and an evaluation would then set the policy's noise.
+Each copy draws from its own stream instead of torch's global generator, since many environments
+seed that generator, and an evaluation would then change the policy's noise.
 """
 
 from __future__ import annotations
@@ -37,39 +36,39 @@ from klrl.base.errors import ConfigError, in_one_line
 from klrl.control.answers import Misfit
 from klrl.control.episodes import Stream
 
-#: A key of a tensordict: a name, or several of nested ones.
+#: A key of a tensordict: a name, or a tuple for nested entries.
 Key = str | tuple[str, ...]
 
 
 class TorchRLEnv(gymnasium.Env):
     """A copy of a TorchRL environment of batch size [], with one action and one reward."""
 
-    specs_calls = 10  # resets and steps of :meth:`require_specs`, at most
+    specs_calls = 10  # most resets and steps of :meth:`require_specs`
 
     def __init__(self, setting: str, base: EnvBase) -> None:
         _require_one(setting, base)
         self.base = base
         self._action_key, self._reward_key = base.action_keys[0], base.reward_keys[0]
         self._action_spec: TensorSpec = base.full_action_spec[self._action_key]
-        spec = self._action_spec  # a one-hot action is chosen as a number
+        spec = self._action_spec  # the policy chooses a one-hot action as a number
         plain = spec.to_categorical_spec() if isinstance(spec, OneHot) else spec
         self.action_space = _space(f"{setting}: its action_spec", plain)
         whole = _space(f"{setting}: its observation_spec", base.observation_spec)
         assert isinstance(whole, spaces.Dict)
-        # A single entry is the observation; several are seen by key.
+        # A single entry is the observation; several become a Dict.
         keys = list(whole.spaces)
         self._alone = keys[0] if len(keys) == 1 else None
         self.observation_space = whole if self._alone is None else whole[self._alone]
         self.metadata = dict(getattr(base, "metadata", None) or {})
         self.render_mode = getattr(base, "render_mode", None)
         self._stream = Stream(0)
-        #: What the next step starts from.
+        #: The input of the next step.
         self._carried = TensorDict()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None
     ) -> tuple[object, dict[str, object]]:
-        """As Gymnasium's; no ``options`` are read."""
+        """As in Gymnasium; ``options`` are ignored."""
         if seed is not None:
             self._stream = Stream(seed)
         with self._stream.drawing():
@@ -79,7 +78,7 @@ class TorchRLEnv(gymnasium.Env):
         return self._seen(self._carried), {}
 
     def step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
-        """As Gymnasium's; an end that is not terminal is a truncation."""
+        """As in Gymnasium; a done that is not terminated is a truncation."""
         given = self._carried.copy().set(self._action_key, self._as_action(action))
         with self._stream.drawing():
             stepped = self.base.step(given)
@@ -91,26 +90,26 @@ class TorchRLEnv(gymnasium.Env):
         return self._seen(after), reward, terminated, truncated, {}
 
     def render(self) -> object:
-        """Its own picture."""
-        drawn = self.base.render()  # which EnvBase has not
+        """The picture of the environment's ``render``."""
+        drawn = self.base.render()  # not a method of EnvBase itself
         return drawn.cpu().numpy() if isinstance(drawn, Tensor) else drawn
 
     def close(self) -> None:
-        """Close it."""
+        """Close the environment."""
         self.base.close(raise_if_closed=False)
 
     def require_specs(self) -> None:
-        """A Misfit where a reset or a step does not fit the specs."""
+        """Raise a Misfit if a reset or a step does not fit the specs."""
         logger = logging.getLogger("torchrl")
         before, level = self.base.observation_spec, logger.level
         with self._stream.drawing():
             start = self.base.rand_action(self.base.reset())
             _require_entries("reset", start, before)
-            # step() stumbles over what _step leaves out.
+            # step() would fail with an unclear error if _step omits an entry.
             after = self.base._step(start.copy())
             for spec in (before, self.base.full_reward_spec):
                 _require_entries("step", after, spec)
-            logger.setLevel(logging.WARNING)  # without a line that all is well
+            logger.setLevel(logging.WARNING)  # hides the line on success
             try:
                 check_env_specs(self.base)
             except AssertionError as error:
@@ -133,12 +132,12 @@ class TorchRLEnv(gymnasium.Env):
 
 
 def as_gym(setting: str, made: object) -> object:
-    """TorchRL's environments as Gymnasium's; others as they are."""
+    """Convert a TorchRL environment to Gymnasium; return anything else unchanged."""
     return TorchRLEnv(setting, made) if isinstance(made, EnvBase) else made
 
 
 def _require_one(setting: str, base: EnvBase) -> None:
-    """One environment, with one action, one number as reward, and an end."""
+    """Require a single environment with one action, a scalar reward and a done."""
     if tuple(base.batch_size):
         raise ConfigError(
             f"{setting}: has the batch size {list(base.batch_size)}; return one environment of "
@@ -155,7 +154,7 @@ def _require_one(setting: str, base: EnvBase) -> None:
 
 
 def _space(what: str, spec: TensorSpec) -> gymnasium.Space:
-    """A spec of batch size [] as a space; ``what`` names it in errors."""
+    """Convert a spec of batch size [] to a space; ``what`` names the spec in errors."""
     if isinstance(spec, Composite):
         return spaces.Dict({key: _space(f"{what}'s {key}", each) for key, each in spec.items()})
     shape, dtype = tuple(spec.shape), torch_to_numpy_dtype_dict.get(spec.dtype)
@@ -184,7 +183,7 @@ _LEAVE_OUT = "leave it out, as with torchrl.envs.ExcludeTransform, or wrap the e
 
 
 def _require_entries(when: str, data: TensorDictBase, spec: Composite) -> None:
-    """The entries of a spec must be in data, of its type and size."""
+    """Require that data have a spec's entries, with its types and sizes."""
     for key, leaf in spec.items(True, True):
         value = data.get(key, None)
         if not isinstance(value, Tensor):
@@ -211,7 +210,7 @@ def _array(data: TensorDictBase, key: Key) -> np.ndarray:
 
 
 def _arrays(data: TensorDictBase, spec: Composite) -> dict[str, object]:
-    """The entries of a spec, nested as there."""
+    """The entries of a spec as arrays, nested as in the spec."""
     return {
         key: _arrays(data[key], each) if isinstance(each, Composite) else _array(data, key)
         for key, each in spec.items()

@@ -1,4 +1,4 @@
-"""The gradient steps of a control run: a rollout laid out, cut and learned from."""
+"""The gradient steps of a control run, on minibatches of a flattened rollout."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Frames = dict[str, Tensor]
 
 
 class ControlSteps(Steps[Frames, Tensor]):
-    """Steps of policy and critic: :mod:`klrl.control.step`'s, eager or compiled.
+    """Steps of policy and critic by :mod:`klrl.control.step`, eager or compiled.
 
-    Nothing waits for the device between two minibatches. ``mode`` is auto, false, jit or aot.
+    No step waits for the device. ``mode`` is auto, false, jit or aot.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class ControlSteps(Steps[Frames, Tensor]):
 
     @property
     def actor_parameters(self) -> list[nn.Parameter]:
-        """The policy network's."""
+        """The parameters of the policy network."""
         return list(self.agent.policy_net.parameters())
 
     def _arguments(self, rows: Tensor) -> tuple[Tensor, ...]:
         return (*self.optimizer.tensors, rows, self._coefficients_tensor)
 
     def minibatches(self, frames: Frames) -> Sequence[Tensor]:
-        """Every frame once, shuffled, its entries side by side: rows [B, C]."""
+        """Minibatches of all frames, shuffled, as rows [B, C] with their entries side by side."""
         frames = {**frames, **draw(self.loss, self.agent.family, frames)}
         count = frames["observation"].shape[0]
-        # The order comes from the CPU's generator, the same on every device.
+        # The CPU's generator gives the same order for every device.
         order = torch.randperm(count).to(frames["observation"].device)
         if self._columns is None:
             self._columns = Columns(frames)
@@ -72,7 +72,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         return minibatches
 
     def _prepare(self, example: tuple[Tensor, ...], columns: Columns) -> None:
-        """The step, made at the first minibatch; later ones must look like it."""
+        """Make the step at the first minibatch; later ones must have the same layout."""
         if self._prepared is None:
             problem = StepParts(self.agent, self.loss, self.optimizer.settings, columns)
             self._prepared = prepare(self._asked, self.config, problem, example, self.say)
@@ -86,7 +86,7 @@ class ControlSteps(Steps[Frames, Tensor]):
     def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
         """One gradient step on rows [B, C]."""
         assert self._prepared is not None
-        if coefficients is not self._coefficients:  # once per epoch: it goes to the device
+        if coefficients is not self._coefficients:  # copy to the device once per epoch
             c = self._coefficients = coefficients
             self._coefficients_tensor = minibatch.new_tensor([c.lr, c.beta, c.kl_ref])
         return self._prepared.step(*self._arguments(minibatch))
@@ -102,7 +102,7 @@ class ControlSteps(Steps[Frames, Tensor]):
     def lay_out(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """[N, T, ...] -> [N T, ...], advantages and values without their last dimension.
 
-        Observations come out normalised: the statistics stand still until the next rollout.
+        Observations are normalised here, since the statistics are constant until the next rollout.
         """
         family = self.agent.family
         keys = ("action_log_prob", "advantage", "value_target", "state_value")

@@ -1,9 +1,9 @@
 """``collector=vector``: a native loop over the batched environment that returns TorchRL's batch.
 
 TorchRL's step builds a dozen TensorDicts and a distribution for one small matrix product. Here the
-simulators are stepped in numpy, into [N, T] storage; transforms, which only read transitions, are
-applied to the finished batch, where they give the same numbers; parameters and log-probs are
-evaluated once for the whole rollout. The batch equals that of ``collector=torchrl``, key by key.
+simulators are stepped in numpy, into [N, T] storage. Transforms only read transitions, so they are
+applied to the finished batch with the same result; parameters and log-probs are computed once for
+the whole rollout. The batch equals that of ``collector=torchrl``, key by key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class VectorRollout:
 
     def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
         self._env, self._base = env, env.base_env
-        self._transforms = _leaves(env.transform)  # which only read transitions
+        self._transforms = _leaves(env.transform)  # these only read transitions
         self._agent, self._steps, self._device = agent, steps, device
         self._acting = make_acting(agent, device)
         self._copies = env.batch_size[0]
@@ -41,7 +41,7 @@ class VectorRollout:
         self._observation: np.ndarray | None = None
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
-        #: Entries of the last step that the next rollout starts from; 0 where an episode ended.
+        #: Entries of the last step for the start of the next rollout; 0 where an episode ended.
         self._carried = TensorDict({}, [self._copies])
 
     def collect(self) -> TensorDictBase:
@@ -63,7 +63,7 @@ class VectorRollout:
         self._observation, self._carried = None, TensorDict({}, [self._copies])
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next rollout starts from; empty before the first, or if it cannot be saved."""
+        """The state at the start of the next rollout; empty if it is not known or not saved."""
         episodes = None if self._observation is None else self._base.episodes()
         if self._observation is None or episodes is None:
             return {}
@@ -76,7 +76,7 @@ class VectorRollout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore :meth:`state_dict`."""
         self._base.play_again(state["episodes"])
         self._observation = state["observation"].cpu().numpy()
         self._trajectories = state["trajectories"].cpu().numpy()
@@ -86,7 +86,7 @@ class VectorRollout:
     # ---------------------------------------------------------------------------- simulators
 
     def _play(self) -> TensorDict:
-        """Step the simulators; the batch [N, T] of their outputs and of the policy's samples."""
+        """Step the simulators; returns their outputs and the policy's samples, [N, T]."""
         copies, steps, acting = self._copies, self._steps, self._acting
         observations = np.empty((copies, steps, self._width), self._dtype)
         after = np.empty_like(observations)
@@ -133,7 +133,7 @@ class VectorRollout:
         return TensorDict(root, [copies, steps], names=[None, "time"])
 
     def _number(self, ended: np.ndarray) -> np.ndarray:
-        """Trajectory ids [N, T]; a new id, in the order of time, after each episode's end."""
+        """Trajectory ids [N, T]: after an episode ends, the next free id, in order of time."""
         ids = np.empty(ended.shape, np.int64)
         start = 0
         for t in np.flatnonzero(ended.any(0)).tolist():

@@ -1,7 +1,8 @@
 """KL to a reference policy: estimators, references, controllers, and the transforms over them.
 
-What a page names stands here and is imported on first use: this package alone imports neither
-TorchRL's environments nor ray nor transformers. The transforms live in :mod:`klrl.envs`.
+All names in the documentation can be imported from here. They load on first use, so the package
+itself imports neither TorchRL's environments nor ray nor transformers. The transforms are in
+:mod:`klrl.envs`.
 """
 
 from klrl.base.imports import look_up
@@ -36,5 +37,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """With what is imported on first use."""
+    """Include the names that are imported on first use."""
     return sorted({*globals(), *__all__})

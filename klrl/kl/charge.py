@@ -1,8 +1,8 @@
-"""Where KL(policy||reference) is charged: who says so, the only minus, the sums still to come.
+"""Charge KL(policy||reference) in the reward or the loss: its coefficient, sign and KL to go.
 
-The functions are pure. KLs are in nats, coefficients in reward units per nat. Which estimator may
-be charged where is :data:`klrl.config.placement.VERDICTS`. Where a run charges another divergence
-(:mod:`klrl.kl.divergences`), "the KL" below is that one, in nats too.
+The functions are pure. KLs are in nats, coefficients in reward units per nat.
+:data:`klrl.config.placement.VERDICTS` declares which estimator may be charged where. If a run
+charges a different divergence (:mod:`klrl.kl.divergences`), "the KL" below is that divergence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from klrl.kl.coefficient import coefficient
 from klrl.kl.divergences import REVERSE, Divergence, Which
 from klrl.kl.estimators import Estimator, as_mask, estimate_kl
 
-#: Where the KL stands below "next" in every batch, in nats, without its coefficient.
+#: The key of the KL under "next" in every batch, in nats, without its coefficient.
 KL_KEY = "kl_penalty"
 
 
@@ -28,15 +28,15 @@ class ReferenceKL(nn.Module):
     """KL(policy||reference) of one run: its coefficient, and where it is charged.
 
     Args:
-        coef: reward per nat, at the start; or where a transform keeps it, that module and the name
-            of its buffer.
-        estimator: what is charged: k1, k2, k3, exact or a function of the log-ratio.
+        coef: the first coefficient, reward per nat; if a transform keeps the coefficient, that
+            module and the name of its buffer.
+        estimator: the estimator that is charged: k1, k2, k3, exact or a function of the log-ratio.
         placement: reward, loss or split.
-        transform: charges the reward of a batch or of an environment's steps; None where nothing
-            is charged there, or another function does it.
+        transform: charges the KL to the reward of a batch or of an environment's steps; None if
+            the reward is not charged, or a different function charges it.
         online: whether the environment applies the transform at every step.
-        divergence: what is charged; another one than the reverse KL only in the loss or split, and
-            exact.
+        divergence: the divergence that is charged; other than the reverse KL only in the loss or
+            split, and exact.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ReferenceKL(nn.Module):
 
     @property
     def coef(self) -> float:
-        """Reward per nat: the one number that is charged, recorded, and moved by a controller."""
+        """Reward per nat, as charged and recorded; a controller changes this number."""
         return float(self._coef_tensor)
 
     @coef.setter
@@ -68,7 +68,7 @@ class ReferenceKL(nn.Module):
 
     @property
     def _coef_tensor(self) -> Tensor:
-        # By name: a move to another device replaces a buffer.
+        # By name, since a move to a different device replaces the buffer.
         module, name = self._kept
         return module.get_buffer(name)
 
@@ -79,11 +79,11 @@ class ReferenceKL(nn.Module):
 
     @property
     def loss_estimator(self) -> Estimator | None:
-        """What the loss charges; None where it charges nothing."""
+        """The estimator that the loss charges; None if the loss charges nothing."""
         return None if self.placement == "reward" else self.estimator
 
     def shaped(self, reward: Tensor, kl: Tensor) -> Tensor:
-        """:func:`shaped` at this coefficient; the reward itself where it is not charged."""
+        """:func:`shaped` with this coefficient; the unchanged reward if it is not charged."""
         return shaped(reward, kl, self.coef) if self.charges_reward else reward
 
 
@@ -96,7 +96,7 @@ def sampled_kl(
 ) -> Tensor:
     """KL(pi_old || pi_ref) of every step of a rollout, in nats; 0 outside the mask.
 
-    All have one shape. ``exact`` is the closed form, for the estimator of that name.
+    All tensors have one shape. ``exact`` is the closed form, for the estimator ``exact``.
     """
     if estimator != "exact":
         return estimate_kl(log_prob, ref_log_prob, estimator, mask)
@@ -106,7 +106,7 @@ def sampled_kl(
 
 
 def on_last(score: Tensor, mask: Tensor) -> Tensor:
-    """Scores [B] of responses as a reward per token [B, R]: on the last real one, else 0."""
+    """Put the scores [B] of responses on their last real tokens [B, R]; the others get 0."""
     last = mask.sum(1, keepdim=True) - 1
     return torch.zeros(mask.shape, dtype=score.dtype, device=score.device).scatter(
         1, last, score[:, None]
@@ -114,7 +114,7 @@ def on_last(score: Tensor, mask: Tensor) -> Tensor:
 
 
 def shaped(reward: Tensor, kl: Tensor, coef: float | Tensor) -> Tensor:
-    """Reward - coef * KL, of one shape. An advantage is charged so, with the KL to go."""
+    """Reward - coef * KL, of one shape. For an advantage, ``kl`` is the KL to go."""
     if reward.shape != kl.shape:
         raise ValueError(
             f"reward {tuple(reward.shape)} and KL {tuple(kl.shape)}: shapes must match"
@@ -123,16 +123,16 @@ def shaped(reward: Tensor, kl: Tensor, coef: float | Tensor) -> Tensor:
 
 
 def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
-    """Gain [B] - coef * KL [B], what a loss maximises: one operation, a gradient through both."""
+    """Gain [B] - coef * KL [B], which a loss maximises, in one differentiable operation."""
     return torch.addcmul(gain, kl, coef, value=-1)
 
 
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
-    """The KL that the choice at each step is charged with, for episodes without a critic, [B, T].
+    """The KL to go [B, T], charged to the action of each step, for episodes without a critic.
 
-    ``reward``: sum_{t' >= t}; ``split``: sum_{t' > t}, since the own step stands in the loss and
-    its exact KL in the reward depends on the state alone; ``loss``: 0. Where ``mask`` [B, T] does
-    not hold, a step counts nowhere, and has 0.
+    ``reward``: sum_{t' >= t}; ``split``: sum_{t' > t}, since the loss charges step t, and the exact
+    KL at t in the reward depends on the state alone; ``loss``: 0. Steps outside ``mask`` [B, T]
+    do not count, and get 0.
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement={placement}: choose one of {', '.join(PLACEMENTS)}")
@@ -148,39 +148,39 @@ def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> 
 
 
 def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
-    """``advantage.reward_weight`` * reward - penalty, for the learner; the record is unweighted."""
+    """``advantage.reward_weight`` * reward - penalty, for the learner; recorded without weight."""
     return charged if weight == 1.0 else charged + (weight - 1) * raw
 
 
 # ------------------------------------------------ kl.estimator=custom, kl.divergence=custom
 
-# Both are E_pi[f(log pi - log pi_ref)]: an estimator samples it by the action that was taken, a
-# divergence takes the expectation over all actions (of a Gaussian, over draws).
+# A custom estimator or divergence is E_pi[f(log pi - log pi_ref)]: an estimator evaluates f at the
+# sampled action, a divergence takes the expectation over all actions (for a Gaussian, over draws).
 
-#: What a run opens with.
+#: A line at the start of a run with a custom divergence.
 BLIND = (
     "kl.divergence=custom: E_pi[f] sees no action that the policy never takes (of a Gaussian: that "
     "no draw of the policy hits), whatever mass the reference has there; that E_pi[f] >= 0 is not "
     "checked"
 )
-#: Largest value of an estimator where policy and reference agree, nats.
+#: Largest value of a custom function at log-ratio 0, where policy and reference agree; nats.
 _ZERO = 1e-6
 
 
 def chosen_estimator(config: RetrieveKLConfig) -> Estimator:
-    """``kl.estimator``."""
+    """The estimator that ``kl.estimator`` names, or the user's function."""
     own = config.estimator == OWN
     return _tried("kl.own_estimator", config.own_estimator) if own else config.estimator
 
 
 def chosen_divergence(config: RetrieveKLConfig) -> Which:
-    """``kl.divergence``."""
+    """The divergence that ``kl.divergence`` names, or the user's function."""
     own = config.divergence == OWN
     return _tried("kl.own_divergence", config.own_divergence) if own else config.divergence
 
 
 def _tried(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
-    """The user's function, called once; ``forgets``: it has state, which no checkpoint holds."""
+    """Try the user's function once; set ``forgets`` if it has state, which no checkpoint saves."""
     function = partial(find_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
     with errors_of(setting, part):

@@ -1,6 +1,6 @@
-"""The coefficient of a KL: one number >= 0, in a buffer that is moved in place.
+"""The coefficient of a KL: one number >= 0, in a buffer that is changed in place.
 
-``coef`` is its name everywhere, ``coeff`` an alias: TorchRL's documentation has both.
+Its name is ``coef``; ``coeff`` is an alias, since TorchRL's documentation uses both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ else:
 
 
 def coefficient(value: float | Tensor, name: str = "coef") -> Tensor:
-    """A coefficient, reward per nat, as a tensor of its own: float64 [], on the CPU."""
+    """Copy a coefficient, reward per nat, into a new tensor: float64 [], on the CPU."""
     if not isinstance(value, Real | Tensor):
         raise TypeError(f"{name}={value!r}: give a number >= 0")
     if isinstance(value, Tensor) and value.numel() != 1:
@@ -34,7 +34,7 @@ def coefficient(value: float | Tensor, name: str = "coef") -> Tensor:
 
 
 class _Default(float):
-    """A coefficient that was not given, told apart from the same number that was."""
+    """A default coefficient, distinguishable from the same number given by the user."""
 
 
 ZERO, ONE = _Default(0.0), _Default(1.0)
@@ -43,9 +43,9 @@ ZERO, ONE = _Default(0.0), _Default(1.0)
 def one_spelling(
     coef: float | Tensor, coeff: float | Tensor | None, name: str = "coef"
 ) -> float | Tensor:
-    """What was given as ``coef``, or as its alias ``coeff``.
+    """The coefficient that was given as ``coef`` or as its alias ``coeff``; refuse both.
 
-    ``coef`` is :data:`ZERO` or :data:`ONE` where it was not given, ``coeff`` None.
+    Defaults: :data:`ZERO` or :data:`ONE` for ``coef``, None for ``coeff``.
     """
     if coeff is None:
         return coef
@@ -55,12 +55,12 @@ def one_spelling(
 
 
 class KeepsCoefficient(_Module):
-    """A module with a coefficient: a buffer, in its state, set in place under either name.
+    """Mixin for a module with a coefficient: a buffer that either name sets in place.
 
-    Put it before the module's class, and call :meth:`keep_coefficient` in the constructor.
+    List it before the module's class, and call :meth:`keep_coefficient` in the constructor.
     """
 
-    coefficient_name = "coef"  # of the buffer; that of the alias has an f more
+    coefficient_name = "coef"  # name of the buffer; the alias adds an f
 
     def keep_coefficient(self, value: float | Tensor) -> None:
         """Register the buffer."""
@@ -70,7 +70,7 @@ class KeepsCoefficient(_Module):
         buffers = self.__dict__.get("_buffers") or {}
         held = self.coefficient_name
         if held in buffers and name in (held, held + "f"):
-            buffers[held].copy_(coefficient(value, held))  # in place: controllers hold it too
+            buffers[held].copy_(coefficient(value, held))  # in place: it is shared
         else:
             super().__setattr__(name, value)
 
@@ -80,9 +80,9 @@ class KeepsCoefficient(_Module):
         return super().__getattr__(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *rest: bool) -> Self:
-        """Move to a device; a cast of the weights rounds no coefficient, nor beta.
+        """Move to a device; a cast of the weights does not round the coefficient or beta.
 
-        A device without float64 (MPS) holds them as float32.
+        On a device without float64 (MPS) they are float32.
         """
         numbers = {name: x for name, x in self._buffers.items() if x is not None and x.ndim == 0}
         try:
@@ -99,9 +99,9 @@ class KeepsCoefficient(_Module):
 
 
 def coefficient_of_part(read: type = Tensor) -> property:
-    """The coefficient of the first transform of a Compose that keeps one; may be set.
+    """A property of a Compose: the coefficient of its first transform that has one; settable.
 
-    ``read=float`` gives a number, else it is the buffer itself.
+    ``read=float`` returns a number; the default returns the buffer itself.
     """
 
     def part(self: Compose) -> KeepsCoefficient:

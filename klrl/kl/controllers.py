@@ -1,8 +1,8 @@
-"""How ``kl.coef`` moves: once per iteration, on the KL of the whole rollout.
+"""Controllers of ``kl.coef``: they change it once per iteration, by the KL of the whole rollout.
 
-All are bounded, keep their state in checkpoints, and leave a KL that is not finite aside with a
-warning (the runner stops on one). To add one: a class here, and its settings in
-``klrl/config/schemas/penalty.py``, which are arguments of its constructor.
+All controllers are bounded, save their state in checkpoints, and ignore a KL that is not finite
+with a warning (the runner stops on such a KL). To add a controller, write a class here, and its
+constructor's arguments as settings in ``klrl/config/schemas/penalty.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from klrl.config.own import Unfit, make_tried
 
 
 class HasCoef(Protocol):
-    """Who keeps the coefficient: in a run :class:`klrl.kl.charge.ReferenceKL`."""
+    """The owner of the coefficient: in a run :class:`klrl.kl.charge.ReferenceKL`."""
 
     coef: float
 
@@ -28,16 +28,16 @@ Coef: TypeAlias = float | HasCoef
 
 @dataclass
 class Number:
-    """A coefficient that nobody else keeps."""
+    """A plain coefficient, outside a run."""
 
     coef: float
 
 
 class FixedKLController:
-    """coef stays.
+    """A constant coef. Base class of all controllers.
 
     Args:
-        coef: reward per nat; or who keeps it, and is moved in place.
+        coef: reward per nat; or the object that keeps the coefficient, which is changed in place.
     """
 
     forgets = False  # has state that ``state_dict`` does not hold
@@ -47,8 +47,8 @@ class FixedKLController:
 
     @classmethod
     def of(cls, config: ControllerConfig, coef: Coef, frames: int) -> FixedKLController:
-        """That of a run over ``frames``: ``config``'s settings are the constructor's arguments."""
-        # The unit is of the KL that the loop measures.
+        """Make the controller of a run over ``frames``; ``config`` has the arguments."""
+        # The unit is for the loop, which measures the KL.
         settings = {key: each for key, each in vars(config).items() if key not in ("name", "unit")}
         return cls(coef, **settings)
 
@@ -62,7 +62,7 @@ class FixedKLController:
         self._keeper.coef = value
 
     def update(self, kl: float, n: int = 1) -> float:
-        """Take one iteration's result; returns the coefficient for the next rollout.
+        """Update the coefficient by an iteration's KL; returns it for the next rollout.
 
         Args:
             kl: mean KL(policy||reference) of the rollout, nats, per step or in the target's unit.
@@ -77,20 +77,20 @@ class FixedKLController:
         return self.coef
 
     def move(self, kl: float, n: int) -> None:
-        """Change :attr:`coef` after an iteration; arguments as :meth:`update`, all finite."""
+        """Change :attr:`coef` after an iteration; arguments as in :meth:`update`, all finite."""
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint holds."""
+        """The state for a checkpoint."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state, coefficient included."""
+        """Load a checkpoint's state, including the coefficient."""
         for name in self.state_dict():
             setattr(self, name, type(getattr(self, name))(state[name]))
 
 
 class ScheduledKLController(FixedKLController):
-    """coef goes to ``end`` over ``frames``, along a line or half a cosine (``shape``)."""
+    """Change coef to ``end`` over ``frames``, along a line or half a cosine (``shape``)."""
 
     def __init__(self, coef: Coef, end: float, frames: int, shape: str = "linear") -> None:
         super().__init__(coef)
@@ -103,7 +103,7 @@ class ScheduledKLController(FixedKLController):
 
     @classmethod
     def of(cls, config: Any, coef: Coef, frames: int) -> FixedKLController:
-        """Over the whole run where it has no frames of its own."""
+        """As in the base class; ``controller.frames`` defaults to the whole run."""
         return cls(coef, config.end, config.frames or frames, config.shape)
 
     def move(self, kl: float, n: int) -> None:
@@ -115,7 +115,7 @@ class ScheduledKLController(FixedKLController):
         self.coef = self.start + (self.end - self.start) * share
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint holds."""
+        """The state for a checkpoint."""
         return {"coef": self.coef, "seen": self.seen}
 
 
@@ -144,8 +144,8 @@ def _clip(value: float, low: float, high: float) -> float:
 class AdaptiveKLController(_MultipliedKLController):
     """e = clip(KL / target - 1, -.2, .2); coef *= 1 + e n / horizon (Ziegler et al. 2019).
 
-    e n / horizon is clipped to -.2 .. .2 as well: with n above the horizon the factor would reach 0
-    or below. TorchRL 0.14's class of that name moves the other way.
+    e n / horizon is also clipped to -.2 .. .2, since with n above the horizon the factor could
+    reach 0 or below. TorchRL 0.14's class of this name changes coef in the opposite direction.
 
     Args:
         coef: the first coefficient, > 0.
@@ -192,27 +192,27 @@ class DualKLController(_MultipliedKLController):
     def move(self, kl: float, n: int) -> None:
         """Multiply by exp(lr (KL / target - 1))."""
         step = self.lr * (kl / self.target - 1)
-        # A KL far above its target would overflow exp; no bound is further away than e^50.
+        # A KL far above its target would overflow exp; e^50 reaches every bound.
         self._multiply(math.exp(_clip(step, -50.0, 50.0)))
 
 
 class HeldKLController(_MultipliedKLController):
     """PI on x = clip(ln(KL / target), -limit, limit): ln coef += integral x + proportional dx.
 
-    dx is x less that of the update before, so the sum over updates is the PI law
-    ln coef = const + proportional x + integral (x_1 + ... + x_t). A KL <= 0 counts as -limit.
+    dx is the change of x since the last update, so the sum over updates is the PI law
+    ln coef = const + proportional x + integral (x_1 + ... + x_t). For a KL <= 0, x is -limit.
 
-    A policy starts at its reference, and its KL takes some updates to rise. Meanwhile a low KL does
-    not say that coef is too high, so coef stays: until the KL reaches :data:`RELEASE` of the
-    target, or its logarithm rose by less than :data:`RISE` over :data:`WINDOW` updates, or
-    :data:`PATIENCE` updates went by.
+    A policy starts at its reference, and its KL takes some updates to rise. Until then a low KL
+    does not mean that coef is too high, so coef is constant until the KL reaches :data:`RELEASE` of
+    the target, or its logarithm rises by less than :data:`RISE` over :data:`WINDOW` updates, or
+    :data:`PATIENCE` updates are over.
 
     Args:
         coef: the first coefficient, > 0.
         target: nats per step.
         integral: gain on x, per update.
         proportional: gain on the change of x.
-        limit: of x, > 0.
+        limit: bound on abs(x), > 0.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
     """
@@ -238,7 +238,7 @@ class HeldKLController(_MultipliedKLController):
         self.integral, self.proportional, self.limit = integral, proportional, limit
         self.frozen, self.updates = True, 0
         self.rising: list[float] = []  # the last KLs, while frozen
-        self.error = 0.0  # x of the update before
+        self.error = 0.0  # x of the last update
 
     def move(self, kl: float, n: int) -> None:
         """A step of the PI law, once the KL has risen."""
@@ -263,17 +263,17 @@ class HeldKLController(_MultipliedKLController):
         return kl >= self.RELEASE * self.target or flat or self.updates >= self.PATIENCE
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint holds."""
+        """The state for a checkpoint."""
         names = ("coef", "error", "frozen", "updates", "rising")
         return {name: getattr(self, name) for name in names}
 
 
 class OwnKLController(FixedKLController):
-    """``controller=custom``: a :class:`FixedKLController` of the user's, tried once."""
+    """``controller=custom``: the user's :class:`FixedKLController`, tried once."""
 
     @classmethod
     def of(cls, config: Any, coef: Coef, frames: int) -> FixedKLController:
-        """The user's."""
+        """Make and try the user's controller."""
         start = coef if isinstance(coef, float | int) else coef.coef
         given, trial = {"coef": coef, "frames": frames}, {"coef": lambda: Number(start)}
         use = moves("kl.coef", [0.01, 1.0])
@@ -284,7 +284,7 @@ class OwnKLController(FixedKLController):
 
 
 def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:
-    """The trial of a user's part that moves the coefficient ``name`` on these KLs, in nats."""
+    """Make a trial for a user's part, which updates the coefficient ``name`` by these KLs, nats."""
 
     def use(trial: Any) -> None:
         for kl in kls:

@@ -1,4 +1,4 @@
-"""The divergences of policy and reference that a run can charge, exact per state.
+"""The divergences of policy and reference, exact per state.
 
 With u = pi_ref(a|s) / pi(a|s), each is D = E_pi[f(u)], in nats:
 
@@ -28,20 +28,20 @@ from klrl.config.placement import DIVERGENCES
 
 #: The largest Jensen-Shannon divergence, nats per state: of two policies that share no action.
 LARGEST_JS = math.log(2)
-#: What can be measured; a run charges those of :data:`klrl.config.placement.DIVERGENCES`.
+#: All divergences; :data:`klrl.config.placement.DIVERGENCES` can also be charged.
 MEASURED = (*DIVERGENCES, "tv")
 
 
-#: Which one: its name; or a function f of l = log pi - log pi_ref for E_pi[f(l)], the user's own.
+#: A divergence by name; or the user's function f of l = log pi - log pi_ref, for E_pi[f(l)].
 Which: TypeAlias = str | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Which divergence a run charges."""
+    """The divergence that a run charges."""
 
     name: Which = "reverse"  # reverse, forward or js; or a function of the log-ratio
-    samples: int = 16  # draws per state (js: from each) where it is neither closed form nor sum
+    samples: int = 16  # draws per state (js: of each policy) without closed form or sum
 
     @property
     def is_reverse(self) -> bool:
@@ -53,15 +53,15 @@ REVERSE = Divergence()
 
 
 def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """A divergence of two categoricals, by a sum over all actions or the whole vocabulary.
+    """A divergence of two categoricals, as a sum over all actions or the whole vocabulary.
 
     Args:
         name: one of :data:`MEASURED`; or a function of the log-ratio.
-        log_p: log pi, normalised, [..., K]; an action that pi forbids is -inf.
+        log_p: log pi, normalised, [..., K]; -inf at an action that pi forbids.
         log_q: log pi_ref, the same shape.
 
     Returns:
-        [...], nats; infinite where reverse or forward is.
+        [...], nats; reverse and forward may be infinite.
     """
     if not isinstance(name, str):
         forbidden = log_p == -torch.inf
@@ -82,31 +82,31 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def expected(log_p: Tensor, value: Tensor) -> Tensor:
-    """sum_a p(a) value(a); an action that p forbids (-inf) adds 0, to the gradient too."""
+    """sum_a p(a) value(a); an action that p forbids (-inf) adds 0, also to the gradient."""
     forbidden = log_p == -torch.inf
     return (log_p.masked_fill(forbidden, 0.0).exp() * value).masked_fill(forbidden, 0.0).sum(-1)
 
 
 def js_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
-    """Unbiased estimates of the js, nats, one for each pair of draws, all [..., S].
+    """Unbiased estimates of the js, nats, one for each pair of draws; all tensors are [..., S].
 
     With l = log pi - log pi_ref: log pi / m = log 2 - softplus(-l) at a draw of pi, and
-    log pi_ref / m = log 2 - softplus(l) at one of pi_ref; the js is the mean of both. Where the
-    draws of pi are reparametrised, the gradient is unbiased too.
+    log pi_ref / m = log 2 - softplus(l) at a draw of pi_ref; the js is the mean of both. If the
+    draws of pi are reparametrised, the gradient is also unbiased.
     """
     return LARGEST_JS - 0.5 * (softplus(-at_policys) + softplus(at_references))
 
 
 def tv_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
-    """Unbiased estimates of the total variation, within 0 and 1; arguments as :func:`js_draws`.
+    """Unbiased estimates of the total variation, in [0, 1]; arguments as in :func:`js_draws`.
 
-    With m = (pi + pi_ref) / 2 it is E_m[|pi - pi_ref| / (2 m)], and the ratio is tanh(|l| / 2).
+    With m = (pi + pi_ref) / 2, tv is E_m[|pi - pi_ref| / (2 m)], and this ratio is tanh(|l| / 2).
     """
     return 0.5 * ((0.5 * at_policys.abs()).tanh() + (0.5 * at_references.abs()).tanh())
 
 
 def standard_error(draws: Tensor) -> Tensor:
-    """Of the mean over draws [..., S], [...]; NaN for one draw."""
+    """Standard error [...] of the mean over draws [..., S]; NaN for one draw."""
     return draws.std(-1) / math.sqrt(draws.shape[-1])
 
 

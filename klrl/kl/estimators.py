@@ -20,7 +20,7 @@ from klrl.kl.divergences import over_actions
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """r: unbiased, may be negative. In the reward its policy gradient is that of the KL."""
+    """r: unbiased, may be negative. Charged in the reward, it gives the KL's policy gradient."""
     return log_ratio
 
 
@@ -45,12 +45,12 @@ def _declared() -> dict[str, Callable[[Tensor], Tensor]]:
 
 #: The functions above that ``SAMPLED`` declares, by name.
 ESTIMATORS = _declared()
-#: One of them by name, ``exact``, or a function of the user's: r -> nats, elementwise.
+#: A name in ESTIMATORS, ``exact``, or the user's function: r -> nats, elementwise.
 Estimator: TypeAlias = str | Callable[[Tensor], Tensor]
 
 
 def function_of(estimator: Estimator) -> Callable[[Tensor], Tensor]:
-    """The function of the log-ratio that an estimator is."""
+    """The function of the log-ratio for an estimator."""
     if not isinstance(estimator, str):
         return estimator
     if estimator not in ESTIMATORS:
@@ -70,7 +70,7 @@ def estimate_kl(
         log_prob: log pi(a|s), any shape, nats.
         ref_log_prob: log pi_ref(a|s), the same shape.
         estimator: k1, k2, k3 or a function of the log-ratio.
-        mask: the same shape, bool or 0 and 1; False positions give 0, whatever they hold.
+        mask: the same shape, bool or 0 and 1; the result is 0 at False positions, even at NaN.
     """
     function = function_of(estimator)
     if log_prob.shape != ref_log_prob.shape:
@@ -81,13 +81,13 @@ def estimate_kl(
     if mask is None:
         return function(log_prob - ref_log_prob)
     mask = as_mask(mask, log_prob)
-    # Padding may hold -inf or NaN; it must not reach the result, nor its gradient.
+    # Padding may contain -inf or NaN, which must reach neither the result nor its gradient.
     log_prob, ref_log_prob = (x.masked_fill(~mask, 0.0) for x in (log_prob, ref_log_prob))
     return function(log_prob - ref_log_prob)
 
 
 def as_mask(mask: Tensor, value: Tensor) -> Tensor:
-    """A mask as bool, of the values' shape; tokenizers give int64."""
+    """Convert a mask to bool and check its shape; tokenizers give int64."""
     if mask.shape != value.shape:
         raise ValueError(
             f"mask {tuple(mask.shape)} and values {tuple(value.shape)}: shapes must match"
@@ -96,7 +96,7 @@ def as_mask(mask: Tensor, value: Tensor) -> Tensor:
 
 
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the positions where ``mask`` holds, 0 where none do; padding counts nowhere.
+    """Mean over the positions where ``mask`` is true, 0 if there are none; ignores padding.
 
     ``mask`` has the shape of ``value``, bool or 0 and 1.
     """
@@ -105,7 +105,7 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Sum over a row's steps [B, T] where ``mask`` holds, mean over rows: long rows weigh more."""
+    """Sum over a row's real steps [B, T], mean over rows, so that long rows weigh more."""
     mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
 
@@ -124,7 +124,7 @@ def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
         return _composite(dist, ref_dist)
     if isinstance(dist, TanhNormal) and isinstance(ref_dist, TanhNormal):
         _require_same_bounds(dist, ref_dist)
-        # A KL is invariant under a shared bijection: it is that of the Gaussians before tanh.
+        # A KL is invariant under a shared bijection: compare the Gaussians before tanh.
         dist, ref_dist = dist.base_dist, ref_dist.base_dist
     if isinstance(dist, _DISCRETE) and isinstance(ref_dist, _DISCRETE):
         log_p, log_q = dist.logits.log_softmax(-1), ref_dist.logits.log_softmax(-1)

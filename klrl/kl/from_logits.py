@@ -1,9 +1,9 @@
 """Log-prob of an action and exact KLs of pi = softmax(z / T), with their gradient in closed form.
 
 Autograd passes over a table [n, K] some twenty times for each KL, forward and back; with K = 49,152
-tokens that took half as long as the matrix products of the whole model. Here the logits alone are
-kept, and a few rows at a time go through all steps, so that what lies between stays in the cache.
-With u = z / T, of one row:
+tokens that took half as long as the matrix products of the whole model. Here only the logits are
+saved, and all steps run on a few rows at a time, so that intermediate results stay in the cache.
+For one row, with u = z / T:
 
     log pi(a)               d / du = 1_a - pi
     KL(pi || q)             d / du = pi * (log pi - log q - KL(pi || q))
@@ -20,15 +20,15 @@ from torch import Tensor
 
 from klrl.kl.divergences import Which, over_actions
 
-#: The divergences that have a gradient here.
+#: The divergences whose gradient is implemented here.
 CLOSED_FORM = ("reverse", "forward")
-#: Entries of a table that go through all steps together: 2 MB of float32 on a CPU, whose cache
-#: holds them; elsewhere 64 MB, which bounds the memory.
+#: Entries of a table that are processed together: 2 MB of float32 on a CPU, to fit its cache;
+#: on other devices 64 MB, to bound the memory.
 PIECE, PIECE_ELSEWHERE = 2**19, 2**24
 
 
 class Other(NamedTuple):
-    """Another distribution q = softmax(logits / temperature) over the same actions."""
+    """A second distribution q = softmax(logits / temperature) over the same actions."""
 
     logits: Tensor  # [n, K], without gradient
     temperature: float
@@ -44,10 +44,10 @@ def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
 def log_probs_and_kls(
     logits: Tensor, actions: Tensor, others: Sequence[Other], temperature: float
 ) -> Tensor:
-    """log pi of the actions, then of each other distribution log q and its KLs.
+    """log pi of the actions, then log q and the KLs for each of the other distributions q.
 
     Args:
-        logits: z [n, K]; an action that is forbidden is -inf.
+        logits: z [n, K]; -inf at a forbidden action.
         actions: [n].
         others: the q's, with names of :data:`CLOSED_FORM`.
         temperature: T.
@@ -99,7 +99,7 @@ class _LogProbsAndKLs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # by create_graph; once_differentiable lets some of them pass
+        if torch.is_grad_enabled():  # create_graph; once_differentiable misses some cases
             raise RuntimeError("log-probs and KLs from logits have no second derivative")
         logits, actions, values, *tables = ctx.saved_tensors
         slope = torch.empty_like(logits)
@@ -126,7 +126,7 @@ def _slope(
     qs: Sequence[tuple[Tensor, Sequence[Which]]],
     forbids: bool,
 ) -> Tensor:
-    """sum_i gradient_i d values_i / du, [n, K]; rows i as :func:`log_probs_and_kls` has them."""
+    """sum_i gradient_i d values_i / du, [n, K]; i indexes the rows of :func:`log_probs_and_kls`."""
     p, of_log_p = log_p.exp(), gradient[0]
     slope = p * -of_log_p[:, None]
     slope.scatter_add_(1, actions[:, None], of_log_p[:, None])
@@ -135,7 +135,7 @@ def _slope(
         for i, name in enumerate(names, row + 1):
             if name == "reverse":
                 excess = (log_p - log_q).sub_(values[i, :, None]).mul_(gradient[i, :, None])
-                if forbids:  # it has no share; 0 times infinity is no number
+                if forbids:  # a forbidden action adds 0, and 0 times infinity would be NaN
                     excess.masked_fill_(p == 0, 0.0)
                 slope.addcmul_(excess, p)
             else:
@@ -151,7 +151,7 @@ def _kl(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _pieces(table: Tensor) -> Iterator[slice]:
-    """Rows that go together; one piece at least, of no row."""
+    """Slices of rows that are processed together; one empty slice for an empty table."""
     count, width = table.shape
     size = max(1, (PIECE if table.device.type == "cpu" else PIECE_ELSEWHERE) // width)
     return (slice(start, min(start + size, count)) for start in range(0, max(1, count), size))

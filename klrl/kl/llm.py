@@ -1,4 +1,4 @@
-"""A page's name of :mod:`klrl.envs.llm.transforms.kl`: the same module."""
+"""Alias of :mod:`klrl.envs.llm.transforms.kl`, a name in the documentation."""
 
 import sys
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""KL(pi_theta || pi_ref) of a rollout by every estimator, whichever of them is charged."""
+"""KL(pi_theta || pi_ref) of a rollout by every estimator, also those that are not charged."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from klrl.kl.estimators import ESTIMATORS, masked_mean, sequence_mean
 def mean_kl(
     exact: Tensor, forward: Tensor, log_ratio: Tensor, mask: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Mean KL(pi_theta || pi_ref) of a rollout by every estimator, in nats, by metric.
+    """Metrics: mean KL(pi_theta || pi_ref) of a rollout by every estimator, in nats.
 
-    And KL(pi_ref || pi_theta) in the same states, ``kl/ref/forward``. With a mask also
-    ``kl/ref/exact_seq`` and so on: sums over a row, means over rows.
+    ``kl/ref/forward`` is KL(pi_ref || pi_theta) in the same states. With a mask,
+    ``kl/ref/exact_seq`` and so on are sums over a row, means over rows.
 
     Args:
-        exact: the closed form of every step, [N, T] or [B, R].
-        forward: that of KL(pi_ref || pi_theta), the same shape.
-        log_ratio: log pi_theta - log pi_ref of what was done, the same shape.
-        mask: bool, where steps are real; None: everywhere.
+        exact: KL(pi_theta || pi_ref) in closed form at every step, [N, T] or [B, R].
+        forward: KL(pi_ref || pi_theta) in closed form, the same shape.
+        log_ratio: log pi_theta - log pi_ref of the sampled actions, the same shape.
+        mask: bool, True at real steps; None: all are real.
 
     Raises:
-        NonFiniteError: one of them is NaN or infinite.
+        NonFiniteError: a mean is NaN or infinite.
     """
     per_step = {"kl/ref/exact": exact, "kl/ref/forward": forward}
     per_step |= {f"kl/ref/{name}": each(log_ratio) for name, each in ESTIMATORS.items()}
@@ -44,17 +44,17 @@ def mean_kl(
 def mean_charged(
     charged: Tensor, mask: Tensor | None = None, error: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Mean of the divergence that is charged, where it is not the reverse KL, in nats.
+    """Metrics of a charged divergence other than the reverse KL: its mean, in nats.
 
     Args:
-        charged: of every step, [N, T] or [B, R].
-        mask: bool, where steps are real; None: everywhere. With one also the sum over a row, mean
-            over rows.
-        error: its standard error at every step [N, T], where it was sampled. With one also that of
-            the mean over steps, which are sampled independently.
+        charged: the divergence at every step, [N, T] or [B, R].
+        mask: bool, True at real steps; None: all are real. With a mask, the sum over a row, mean
+            over rows, is a second metric.
+        error: standard error of a sampled divergence at every step [N, T]; adds the metric of the
+            mean's standard error. Steps are sampled independently.
 
     Raises:
-        NonFiniteError: one of them is NaN or infinite.
+        NonFiniteError: a metric is NaN or infinite.
     """
     if mask is None:
         means = {"div/ref/charged": charged.mean()}
@@ -75,10 +75,9 @@ def _finite(means: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:
-    """What a controller is given, nats per ``unit``: the divergence that is charged.
+    """The charged divergence for a controller, in nats per ``unit``.
 
-    Per step or token (None: either) it is the mean over them; per sequence the sum over a row, mean
-    over rows.
+    ``unit`` sequence: sum over a row, mean over rows; step, token or None: mean over steps.
     """
     name = "div/ref/charged" if "div/ref/charged" in measured else "kl/ref/exact"
     return float(measured[f"{name}_seq" if unit == "sequence" else name])

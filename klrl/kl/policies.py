@@ -1,4 +1,4 @@
-"""What klrl asks of a tensordict policy: its log-probs and its keys."""
+"""Read log-probs and keys of a tensordict policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from klrl.kl.reference import FrozenPolicy
 from klrl.kl.saturated import PRE_TANH, any_kept, any_lost, beside, draw, log_probs, warn
 from klrl.kl.shapes import add_heads
 
-#: Where older TorchRL policies wrote the log-prob of all heads; read where today's key is missing.
+#: The key of the joint log-prob in older TorchRL policies; read if the current key is missing.
 OLDER_KEY = "sample_log_prob"
 #: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
 Key: TypeAlias = str | tuple[Any, ...]
@@ -31,14 +31,14 @@ def score(
     tensordict: TensorDictBase,
     keys: Sequence[Key] | None = None,
 ) -> Tensor:
-    """log pi(a|s) of a transition's action, on the transition's device, as the policy gives it.
+    """log pi(a|s) of a transition's action under ``model``, on the transition's device.
 
-    It begins with the batch's shape; :mod:`klrl.kl.shapes` says what may follow. A policy with
-    several heads gives the sum over them. Saturated actions of a TanhNormal get a sample before
-    tanh in the transition (:func:`keep_pre_tanh`). An environment on the CPU may ask a policy on a
-    GPU. The copy is shallow: the model writes its parameters into what it is given.
+    The result's shape begins with the batch's shape; see :mod:`klrl.kl.shapes`. For several heads
+    it is their sum. Saturated actions of a TanhNormal get a sample before tanh in the transition
+    (:func:`keep_pre_tanh`). The transition may be on the CPU and the policy on a GPU. The model
+    gets a shallow copy, since it writes its parameters into its input.
 
-    ``keys`` are where the policy that sampled wrote its log-probs; default where ``model`` does.
+    ``keys``: keys of the sampling policy's log-probs; default those of ``model``.
     """
     keep_pre_tanh(model, tensordict, keys)
     device = next(model.parameters()).device
@@ -60,9 +60,9 @@ def keep_pre_tanh(
     tensordict: TensorDictBase,
     keys: Sequence[Key] | None = None,
 ) -> None:
-    """:func:`klrl.kl.saturated.draw`, where a transition holds the parameters that sampled it.
+    """:func:`klrl.kl.saturated.draw`, if a transition has the parameters that it was sampled with.
 
-    ``model`` is of the family that sampled; ``keys`` as in :func:`score`.
+    ``model`` has the distribution family of the sampling policy; ``keys`` as in :func:`score`.
     """
     if (
         isinstance(model, ProbabilisticTensorDictSequential | FrozenPolicy)
@@ -80,19 +80,19 @@ def where_kept(
     dist: Distribution,
     log_prob: Tensor | TensorDictBase,
 ) -> Tensor | TensorDictBase:
-    """A log-prob, read from the samples before tanh where a transition holds them.
+    """Compute a log-prob from the samples before tanh, if a transition has them; else return it.
 
-    With a warning where an action is saturated and nothing is known of it.
+    Warns if an action is saturated and its sample before tanh is missing.
 
     Args:
-        model: whose log-prob it is.
-        tensordict: the transition, into which the model has not written.
-        dist: the model's distribution there.
-        log_prob: of the action, [...]; or a TensorDict of those of a composite's heads.
+        model: the policy of the log-prob.
+        tensordict: the transition; the model has not written into it.
+        dist: the model's distribution in the transition.
+        log_prob: log-prob of the action, [...]; for a composite a TensorDict, one per head.
     """
     key = model.dist_sample_keys[0]
     if PRE_TANH in model.out_keys and tensordict.get(PRE_TANH, None) is not None:
-        return log_prob  # it reads that itself
+        return log_prob  # the model reads the samples itself
     if any_kept(dist, tensordict, key):
         each = log_probs(dist, tensordict, key)
         if isinstance(log_prob, Tensor):
@@ -104,7 +104,7 @@ def where_kept(
 
 
 def require_policy(name: str, model: object) -> None:
-    """Refuse what has no distribution over an action."""
+    """Refuse a model that has no distribution over an action."""
     needed = ("dist_params_keys", "dist_sample_keys")
     if not hasattr(model, "get_dist") or not all(getattr(model, key, None) for key in needed):
         raise TypeError(
@@ -114,10 +114,10 @@ def require_policy(name: str, model: object) -> None:
 
 
 def require_reference(name: str, model: object) -> None:
-    """Refuse what scores another policy's data with that policy's numbers.
+    """Refuse a recurrent reference.
 
-    A recurrent policy reads its hidden state from the data, where it is that of the policy that
-    sampled: in silence, log-probs of the reference would be off by nats.
+    It would read the hidden state of the sampling policy from the data, and its log-probs would
+    silently be off by nats.
     """
     written = {as_key(key) for key in getattr(model, "out_keys", ())}
     carried = [key for key in getattr(model, "in_keys", ()) if as_key(("next", key)) in written]
@@ -134,7 +134,7 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
     ``ProbabilisticTensorDictSequential.log_prob_key`` fails in tensordict 0.14 (its class lacks the
     attribute that the property reads); the plural works.
     """
-    # log_prob_keys names them even where nothing writes them; out_keys does not.
+    # log_prob_keys lists keys that the policy may not write; out_keys does not.
     written = [as_key(key) for key in model.out_keys]
     keys = [as_key(key) for key in model.log_prob_keys if key is not None]
     keys = [key for key in keys if key in written]
@@ -144,19 +144,19 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
 
 
 def written_keys(tensordict: TensorDictBase, keys: Sequence[Key | None]) -> list[Key]:
-    """Of the log-probs that a transition holds: the keys, or :data:`OLDER_KEY`, or []."""
+    """The keys of the log-probs in a transition: ``keys``, or :data:`OLDER_KEY`, or []."""
     named = [as_key(key) for key in keys if key is not None]
     older = [beside(key, OLDER_KEY) for key in named[:1]]
     return next((found for found in (named, older) if has_all(tensordict, found)), [])
 
 
 def sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:
-    """The log-prob of an action of several heads: the sum of theirs, each summed to [...]."""
+    """The log-prob of an action: the sum over its heads, each summed to [...]."""
     return sum_beyond(add_heads([tensordict.get(key) for key in keys]), batch_dims)
 
 
 def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:
-    """Whether every key is there."""
+    """Whether a TensorDict has every key."""
     return all(tensordict.get(key, None) is not None for key in keys)
 
 

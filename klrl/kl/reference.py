@@ -1,4 +1,4 @@
-"""Who pi_ref is: a frozen policy with the observation normaliser of its own snapshot."""
+"""The reference pi_ref: a frozen policy with its own observation normaliser; and its updates."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def freeze(actor: ModuleT, *, requires_grad: bool = False) -> ModuleT:
-    """Copy a policy, parameters and buffers alike, and detach it from training.
+    """Copy a policy's parameters and buffers, and detach the copy from training.
 
-    The copy holds its own observation normaliser, so it stays the function that it is now while
-    the live policy's statistics move on.
+    The copy has its own observation normaliser, so it remains the same function while the live
+    policy's statistics change.
     """
     return deepcopy(actor).requires_grad_(requires_grad).eval()
 
 
 def flat_policy(model: T) -> T:
-    """A policy whose last part is itself a policy, as one sequence; every other as it is.
+    """Flatten a policy whose last part is itself a policy; return any other policy unchanged.
 
-    The weights are shared. tensordict 0.14.3's ``get_dist`` skips the network of an inner policy:
-    it takes the parameters from the data, where those of the sampling policy are, and every KL
-    is 0.
+    The weights are shared. tensordict 0.14.3's ``get_dist`` skips the network of an inner policy
+    and reads the sampling policy's parameters from the data, so every KL would be 0.
     """
     if not isinstance(model, ProbabilisticTensorDictSequential):
         return model
@@ -42,7 +41,7 @@ def flat_policy(model: T) -> T:
         return model
     parts: list[nn.Module] = []
     for part in trunk:
-        # In KLPENPPOLoss's note the trunk is an ActorCriticOperator, which has the head itself.
+        # In KLPENPPOLoss's note the trunk is an ActorCriticOperator, which contains the head.
         inner = list(part.module.children()) if isinstance(part, TensorDictSequential) else []
         parts += inner[: inner.index(last)] if last in inner else [part]
     parts += flat_policy(last).module.children()
@@ -51,7 +50,7 @@ def flat_policy(model: T) -> T:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode for every submodule; afterwards each has its former mode again."""
+    """Put every submodule into evaluation mode; restore each mode afterwards."""
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:
@@ -62,24 +61,24 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 class FrozenPolicy(nn.Module):
-    """pi_ref inside a transform, a loss or a run: it acts as the policy that it holds.
+    """pi_ref inside a transform, a loss or a run: a wrapper that acts as the wrapped policy.
 
-    It moves with ``.to(...)`` and stands in the ``state_dict``, but not among the parameters of
-    what holds it, and no ``.train()`` brings its dropout back. Attributes that it lacks are the
-    policy's.
+    ``.to(...)`` moves the wrapped policy and ``state_dict`` includes it, but the outer module does
+    not list its parameters, and ``.train()`` does not switch its dropout on. Attributes that the
+    wrapper lacks are looked up in the policy.
 
     Args:
         module: the policy; frozen here, not copied (:meth:`copy_of` copies).
-        own: whether the weights are its own; else ``module`` is someone else's, left as it is and
-            asked in evaluation mode.
-        requires_grad: whether its own weights are differentiable, and parameters of what holds it.
+        own: whether the wrapper owns the weights; else ``module`` is shared: it is not changed, and
+            is evaluated in evaluation mode.
+        requires_grad: whether owned weights are differentiable, and parameters of the outer module.
     """
 
     module: nn.Module
 
     def __init__(self, module: nn.Module, *, own: bool = True, requires_grad: bool = False) -> None:
         super().__init__()
-        # No submodule: PyTorch lists the parameters of those.
+        # Not a submodule, since PyTorch would list its parameters.
         self.__dict__["module"] = module = flat_policy(module)
         self.own, self._listed = own, requires_grad
         self.training = False
@@ -88,7 +87,7 @@ class FrozenPolicy(nn.Module):
 
     @staticmethod
     def copy_of(policy: nn.Module, *, requires_grad: bool = False) -> FrozenPolicy:
-        """A frozen copy, as :func:`freeze` makes it; what is frozen already is not copied again."""
+        """A frozen copy by :func:`freeze`; a policy that is frozen already is not copied."""
         if isinstance(policy, FrozenPolicy) and not requires_grad:
             return policy
         return FrozenPolicy(
@@ -97,14 +96,14 @@ class FrozenPolicy(nn.Module):
 
     @staticmethod
     def shared(policy: T) -> T | FrozenPolicy:
-        """Hold someone else's policy without a copy; what is no module is given back."""
+        """Wrap a shared policy without a copy; return anything that is not a module unchanged."""
         if isinstance(policy, nn.Module) and not isinstance(policy, FrozenPolicy):
             return FrozenPolicy(policy, own=False)
         return policy
 
     @property
     def frozen_params(self) -> TensorDict:
-        """A view of its parameters and buffers, nested as its modules are."""
+        """A view of the policy's parameters and buffers, nested like its modules."""
         return TensorDict.from_module(self.module)
 
     def get_dist(self, tensordict: TensorDictBase) -> Distribution:
@@ -131,12 +130,12 @@ class FrozenPolicy(nn.Module):
 
     @property
     def named_parameters(self) -> Callable[..., Iterator[tuple[str, nn.Parameter]]]:
-        """The policy's; those of what holds it do not have them."""
+        """The policy's parameters; those of the outer module do not include them."""
         return self.module.named_parameters
 
     @property
     def named_modules(self) -> Callable[..., Iterator[tuple[str, nn.Module]]]:
-        """Itself alone, unless its weights are parameters of what holds it."""
+        """Only this module, unless its weights are parameters of the outer module."""
         return self.module.named_modules if self._listed else super().named_modules
 
     def __getattr__(self, name: str) -> Any:
@@ -175,31 +174,31 @@ class FrozenPolicy(nn.Module):
         unexpected_keys += [prefix + key for key in result.unexpected_keys]
 
 
-#: What a reference starts as: the policy, another run's policy, the policy without its adapters.
+#: The reference at the start: the policy, another run's policy, the policy without its adapters.
 THE_POLICY, OTHER_RUN, NO_ADAPTERS = "policy", "run", "adapters"
 
 
 class ReferenceRule:
-    """``reference=initial``: how the reference moves after an iteration, here not at all."""
+    """``reference=initial``: never changes the reference. Base class of all update rules."""
 
-    source = THE_POLICY  # what it starts as
-    moves = False  # whether it ever changes the reference
+    source = THE_POLICY  # the reference at the start
+    moves = False  # whether the rule ever changes the reference
 
     def __init__(self, config: ReferenceConfig) -> None:
         self.config = config
 
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
-        """Change the frozen policy in place; ``actor`` is the live one after so many iterations."""
+        """Change the frozen policy in place; ``actor`` is the live policy after ``iteration``."""
 
 
 class OtherRunReference(ReferenceRule):
-    """``reference=checkpoint``."""
+    """``reference=checkpoint``: another run's policy, never changed."""
 
     source = OTHER_RUN
 
 
 class AdapterOffReference(ReferenceRule):
-    """``reference=adapter_off``."""
+    """``reference=adapter_off``: the policy without its adapters, never changed."""
 
     source = NO_ADAPTERS
 
@@ -207,8 +206,8 @@ class AdapterOffReference(ReferenceRule):
 class EMAReference(ReferenceRule):
     """ref <- decay * ref + (1 - decay) * policy, once per iteration.
 
-    Parameters and the normaliser's mean and standard deviation alike: an average of weights that
-    were trained under one normaliser means little under another.
+    The average covers parameters and the normaliser's statistics, since weights that were trained
+    with one normaliser mean little with a different one.
     """
 
     config: EMAReferenceConfig
@@ -216,10 +215,10 @@ class EMAReference(ReferenceRule):
 
     @torch.no_grad()
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
-        """Move every floating tensor a step towards the policy's."""
+        """Average every floating tensor with the policy's."""
         policy, moved = actor.state_dict(), set()
         for name, value in reference.state_dict().items():
-            # Tied weights have two names; moved by both, they would keep decay^2.
+            # Tied weights have two names; averaged under both, they would decay by decay^2.
             if value.is_floating_point() and value.data_ptr() not in moved:
                 value.lerp_(policy[name].to(value), 1 - self.config.decay)
                 moved.add(value.data_ptr())
@@ -233,24 +232,24 @@ class PeriodicReference(ReferenceRule):
 
     @torch.no_grad()
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
-        """Copy the policy when it is due."""
+        """Copy the policy if an update is due."""
         if iteration % self.config.every == 0:
             reference.load_state_dict(actor.state_dict())
 
 
-#: A frozen policy, and what the manifest holds of it to build its networks again on resume.
+#: A frozen policy, and its description in the manifest, from which a resume rebuilds its networks.
 Loaded: TypeAlias = tuple[nn.Module, Mapping[str, object]]
 
 
 class FrozenReference(FrozenPolicy):
-    """pi_ref of a run: a frozen policy, and the rule that moves it.
+    """pi_ref of a run: a frozen policy, and the rule that updates it.
 
     Args:
-        rule: moves it after an iteration.
+        rule: updates the reference after an iteration.
         module: the policy; frozen here, not copied.
-        own: whether the weights are its own; else ``module`` is the live policy, left as it is.
-        checkpointed: whether a checkpoint must hold it.
-        description: what the manifest holds of it, to build it again on resume; None needs none.
+        own: whether the reference owns the weights; else ``module`` is the live policy, unchanged.
+        checkpointed: whether checkpoints must include the reference.
+        description: manifest entry from which a resume rebuilds the networks; None if not needed.
     """
 
     def __init__(
@@ -274,9 +273,9 @@ class FrozenReference(FrozenPolicy):
         *,
         checkpointed: bool = True,
     ) -> Self:
-        """The reference of a live policy as its rule says that it starts.
+        """Make the reference of a live policy, according to ``rule.source``.
 
-        ``load_other`` gives another run's policy, where the rule asks for one.
+        ``load_other`` loads another run's policy, if the rule requires it.
         """
         if rule.source == NO_ADAPTERS:
             return cls(rule, policy, own=False, checkpointed=checkpointed)
@@ -287,12 +286,12 @@ class FrozenReference(FrozenPolicy):
         return cls(rule, freeze(policy), checkpointed=checkpointed)
 
     def move(self, actor: nn.Module, iteration: int) -> None:
-        """Move it by its rule after an iteration."""
+        """Update the reference by its rule after an iteration."""
         self.rule.update(self.module, actor, iteration)
 
     @property
     def bytes(self) -> int:
-        """What it holds in memory beside the policy; tied weights count once."""
+        """Memory that the reference needs in addition to the policy; tied weights count once."""
         tensors = self.module.state_dict().values() if self.own else ()
         held = {value.data_ptr(): value.numel() * value.element_size() for value in tensors}
         return sum(held.values())

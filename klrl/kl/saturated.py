@@ -1,15 +1,15 @@
-"""log pi(a|s) of a TanhNormal whose action rounding has put on a bound.
+"""log pi(a|s) of a TanhNormal whose action was rounded to a bound (a saturated action).
 
-a = mid + half * tanh(u). In float32 every u above 7 gives the same a, and TorchRL's inverse gives
-one and the same u back: at loc 15 its log-prob is off by a hundred nats. What is known of such a u
-is that it lies beyond the cut, and, from the parameters that the policy wrote, its distribution
-there: a Gaussian cut off on one side. :func:`draw` draws u from that, and replaces the log-prob
-that was written by that of this u. Both policies and the loss read it, so ratio, KL and score are
-of one sample, and their means those of the sample that was lost.
+a = mid + half * tanh(u). In float32 every u above 7 gives the same a, and TorchRL's inverse maps
+that a to a single u: at loc 15 its log-prob is off by a hundred nats. The true u is lost, but it
+lies beyond the cut, and the parameters that the policy wrote give its distribution there: a
+Gaussian truncated on one side. :func:`draw` draws u from that Gaussian, and replaces the stored
+log-prob by that of the new u. Both policies and the loss read this u, so ratio, KL and score belong
+to one sample, and have the same means as with the lost sample.
 
-The draw needs no generator: its randomness is that of the bits of the log-prob that was written.
-TorchRL gives a transform inside an environment a copy of the transition, so u written there is
-lost; a loss that meets the transition later draws the same u.
+The draw needs no random generator: its randomness comes from the bits of the stored log-prob.
+TorchRL passes a copy of the transition to a transform inside an environment, so a u that is written
+there is lost; a loss that reads the transition later draws the same u.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from torchrl.modules import TanhNormal
 from klrl.kl.estimators import sum_beyond
 from klrl.kl.shapes import add_heads
 
-#: Where a policy may keep the sample before tanh, beside its action.
+#: The key under which a policy may store the sample before tanh, next to its action.
 PRE_TANH = "pre_tanh"
-#: Standard deviations that no sampler reaches: PyTorch's Gaussians in float32 end at 6.7.
+#: No sampler reaches this many standard deviations: PyTorch's Gaussians in float32 end at 6.7.
 REACH = 7.0
-#: Nats, and per nat of the log-prob, by which rounding may have moved one.
+#: Largest rounding error of a log-prob: nats, and nats per nat of the log-prob.
 TOLERANCE = (1.0, 1e-2)
 
 ActionKey: TypeAlias = str | tuple[str, ...]
@@ -47,16 +47,17 @@ def draw(
     action_key: ActionKey,
     log_prob_keys: Sequence[ActionKey],
 ) -> None:
-    """Write the samples before tanh of a batch with saturated actions, and their log-probs.
+    """Write samples before tanh and their log-probs into a batch with saturated actions.
 
-    What is not saturated gets TorchRL's inverse, and so does a transition that ``sampled`` cannot
-    have made, which keeps its log-prob, with a warning. Without any to draw nothing is written.
+    Actions that are not saturated get TorchRL's inverse. So do transitions that ``sampled`` cannot
+    have produced; they keep their log-prob, with a warning. If no u must be drawn, the batch is
+    unchanged.
 
     Args:
-        batch: changed.
-        sampled: what its actions were sampled from.
-        action_key: of the action; a composite's heads name theirs.
-        log_prob_keys: where that policy's log-probs stand; empty where the batch has none.
+        batch: the transitions, changed in place.
+        sampled: the distribution that the actions were sampled from.
+        action_key: key of the action; the heads of a composite have their own keys.
+        log_prob_keys: keys of the sampling policy's log-probs; empty if the batch has none.
     """
     if not any_lost(sampled, batch, action_key):
         return
@@ -92,9 +93,9 @@ def draw(
 def log_probs(
     dist: Distribution, batch: TensorDictBase, action_key: ActionKey
 ) -> dict[ActionKey, Tensor]:
-    """log pi(a|s) of every head, from the sample before tanh where the batch holds one.
+    """log pi(a|s) of every head, from the sample before tanh if the batch has one.
 
-    It is shaped as the head's distribution does, under its action's key + ``_log_prob``.
+    The key is the action's + ``_log_prob``, the shape that of the head's distribution.
     """
     each = {}
     for key, head in _heads(dist, action_key):
@@ -106,7 +107,7 @@ def log_probs(
 
 
 def any_kept(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -> bool:
-    """Whether the batch holds the sample before tanh of a TanhNormal."""
+    """Whether the batch has the sample before tanh of a TanhNormal."""
     return any(
         isinstance(head, TanhNormal) and batch.get(kept_at(dist, key), None) is not None
         for key, head in _heads(dist, action_key)
@@ -114,7 +115,7 @@ def any_kept(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -
 
 
 def any_lost(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -> bool:
-    """Whether an action is saturated, and its sample before tanh was not kept."""
+    """Whether an action is saturated and its sample before tanh is missing."""
     return not any_kept(dist, batch, action_key) and any(
         isinstance(head, TanhNormal)
         and batch.get(key, None) is not None
@@ -124,7 +125,7 @@ def any_lost(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -
 
 
 def warn() -> None:
-    """Say that log-probs cannot be read from saturated actions, and the remedy."""
+    """Warn that log-probs cannot be computed from saturated actions; name the remedy."""
     warnings.warn(
         "actions lie on the bounds of TanhNormal to within rounding, where their log-prob cannot "
         "be computed from them, and no parameters in the data can have made them: they are scored "
@@ -135,18 +136,18 @@ def warn() -> None:
 
 
 def beside(key: ActionKey, name: str = PRE_TANH) -> ActionKey:
-    """The key of that name next to another."""
+    """The key ``name`` at the same level as ``key``."""
     return (*key[:-1], name) if isinstance(key, tuple) else name
 
 
 def kept_at(dist: Distribution, action_key: ActionKey) -> ActionKey:
-    """Where a sample before tanh stands; composites' keys have the action's name, as log-probs."""
+    """The key of a sample before tanh; in a composite it includes the action's name."""
     composite = isinstance(dist, CompositeDistribution)
     return _suffixed(action_key, PRE_TANH) if composite else beside(action_key)
 
 
 def saturated(dist: TanhNormal, action: Tensor) -> Tensor:
-    """Which coordinates of an action are a bound, as far as its type can tell: bool."""
+    """Which coordinates of an action equal a bound, within its dtype's resolution: bool."""
     t, least, _ = _squashed(dist, action)
     return t.abs() >= least
 
@@ -161,17 +162,17 @@ def log_prob_before_tanh(dist: TanhNormal, u: Tensor) -> Tensor:
 def _beyond_the_cut(
     dist: TanhNormal, action: Tensor, stored: Tensor | None, n: int
 ) -> tuple[Tensor, Tensor]:
-    """u [..., A], where saturated a draw; and how far apart log-probs of such draws can be."""
-    # Where saturated a draw of N(m, s) beyond the cut c, else TorchRL's inverse. With
+    """u [..., A], drawn where the action is saturated; and the range of such draws' log-probs."""
+    # Saturated: a draw of N(m, s) beyond the cut c; else TorchRL's inverse. With
     # alpha = (c - m) / s and v uniform: u = m + s z, z = -Phi^-1(v Phi(-alpha)), in float64; NaN
     # where alpha is out of reach. Log-probs of such draws are const + 2 s z - z^2 / 2.
     t, least, ulp = _squashed(dist, action)
-    # What is above the middle between two numbers is rounded up.
+    # Values above the middle between two floats are rounded up.
     side, cut = t.sign(), torch.atanh(least.double() - ulp.double() / 4)
     loc, scale = dist.root_dist.loc, dist.root_dist.scale
     stored = action.new_zeros(()) if stored is None else _expand(stored, action)
     v = _uniform(*torch.broadcast_tensors(loc, scale, stored, action.new_tensor(n)))
-    # Both bounds alike: mirrored, the cut is above.
+    # The lower bound is mirrored, so that the cut is always above.
     alpha = (cut - side * loc.double()) / scale.double()
     z = -torch.special.ndtri(v * torch.special.log_ndtr(-alpha).exp())
     z = z.clamp_min(alpha).masked_fill(alpha > REACH, torch.nan)
@@ -182,11 +183,11 @@ def _beyond_the_cut(
 
 
 def _uniform(*known: Tensor) -> Tensor:
-    """Numbers in (0, 1) from the bits of what is known, mixed as MurmurHash3 does."""
+    """Numbers in (0, 1) from the bits of the given tensors, mixed as in MurmurHash3."""
     bits = torch.zeros_like(known[0], dtype=torch.int64)
     for value in known:
         bits = _mixed(bits ^ value.float().view(torch.int32))
-    # Where the same is known of several they are numbered, so that they differ.
+    # Entries with equal bits are numbered, so that their draws differ.
     order = bits.flatten().argsort(stable=True)
     found, number = bits.flatten()[order], torch.empty_like(order)
     number[order] = torch.arange(len(order), device=order.device) - torch.searchsorted(found, found)
@@ -201,7 +202,7 @@ def _mixed(bits: Tensor) -> Tensor:
 
 
 def _heads(dist: Distribution, action_key: ActionKey) -> list[tuple[ActionKey, Distribution]]:
-    """(the key of its action, its distribution) of every head."""
+    """(key of the action, distribution) of every head."""
     if isinstance(dist, CompositeDistribution):
         return list(dist.dists.items())
     return [(action_key, dist)]
@@ -212,14 +213,14 @@ def _suffixed(key: ActionKey, suffix: str) -> ActionKey:
 
 
 def _squashed(dist: TanhNormal, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """tanh(u) as the action gives it, the least that is saturated, and its rounding below 1."""
-    # TorchRL keeps tanh(u) a resolution away from 1; the action has its bounds' rounding too.
+    """tanh(u) from the action, the least saturated value, and the spacing of floats below 1."""
+    # TorchRL keeps tanh(u) a resolution below 1; the action is also rounded at its bounds' scale.
     low, high = (torch.as_tensor(bound).to(action) for bound in (dist.low, dist.high))
     half = 0.5 * (high - low)
     info = torch.finfo(action.dtype)
     ulp = info.eps * torch.maximum(low.abs(), high.abs()) / half
     slack = 2 * ulp.clamp_min(info.resolution)
-    # A power of two: 1 - slack is then a number of this type, and the cut where it is said to be.
+    # A power of two, so that this dtype represents 1 - slack, and with it the cut, exactly.
     return (action - 0.5 * (high + low)) / half, 1 - slack.log2().ceil().exp2(), ulp
 
 

@@ -1,10 +1,10 @@
 """The rule for shapes: a log-prob and a KL have the reward's batch shape.
 
-A TorchRL reward is [*B, 1] (one policy, or a team's one reward) or [*B, N, 1] (one per agent); its
-batch shape is [*B] or [*B, N]. What a policy gives begins with that shape. Whatever follows is
-summed, since log-probs and KLs of independent parts add: the agents of a team with one reward, the
-action's dimensions where its distribution has no event dimension (a plain ``Normal``). Anything
-else is refused. Every subtraction in klrl.envs is of tensors that went through here.
+A TorchRL reward is [*B, 1] (one policy, or a team's shared reward) or [*B, N, 1] (one per agent);
+its batch shape is [*B] or [*B, N]. A log-prob or KL begins with that shape. Further dimensions are
+summed, since log-probs and KLs of independent parts add: agents of a team with a shared reward, or
+dimensions of an action without event dimension (a plain ``Normal``). Any other shape is refused.
+klrl.envs subtracts only tensors that were checked here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def reward_shape(reward: torch.Size, batch_dims: int) -> torch.Size:
 
 
 def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
-    """A log-prob or KL in the reward's batch shape [*B] or [*B, N]: what is beyond is summed."""
+    """A log-prob or KL in the reward's batch shape [*B] or [*B, N]; further dims are summed."""
     shape = reward_shape(reward.shape, batch_dims)
     if value.shape[: len(shape)] != shape:
         raise ValueError(

@@ -1,7 +1,7 @@
 """The trust region between the policy that sampled and the policy that learns.
 
-The LossModules live in :mod:`klrl.objectives`, and are imported on first use: they bring TorchRL's
-objectives along.
+The LossModules are in :mod:`klrl.objectives`, and are imported on first use, since they import
+TorchRL's objectives.
 """
 
 from typing import TYPE_CHECKING

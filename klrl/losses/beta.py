@@ -1,4 +1,4 @@
-"""Rules that move KLPEN's beta, so that KL(old||new) of an iteration stays near its target.
+"""Rules that adapt KLPEN's beta, so that KL(old||new) of an iteration stays near its target.
 
 d is the mean KL(old||new) over the whole rollout after the update, in nats per frame.
 """
@@ -18,7 +18,7 @@ from klrl.objectives.functional import factor, moves_beta
 class BetaRule:
     """A fixed beta, and the rule of ``loss=clip``, which has no KL(old||new) penalty."""
 
-    every_forward = False  # moved by each minibatch's KL, not the rollout's
+    every_forward = False  # update on each minibatch's KL, not the rollout's
     forgets = False  # has state that ``state_dict`` does not hold
 
     def __init__(self, beta: float = 0.0, dtarg: float = math.inf) -> None:
@@ -40,8 +40,8 @@ class BetaRule:
 class DoublingBeta(BetaRule):
     """d < dtarg / 1.5 -> beta *= decrement; d > 1.5 dtarg -> beta *= increment; bounded.
 
-    Schulman et al. (2017), sec. 4, with the documented ``increment`` and ``decrement``. Beta moves
-    once per iteration. A KL that is not finite is ignored with a warning.
+    Schulman et al. (2017), sec. 4, with the documented ``increment`` and ``decrement``. Beta
+    changes once per iteration. A KL that is not finite is ignored with a warning.
     """
 
     def __init__(self, config: KLPENConfig) -> None:
@@ -49,7 +49,7 @@ class DoublingBeta(BetaRule):
         self.config = config
 
     def update(self, kl: float) -> float:
-        """Move beta by the rollout's KL, within beta_min .. beta_max."""
+        """Update beta by the rollout's KL, within beta_min .. beta_max."""
         if not moves_beta(kl, self.beta):
             return self.beta
         c = self.config
@@ -73,20 +73,20 @@ class ProportionalBeta(DoublingBeta):
 class ForwardBeta(DoublingBeta):
     """TorchRL's rule, for comparison only: the same factors in every forward, without bounds.
 
-    TorchRL 0.14's ``KLPENPPOLoss.forward`` moves beta on each minibatch's KL, evaluation included;
-    it ends at 0 or infinity. Here it moves in the learner's forwards alone.
+    TorchRL 0.14's ``KLPENPPOLoss.forward`` changes beta on each minibatch's KL, also in evaluation;
+    beta ends at 0 or infinity. Here only the learner's forwards change beta.
     """
 
     every_forward = True
 
     def update(self, kl: float) -> float:
-        """Move beta by a minibatch's KL."""
+        """Update beta by a minibatch's KL."""
         self.beta *= self.factor(kl)
         return self.beta
 
 
 def own_beta_rule(config: KLPENConfig) -> BetaRule:
-    """``loss.beta_rule=custom``: a :class:`BetaRule` of the user's, tried once."""
+    """``loss.beta_rule=custom``: the user's :class:`BetaRule`, tried once."""
     given = {"config": config, "beta": config.beta, "dtarg": config.dtarg}
     use = moves("beta", [2 * config.dtarg])
     setting, part = "loss.own_beta_rule", config.own_beta_rule

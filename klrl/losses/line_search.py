@@ -33,15 +33,15 @@ def search(
     target: float,
     most: float,
 ) -> tuple[float, float]:
-    """Scale the step of the actor's parameters in place; the final alpha and KL(old||new).
+    """Scale the step of the actor's parameters in place; returns the final alpha and KL(old||new).
 
     Args:
-        parameters: the actor's, after the update.
-        before: their values before it.
+        parameters: the actor's parameters, after the update.
+        before: their values before the update.
         measure: KL(old||new) of the whole rollout at the current parameters, nats per frame.
-        kl: the same after the full step.
+        kl: KL(old||new) after the full step.
         target: dtarg.
-        most: the longest alpha; 1 or more.
+        most: the largest alpha, >= 1.
     """
     steps = [p - old for p, old in zip(parameters, before, strict=True)]
     last_alpha, last_kl = 1.0, kl

@@ -1,7 +1,7 @@
-"""KLPEN and clipped PPO: from what a policy says about a minibatch to one number to minimise.
+"""The losses of KLPEN and clipped PPO, from a policy's numbers for a minibatch to a scalar.
 
-Nothing here knows a domain, holds state or moves a coefficient: a forward without gradient, in
-evaluation or anywhere else, changes nothing. beta is moved by :mod:`klrl.losses.beta`.
+The losses depend on no domain, have no state and change no coefficient, so a forward in evaluation
+has no effects. :mod:`klrl.losses.beta` changes beta.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from klrl.runs.metrics import METRICS
 
 @dataclass(frozen=True)
 class Scored:
-    """What policy and critic say of a minibatch, one number per position.
+    """The outputs of policy and critic for a minibatch, one number per position.
 
     Positions are frames [B] of a control run, response tokens [B, R] of a language run; all tensors
     have that shape. Log-probs, KLs and entropies are in nats.
     """
 
-    log_prob: Tensor  # log pi_theta of what was done there
-    old_log_prob: Tensor  # log pi_old of the same, the policy that sampled
-    advantage: Tensor  # as it was estimated; the loss normalises it where it is told to
-    kl_old: Tensor  # KL(old||new), as PolicyLoss.kl_old says
-    entropy: Tensor  # of pi_theta; without a bonus only measured, and outside the graph
+    log_prob: Tensor  # log pi_theta of the sampled action
+    old_log_prob: Tensor  # log pi_old of the sampled action; pi_old is the sampling policy
+    advantage: Tensor  # before normalisation, which the loss does if set
+    kl_old: Tensor  # KL(old||new), computed as PolicyLoss.kl_old says
+    entropy: Tensor  # of pi_theta; without a bonus only measured, and detached
     value: Tensor | None = None  # V_theta; None without a critic
-    value_target: Tensor | None = None  # the rollout's return estimate, beside a value
-    old_value: Tensor | None = None  # V during the rollout, beside a value
+    value_target: Tensor | None = None  # the rollout's return estimate; None without a critic
+    old_value: Tensor | None = None  # V during the rollout; None without a critic
     ref_log_prob: Tensor | None = None  # log pi_ref, for the estimators k1, k2 and k3
     exact_ref: Tensor | None = None  # the divergence that is charged, differentiable, for exact
-    mask: Tensor | None = None  # bool, where positions are real; the others may hold anything
+    mask: Tensor | None = None  # bool, True at real positions; the others may contain anything
 
     def without_padding(self) -> Scored:
-        """Zeros at padding: what stands there must reach neither a sum nor a gradient."""
+        """Set padding to 0, since its values must reach neither a sum nor a gradient."""
         if self.mask is None:
             return self
         held = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "mask"}
@@ -55,9 +55,9 @@ class Scored:
 
 
 def example(*, tokens: bool) -> Scored:
-    """A made-up minibatch, frames [8] or tokens [2, 4] with padding, of a policy near its old one.
+    """A synthetic minibatch, frames [8] or tokens [2, 4] with padding; pi_theta is near pi_old.
 
-    What moves the policy requires a gradient: ``log_prob``, ``kl_old`` and ``entropy``.
+    ``log_prob``, ``kl_old`` and ``entropy`` require a gradient.
     """
     generator = torch.Generator().manual_seed(0)
     shape = (2, 4) if tokens else (8,)
@@ -80,37 +80,37 @@ def example(*, tokens: bool) -> Scored:
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What one minibatch gives."""
+    """The loss of one minibatch, and its metrics."""
 
     total: Tensor
     measured: dict[str, Tensor]  # metric -> its value per position, unweighted
 
 
 class PolicyLoss(ABC):
-    """What both losses share; subclasses say how much a policy gains on a minibatch.
+    """Base class of the losses; subclasses define the policy's gain on a minibatch.
 
     Args:
         config: the loss group.
         reference_estimator: how the loss charges KL(policy||reference): exact, k1, k2 or k3; None
-            where it does not.
-        divergence: what ``exact`` is of policy and reference; the estimators are the reverse KL's.
-        reward_scale: what rewards were multiplied by before advantages were estimated. The KL in
-            the loss is multiplied by it too, and divided by the spread that ``normalize_advantage``
-            divides by: ``kl.coef`` is reward per nat wherever the KL is charged.
+            if it does not.
+        divergence: the divergence that ``exact`` charges; k1, k2 and k3 estimate the reverse KL.
+        reward_scale: factor on the rewards before advantages were estimated. The KL in the loss is
+            also multiplied by this factor, and divided by the spread of ``normalize_advantage``, so
+            that ``kl.coef`` is reward per nat wherever the KL is charged.
     """
 
-    #: Those of the next that are settings of its group; a subclass adds to its base's.
+    #: The attributes below that the loss group sets; a subclass extends its base's tuple.
     of_settings: tuple[str, ...] = ()
     #: KL(old||new) of a minibatch: exact; sampled, an estimate with its gradient; or measured,
-    #: outside the graph, since nothing is charged for it.
+    #: without a gradient, since the loss does not charge it.
     kl_old: str = "measured"
-    target_kl: float | None = None  # nats per unit; 1.5 times it ends an update's epochs
+    target_kl: float | None = None  # nats per unit; an update's epochs end above 1.5 target_kl
     unit: str | None = None  # of target_kl and dtarg: sequence, a response's sum; else a position
     line_search: str = "none"  # which steps are scaled to dtarg: back (too long ones) or both
     max_alpha: float = 1.0  # how many times as long a step may become
-    dtarg: float = math.inf  # of KL(old||new), nats per unit
-    dtarg_end: float | None = None  # at the end of the run, linearly from dtarg
-    forgets = False  # has state, which no checkpoint holds
+    dtarg: float = math.inf  # target of KL(old||new), nats per unit
+    dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
+    forgets = False  # has state, which no checkpoint saves
 
     def __init__(
         self,
@@ -129,24 +129,24 @@ class PolicyLoss(ABC):
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
-        """The metrics of :class:`LossTerms`, in its order, read off a call."""
+        """The metrics of :class:`LossTerms` in their order, from a call on an example."""
         scored = example(tokens=self.config.reduction not in ("mean", "sum"))
         zero = torch.zeros(())
         return tuple(self(scored, zero, zero).measured)
 
     @property
     def entropy_bonus(self) -> float:
-        """What a nat of entropy adds to the gain; 0 for no bonus."""
+        """Coefficient of the entropy in the gain, per nat; 0 for no bonus."""
         return self.config.entropy_coeff if self.config.entropy_bonus else 0.0
 
     @property
     def target_moves(self) -> bool:
-        """Whether the target per position is another one in every iteration."""
+        """Whether the target per position changes in every iteration."""
         by_length = self.unit == "sequence" and math.isfinite(self.dtarg)
         return by_length or self.dtarg_end is not None
 
     def target_at(self, progress: float) -> float:
-        """``dtarg`` where a share 0..1 of the run is over."""
+        """``dtarg`` after a share 0..1 of the run."""
         if self.dtarg_end is None:
             return self.dtarg
         return self.dtarg + (self.dtarg_end - self.dtarg) * min(progress, 1.0)
@@ -157,11 +157,11 @@ class PolicyLoss(ABC):
         """Evaluate on a minibatch.
 
         Args:
-            scored: what policy and critic say of it.
-            beta: of KL(old||new), a scalar; only KLPEN reads it.
-            kl_coef: of KL(policy||reference), a scalar, where the loss charges it.
-            spread: what the advantage was divided by over the minibatch that this is a part of,
-                where it is normalised already; None: it is normalised here.
+            scored: outputs of policy and critic for the minibatch.
+            beta: coefficient of KL(old||new), a scalar; only KLPEN reads it.
+            kl_coef: coefficient of KL(policy||reference), a scalar, if the loss charges that KL.
+            spread: for a part of a minibatch, whose advantage is normalised already: the divisor
+                of that normalisation; None: the advantage is normalised here.
         """
         c, s = self.config, scored.without_padding()
         advantage, kl_ref = s.advantage, self._kl_ref(s)
@@ -173,7 +173,7 @@ class PolicyLoss(ABC):
             kl_ref = None if kl_ref is None else kl_ref / spread
         gain = self.gain(s, advantage, beta)
         distance = self._distance(s)
-        # One reduction of the sum over terms: eager mode pays for each operation, not its numbers.
+        # Sum the terms before one reduction: in eager mode the number of operations costs time.
         gained = torch.add(gain, distance, alpha=-c.critic_coeff)
         if self.entropy_bonus:
             gained = torch.add(gained, s.entropy, alpha=self.entropy_bonus)
@@ -185,17 +185,17 @@ class PolicyLoss(ABC):
         return LossTerms(-self._reduce(gained, s.mask), measured)
 
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """What the loss of some rows [B] counts in the loss of their minibatch, which is the sum.
+        """The weight of some rows' [B] loss in the minibatch's loss, a weighted sum of such losses.
 
-        A mean over them has their number below it, and the minibatch's mean has its own; any
-        reduction that adds up numbers with weights is told from what it makes of ones.
+        A mean over some rows has a different divisor than the minibatch's mean. For any reduction
+        that is a weighted sum, its values on ones give the weight.
         """
         ones = mask.double()
         own = self._reduce(ones[rows], mask[rows])  # 0 where no position of these rows is real
         return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
     def weights(self, kl_coef: float) -> dict[str, float]:
-        """Factors of charged metrics in what is minimised, where they are not 1."""
+        """Factors of charged metrics in the minimised loss, if they are not 1."""
         return {
             "loss/objective": -1.0,
             "loss/critic": self.config.critic_coeff,
@@ -204,9 +204,9 @@ class PolicyLoss(ABC):
         }
 
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
-        """One number for each of :attr:`measures`, of a minibatch.
+        """One number of a minibatch for each of :attr:`measures`.
 
-        What a metric's declaration says is charged is reduced as the loss is, the rest to a mean.
+        A metric that is declared as charged is reduced like the loss, any other to its mean.
         """
         if mask is None and self._reduce is terms.mean:
             return torch.stack(tuple(measured.values())).flatten(1).mean(1)  # in one operation
@@ -214,13 +214,13 @@ class PolicyLoss(ABC):
         return torch.stack([ways[n in self._charged](x, mask) for n, x in measured.items()])
 
     def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:
-        """Means over minibatches, the terms of the loss as they were minimised."""
+        """Multiply means over minibatches by :meth:`weights`, to terms of the minimised loss."""
         weights = self.weights(kl_coef)
-        # + 0.0: no -0.0 without a bonus
+        # + 0.0 turns -0.0, without a bonus, into 0.0.
         return {name: weights.get(name, 1.0) * mean + 0.0 for name, mean in means.items()}
 
     def _distance(self, scored: Scored) -> Tensor:
-        """Of the values to their targets; 0 without a critic."""
+        """Distance of the values to their targets; 0 without a critic."""
         if scored.value is None:
             return torch.zeros_like(scored.advantage)
         assert scored.value_target is not None
@@ -229,7 +229,7 @@ class PolicyLoss(ABC):
         return terms.critic_loss(scored.value, scored.value_target, scored.old_value, kind, clip)
 
     def _kl_ref(self, scored: Scored) -> Tensor | None:
-        """KL(policy||reference) as the loss charges it; None where it does not."""
+        """KL(policy||reference) as the loss charges it; None if the loss does not."""
         if self.reference_estimator is None:
             return None
         if self.reference_estimator == "exact":
@@ -241,12 +241,12 @@ class PolicyLoss(ABC):
         return terms.reference_kl(self.reference_estimator, *log_probs)
 
     def beta_rule(self) -> BetaRule:
-        """What moves beta, new; by default a fixed 0: no KL(old||new) is charged."""
+        """Make the rule that adapts beta; by default beta is 0, so KL(old||new) is not charged."""
         return BetaRule()
 
     @abstractmethod
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """What the policy gains at each position; ``scored`` has zeros at padding."""
+        """The policy's gain at each position; ``scored`` has zeros at padding."""
 
 
 class KLPENLoss(PolicyLoss):
@@ -261,7 +261,7 @@ class KLPENLoss(PolicyLoss):
         return make_beta_rule(self.config)
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """W A - beta KL(old||new)."""
+        """The penalised surrogate w A - beta KL(old||new)."""
         gain = terms.surrogate(scored.log_prob, scored.old_log_prob, advantage)
         return torch.addcmul(gain, scored.kl_old, beta, value=-1)
 
@@ -281,7 +281,7 @@ class ClipLoss(PolicyLoss):
 
 # ------------------------------------------------------------------------------- loss=custom
 
-#: What klrl differentiates a loss by.
+#: The fields of Scored through which a loss has a gradient to the policy.
 _MOVES = ("log_prob", "kl_old", "entropy")
 
 
@@ -301,7 +301,7 @@ def custom(
 
     tokens = config.reduction not in ("mean", "sum")
     use = partial(_try, tokens=tokens)
-    # No checkpoint has a loss's state_dict.
+    # Checkpoints do not save a loss's state_dict.
     made, forgets = make_tried("loss", config, given, PolicyLoss, use, saved=False)
     loss: PolicyLoss = made
     loss.forgets = forgets
@@ -309,7 +309,7 @@ def custom(
 
 
 def _try(loss: PolicyLoss, *, tokens: bool) -> None:
-    """Call it on a few made-up positions: frames [8], or tokens [2, 4] with padding."""
+    """Call a custom loss on synthetic positions: frames [8], or tokens [2, 4] with padding."""
     if not hasattr(loss, "config"):
         raise Unfit("its __init__ does not call PolicyLoss's; add super().__init__(**given)")
     scored = example(tokens=tokens)

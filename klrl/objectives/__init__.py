@@ -1,4 +1,4 @@
-"""KLPENPPOLoss and ClipPPOLoss where TorchRL has them, and their terms as functions."""
+"""KLPENPPOLoss and ClipPPOLoss, in the layout of TorchRL; and their terms as functions."""
 
 from klrl.base.imports import look_up
 

@@ -1,7 +1,7 @@
 """The terms of PPO's losses as pure functions of tensors: one number per position, then reduced.
 
 Positions are frames [B] or tokens [B, R], written [B] below. Log-probs, KLs and entropies are in
-nats. ``mask`` has the same shape, bool or 0 and 1, True where positions are real; None: everywhere.
+nats. ``mask`` has the same shape, bool or 0 and 1, True at real positions; None: all are real.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
 
 from klrl.kl.estimators import Estimator, as_mask, function_of, masked_mean, sequence_mean
 
-#: Of an advantage's spread.
+#: Lower bound of an advantage's spread.
 _FLOOR = 1e-6
 _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 
 
 def normalized(advantage: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(A - mean) / spread over the minibatch [B], 0 at padding, and that spread, a scalar.
+    """(A - mean) / spread over the minibatch [B], 0 at padding; and the spread, a scalar.
 
-    The spread is the standard deviation, floored at 1e-6, as in TorchRL. Where it is at its floor,
-    advantages do not differ and nothing stands beside the KL: 1 is returned in its place, lest a
-    KL be divided by the floor.
+    The spread is the standard deviation, at least 1e-6, as in TorchRL. At this floor all advantages
+    are equal, and the returned spread is 1, so that a KL is not divided by the floor.
     """
     if mask is None:
         std, mean = torch.std_mean(advantage)
@@ -67,9 +66,9 @@ def reference_kl(
 ) -> Tensor:
     """KL(pi_theta || pi_ref) of the loss from actions of pi_old, [B]; its gradient is the KL's.
 
-    With w = pi_theta / pi_old and r = log pi_theta - log pi_ref: w r for k1 and w k3(r) with w
-    differentiable, w.detach() r^2 / 2 for k2. Without w, k1 has gradient 0 and k3 that of the
-    forward KL (docs/kl.md). For a function f of r it is w f(r), whose gradient is that of E_pi[f].
+    With w = pi_theta / pi_old and r = log pi_theta - log pi_ref: k1 is w r and k3 is w k3(r), with
+    w differentiable; k2 is w.detach() r^2 / 2. Without w, k1 would have gradient 0, and k3 the
+    forward KL's (docs/kl.md). A function f of r becomes w f(r), with the gradient of E_pi[f].
     """
     ratio = (log_prob - old_log_prob).exp()
     if estimator == "k2":
@@ -82,8 +81,8 @@ def critic_loss(
 ) -> Tensor:
     """Distance of V_theta(s) to the rollout's return estimate, [B]; ``l2`` has no factor 1/2.
 
-    With ``clip_value``, the larger of that and the distance of a value that moved at most
-    ``clip_value`` from the rollout's (TorchRL's pessimistic clipping).
+    With ``clip_value``, the larger of this distance and the distance of the value clipped to at
+    most ``clip_value`` from the rollout's value (TorchRL's pessimistic clipping).
     """
     distance = _DISTANCES[kind]
     loss = distance(value, target, reduction="none")
@@ -94,7 +93,7 @@ def critic_loss(
 
 
 def mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean over real positions: every one weighs the same; 0 where there are none."""
+    """Mean over real positions, with equal weights; 0 if there are none."""
     return value.mean() if mask is None else masked_mean(value, mask)
 
 
@@ -131,7 +130,7 @@ REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 
 
 def moves_beta(kl: float, beta: float) -> bool:
-    """Whether a KL is finite; one that is not is ignored, with a warning."""
+    """Whether a KL is finite; warns that a KL that is not is ignored."""
     if math.isfinite(kl):
         return True
     warnings.warn(f"KL(old||new)={kl}: beta stays at {beta}", stacklevel=3)

@@ -1,8 +1,8 @@
 """KLPENPPOLoss and ClipPPOLoss as TorchRL LossModules, for TorchRL's own trainers and loops.
 
-TorchRL computes the terms; klrl moves beta (``klrl/losses/beta.py``) and can add the KL to a
-reference. TorchRL 0.14.1's KLPENPPOLoss moves beta inside ``forward``: in evaluation too, and
-between the loss and its gradient. The one place where that is held back is :func:`_beta_held`.
+TorchRL computes the terms; klrl updates beta (``klrl/losses/beta.py``) and can add the KL to a
+reference. TorchRL 0.14.1's KLPENPPOLoss changes beta inside ``forward``, also in evaluation and
+between the loss and its gradient; :func:`_beta_held` prevents this.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from torchrl.objectives import PPOLoss as _PPOLoss
     from torchrl.trainers import Trainer
 else:
-    _PPOLoss = object  # TorchRL's metaclass would give the mixin PPOLoss's forward
+    _PPOLoss = object  # TorchRL's metaclass would add PPOLoss's forward to the mixin
 
 
 class _WithReference(KeepsCoefficient, _PPOLoss):
-    """What both losses share: old spellings, and coef * KL(policy||reference) as a further term."""
+    """Base of both losses: old spellings, and the term coef * KL(policy||reference)."""
 
     coefficient_name = "ref_kl_coef"
     actor_network: ProbabilisticTensorDictSequential
@@ -86,7 +86,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
 
     @property
     def out_keys(self) -> list[Key]:
-        """What keyword calls give, in this order."""
+        """The keys of the outputs of keyword calls, in order."""
         if self._out_keys is None:
             keys = [key for key in super().out_keys if key != "loss_critic" or self._has_critic]
             more = () if self.reference is None else ("loss_kl_ref", "kl_ref")
@@ -128,7 +128,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return reference_kl(self.ref_kl_estimator, new, old, ref)
 
     def _renamed(self, data: TensorDictBase, model: TensorDictModule) -> TensorDictBase:
-        """A copy with the actions under the model's keys, whatever :meth:`set_keys` called them."""
+        """A copy with the actions under the model's keys instead of those of :meth:`set_keys`."""
         data = data.copy()
         for key, own in zip(_listed(self.tensor_keys.action), model.dist_sample_keys, strict=True):
             if as_key(key) != as_key(own):
@@ -136,18 +136,18 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return data
 
     def _get_cur_log_prob(self, tensordict: TensorDictBase, params: Any = None) -> Any:
-        # TorchRL inverts tanh; where that has saturated, the sample before tanh is read instead.
-        known = tensordict.copy()  # the policy writes its parameters over those that sampled
+        # TorchRL inverts tanh; for saturated actions read the sample before tanh instead.
+        known = tensordict.copy()  # the policy overwrites the sampling policy's parameters
         log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
         return where_kept(self.actor_network, known, dist, log_prob), dist, composite
 
     def _frame_dims(self, data: TensorDictBase) -> int:
-        """How many dimensions count frames (or agents, where each has an advantage)."""
+        """How many dimensions index frames (and agents, if each has an advantage)."""
         advantage = data.get(self.tensor_keys.advantage, None)
         return data.ndim if advantage is None else advantage.ndim - 1
 
     def _per_frame(self, kl: Tensor, data: TensorDictBase) -> Tensor:
-        """The sum beyond the frames, one number per frame (or agent)."""
+        """Sum all dimensions after the frames (or agents)."""
         dims = self._frame_dims(data)
         if kl.ndim < dims:
             advantage = data.get(self.tensor_keys.advantage)
@@ -165,18 +165,18 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
 
 
 class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
-    """w A - beta KL(old||new), with a beta that moves once per iteration, bounded.
+    """w A - beta KL(old||new), with a bounded beta that changes once per iteration.
 
-    Values and gradients are TorchRL's at the same beta. No forward moves beta: call
+    Values and gradients equal TorchRL's at the same beta. No forward changes beta: call
     :meth:`update_beta` once per iteration with the KL of the whole rollout, or register
-    :class:`klrl.losses.BetaHook` with a TorchRL trainer. The data must hold the parameters of the
-    distribution that sampled it (``return_log_prob=True`` policies write them).
+    :class:`klrl.losses.BetaHook` with a TorchRL trainer. The data must contain the parameters of
+    the sampling distribution (policies with ``return_log_prob=True`` write them).
 
     Args:
         actor_network: the policy.
         critic_network: the critic.
         dtarg: target of KL(old||new), nats per frame.
-        beta: its first coefficient.
+        beta: first coefficient of KL(old||new).
         increment: factor above 1.5 dtarg, >= 1.
         decrement: factor below dtarg / 1.5, in (0, 1].
         beta_min: lower bound.
@@ -184,13 +184,14 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         beta_update: ``iteration``, or ``forward`` for TorchRL's rule (in training with gradient).
         reference: a policy to stay near; copied and frozen. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
-        ref_kl_coef: weight of KL(policy||reference), per nat, beside the advantage that the loss
-            sees (``normalize_advantage`` does not divide it, as in TorchRL); may be moved.
-        ref_kl_coeff: the other spelling of it.
-        ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the policy that sampled.
-        **kwargs: as TorchRL's: samples_mc_kl, entropy_bonus, samples_mc_entropy, entropy_coeff,
-            critic_coeff, loss_critic_type, normalize_advantage, separate_losses, reduction,
-            functional, clip_value, ... The old spellings entropy_coef and critic_coef are taken.
+        ref_kl_coef: weight of KL(policy||reference), per nat, relative to the advantage in the loss
+            (as in TorchRL, ``normalize_advantage`` does not divide it); may be changed later.
+        ref_kl_coeff: alias of ``ref_kl_coef``.
+        ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the sampling policy.
+        **kwargs: arguments of TorchRL's loss: samples_mc_kl, entropy_bonus, samples_mc_entropy,
+            entropy_coeff, critic_coeff, loss_critic_type, normalize_advantage, separate_losses,
+            reduction, functional, clip_value, ... The old spellings entropy_coef and critic_coef
+            are accepted.
     """
 
     def __init__(
@@ -236,7 +237,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """The loss terms of a minibatch (``loss_*``), ``kl`` and what TorchRL logs."""
+        """The loss terms of a minibatch (``loss_*``), ``kl`` and TorchRL's metrics."""
         self._require_parameters(tensordict)
         self._warn_of_sampled_kl(tensordict)
         tensordict = self._with_pre_tanh(tensordict)
@@ -247,10 +248,10 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         return self._add_reference_kl(out, tensordict)
 
     def update_beta(self, kl: float | Tensor) -> float:
-        """Move beta by the documented rule; returns it.
+        """Update beta by the documented rule; returns the new beta.
 
         ``kl`` is the mean KL(old||new) of an iteration's whole rollout after the update, nats per
-        frame. One that is not finite is ignored with a warning.
+        frame. A KL that is not finite is ignored with a warning.
         """
         if not moves_beta(float(kl), float(self.beta)):
             return float(self.beta)
@@ -262,7 +263,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
 
     @torch.no_grad()
     def kl_old_new(self, tensordict: TensorDictBase) -> Tensor:
-        """Mean KL(old||new) of a rollout in closed form, nats per frame; moves nothing."""
+        """Mean KL(old||new) of a rollout in closed form, nats per frame; does not change beta."""
         self._require_parameters(tensordict)
         old = self.actor_network.build_dist_from_params(tensordict)
         with self._live_parameters():
@@ -271,7 +272,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         return self._reduce_loss(kl, tensordict, reduction="mean")
 
     def _warn_of_sampled_kl(self, tensordict: TensorDictBase) -> None:
-        """TorchRL samples a composite's KL(old||new), and tanh saturates in its draws too."""
+        """Warn that TorchRL samples a composite's KL(old||new), with draws that tanh saturates."""
         old = self.actor_network.build_dist_from_params(tensordict)
         keys = self.actor_network.dist_sample_keys
         if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, keys[0]):
@@ -292,10 +293,10 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
 
 
 class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
-    """TorchRL's clipped PPO, with KL(policy||reference) as a further term where it is asked for.
+    """TorchRL's clipped PPO, with KL(policy||reference) as an optional term.
 
-    ``reference`` and ``ref_kl_*`` are those of :class:`KLPENPPOLoss`; all else is TorchRL's, old
-    spellings included.
+    ``reference`` and ``ref_kl_*`` as in :class:`KLPENPPOLoss`; the other arguments are TorchRL's,
+    old spellings included.
     """
 
     def __init__(
@@ -315,13 +316,13 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """The loss terms of a minibatch (``loss_*``) and what TorchRL logs."""
+        """The loss terms of a minibatch (``loss_*``) and TorchRL's metrics."""
         tensordict = self._with_pre_tanh(tensordict)
         return self._add_reference_kl(super().forward(tensordict), tensordict)
 
 
 class BetaHook:
-    """Moves a :class:`KLPENPPOLoss`'s beta once per iteration of a TorchRL trainer.
+    """Update the beta of a :class:`KLPENPPOLoss` once per iteration of a TorchRL trainer.
 
     >>> hook = BetaHook(loss)
     >>> hook.register(trainer)
@@ -333,18 +334,18 @@ class BetaHook:
         self._batch: TensorDictBase | None = None
 
     def register(self, trainer: Trainer, name: str = "beta") -> None:
-        """Keep each rollout, and move beta after its optimisation steps."""
+        """Store each rollout, and update beta after its optimisation steps."""
         trainer.register_module(name, self)
         trainer.register_op("batch_process", self.keep)
         trainer.register_op("post_steps", self.move)
 
     def keep(self, batch: TensorDictBase) -> TensorDictBase:
-        """Remember the rollout that is about to be learned from."""
+        """Store the rollout before its optimisation steps."""
         self._batch = batch
         return batch
 
     def move(self) -> None:
-        """Measure KL(old||new) on it and move beta."""
+        """Measure KL(old||new) on the stored rollout, and update beta."""
         if self._batch is not None:
             self.kl = float(self.loss.kl_old_new(self._batch))
             self.loss.update_beta(self.kl)
@@ -360,8 +361,8 @@ class BetaHook:
 
 @contextmanager
 def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
-    """Hold beta in TorchRL's forward, which would move it between loss and gradient."""
-    # No KL is above or below NaN, so the buffer is not touched: torch.compile refuses a change.
+    """Keep TorchRL's forward from changing beta between loss and gradient."""
+    # No KL is above or below NaN, so the buffer is not changed, which torch.compile would refuse.
     dtarg, loss.dtarg = loss.dtarg, math.nan
     try:
         yield
@@ -376,7 +377,7 @@ def _listed(keys: Key | list[Key]) -> list[Key]:
 def _networks(
     actor: TensorDictModule | None, critic: TensorDictModule | None, arguments: dict[str, object]
 ) -> tuple[ProbabilisticTensorDictSequential, TensorDictModule | None]:
-    """The two networks, which TorchRL takes as ``actor`` and ``critic`` too."""
+    """The two networks, which may also be given as ``actor`` and ``critic``, as in TorchRL."""
     given = {"actor": actor, "critic": critic}
     for name, value in given.items():
         other = arguments.pop(name, None)

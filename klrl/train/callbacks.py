@@ -1,4 +1,4 @@
-"""Hooks of a run: what plan's probe, the samples of a language run and users see of the loop."""
+"""Hooks into the training loop, for users, the probe of ``klrl plan``, and language samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from klrl.runs.record import Recorder
 
 
 class Loop(Protocol):
-    """What a hook sees of a run: :class:`klrl.train.loop.Training`."""
+    """The part of :class:`klrl.train.loop.Training` that hooks may use."""
 
     config: JobConfig
     domain: Domain
@@ -26,27 +26,28 @@ class Loop(Protocol):
     recorder: Recorder
 
     def stop(self) -> None:
-        """End the run in good order after this iteration."""
+        """End the run after this iteration, with a checkpoint."""
 
 
 class Callback:
     """Override what you need; each hook does nothing by itself.
 
-    A hook looks, and may call ``training.stop()``: the run ends in good order after the iteration.
-    An exception from a hook ends the run as failed, with its last good checkpoint.
+    A hook changes nothing, but may call ``training.stop()``: the run then ends after the
+    iteration, with a checkpoint. An exception from a hook ends the run as failed; its last good
+    checkpoint is kept.
     """
 
     def started(self, training: Loop) -> None:
         """Everything is open; the first rollout comes next."""
 
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
-        """An iteration is done; ``row`` is a copy of what ``metrics.jsonl`` will get next.
+        """An iteration is done; ``row`` is a copy of the next line of ``metrics.jsonl``.
 
-        The rollout ``batch`` is charged and has its advantages.
+        The KL is charged in the rollout ``batch``, and its advantages are estimated.
         """
 
     def evaluated(self, training: Loop, row: Row, seconds: float) -> None:
-        """An evaluation was made; the row has ``eval/return`` unless no episode ended."""
+        """An evaluation is done; the row has ``eval/return`` unless no episode ended."""
 
     def saved(self, training: Loop, which: str, seconds: float) -> None:
         """A checkpoint was written: ``last`` or ``best``."""
@@ -55,11 +56,11 @@ class Callback:
         """All iterations are done, their rows and the last checkpoint written."""
 
     def ended(self, training: Loop) -> None:
-        """The loop is over, in whatever way; files are still open."""
+        """The loop finished, stopped or failed; files are still open."""
 
 
 def check_hooks(callback: Callback) -> None:
-    """Refuse a method with a hook's name in another library, or nearly with one of klrl's."""
+    """Refuse a method whose name is a misspelt hook, or a hook of a different library (on_...)."""
     hooks = dict(inspect.getmembers(Callback, inspect.isfunction))
     for name, method in inspect.getmembers(type(callback), inspect.isfunction):
         near = get_close_matches(name, hooks, n=1, cutoff=0.8)

@@ -1,4 +1,4 @@
-"""Play a policy until there are enough scores, whatever its domain. Imports no torch by itself."""
+"""Evaluate a policy of any domain from its scores. This module does not import torch itself."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ Array = np.ndarray
 class Starts:
     """A set of start states (language: prompts), the same for every run of a task.
 
-    Two sets share no start state (a seed in 2^31 by chance).
+    Two sets share no start state, except by chance (a seed in 2^31).
     """
 
     use: str
     seed: int = 0
 
     def seeds(self, count: int) -> list[int]:
-        """What the environment is reset with for each episode."""
+        """The seeds that reset the environment, one per episode."""
         return [derived_seed(self.seed, self.use, index) for index in range(count)]
 
 
-#: ``best`` is chosen from these ...
+#: Start states that choose the ``best`` checkpoint.
 IN_RUN = Starts("in-run")
-#: ... and reported from these.
+#: Start states of the reported evaluations.
 CLOSING = Starts("closing")
 
 
 class Scores(NamedTuple):
-    """Of some episodes (responses): the score of each, and the gold score where there is one."""
+    """The scores of some episodes (responses), and their gold scores if the task has any."""
 
     returns: list[float]
     gold: Sequence[float] = ()
     cut: int = 0  # episodes that did not end, and do not count
-    #: Of each episode, ended or not: one of :data:`REFERENCE_KLS` -> [T], in each of its states.
+    #: For each episode, ended or not: a name of :data:`REFERENCE_KLS` -> [T], the KL in each state.
     kls: Sequence[Mapping[str, Array]] = ()
 
 
-#: What is measured of policy and reference: KL(policy||reference), KL(reference||policy) ...
+#: The KLs that are measured: KL(policy||reference), KL(reference||policy).
 REFERENCE_KLS = ("reverse", "forward")
-#: ... and its metric.
+#: KL -> its metric.
 _METRICS = {"reverse": "eval/kl_ref", "forward": "eval/kl_ref_forward"}
 
 
 def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
-    """Mean of values in the states of each episode [T], and its standard error over episodes.
+    """Mean over the states of all episodes, [T] each, and its standard error over episodes.
 
-    It is a ratio, of sums over episodes S_i to their steps T_i; its error is that of the residuals
-    S_i - mean T_i. None for one episode.
+    The mean is the ratio of the episodes' sums S_i to their steps T_i; its standard error is
+    that of the residuals S_i - mean T_i, None for one episode.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
@@ -77,36 +77,36 @@ def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a policy scored."""
+    """The scores of a policy, and their statistics."""
 
     returns: list[float]  # unshaped, in the order of the start states
     domain: Domain
     how: str  # deterministic, greedy, or sampled at a temperature
-    gold: Sequence[float] = ()  # where it is not the reward
+    gold: Sequence[float] = ()  # gold scores, if they are not the reward
     cut: int = 0  # episodes that did not end, and do not count
     kls: Sequence[Mapping[str, Array]] = ()  # to the reference, see :class:`Scores`
 
     @property
     def mean(self) -> float:
-        """Mean return; a ValueError where no episode ended."""
+        """Mean return; a ValueError if no episode ended."""
         if not self.returns:
             raise ValueError(self.line)
         return statistics.fmean(self.returns)
 
     @property
     def std(self) -> float:
-        """Standard deviation over the episodes, n below; 0 for one."""
+        """Standard deviation over the n episodes, divided by n; 0 for one episode."""
         return statistics.pstdev(self.returns)
 
     @property
     def error(self) -> float | None:
-        """Standard error of the mean: s / sqrt(n), with n - 1 below s; None for one episode."""
+        """Standard error of the mean: s / sqrt(n), s divided by n - 1; None for one episode."""
         count = len(self.returns)
         return statistics.stdev(self.returns) / sqrt(count) if count > 1 else None
 
     @property
     def row(self) -> Row:
-        """``eval/return`` and its kin; without a return where no episode ended."""
+        """The metrics ``eval/...``; without a return if no episode ended."""
         row: Row = {"eval/episodes": len(self.returns)}
         if self.cut:
             row["eval/cut"] = self.cut
@@ -124,12 +124,12 @@ class Evaluation:
 
     @property
     def line(self) -> str:
-        """For a person to read."""
+        """The result as a line of text."""
         return told_evaluation(self.row, self.domain, self.how)
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
-    """Take scores from a domain until it has no more; training's generators stay as they were."""
+    """Collect all scores of a domain; training's random generators are unchanged."""
     returns: list[float] = []
     gold: list[float] = []
     kls: list[Mapping[str, Array]] = []

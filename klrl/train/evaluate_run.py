@@ -1,4 +1,4 @@
-"""Evaluate the policy of a run that ended: what ``klrl evaluate`` and ``Run.evaluate`` do."""
+"""Evaluate the policy of a stored run, for ``klrl evaluate`` and ``Run.evaluate``."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ def evaluate_run(
     seed: int = 0,
     device: str = "cpu",
 ) -> Evaluation:
-    """What ``klrl evaluate`` measures.
+    """Evaluate the policy of a run.
 
     Args:
         run: the run folder.
-        words: another task, as in ``env.kwargs.g=14``; see :mod:`klrl.runs.other_task`.
+        words: settings that change the task, as in ``env.kwargs.g=14``; see
+            :mod:`klrl.runs.other_task`.
         episodes: how many; None: :attr:`klrl.domains.Domain.plays`.
         sampled: draw actions (tokens) as in training; else take the likeliest.
         which: last or best checkpoint.
-        seed: of the start states and samples; a set of its own, apart from those of training.
-        device: where to put the policy.
+        seed: seed of the samples and start states, which training's evaluations do not use.
+        device: the device of the policy.
 
     Raises:
         ConfigError: no such run or checkpoint, a task that the policy cannot play, or an argument
@@ -69,9 +70,9 @@ def asked_of(
     seed: int,
     device: str,
 ) -> tuple[Path, JobConfig]:
-    """The folder of a run that is to be played, and its settings on the task that is asked for.
+    """Find the folder of a run, and its settings with ``words`` applied.
 
-    Arguments and errors as of :func:`evaluate_run`; ``setting`` names the run in messages.
+    Arguments and errors as in :func:`evaluate_run`; ``setting`` names the run in messages.
     """
     check_device_name(device)
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):

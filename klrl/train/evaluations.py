@@ -1,4 +1,4 @@
-"""The evaluations of a run: those that choose its best policy, and those that are reported."""
+"""The evaluations of a run: some choose its best policy, the closing ones are reported."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _SECONDS = "time/evaluation"
 
 
 class Played(Protocol):
-    """What a domain built, as far as evaluations ask it: :class:`klrl.train.loop.Parts`."""
+    """The part of :class:`klrl.train.loop.Parts` that evaluations use."""
 
     device: device
     longest_episode: int | None
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
-        """Play the policy as it is; training's random numbers stay as they were."""
+        """Evaluate the current policy; training's random state is unchanged."""
 
     def components(self) -> dict[str, Component]:
-        """``agent`` is the policy."""
+        """Parts of a checkpoint by name; ``agent`` is the policy."""
 
 
 class Evaluations:
-    """When the policy is evaluated, which was the best, and what the closing ones report.
+    """Evaluate the policy when it is due, record the best return, make the closing evaluations.
 
-    ``tell`` calls a hook of every callback, with the run and the arguments that it is given.
+    ``tell`` calls the named hook of every callback with the run and the further arguments.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Evaluations:
         self._domain, self._parts, self._counters, self._tell = domain, parts, counters, tell
 
     def lines(self) -> Sequence[str]:
-        """What a run opens with."""
+        """The line about evaluations at the start of a run."""
         return [self.schedule.line(self._domain, self._parts.longest_episode)] if self._on else []
 
     def start(self, recorder: Recorder) -> bool:
-        """Evaluate before the first update, in a row of its own; whether it is the best so far."""
+        """Evaluate before the first update, in a separate row; returns whether it is the best."""
         row: Row = {"iteration": 0, self._domain.axis: 0}
         improved = self.during(row)
         if 0 in self.schedule.iterations:
@@ -67,7 +67,7 @@ class Evaluations:
         return improved
 
     def during(self, row: Row) -> bool:
-        """Evaluate when it is due, add the result to the row; whether it is the best so far."""
+        """Evaluate if due, and add the result to the row; returns whether it is the best so far."""
         counters = self._counters
         if counters.iteration not in self.schedule.iterations:
             return False
@@ -79,20 +79,20 @@ class Evaluations:
         return True
 
     def now(self, row: Row | None = None) -> None:
-        """Evaluate as during the run, whether it is due or not; ``plan`` measures it."""
+        """Evaluate as during the run, even if not due; ``plan`` measures this."""
         self._play({} if row is None else row, IN_RUN, self.schedule.size)
 
     def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
-        """After the last iteration: the closing evaluation, and that of the best policy.
+        """After the last iteration, evaluate the last and the best policy.
 
-        Both start from the same states, none of which chose the best. The row gets the closing one
-        in place of its own, and the seconds of all.
+        Both start from the same states, none of which chose the best. The closing evaluation
+        replaces the row's, and the row gets the seconds of all evaluations.
         """
         if self._counters.iteration < self._last or not self.schedule.closing.episodes:
             return
         try:
             self._play(row, CLOSING, self.schedule.closing)
-        except (EnvError, RewardError, NonFiniteError) as error:  # of the task; the run is done
+        except (EnvError, RewardError, NonFiniteError) as error:  # training is done
             files.guard.failed("closing evaluation", error, "the run is whole without it")
             return
         if self._counters.best_return is None:
@@ -106,7 +106,7 @@ class Evaluations:
                 row[name.replace("/", "/best_")] = best[name]
 
     def _play(self, row: Row, starts: Starts, size: Size) -> None:
-        """Evaluate; the row gets ``eval/...`` in place of those it has, and the seconds."""
+        """Evaluate; replace the row's ``eval/...`` by the result, and add the seconds."""
         began = time.perf_counter()
         result = self._parts.evaluation(starts, size)
         seconds = time.perf_counter() - began
@@ -118,7 +118,7 @@ class Evaluations:
         row[_SECONDS] = row.get(_SECONDS, 0.0) + seconds
 
     def _play_best(self, folder: Path, recorder: Recorder) -> Row:
-        """The closing evaluation of the best checkpoint; the policy is as before afterwards."""
+        """Make the closing evaluation of the best checkpoint, then restore the policy."""
         agent, row = self._parts.components()["agent"], Row()
         state = agent.state_dict()
         now = {name: each.detach().to("cpu", copy=True) for name, each in state.items()}

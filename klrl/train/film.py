@@ -24,7 +24,7 @@ from klrl.train.evaluate import Starts
 
 @dataclass(frozen=True)
 class Filmed:
-    """A film, and where it is."""
+    """A film and its files."""
 
     video: Video
     film: Film
@@ -32,7 +32,7 @@ class Filmed:
 
     @property
     def line(self) -> str:
-        """For a person to read."""
+        """The result as a line of text."""
         score = (
             "cut off" if self.film.score is None else f"{self.domain.score} {self.film.score:.5g}"
         )
@@ -59,16 +59,16 @@ def film_run(
     seed: int = 0,
     device: str = "cpu",
 ) -> Filmed:
-    """Film the first episode of :func:`klrl.train.evaluate.evaluate_run`; arguments as there.
+    """Film the first episode of :func:`klrl.train.evaluate_run.evaluate_run`; same arguments.
 
-    The film is in ``videos/`` of the run folder. It is shown to the loggers of the run as well,
-    unless that is still training and has them open.
+    The film is written to ``videos/`` of the run folder, and logged by the run's loggers unless
+    the run is still training, since its own process has them open.
     """
     check_film(run)
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
     domain = domain_of(config)
-    # As best,sampled,seed=1,env.kwargs.g=14.
+    # For example best,sampled,seed=1,env.kwargs.g=14.
     parts = [which, *["sampled"] * sampled, *[f"seed={seed}"] * (seed != 0), *words]
     name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts))[:200]
     with filming(folder / "videos", name) as camera:

@@ -1,7 +1,7 @@
 """One update: epochs of minibatches over a rollout, then beta and the line search.
 
-The algorithm knows no domain: what a rollout, a minibatch and a gradient step are is in
-:class:`Steps`, which :mod:`klrl.control.update` and :mod:`klrl.language.run.update` implement.
+The algorithm knows no domain: :class:`Steps` defines rollout, minibatch and gradient step;
+:mod:`klrl.control.update` and :mod:`klrl.language.run.update` implement it.
 """
 
 from __future__ import annotations
@@ -28,46 +28,47 @@ Minibatch = TypeVar("Minibatch")
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What a gradient step is made with."""
+    """The coefficients of a gradient step."""
 
     lr: float
-    beta: float  # of KL(old||new)
-    kl_ref: float  # ``kl.coef``, of KL(policy||reference), for a loss that charges it
+    beta: float  # coefficient of KL(old||new)
+    kl_ref: float  # ``kl.coef``: coefficient of KL(policy||reference), if the loss charges that KL
 
 
 class Steps(ABC, Generic[Frames, Minibatch]):
-    """The gradient steps of a domain, on the networks that it holds."""
+    """The gradient steps of a domain, with the networks that they change."""
 
     loss: PolicyLoss
     optimizer: Any  # with state_dict and load_state_dict
-    mode: str  # false (eager), jit or aot; until the first minibatch as the settings say
-    #: Both are called at the first minibatch: with lines for the user, with another mode.
+    mode: str  # false (eager), jit or aot; before the first minibatch the setting
+    #: Both may be called at the first minibatch: ``say`` with lines for the user, ``mode_changed``
+    #: with the new mode if it differs from the setting.
     say: Callable[[str], None]
     mode_changed: Callable[[str], None]
 
     @property
     @abstractmethod
     def actor_parameters(self) -> list[nn.Parameter]:
-        """What KL(old||new) depends on, and a line search scales."""
+        """The parameters on which KL(old||new) depends; a line search scales their step."""
 
     @abstractmethod
     def lay_out(self, batch: TensorDictBase) -> Frames:
-        """A rollout as this update needs it, before its first step."""
+        """Prepare a rollout for the update, before its first step."""
 
     @abstractmethod
     def minibatches(self, frames: Frames) -> Iterable[Minibatch]:
-        """One pass: everything once, shuffled, in ``learner.minibatches`` equal parts."""
+        """One pass over the rollout, shuffled, in ``learner.minibatches`` equal parts."""
 
     @abstractmethod
     def step(self, minibatch: Minibatch, coefficients: Coefficients) -> Tensor:
-        """One gradient step; what the loss measured [M], then the gradient's norm."""
+        """Take a gradient step; returns the loss's metrics, then the gradient's norm: [M]."""
 
     @abstractmethod
     def kl_old(self, frames: Frames) -> float:
         """Mean KL(old||new) over a rollout in closed form, nats per frame or token."""
 
     def positions_per_unit(self, frames: Frames) -> float:
-        """Frames or tokens whose KLs add up to one of ``loss.unit``: 1, or a response's tokens."""
+        """Frames or tokens in a ``loss.unit``: 1, or the mean tokens of a response."""
         return 1.0
 
 
@@ -83,9 +84,9 @@ class Learner:
     def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Row:
         """Learn from a rollout with advantages.
 
-        ``progress`` is the share of the run that is over, 0..1. What the loss measured and the
-        gradient's norm are means over minibatches; KL(old||new) is that of the whole rollout after
-        the update, ``kl/old/beta`` what the update started with.
+        ``progress`` is the share of the run that is over, 0..1. The loss's metrics and the
+        gradient's norm are means over minibatches. KL(old||new) is measured on the whole rollout
+        after the update; ``kl/old/beta`` is the beta before it.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
@@ -93,10 +94,10 @@ class Learner:
         optim, beta = self.config.optim, self.beta_rule.beta
         lr = optim.lr + (optim.lr_floor - optim.lr) * min(progress, 1.0)
         frames = self.steps.lay_out(batch)
-        # KL(old||new) is measured per position, and so are its targets here.
+        # KL(old||new) is measured per position, so its targets are converted to that unit.
         positions = self.steps.positions_per_unit(frames)
         self.beta_rule.dtarg = dtarg = self.loss.target_at(progress) / positions
-        # A copy of all weights, which only a line search reads.
+        # Only a line search reads this copy of the actor's weights.
         searched = self.loss.line_search != "none"
         actor_before = [p.detach().clone() for p in self.steps.actor_parameters if searched]
         metrics: list[Tensor] = []
@@ -128,12 +129,12 @@ class Learner:
         return learned | ({"kl/old/target": dtarg} if self.loss.target_moves else {})
 
     def _epoch(self, frames: Any, lr: float, kl_coef: float) -> list[Tensor]:
-        """One pass over the rollout; the metrics of each step."""
+        """Make one pass over the rollout; returns the metrics of each step."""
         metrics: list[Tensor] = []
         coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
         for minibatch in self.steps.minibatches(frames):
             metrics.append(self.steps.step(minibatch, coefficients))
-            # Only this rule reads a metric here: that waits for the device between two steps.
+            # Only this rule reads a metric here, since a read waits for the device.
             if self.beta_rule.every_forward:
                 beta = self.beta_rule.update(float(metrics[-1][self._names.index("kl/old/exact")]))
                 coefficients = Coefficients(lr, beta, kl_coef)
@@ -141,7 +142,7 @@ class Learner:
 
 
 def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:
-    """Name the first term, of the first minibatch, that is not finite."""
+    """Raise a NonFiniteError that names the first term of the first minibatch with NaN or inf."""
     bad = (~torch.isfinite(metrics)).nonzero()
     if len(bad):
         step, term = bad[0].tolist()

@@ -1,4 +1,4 @@
-"""The algorithm: :meth:`Training.train`. What its steps do for a domain is in its parts:
+"""The algorithm: :meth:`Training.train`. Each domain implements its steps as :class:`Parts`:
 :mod:`klrl.control.parts`, :mod:`klrl.language.run.parts`.
 """
 
@@ -41,23 +41,23 @@ from klrl.train.schedule import Size
 
 
 class Rollout(Protocol):
-    """What the loop needs of a collector."""
+    """The methods of a collector that the loop calls."""
 
     def collect(self) -> TensorDictBase:
-        """The next rollout, [N, T]; of a language run [B]."""
+        """Collect the next rollout: [N, T]; in a language run [B]."""
 
     def close(self) -> None:
-        """Let go of the environment."""
+        """Close the environment."""
 
 
 class Parts(ABC):
-    """What a domain builds of one run, and how it takes the steps that are its own."""
+    """The parts of one run that a domain builds, and the steps that differ between domains."""
 
     kl: ReferenceKL | None  # None for ``kl=none``
-    reference: FrozenReference | None  # the same
-    preflight: Sequence[str]  # lines to open the run with
+    reference: FrozenReference | None  # None for ``kl=none``
+    preflight: Sequence[str]  # lines to print at the start of the run
     learner: Learner
-    longest_episode: int | None  # in steps; None: the environment does not say
+    longest_episode: int | None  # in steps; None if the environment does not declare a limit
     estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
 
     def __init__(self, config: JobConfig, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class Parts(ABC):
 
     @abstractmethod
     def rollout(self, iteration: int, say: Callable[[str], None]) -> Rollout:
-        """Who collects, from an iteration on; ``say`` takes lines for the user."""
+        """Open the collector at an iteration; ``say`` prints lines for the user."""
 
     @abstractmethod
     def charge_kl(self, batch: TensorDictBase) -> dict[str, Tensor]:
@@ -77,11 +77,11 @@ class Parts(ABC):
 
     @abstractmethod
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """What a row reports of a charged rollout."""
+        """The reward metrics of a charged rollout, for its row."""
 
     @abstractmethod
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
-        """Play the policy as it is; training's random numbers stay as they were."""
+        """Evaluate the current policy; training's random state is unchanged."""
 
     @property
     @abstractmethod
@@ -90,41 +90,42 @@ class Parts(ABC):
 
     @abstractmethod
     def components(self) -> dict[str, Component]:
-        """What a checkpoint holds next to counters, coefficients and random states, by name."""
+        """The domain's part of a checkpoint, by name; ``Training`` adds counters, coefficients."""
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
-        """Take the rollout into the observation statistics, after the update that used it."""
-        return  # a domain without statistics has nothing to move
+        """Add the rollout to the observation statistics, after the update that used it."""
+        return  # a domain without statistics has nothing to update
 
     @property
     def reward_norm(self) -> float:
-        """What the rewards of the last rollout were multiplied by, next to ``env.reward_scale``.
+        """The factor on the rewards of the last rollout, in addition to ``env.reward_scale``.
 
-        A KL in the loss is multiplied by it too.
+        A KL in the loss is multiplied by the same factor.
         """
         return 1.0
 
     @property
     def resume(self) -> dict[str, str]:
-        """What the manifest says of a resumed run: exact (to the bit on a CPU) or anew; and why."""
+        """Manifest entries: would a resume be exact (to the bit on a CPU) or anew, and why."""
         return {"resume": "exact"}
 
     @property
     def built(self) -> Sequence[object]:
-        """What the manifest names the classes of: the transforms that charge the KL, in order."""
+        """The transforms that charge the KL, in order; the manifest names their classes."""
         whole = None if self.kl is None else self.kl.transform
         return () if whole is None else (whole, *getattr(whole, "transforms", ()))
 
     def callbacks(self) -> Sequence[Callback]:
-        """Hooks of the domain's own."""
+        """The domain's hooks."""
         return ()
 
 
 class Training:
     """One run: the loop, its counters, and the parts that a domain built for it.
 
-    ``before``: on resume, the run's manifest: how its update was compiled, and what a reference
-    from another run was. Weights then come from the run's own checkpoint, not ``actor.init``.
+    ``before`` is the run's manifest on resume: it records how the update was compiled, and the
+    networks of a reference from a different run. Weights then come from the run's checkpoint, not
+    from ``actor.init``.
     """
 
     recorder: Recorder  # while the run is open
@@ -154,7 +155,7 @@ class Training:
 
         Raises:
             NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
-            Interrupted: the run was told to stop; the checkpoint is written.
+            Interrupted: the run was asked to stop; the checkpoint is written.
         """
         self._callbacks = [*self.parts.callbacks(), *callbacks]
         with ExitStack() as stack:
@@ -170,7 +171,7 @@ class Training:
             stack.enter_context(self._kept_without_workers(checkpoints))
             while self.counters.iteration < self.config.iterations:
                 started = time.perf_counter()
-                self.parts.phase.take()  # what came between two iterations is no part of one
+                self.parts.phase.take()  # drops the time between iterations
                 self.parts.phase("sampling")
                 batch = rollout.collect()
                 self.parts.phase("scoring")
@@ -196,7 +197,7 @@ class Training:
             self._tell("finished")
 
     def stop(self) -> None:
-        """End the run in good order after this iteration, with a checkpoint, as Ctrl-C does."""
+        """End the run after this iteration, with a checkpoint, as Ctrl-C does."""
         self._stop.request()
 
     @property
@@ -207,7 +208,7 @@ class Training:
     # ------------------------------------------------------------------------------ the steps
 
     def learn(self, batch: TensorDictBase) -> Row:
-        """The update, with the coefficients as they are in this iteration."""
+        """Update policy and critic with the coefficients of this iteration."""
         progress = self.counters.frames / self.config.frames
         coef = 0.0 if self.parts.kl is None else self.parts.kl.coef
         return self.parts.learner.update(batch, progress, coef * self.parts.reward_norm)
@@ -219,7 +220,7 @@ class Training:
         learned: Row,
         seconds: float,
     ) -> Row:
-        """One line of ``metrics.jsonl``, of the iteration that was just counted."""
+        """Make the line of ``metrics.jsonl`` for the iteration that was just counted."""
         return make_row(
             self.domain,
             self.counters,
@@ -233,7 +234,7 @@ class Training:
         )
 
     def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
-        """The reference and its coefficient move once per iteration, for the next one."""
+        """Update the reference and its coefficient, for the next iteration."""
         if self.parts.reference is None:
             return
         self.parts.reference.move(self.parts.actor, self.counters.iteration)
@@ -247,7 +248,7 @@ class Training:
         self.recorder.record(row)
 
     def save(self, checkpoints: Checkpoints, improved: bool, stopping: bool) -> None:
-        """Write ``best`` when it improved, ``last`` when it is due or the run ends."""
+        """Write ``best`` if the policy improved, ``last`` if one is due or the run ends."""
         counters = self.counters
         due = counters.iteration % self.config.checkpoint.every == 0
         if improved:
@@ -257,7 +258,7 @@ class Training:
 
     @contextmanager
     def _kept_without_workers(self, checkpoints: Checkpoints) -> Iterator[None]:
-        """Write a checkpoint where a rollout does not come, since its workers are lost."""
+        """Write a checkpoint if a rollout fails because its workers are lost."""
         try:
             yield
         except WorkerError:
@@ -277,7 +278,7 @@ class Training:
     # ---------------------------------------------------------------------- opening, resuming
 
     def checkpoints(self, files: RunFolder) -> Checkpoints:
-        """Of a run folder: the domain's components, counters and coefficients."""
+        """The checkpoints of a run folder: the domain's components, counters and coefficients."""
         components: dict[str, Component] = {
             **self.parts.components(),
             "counters": self.counters,
@@ -339,7 +340,7 @@ class Training:
         return rollout
 
     def _opening_lines(self, begun_with: int | None) -> list[str]:
-        """What a run opens with; ``begun_with``: the numerics of a resumed one, else None."""
+        """The run's first lines; ``begun_with``: the numerics of a resumed run, else None."""
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
@@ -357,7 +358,7 @@ class Training:
             getattr(callback, hook)(self, *args)
 
 
-#: One run at a time: torch's random generator and its threads are the process's.
+#: One run at a time: torch's random generator and its threads belong to the whole process.
 _running = threading.Lock()
 
 
@@ -372,12 +373,12 @@ def start(
     """Train one policy and record the run.
 
     Returns:
-        A signal that came when nothing was left to stop: the run is finished, but a sweep stops.
+        A signal that came when the run was already finished, so that a sweep can stop; else None.
 
     Raises:
-        ConfigError: the settings cannot be run, the folder holds a run already or is another
-            process's, or another run goes on in this process; nothing was recorded.
-        OwnerError: another process took the folder over.
+        ConfigError: the settings cannot be run, the folder holds a run already or belongs to a
+            different process, or this process is training another run; nothing was recorded.
+        OwnerError: a different process took over the folder.
         RewardError: a reward function failed; the last good checkpoint is kept.
         NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
         Interrupted: a signal came; the checkpoint is written.

@@ -1,8 +1,8 @@
-"""How far two policies are apart, state by state: what ``klrl kl`` and ``Run.kl`` measure.
+"""Measure divergences of two policies, state by state, for ``klrl kl`` and ``Run.kl``.
 
-Whose states they are is part of every name: those to which the sampled actions (tokens) of one of
-them, or of a third, lead. A divergence is exact in each, but for js and tv of Gaussians, which have
-no closed form.
+A third policy, or one of the two, samples actions (tokens) and so visits the states; the name of
+each result says whose states they are. A divergence is exact in each state, except js and tv of
+Gaussians, which have no closed form.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from klrl.train.evaluate import Starts, mean_over_states
 from klrl.train.evaluate_run import asked_of
 from klrl.train.schedule import Size
 
-#: Divergence -> its name between two policies.
+#: Divergence -> the template of its name for two policies.
 NAMES = {"reverse": "KL({0}||{1})", "forward": "KL({1}||{0})", "js": "js", "tv": "tv"}
 
 
 @dataclass(frozen=True)
 class Parties:
-    """Whose policies are compared, and whose states: run folders.
+    """The run folders of the policies that are compared, and of the policy that acts.
 
     Attributes:
-        run: the policy's.
-        other: the other policy's, for language also a folder of a model; None: the reference of
-            ``run``.
-        on: who acts.
-        which: last or best checkpoint of each.
+        run: the folder of the policy.
+        other: the folder of the other policy, for language also of a model; None: the reference
+            of ``run``.
+        on: the folder of the policy that acts.
+        which: last or best checkpoint of each run.
     """
 
     run: Path
@@ -48,7 +48,7 @@ class Parties:
 
 
 class Visited(NamedTuple):
-    """What was measured in some episodes (responses)."""
+    """Measurements from some episodes (responses)."""
 
     episodes: list[dict[str, np.ndarray]]  # divergence -> [T], in each state of the episode
     cut: int = 0  # episodes that did not end
@@ -60,11 +60,12 @@ class Distance:
 
     Attributes:
         mean: over all states.
-        error: its standard error over episodes; None for one.
-        median, q90, q99: quantiles of the states.
-        worst: the largest, with its ``episode`` and ``step`` there, from 0.
-            own states is that of whole episodes (chain rule).
-        total_error: its standard error.
+        error: standard error of ``mean`` over episodes; None for one episode.
+        median, q90, q99: quantiles over the states.
+        worst: the largest value, at ``step`` of ``episode``, both counted from 0.
+        total: the mean over episodes of the sum over an episode. For the KL from a policy to
+            another, in that policy's own states, the KL of whole episodes (chain rule).
+        total_error: standard error of ``total``; None for one episode.
     """
 
     mean: float
@@ -81,13 +82,13 @@ class Distance:
 
 @dataclass(frozen=True)
 class PolicyKL:
-    """What ``klrl kl`` prints.
+    """The result of ``klrl kl``.
 
     Attributes:
-        distances: by name, which ends with whose states they are, as ``KL(run||other) on run``.
+        distances: by name; the name ends with the policy that acts: ``KL(run||other) on run``.
         episodes, states: how many were visited.
         cut: episodes that did not end; their states count.
-        notes: what else there is to know, a line each.
+        notes: further remarks for the user, a line each.
     """
 
     distances: dict[str, Distance]
@@ -99,7 +100,7 @@ class PolicyKL:
 
     @property
     def row(self) -> dict[str, Any]:
-        """All of it, as ``--json`` prints it."""
+        """The whole result, as ``--json`` prints it."""
         told = {"episodes": self.episodes, "states": self.states, "cut": self.cut}
         return {**{name: vars(each) for name, each in self.distances.items()}, **told}
 
@@ -119,13 +120,14 @@ def kl_between(
 
     Args:
         run: a run folder.
-        other: another, for language also a folder of a model; None: the reference of ``run``.
-        words: another task than that of ``on``, as in ``env.kwargs.g=14``.
-        on: who acts: ``run`` (None), ``other`` or a third run. Its task is played.
-        episodes: how many (responses); None: :attr:`klrl.domains.Domain.plays`.
+        other: a second run folder, for language also a folder of a model; None: the reference of
+            ``run``.
+        words: settings that change the task of ``on``, as in ``env.kwargs.g=14``.
+        on: the run whose policy acts, in its task: ``run`` (None), ``other`` or a third run.
+        episodes: how many episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
         which: last or best checkpoint of the runs.
-        seed: of the start states and samples.
-        device: where to put the policies.
+        seed: seed of the start states and samples.
+        device: the device of the policies.
 
     Raises:
         ConfigError: no such run or checkpoint, or policies that cannot be compared.
@@ -172,10 +174,10 @@ def _told(
 
 
 def distance(values: Sequence[np.ndarray]) -> Distance:
-    """One divergence from its values in the states of each episode.
+    """Summarize a divergence from its values in the states of each episode, [T] each.
 
     Raises:
-        NonFiniteError: one of them is NaN or infinite.
+        NonFiniteError: a value is NaN or infinite.
     """
     mean, error = mean_over_states(values)
     sums = np.array([each.sum() for each in values])
@@ -197,7 +199,7 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
 
 
 def _other(other: str | Path, domain: Domain) -> Path:
-    """Another run's folder, or, for language, that of a model."""
+    """Find the folder of the other run or, for language, of a model."""
     path = Path(other).expanduser()
     of_model = domain.name == LANGUAGE and (path / "config.json").is_file()
     if of_model and not (path / "manifest.json").is_file():
@@ -206,7 +208,7 @@ def _other(other: str | Path, domain: Domain) -> Path:
 
 
 def _check(parties: Parties, domain: Domain) -> None:
-    """All parties are of one domain; without another there is a reference."""
+    """Require that all parties have one domain, and a reference if ``other`` is None."""
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if path is None or not (path / "manifest.json").is_file():
             continue

@@ -1,4 +1,4 @@
-"""What must hold before a run is believed: checks with a number each, fatal where one fails."""
+"""Numeric checks before training; a failed check ends the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Check:
 
     name: str
     value: float
-    limit: float  # the largest value that is right
+    limit: float  # the largest value that passes
     detail: str = ""
     remedy: str = "report this"
 
@@ -38,7 +38,7 @@ class Check:
 
 
 def run_checks(checks: Iterable[Check | str]) -> list[str]:
-    """Opening lines of a run, one for each check that passes; a string is a note, and passes."""
+    """Run the checks; returns a line for each. A string is a note, which always passes."""
     lines = []
     for check in checks:
         if isinstance(check, Check) and not check.ok:
@@ -50,9 +50,9 @@ def run_checks(checks: Iterable[Check | str]) -> list[str]:
 def kl_at_start(
     kl: Tensor, domain: Domain, dtype: torch.dtype, remedy: str, mask: Tensor | None = None
 ) -> Check:
-    """KL(pi_0 || pi_ref), mean in nats: 0 where the reference is the policy as it starts.
+    """Check that the mean KL(pi_0 || pi_ref) is 0 nats, for a reference that is pi_0.
 
-    ``kl`` is exact or sampled, per frame or per token [B, R], of which ``mask`` says the real ones.
+    ``kl`` is exact or sampled, per frame or per token [B, R]; ``mask`` marks the real tokens.
     """
     kl = kl.detach()
     value = abs(float(kl.mean() if mask is None else masked_mean(kl, mask)))

@@ -15,11 +15,11 @@ from klrl.runs.metrics import Row, require_declared
 
 @dataclass(frozen=True)
 class Rewards:
-    """What a domain reads off a charged rollout: means per frame (token), added up in float64."""
+    """Reward metrics of a charged rollout: means per frame (token), computed in float64."""
 
     raw: float
     shaped: float
-    applied: float  # nats that the reward was charged with, before the coefficient; 0 for none
+    applied: float  # KL charged to the reward, nats, before the coefficient; 0 if none
     own: Row = field(default_factory=dict)
 
 
@@ -34,7 +34,7 @@ def make_row(
     seconds: float,
     phases: Mapping[str, float],
 ) -> Row:
-    """One line of ``metrics.jsonl``, of the iteration that was just done."""
+    """Make the line of ``metrics.jsonl`` for the iteration that was just done."""
     coef = 0.0 if kl is None else kl.coef
     row: Row = {
         "iteration": counters.iteration,

@@ -1,4 +1,4 @@
-"""When a run is evaluated, and how much. No torch: ``klrl plan`` asks too."""
+"""When a run is evaluated, and how long. Imports no torch, since ``klrl plan`` uses it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 from klrl.config import JobConfig
 from klrl.domains import Domain
 
-#: What is reckoned with for an environment that does not say how long an episode may be.
+#: Assumed longest episode, in steps, of an environment that declares no limit.
 USUAL_STEPS = 1_000
-#: Of ``eval.episodes``, what an evaluation has at least; where that is too much, fewer are made.
+#: Smallest share of ``eval.episodes`` in an evaluation; if that is too long, fewer are made.
 _LEAST = Fraction(1, 4)
 #: Fewer episodes have no standard error.
 _FEWEST = 2
@@ -20,10 +20,10 @@ _CLOSING_SHARE = Fraction(1, 2)
 
 
 class Size(NamedTuple):
-    """How much an evaluation may be."""
+    """Limits of an evaluation."""
 
     episodes: int
-    steps: int | None = None  # that they may take together; None for no limit
+    steps: int | None = None  # of all episodes together; None for no limit
 
 
 NOTHING = Size(0, 0)
@@ -34,11 +34,11 @@ class Schedule:
     """The evaluations of a run."""
 
     iterations: frozenset[int]  # 0 is before the first update
-    size: Size  # of each of these
+    size: Size  # of each evaluation during the run
     closing: Size  # after the last iteration, from other start states
 
     def line(self, domain: Domain, longest: int | None) -> str:
-        """For a person to read."""
+        """The schedule as a line of text."""
         each = f"({_told(self.size, longest)} {domain.episode}s each)"
         none = "none during the run (eval.share is too small for one at each end)"
         during = f"{len(self.iterations)} during the run {each}" if self.iterations else none
@@ -47,24 +47,24 @@ class Schedule:
 
 
 def fitting(size: Size, longest: int | None) -> int:
-    """How many episodes fit if each is as long as it may be."""
+    """How many episodes fit if each has the longest possible length."""
     episodes, steps = size
     return episodes if steps is None else min(episodes, steps // (longest or USUAL_STEPS))
 
 
 def _told(size: Size, longest: int | None) -> str:
-    """How many episodes: those that surely fit, and those that do if they are short."""
+    """The number of episodes as text: the least that fit, and the most if they are short."""
     least = fitting(size, longest)
     return f"{least}" if least == size.episodes else f"{least} to {size.episodes}"
 
 
 def schedule(config: JobConfig, longest: int | None) -> Schedule:
-    """The evaluations of a run; they follow from its settings alone.
+    """Plan the evaluations of a run from its settings alone.
 
-    Without ``eval.every``, all evaluations during the run take at most ``eval.share`` of as many
-    steps as the training. A step costs less than a frame of training, which adds the update; where
-    a slow simulator has few copies left to be stepped together, a little more (hopper: 1.1).
-    ``longest``: steps of the longest episode; None: not known; 1 for language.
+    Without ``eval.every``, all evaluations during the run together take at most ``eval.share`` of
+    the training's steps. An evaluation's step usually costs less than a frame of training, which
+    includes the update; with a slow simulator and few running copies a little more (hopper: 1.1).
+    ``longest``: steps of the longest episode; None if not known; 1 for language.
     """
     evals = config.eval
     if not evals.on:
@@ -72,7 +72,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     longest = longest or USUAL_STEPS
     frames = config.iterations * config.frames_per_iteration
     closing = Size(evals.final, max(int(_CLOSING_SHARE * frames), _FEWEST * longest))
-    # An evaluation without a whole episode says nothing, however long one is.
+    # Allow at least two episodes, however long: an evaluation without a whole one is useless.
     largest = Size(evals.episodes, max(evals.steps, min(_FEWEST, evals.episodes) * longest))
     if evals.every is not None:
         every = {*range(evals.every, config.iterations, evals.every), config.iterations}
@@ -89,7 +89,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
 
 
 def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
-    """How many evaluations ``steps`` are enough for; 0 where not for one at each end."""
+    """How many evaluations fit in ``steps``; 0 if not even one at each end of the run does."""
     most = fitting(largest, longest)
     least = min(most, max(_FEWEST, int(_LEAST * largest.episodes)))
     for count in range(wanted, 2, -1):

@@ -1,4 +1,4 @@
-"""Is the record of a run true, whatever its domain? What was found, and what nothing looks at."""
+"""Verify the record of a run of any domain; report problems, and what was not checked."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from klrl.runs.rows import read_rows
 from klrl.train.evaluate import CLOSING
 from klrl.train.schedule import schedule
 
-#: Relative difference of an evaluation that is played again where the run was; elsewhere another
-#: processor or version may round otherwise, and it is the standard error.
+#: Allowed relative difference of a repeated evaluation, on the run's machine and versions. On
+#: others rounding may differ, so the standard error is allowed there.
 _SAME = 1e-3
 
 
 @dataclass
 class Record:
-    """What was found of a run folder, a line each.
+    """The result of verifying a run folder, in lines of text.
 
     Attributes:
-        problems: what is not true.
+        problems: false entries of the record.
         looked: what was compared.
-        unseen: what nothing here looks at.
+        unseen: what was not checked.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -41,13 +41,13 @@ class Record:
 
     @property
     def lines(self) -> list[str]:
-        """For a person to read; the last one says what was not looked at."""
+        """The report; its last line names what was not checked."""
         looked, unseen = "; ".join(self.looked), "; ".join(self.unseen)
         return [*self.problems, f"looked at: {looked}", f"not looked at: {unseen}"]
 
 
 def verify_record(folder: Path, config: JobConfig, device: str = "cpu") -> Record:
-    """Settings, rows and samples against the checkpoints' digests; evaluations played again."""
+    """Compare settings, rows and samples with their digests; repeat the closing evaluations."""
     record, files = Record(), RunFolder(folder)
     if edited := edited_settings(folder):
         record.problems.append(edited)
@@ -65,7 +65,7 @@ def verify_record(folder: Path, config: JobConfig, device: str = "cpu") -> Recor
 
 
 def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
-    """The lines that each checkpoint vouches for; what stands behind them nobody vouches for."""
+    """Compare a file with each checkpoint's digest; no digest covers lines after the last one."""
     content, seen = read_plain(file) if file.is_file() else b"", 0
     for entry in entries:
         mark = entry.metadata.get("rows", {}).get(file.name, {})
@@ -85,7 +85,7 @@ def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None
 
 
 def _evaluations(folder: Path, config: JobConfig, device: str, record: Record) -> None:
-    """The closing evaluations of the last and the best checkpoint, played again."""
+    """Repeat the closing evaluations of the last and the best checkpoint, and compare."""
     file = RunFolder(folder).metrics
     rows = read_rows(file, say=lambda line: None) if file.is_file() else []
     last = rows[-1] if rows else {}

@@ -1,4 +1,4 @@
-"""The base of the KL transforms: one function for an environment step and for a batch."""
+"""Base classes of the KL transforms: one function serves environment steps and batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def taking_arguments_of(*parts: type, without: Sequence[str] = ()) -> Callable[[Class], Class]:
-    """Show in ``inspect.signature`` of a class what its ``**kwargs`` may be: arguments of parts."""
+    """Replace ``**kwargs`` by the parts' arguments in a class's ``inspect.signature``."""
 
     def shown(cls: Class) -> Class:
         own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
@@ -37,23 +37,23 @@ def taking_arguments_of(*parts: type, without: Sequence[str] = ()) -> Callable[[
 
 
 class InPlace(Transform):
-    """A transform whose :attr:`parent` is right wherever it stands in an environment."""
+    """A transform whose :attr:`parent` is correct at any position in an environment."""
 
     @property
     def parent(self) -> EnvBase:
         """The environment up to this transform; None without an environment.
 
-        TorchRL 0.14.1 rebuilds it with an IndexError where this is the first transform of a Compose
-        inside another one, and forgets what stands before the inner Compose where it is not.
+        TorchRL 0.14.1 fails with an IndexError if this is the first transform of a nested Compose;
+        else it leaves out the transforms before the nested Compose.
         """
-        # tests/transforms/test_places.py shows when the fault is gone.
+        # tests/transforms/test_places.py fails when TorchRL fixes this.
         if self.__dict__.get("_parent") is None:
             self.__dict__["_parent"] = environment_before(self)
         return self.__dict__["_parent"]
 
 
 def environment_before(transform: Transform) -> TransformedEnv | None:
-    """An environment with clones of all transforms before this one; None without environment."""
+    """An environment with clones of all transforms before this; None without an environment."""
     before: list[Transform] = []
     inner, container = transform, _container(transform)
     while isinstance(container, Compose):
@@ -79,24 +79,24 @@ def _container(transform: Transform) -> Transform | TransformedEnv | None:
 
 
 def siblings(transform: Transform) -> list[Transform]:
-    """The transforms of the Compose that holds this one; empty without one."""
+    """The transforms of the Compose around this transform; empty without a Compose."""
     container = _container(transform)
     return list(container.transforms) if isinstance(container, Compose) else []
 
 
 class OneTransform(InPlace, Compose):
-    """Transforms in a row that are one transform to the user, and stay one wherever they stand.
+    """A sequence of transforms that the user sees as a single transform.
 
-    ``TransformedEnv(env, parts).append_transform(...)`` puts the new transform inside, since this
-    is a Compose, so a part is looked up by its class and never by its place.
+    Since this is a Compose, ``TransformedEnv(env, parts).append_transform(...)`` adds the new
+    transform inside; therefore parts are looked up by class, never by position.
     """
 
     def part(self, kind: type[TransformT]) -> TransformT:
-        """The part of that class."""
+        """The part of class ``kind``."""
         return next(part for part in self.transforms if isinstance(part, kind))
 
     def clone(self) -> Self:
-        """A copy for another environment, of the same class; buffers and models are shared.
+        """A copy of the same class, for a second environment; shares buffers and models.
 
         TorchRL's clone of a Compose is a plain Compose.
         """
@@ -108,10 +108,10 @@ class OneTransform(InPlace, Compose):
 
 
 class NextTransform(InPlace):
-    """A transform that reads a transition and writes the keys :attr:`written` below its ``next``.
+    """A transform that reads a transition and writes the keys :attr:`written` under its ``next``.
 
-    Subclasses implement ``_step(tensordict, next_tensordict)``. TorchRL calls it once per
-    environment step; :meth:`forward` calls it on a whole batch, so that both give the same numbers.
+    Subclasses implement ``_step(tensordict, next_tensordict)``. TorchRL calls ``_step`` once per
+    environment step, :meth:`forward` calls it on a whole batch, so both give the same numbers.
     """
 
     written: list[Key]
@@ -136,7 +136,7 @@ class NextTransform(InPlace):
 
 
 def reward_like(parent: EnvBase, key: Key) -> Unbounded:
-    """A spec with the shape and type of a reward; it may stand among the observations."""
+    """A spec with the shape and type of a reward, for an observation."""
     rewards = parent.full_reward_spec
     observed = key not in rewards.keys(include_nested=True)
     spec = (parent.full_observation_spec if observed else rewards)[key]
@@ -152,7 +152,7 @@ def log_prob_like(observation_spec: Composite, parent: EnvBase, key: Key) -> Unb
 
 
 def reward_key_of(transform: Transform, given: Key | None) -> Key:
-    """The key that was given, else the environment's; "reward" where there is none."""
+    """The given reward key, else the environment's, else "reward"."""
     if given is not None:
         return given
     keys = transform.parent.reward_keys if transform.parent is not None else []
@@ -162,12 +162,12 @@ def reward_key_of(transform: Transform, given: Key | None) -> Key:
 
 
 def as_rewarded(name: object, log_prob: Tensor, reward: Tensor | None, batch_dims: int) -> Tensor:
-    """:func:`klrl.kl.shapes.like_reward`; without a reward the log-prob as the policy gave it."""
+    """:func:`klrl.kl.shapes.like_reward`; without a reward the unchanged log-prob."""
     return log_prob if reward is None else like_reward(name, log_prob, reward, batch_dims)
 
 
 def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
-    """The reward of a transition; one left unchanged in silence would look charged."""
+    """The reward of a transition; a missing reward is an error, since it could not be charged."""
     reward = next_tensordict.get(key, None)
     if reward is None:
         raise KeyError(f"no reward at {('next', key)}: give its key in in_keys")
@@ -175,7 +175,7 @@ def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
 
 
 def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
-    """A key, or a list of one key."""
+    """Accept a key, or a list of one key; returns the key."""
     listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
     if len(listed) != 1:
         raise ValueError(f"{name}={listed}: exactly one key is allowed")
@@ -191,7 +191,7 @@ def _is_key(key: object) -> bool:
 
 
 def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:
-    """Refuse to charge a reward twice; a charged reward has its raw value next to it."""
+    """Refuse to charge a reward twice: the raw reward exists only after a charge."""
     _refuse_repeated_step()
     if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
         raise RuntimeError(
@@ -200,8 +200,8 @@ def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -
 
 
 def _refuse_repeated_step() -> None:
-    """Refuse a step that a FrameSkipTransform repeats: its action was drawn and charged before."""
-    # The environment inside cannot know what is around it: the stack can.
+    """Refuse a repeated step of a FrameSkipTransform, whose action is charged already."""
+    # An inner environment does not know its wrappers, but the call stack shows them.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is FrameSkipTransform._step.__code__:

@@ -1,6 +1,6 @@
-"""The transforms that TorchRL announced and never wrote, usable alone or composed.
+"""The KL transforms that TorchRL announced but never wrote, usable alone or composed.
 
-    ReferenceModelLogProbTransform   log pi_ref(a|s) of the action that was taken
+    ReferenceModelLogProbTransform   log pi_ref(a|s) of the sampled action
     KLDivergenceTransform            KL(pi || pi_ref), sampled or in closed form
     RewardAdjustmentTransform        reward - coef * KL
     KLConstrainedTransform           the three in a row
@@ -46,16 +46,16 @@ from klrl.kl.shapes import like_reward
 
 
 class ReferenceModelLogProbTransform(NextTransform):
-    """Write log pi_ref(a|s) of the action that was taken to ``("next", ref_log_prob_key)``.
+    """Write log pi_ref(a|s) of the sampled action to ``("next", ref_log_prob_key)``.
 
     The action is never resampled or overwritten.
 
     Args:
-        frozen_model: the reference; copied and frozen, so that training cannot move it. A
+        frozen_model: the reference; copied and frozen, so that training does not change it. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
         ref_log_prob_key: where to write, shape [...].
         reward_key: the log-prob has this reward's batch shape; None for the environment's, or
-            ``reward`` on a bare batch. Without a reward it is written as the model gives it.
+            ``reward`` on a bare batch. Without a reward the model's shape is kept.
 
     Raises:
         TypeError: the model has no ``get_dist``.
@@ -77,7 +77,7 @@ class ReferenceModelLogProbTransform(NextTransform):
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
         self.written = [self.key]
         self.frozen_model = FrozenPolicy.copy_of(frozen_model)
-        self.log_prob_keys: list[Key] | None = None  # where the policy that samples writes them
+        self.log_prob_keys: list[Key] | None = None  # those of the sampling policy
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -101,21 +101,21 @@ class KLDivergenceTransform(NextTransform):
     from the reference at the same observation.
 
     Args:
-        reference: the reference, for ``exact`` only; not copied, asked in evaluation mode.
+        reference: the reference, for ``exact`` only; not copied, evaluated in evaluation mode.
         estimator: k1, k2, k3 or exact.
-        log_prob_key: log pi(a|s), as the policy wrote it; a list for several heads, which add.
+        log_prob_key: key of the policy's log pi(a|s); a list for several heads, which are summed.
         ref_log_prob_key: log pi_ref(a|s).
         kl_key: where to write.
         reward_key: the KL has this reward's shape; None for the environment's, or ``reward`` on a
             bare batch.
-        on_unsampled: a step whose action the policy did not sample: its KL is NaN (``nan``,
-            ``skip``) or 0 (``zero``), with a warning, or an error (``raise``).
+        on_unsampled: for a step whose action the policy did not sample: the KL is NaN (``nan``,
+            ``skip``) or 0 (``zero``), with a warning; or ``raise`` an error.
 
     Raises:
         ValueError: an unknown estimator or ``on_unsampled``, ``exact`` without a reference;
             a KL that does not fit the reward.
         KeyError: the data lack ``ref_log_prob_key``, the reward, or for ``exact`` the parameters.
-        RuntimeError: in a worker of a ParallelEnv, which was not sent what the policy wrote.
+        RuntimeError: a worker of a ParallelEnv was not sent the policy's outputs.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class KLDivergenceTransform(NextTransform):
         tensordict: TensorDictBase,
         reward: Tensor,
     ) -> Tensor:
-        """The closed form in the reward's batch shape; unsampled actions as the log-prob's."""
+        """The closed form in the reward's batch shape; unsampled actions as in the log-prob."""
         keys = [as_key(key) for key in reference.dist_params_keys]
         if not has_all(tensordict, keys):
             if has_all(tensordict, self.log_prob_keys):
@@ -208,13 +208,13 @@ class RewardAdjustmentTransform(ChargedReward):
     """reward <- reward - coef * KL, with KL from ``("next", kl_key)``.
 
     Args:
-        coef: reward per nat; :attr:`coef` may be moved later.
+        coef: reward per nat; :attr:`coef` may be changed later.
         in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
-        kl_key: the KL, shaped like the reward, or per agent where the reward is the team's.
-        raw_reward_key: where to keep the reward that was read; None keeps none.
-        coeff: the other spelling of ``coef``.
-        on_unsampled: ``skip`` leaves the reward as it is where the KL is NaN.
+        kl_key: the KL, shaped like the reward, or per agent if the reward is the team's.
+        raw_reward_key: where to keep the uncharged reward; None does not keep it.
+        coeff: alias of ``coef``.
+        on_unsampled: ``skip`` leaves the reward unchanged where the KL is NaN.
 
     Raises:
         ValueError: more than one in- or out-key; a coefficient that is no number >= 0; a KL that
@@ -259,21 +259,21 @@ class KLConstrainedTransform(OneTransform):
 
     Args:
         frozen_model: the reference; copied and frozen.
-        coef: reward per nat; :attr:`coef` may be moved later.
+        coef: reward per nat; :attr:`coef` may be changed later.
         estimator: k1, k2, k3 or exact (see docs/kl.md: in the reward only k1 is unbiased).
         in_keys: the key of the reward to read; default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
-        log_prob_key: log pi(a|s), as the policy wrote it; default where ``frozen_model`` does.
-        ref_log_prob_key: where log pi_ref(a|s) goes.
-        kl_key: where the KL goes, without coef.
-        raw_reward_key: where to keep the reward that was read; None keeps none.
-        on_unsampled: a step whose action the policy did not sample (``init_random_frames``): its KL
-            is NaN and its reward too (``nan``) or uncharged (``skip``), the KL is 0 and the reward
-            uncharged (``zero``), or an error (``raise``). All but the last warn.
-        coeff: the other spelling of ``coef``.
+        log_prob_key: key of the policy's log pi(a|s); default that of ``frozen_model``.
+        ref_log_prob_key: where to write log pi_ref(a|s).
+        kl_key: where to write the KL, without coef.
+        raw_reward_key: where to keep the uncharged reward; None does not keep it.
+        on_unsampled: for a step whose action the policy did not sample (``init_random_frames``):
+            ``nan``: KL and reward are NaN; ``skip``: the KL is NaN, the reward uncharged; ``zero``:
+            the KL is 0, the reward uncharged; ``raise``: an error. All but ``raise`` warn.
+        coeff: alias of ``coef``.
 
     Raises:
-        ValueError: as the three raise, and a coefficient that is no number >= 0.
+        ValueError: errors of the three transforms, or a coefficient that is no number >= 0.
     """
 
     def __init__(

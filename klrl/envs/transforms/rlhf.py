@@ -26,27 +26,27 @@ from klrl.kl.shapes import like_reward
 
 
 class KLRewardTransform(ChargedReward):
-    """reward <- reward - coef * (log pi(a|s) - log pi_0(a|s)), pi_0 the actor as it is now.
+    """reward <- reward - coef * (log pi(a|s) - log pi_0(a|s)), pi_0 a frozen copy of the actor.
 
-    log pi is what the policy wrote while it sampled; log pi_0 is that of a frozen copy, evaluated
-    at the same action. Shapes: log-probs [...], reward [..., 1], both per agent or per team; nats.
+    log pi is read from the data, where the policy wrote it while sampling; pi_0 is evaluated at the
+    same action. Shapes: log-probs [...], reward [..., 1], both per agent or per team; nats.
 
     Args:
         actor: a probabilistic actor with ``get_dist`` and parameters; copied, unless it is a
             :class:`~klrl.kl.reference.FrozenPolicy`.
-        coef: reward per nat; :attr:`coef` may be moved later.
+        coef: reward per nat; :attr:`coef` may be changed later.
         in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
         requires_grad: whether the copy's parameters are differentiable; then they are the
             transform's parameters.
-        action_key: the key of the action; default what the actor writes.
+        action_key: the key of the action; default the actor's.
         kl_key: where to write the KL without coef, [..., 1]; None writes none.
         ref_log_prob_key: where to write log pi_0; None writes none.
-        raw_reward_key: where to keep the reward that was read; None keeps none.
-        coeff: the other spelling of ``coef``.
-        on_unsampled: a step whose action the policy did not sample (``init_random_frames``): its KL
-            is NaN and its reward too (``nan``) or uncharged (``skip``), the KL is 0 and the reward
-            uncharged (``zero``), or an error (``raise``). All but the last warn.
+        raw_reward_key: where to keep the uncharged reward; None does not keep it.
+        coeff: alias of ``coef``.
+        on_unsampled: for a step whose action the policy did not sample (``init_random_frames``):
+            ``nan``: KL and reward are NaN; ``skip``: the KL is NaN, the reward uncharged; ``zero``:
+            the KL is 0, the reward uncharged; ``raise``: an error. All but ``raise`` warn.
 
     Raises:
         ValueError: not exactly one in- or out-key; a coefficient that is no number >= 0; an actor
@@ -101,23 +101,23 @@ class KLRewardTransform(ChargedReward):
 
     @property
     def sample_log_prob_key(self) -> Key:
-        """Where the policy writes its log-prob; the first of several heads."""
+        """The key of the policy's log-prob; of several heads the first."""
         return self.log_prob_keys[0]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply to a batch of transitions, in place; one without an action is left as it is."""
+        """Apply to a batch of transitions, in place; a batch without an action is unchanged."""
         if tensordict.get(self.action_key, None) is None:
             return tensordict
         return super().forward(tensordict)
 
     @property
     def frozen_params(self) -> TensorDict:
-        """The reference's parameters and buffers, as TorchRL's transform of that name gave them."""
+        """The reference's parameters and buffers, as in TorchRL's transform of this name."""
         return self.reference.frozen_params
 
     @property
     def functional_actor(self) -> nn.Module:
-        """The policy that ``frozen_params.to_module(...)`` runs; it holds them already."""
+        """The policy for ``frozen_params.to_module(...)``; it already has these parameters."""
         return self.reference.module
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -127,7 +127,7 @@ class KLRewardTransform(ChargedReward):
             ref_log_prob = score(self.reference, tensordict)
         name = "the reference's log-prob"
         ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
-        # The reference reads the parameters of the policy where both score the same action.
+        # The policy's parameters fit the reference only if both have the same action key.
         same = self.action_key == self.reference.dist_sample_keys[0]
         scorer = self.reference if same else None
         log_prob = sampled_log_prob(
@@ -142,7 +142,7 @@ class KLRewardTransform(ChargedReward):
         return next_tensordict
 
     def _renamed(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """A copy with the action under the reference's key, where it is under another."""
+        """A copy with the action under the reference's key, if the key differs."""
         own = as_key(self.reference.dist_sample_keys[0])
         if self.action_key != own:
             tensordict = tensordict.copy().exclude(beside(own))
@@ -153,7 +153,7 @@ class KLRewardTransform(ChargedReward):
         return tensordict
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """The charged reward, in place of the reward or next to it; the KL; log pi_0."""
+        """Add the charged reward (which may replace the reward), the KL and log pi_0."""
         output_spec = super().transform_output_spec(output_spec)
         observation_spec = output_spec["full_observation_spec"]
         if self.kl_key is not None:

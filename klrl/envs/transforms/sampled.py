@@ -1,4 +1,4 @@
-"""log pi(a|s) as the policy wrote it; no charge, or which, where no policy sampled the action."""
+"""Read the policy's log pi(a|s) from the data; decide the charge of actions it did not sample."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from klrl.kl.policies import Key, as_key, has_all, written_keys
 from klrl.kl.saturated import log_probs
 from klrl.kl.shapes import add_heads, like_reward, reward_shape
 
-#: What an action that no policy sampled does to its step; the default is ``nan``.
+#: How to treat a step whose action no policy sampled; the default is ``nan``.
 ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
-#: Nats, and per nat of the log-prob, beyond which a log-prob is another action's.
+#: A log-prob that differs by more (nats, plus nats per nat) belongs to a different action.
 TOLERANCE = 1e-2
-#: Share of its range within which a TanhNormal's action says too little about the sample.
+#: Share of its range, at each bound, where a TanhNormal's action does not determine its sample.
 EDGE = 1e-4
 
 
 def check_on_unsampled(value: str) -> str:
-    """One of :data:`ON_UNSAMPLED`."""
+    """Require one of :data:`ON_UNSAMPLED`."""
     if value not in ON_UNSAMPLED:
         raise ValueError(f"on_unsampled={value}: choose one of {', '.join(ON_UNSAMPLED)}")
     return value
@@ -44,13 +44,13 @@ def sampled_log_prob(
     model: TensorDictModuleBase | None = None,
     on_unsampled: str = "nan",
 ) -> Tensor:
-    """log pi(a|s) as the policy wrote it, in the reward's batch shape; NaN where it did not sample.
+    """The policy's log pi(a|s), in the reward's batch shape; NaN where it did not sample.
 
-    Unsampled are actions whose log-prob is missing or NaN and, as a TorchRL collector fills in the
-    steps of ``init_random_frames``, those whose log-prob and parameters are all zero. Where the
-    data hold the parameters, a log-prob of another action, as exploration noise behind the policy
-    leaves it, is computed again at the action that was taken, with a warning. ``model`` is a policy
-    of the same family, which says how to read the parameters; None does not.
+    An action counts as unsampled if its log-prob is missing or NaN, or if log-prob and parameters
+    are all zero, which is how a TorchRL collector fills steps of ``init_random_frames``. If the
+    data have the parameters, a log-prob of a different action (exploration noise after the policy)
+    is computed again for the action in the data, with a warning. ``model``: a policy of the same
+    family, to read the parameters; with None they are not read.
     """
     heads = _written(tensordict, keys)
     if heads is None:
@@ -73,7 +73,7 @@ def sampled_log_prob(
 def not_sampled(
     tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: TensorDictModuleBase
 ) -> Tensor:
-    """Where there is a log-prob, and no policy sampled the action; bool, [*B] or [*B, N]."""
+    """Where an action has a log-prob although no policy sampled it; bool, [*B] or [*B, N]."""
     heads, sampler = _written(tensordict, keys), _sampler(model)
     if heads is None or sampler is None:
         shape = reward_shape(reward.shape, tensordict.ndim)
@@ -83,7 +83,7 @@ def not_sampled(
 
 
 def kl_of_sampled(kl: Tensor, log_prob: Tensor, on_unsampled: str) -> Tensor:
-    """The KL, with 0 for actions without a log-prob where ``on_unsampled=zero``; else NaN."""
+    """The KL; at actions without a log-prob 0 if ``on_unsampled=zero``, else NaN."""
     return kl.masked_fill(log_prob.isnan(), 0.0) if on_unsampled == "zero" else kl
 
 
@@ -112,13 +112,13 @@ def unsampled(
 
 
 def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | None:
-    """The log-probs of all heads; None without."""
+    """The log-probs of all heads; None if there are none."""
     return [tensordict.get(key) for key in written_keys(tensordict, keys)] or None
 
 
 def _sampler(model: TensorDictModuleBase) -> ProbabilisticTensorDictModule | None:
     """The part of a policy that turns parameters into a distribution."""
-    for module in (model, getattr(model, "module", None)):  # a wrapper may hide its policy's parts
+    for module in (model, getattr(model, "module", None)):  # a wrapper may contain the policy
         if module is not None:
             parts = [m for m in module.modules() if isinstance(m, ProbabilisticTensorDictModule)]
             if parts:
@@ -170,7 +170,7 @@ def _filled_in(
             zero = zero & ~_expand(_any_beyond(leaf != 0, tensordict.ndim), zero)
     if not zero.any():
         return zero
-    # A log-prob that is 0 whatever the parameters: the policy has one action.
+    # If the log-prob is 0 for any parameters, the policy has a single action.
     data = parameters_or_one(tensordict, _parameter_keys(sampler), zero)
     with torch.no_grad():
         return zero & (_log_prob(data, sampler, sampler.get_dist(data), log_prob.ndim) != 0)
@@ -179,7 +179,7 @@ def _filled_in(
 def _log_prob(
     data: TensorDictBase, sampler: ProbabilisticTensorDictModule, dist: Distribution, dims: int
 ) -> Tensor:
-    """Of the action, from the parameters in the data, [*B] or [*B, N]."""
+    """Log-prob of the action from the parameters in the data, [*B] or [*B, N]."""
     heads = log_probs(dist, data, sampler.dist_sample_keys[0])
     return sum_beyond(add_heads(list(heads.values())), dims)
 
@@ -191,7 +191,7 @@ def _of_the_action(
     log_prob: Tensor,
     filled_in: Tensor,
 ) -> Tensor:
-    """The log-prob, computed again from the parameters where it is not that of the action."""
+    """The log-prob, computed again from the parameters where it belongs to a different action."""
     data = parameters_or_one(tensordict, _parameter_keys(sampler), filled_in)
     with torch.no_grad():
         dist = sampler.get_dist(data)
@@ -213,7 +213,7 @@ def _of_the_action(
 
 
 def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor | None:
-    """Where an action does not tell its sample; None where a distribution hides it everywhere."""
+    """Where an action does not determine its sample; None if it does nowhere."""
     if isinstance(dist, TanhNormal):
         share = (action - dist.low) / (dist.high - dist.low)
         edge = (share < EDGE) | (share > 1 - EDGE)
@@ -223,8 +223,8 @@ def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor
 
 def _in_parallel_env(tensordict: TensorDictBase) -> bool:
     """Whether a transition came through the shared buffers of a ParallelEnv."""
-    # TorchRL gives a worker's environment no sign of it, but there all data, the action included,
-    # are in shared memory. GPU tensors always are, so only CPU tensors count.
+    # TorchRL does not mark a worker's environment, but in a worker all data, also the action, are
+    # in shared memory. GPU tensors always are, so only CPU tensors are checked.
     if multiprocessing.parent_process() is None:
         return False
     leaves = tensordict.exclude("next").values(True, True)
@@ -236,9 +236,9 @@ def _in_parallel_env(tensordict: TensorDictBase) -> bool:
 
 
 class ChargedReward(KeepsCoefficient, NextTransform):
-    """The charge of the control transforms: reward <- reward - coef * KL.
+    """Base of the control transforms that charge: reward <- reward - coef * KL.
 
-    Arguments as :class:`~klrl.kl.KLRewardTransform`; ``reads``: further keys that a subclass reads.
+    Arguments as in :class:`~klrl.kl.KLRewardTransform`; ``reads``: further keys of a subclass.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
     coef: Tensor
 
     def charge(self, next_tensordict: TensorDictBase, reward: Tensor, kl: Tensor) -> TensorDictBase:
-        """Write the charged reward, and the one that was read where it is kept; all [..., 1]."""
+        """Write the charged reward, and the raw reward if it is kept; all [..., 1]."""
         refuse_second_charge(next_tensordict, self.raw_key)
         if self.raw_key is not None:
             next_tensordict.set(self.raw_key, reward)
@@ -273,7 +273,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
         return next_tensordict.set(self.out_key, charged)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """The charged reward replaces the reward, or is a new observation next to it."""
+        """Add the charged reward: it replaces the reward, or is a new observation."""
         parent, observation_spec = self.parent, output_spec["full_observation_spec"]
         charged = reward_like(parent, self.reward_key)
         if self.out_key in parent.reward_keys:

@@ -1,8 +1,8 @@
 """KL transforms inside the workers of a ParallelEnv.
 
-TorchRL's ParallelEnv shares buffers with its workers, and copies into them what its input specs
-name: the action and the state, ``full_action_spec`` and ``full_state_spec``. Whatever else a policy
-writes, above all its log-prob, does not reach the workers unless a transform declares it.
+TorchRL's ParallelEnv shares buffers with its workers, and copies only entries of its input specs:
+the action and the state, ``full_action_spec`` and ``full_state_spec``. Other outputs of a policy,
+above all its log-prob, do not reach the workers unless a transform declares them.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ class SendToWorkers(Transform):
     ...     return TransformedEnv(base(), Compose(SendToWorkers(actor), KLRewardTransform(actor)))
     >>> env = ParallelEnv(4, make)
 
-    Each key becomes a state and an observation of the environment, in the shape that the policy
-    gives it. After a reset and after each step it is NaN (zero, if not a float) until the policy
-    writes it: an action that the policy did not sample has no log-prob, and must not be charged
-    with that of the action before. So a batch holds NaN at ``("next", key)``.
+    Each key becomes a state and an observation of the environment, in the policy's shape. After a
+    reset and after each step its value is NaN (0 if not a float) until the policy writes it, since
+    an action that the policy did not sample has no log-prob, and must not be charged with that of
+    the previous action. So a batch has NaN at ``("next", key)``.
 
     Args:
         actor: a policy that writes the keys; run once on zeros for their shapes, not copied.
-        keys: which to send; default all but the action.
+        keys: the keys to send; default all but the action.
 
     Raises:
-        KeyError: a key that the policy does not write, or one that the environment has.
+        KeyError: the policy does not write a key, or the environment already has it.
     """
 
     def __init__(
         self, actor: ProbabilisticTensorDictSequential, keys: Sequence[Key] | None = None
     ) -> None:
         super().__init__()
-        # No submodule: its weights belong to no environment's state.
+        # Not a submodule, since the policy's weights are not part of the environment's state.
         self.__dict__["_actor"] = actor
         self._keys = None if keys is None else [as_key(key) for key in keys]
         self._specs: dict[Key, Unbounded] | None = None
 
     def specs(self) -> dict[Key, Unbounded]:
-        """Key -> its spec, in the environment that holds this transform."""
+        """Key -> its spec in the environment of this transform."""
         if self._specs is None:
             self._specs = self._infer_specs()
         return self._specs

@@ -1,4 +1,4 @@
-"""As :mod:`klrl.envs.llm.transforms.kl`, where TorchRL exports them too."""
+"""Re-exports :mod:`klrl.envs.llm.transforms.kl`, as TorchRL does."""
 
 from klrl.envs.llm.transforms import kl
 

@@ -1,4 +1,4 @@
-"""KLs and rewards of tokens, row by row: which tokens are charged, and what they are charged."""
+"""KLs and rewards of tokens, row by row: find the charged tokens, and charge them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ def matching_rows(gen: Rows, ref: Rows, gen_key: Key, ref_key: Key) -> tuple[lis
 def charged_tokens(
     tensordict: TensorDictBase, next_tensordict: TensorDictBase, rows: list[Tensor], keys: list[Key]
 ) -> list[Tensor] | None:
-    """Masks of the charged tokens, [T_i] bool; None where the data have no mask and no prompt.
+    """Masks of the charged tokens, [T_i] bool; None if the data have no mask and no prompt.
 
-    The first of: the mask that ``RetrieveLogProb`` wrote with its
-    log-probs; ("masks", "all_assistant_mask"); the attention mask, minus the prompt's length if
-    there is one.
+    The first of: the mask that ``RetrieveLogProb`` wrote with its log-probs;
+    ("masks", "all_assistant_mask"); the attention mask, without the prompt if there is one.
     """
     written = [read_value(next_tensordict, mask_key(key)) for key in keys]
     masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]
@@ -72,7 +71,7 @@ def _check_lengths(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Te
 def token_kl(
     gen: list[Tensor], ref: list[Tensor], masks: list[Tensor] | None, estimator: Estimator
 ) -> list[Tensor]:
-    """KL estimate of every token, [T_i] nats; zero outside the mask, whatever the log-probs."""
+    """KL estimate of every token, [T_i] nats; zero outside the mask."""
     masks = masks or [torch.ones_like(row, dtype=torch.bool) for row in gen]
     return [
         estimate_kl(a.masked_fill(~m, 0.0), b.masked_fill(~m, 0.0), estimator)
@@ -86,9 +85,9 @@ def token_rewards(
     """The uncharged reward of every token, [T_i, 1].
 
     A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence, since
-    the whole sequence earned it; it is never spread. A reward per token [B, T, 1] is kept; where it
-    is dense and its log-probs are ragged, ``padding_side`` says what is padding. A missing reward
-    counts as 0.
+    it rewards the whole sequence; it is never distributed. A reward per token [B, T, 1] is kept; if
+    it is dense and the log-probs are ragged, ``padding_side`` is the side of its padding. A missing
+    reward counts as 0.
     """
     if reward is None:
         return [torch.zeros_like(row).unsqueeze(-1) for row in kl]

@@ -1,4 +1,4 @@
-"""From two log-probs to a KL and a charged reward: per action, or per token."""
+"""Compute a KL and a charged reward from two log-probs, per action or per token."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class KLComputation(KeepsCoefficient, NextTransform):
 
     reward <- reward - coef * KL(pi || pi_ref), with KL estimated from r = log pi - log pi_ref.
 
-    Log-probs are read below "next", else at the root. The KL goes to ``("next", kl_key)``, in nats
-    and without the coefficient.
+    Log-probs are read under "next", else at the root. The KL is written to ``("next", kl_key)``, in
+    nats and without the coefficient.
 
     - One action per step: log-probs in the reward's batch shape, per agent or per team
       (:mod:`klrl.kl.shapes`); KL and reward [..., 1].
@@ -43,19 +43,19 @@ class KLComputation(KeepsCoefficient, NextTransform):
     Args:
         gen_log_probs_full_key: log pi(a|s).
         ref_log_probs_full_key: log pi_ref(a|s).
-        kl_key: where the KL goes.
+        kl_key: where to write the KL.
         add_to_reward: whether the reward is charged.
-        coef: reward per nat; :attr:`coef` may be moved later.
-        coeff: the other spelling of ``coef``, TorchRL's.
+        coef: reward per nat; :attr:`coef` may be changed later.
+        coeff: alias of ``coef``, in TorchRL.
         padding_side: tokens: where a dense reward per token is padded, if its log-probs are nested.
         estimator: k1, k2, k3 or a function of the log-ratio.
-        raw_reward_key: where the uncharged reward is kept; None keeps none.
+        raw_reward_key: where to keep the uncharged reward; None does not keep it.
         reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
-        per_token: whether log-probs with more dimensions than the batch are of tokens, or of agents
-            and of an action's dimensions. None: as the RetrieveLogProb says that is next to
-            this transform in a Compose; without one, tokens.
-        gen_log_probs_key: the other spelling of ``gen_log_probs_full_key``, in TorchRL's example.
-        ref_log_probs_key: that of ``ref_log_probs_full_key``.
+        per_token: whether further dimensions of log-probs, after the batch's, are tokens; else they
+            are agents or dimensions of an action. None: as the RetrieveLogProb in the same Compose
+            has them; without a RetrieveLogProb, tokens.
+        gen_log_probs_key: alias of ``gen_log_probs_full_key``, in TorchRL's example.
+        ref_log_probs_key: alias of ``ref_log_probs_full_key``.
 
     Raises:
         ValueError: equal keys, an unknown estimator, a coefficient that is no number >= 0;
@@ -164,7 +164,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
 
     @property
     def reward_key(self) -> Key:
-        """The environment's reward key; "reward" without an environment, or where it has none."""
+        """The environment's reward key; "reward" if there is no environment or key."""
         return reward_key_of(self, self._reward_key)
 
     def _of_tokens(self, log_prob: Rows, tensordict: TensorDictBase) -> bool:
@@ -174,14 +174,14 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return log_prob.ndim > tensordict.ndim and self._says_per_token() is not False
 
     def _says_per_token(self) -> bool | None:
-        """``per_token``, else what scores the log-probs next to this transform; None: unknown."""
+        """``per_token``, else by the transforms that score in the same Compose; None: unknown."""
         if self.per_token is not None:
             return self.per_token
         scorers = [part for part in siblings(self) if self.gen_log_probs_full_key in part.out_keys]
         return next((getattr(part, "is_language", None) for part in reversed(scorers)), None)
 
     def _in_language_env(self) -> bool:
-        """Whether log-probs are per token: as is said, by their spec, or by the environment."""
+        """Whether log-probs are per token, by ``per_token``, their spec, or the environment."""
         said = self._says_per_token()
         if said is not None:
             return said
@@ -201,7 +201,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return observation_spec
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        """A charged reward has no bounds, and for tokens a token axis."""
+        """Remove the bounds of a charged reward; for tokens, add a token axis."""
         if self.add_to_reward:
             reward_spec[self.reward_key] = (
                 per_token_spec(reward_spec, 1)
@@ -212,5 +212,5 @@ class KLComputation(KeepsCoefficient, NextTransform):
 
 
 def per_token_spec(like: Composite, *last: int) -> Unbounded:
-    """The spec [B, tokens, ...] of any number of tokens."""
+    """The spec [B, tokens, ...] for any number of tokens."""
     return Unbounded(shape=torch.Size((*like.shape, -1, *last)), device=like.device)

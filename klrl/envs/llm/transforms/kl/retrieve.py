@@ -1,9 +1,9 @@
-"""RetrieveLogProb: the log-prob of what a policy did, the first part of retrieve-then-compare.
+"""RetrieveLogProb: a policy's log-prob of the data's actions or tokens, for KLComputation.
 
     RetrieveLogProb(policy) -> RetrieveLogProb(reference) -> KLComputation
 
-Three transforms in one TorchRL ``Compose``: attach it to an environment or call it on a batch. They
-work for control actors (one action per step, ``kl=retrieve``) and LLM wrappers (many tokens).
+These three transforms make a TorchRL ``Compose``: attach it to an environment, or call it on a
+batch. They support control actors (one action per step, ``kl=retrieve``) and LLM wrappers (tokens).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["KLComputation", "RetrieveLogProb"]
 
 
 def _language() -> ModuleType:
-    """What scores tokens, imported on first use: a control run does without."""
+    """Import the module that scores tokens on first use, since a control run does not need it."""
     from klrl.envs.llm.transforms.kl import wrappers
 
     return wrappers
@@ -41,14 +41,13 @@ class RetrieveLogProb(NextTransform):
 
     Nothing is resampled. The result goes to ``("next", log_probs_full_key)``, in nats.
 
-    - A control actor scores the action that was taken, exploration noise included, in
-      evaluation mode: shape [...], the reward's batch shape, per agent or per team
-      (:mod:`klrl.kl.shapes`).
-    - An LLM wrapper scores tokens: [B, T], or ragged where its ``pad_output`` is False (a stack of
-      TensorDicts: ``get(key, as_list=True)`` or ``as_padded_tensor=True`` reads it); 0 at padding
-      and at the first token. The mask of the tokens that the policy produced in this step, of the
-      same shape, goes to ``("next", "log_probs_mask")`` (named after the key): earlier turns of a
-      conversation have log-probs too, and are not charged again.
+    - A control actor scores the action in the data, including exploration noise, in evaluation
+      mode: shape [...], the reward's batch shape, per agent or per team (:mod:`klrl.kl.shapes`).
+    - An LLM wrapper scores tokens: [B, T], or ragged if its ``pad_output`` is False (a stack of
+      TensorDicts, read by ``get(key, as_list=True)`` or ``as_padded_tensor=True``); 0 at padding
+      and at the first token. ``("next", "log_probs_mask")`` (named after the key) is a mask of the
+      tokens that the policy produced in this step, of the same shape: earlier turns of a
+      conversation also have log-probs, but are not charged again.
 
     Args:
         model: a probabilistic actor, or an LLM wrapper with ``generate=False``. Its in-keys (and
@@ -59,19 +58,19 @@ class RetrieveLogProb(NextTransform):
             ``input_mode="history"``.
         tokenizer_kwargs: wrappers in history mode: more arguments of the chat template.
         detach: keep the result out of the gradient.
-        device: move the model there, for good; the data are moved for the call, and the result
-            back.
-        tokenizer: wrappers: in place of the wrapper's, for the chat template, for text, and to find
+        device: move the model to this device permanently; the data are moved for each call, and
+            the result is moved back.
+        tokenizer: wrappers: replaces the wrapper's, for the chat template, for text, and to find
             the padding of dense ids without a mask.
-        padding_side: wrappers with ``pad_output=True``: where ragged sequences are padded. Ids that
-            came dense keep their layout.
-        temperature: wrappers: at which the tokens were sampled; default that of the wrapper's
-            ``generate_kwargs``, else 1.
+        padding_side: wrappers with ``pad_output=True``: where ragged sequences are padded. Dense
+            ids keep their layout.
+        temperature: wrappers: the temperature at which the tokens were sampled; default that of the
+            wrapper's ``generate_kwargs``, else 1.
         history_key: wrappers in history mode: the key of the conversation, in place of the model's
             ``input_key``.
         reward_key: control actors: the log-prob has this reward's batch shape; None for the
-            environment's, or ``reward`` on a bare batch. Without a reward it is written as the
-            actor gives it.
+            environment's, or ``reward`` on a bare batch. Without a reward the actor's shape is
+            kept.
 
     Raises:
         TypeError: the model has no ``log_prob``.
@@ -141,7 +140,7 @@ class RetrieveLogProb(NextTransform):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
             if self.is_language:
                 return self._score_tokens(tensordict, next_tensordict)
-            with evaluating(self.scorer()):  # as wrappers score
+            with evaluating(self.scorer()):  # as for wrappers
                 log_prob = score(self.scorer(), tensordict)
         reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
         name = f"the log-prob for {self.log_probs_full_key}"
@@ -150,7 +149,7 @@ class RetrieveLogProb(NextTransform):
         )
 
     def scorer(self) -> TensorDictModuleBase:
-        """The model that scores."""
+        """The model that computes the log-probs."""
         return self.model
 
     def sampling_temperature(self) -> float:

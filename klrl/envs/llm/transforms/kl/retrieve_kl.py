@@ -22,14 +22,14 @@ from klrl.kl.coefficient import coefficient_of_part
 from klrl.kl.policies import Key, is_wrapper
 from klrl.kl.reference import FrozenPolicy
 
-#: The value of ``gen_model`` that stands for the policy of the environment's collector.
+#: The value of ``gen_model`` for the policy of the environment's collector.
 FROM_COLLECTOR = "from_collector"
-#: An LLM wrapper or a control actor, :data:`FROM_COLLECTOR`, or None where a factory makes it.
+#: An LLM wrapper or a control actor, :data:`FROM_COLLECTOR`, or None if a factory makes the model.
 Model: TypeAlias = TensorDictModuleBase | str | None
 
-#: Arguments of the part that charges.
+#: Arguments of the transform that charges.
 _CHARGING = frozenset(inspect.signature(KLComputation).parameters) - {"per_token"}
-#: Those that the parts that score read too.
+#: Arguments of the transform that charges and of those that score.
 _OF_ALL = {"padding_side", "reward_key"}
 
 
@@ -44,13 +44,12 @@ class RetrieveKL(OneTransform):
 
     Args:
         gen_model: the policy, set up to score (``generate=False``); or "from_collector": the policy
-            of the collector, read at the first step, with its live weights.
+            of the collector, found at the first step, with its live weights.
         ref_model: the reference, set up to score.
-        gen_model_factory: makes ``gen_model``; give one of the two.
-        ref_model_factory: makes ``ref_model``; give one of the two.
-        history_key: of the conversation; a key other than "history" replaces the models' input
-            keys.
-        use_ray_service: the older spelling of ``service_backend="ray"``.
+        gen_model_factory: makes ``gen_model``; give either a model or a factory.
+        ref_model_factory: makes ``ref_model``; give either a model or a factory.
+        history_key: key of the conversation; any key but "history" replaces the models' input keys.
+        use_ray_service: older spelling of ``service_backend="ray"``.
         service_backend: "ray" makes a :class:`RayRetrieveKL`, which also takes
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
         **kwargs: arguments of :class:`~klrl.kl.KLComputation`: ``gen_log_probs_full_key``,
@@ -60,14 +59,14 @@ class RetrieveKL(OneTransform):
             ``temperature``; of all three: ``padding_side``, ``reward_key``.
 
     Raises:
-        ValueError: no model, or both it and its factory; ``generate=True``; ``pad_output`` or
-            ``log_probs_key`` that do not fit each other; equal keys; no collector at the first
+        ValueError: no model, or a model and its factory; ``generate=True``; models whose
+            ``pad_output`` or ``log_probs_key`` do not fit; equal keys; no collector at the first
             step.
-        TypeError: an argument that nothing reads.
+        TypeError: an unknown argument.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Transform:
-        """Build the Ray-backed class where the arguments choose Ray."""
+        """Build the Ray-backed class if the arguments choose Ray."""
         if wants_ray(kwargs):
             return RayRetrieveKL(*args, **kwargs)
         return super().__new__(cls)
@@ -99,7 +98,7 @@ class RetrieveKL(OneTransform):
 
     @property
     def computation(self) -> KLComputation:
-        """The part that charges, and holds the coefficient."""
+        """The part that charges the KL, and has the coefficient."""
         return self.part(KLComputation)
 
     coef = coeff = coefficient_of_part(float)
@@ -121,13 +120,13 @@ def one_of(
     factory: Callable[[], TensorDictModuleBase] | None,
     default: str | None = None,
 ) -> TensorDictModuleBase:
-    """The model, or what its factory makes; exactly one of them is given."""
+    """The given model, or a new one from the factory; exactly one of them must be given."""
     check_one_of(name, model, factory, default)
     return model if factory is None else factory()
 
 
 def check_one_of(name: str, model: Model, factory: object, default: str | None = None) -> None:
-    """Refuse a model with its factory, or neither of them."""
+    """Require a model or its factory, but not both."""
     if factory is not None and model is not None and model is not default:
         raise ValueError(f"both {name} and {name}_factory are given: choose one")
     if factory is None and model is None:
@@ -192,7 +191,7 @@ class CollectorPolicy:
         """The collector's policy as a scoring model; it shares the live weights."""
         try:
             container = transform.container
-        except ValueError:  # what TorchRL raises for a part of a Compose without environment
+        except ValueError:  # raised by TorchRL in a Compose without environment
             container = None
         if container is None:
             raise ValueError(
@@ -224,7 +223,7 @@ class CollectorPolicy:
                 f"gen_model='from_collector': the collector's policy {type(policy).__name__} is no "
                 "LLM wrapper; give gen_model"
             )
-        # Copies: TorchRL's get_new_version writes into the policy's own tokenizer_kwargs.
+        # Copy them, since TorchRL's get_new_version changes the policy's tokenizer_kwargs.
         generate_kwargs = dict(getattr(policy, "generate_kwargs", None) or {})
         generate_kwargs.pop("num_return_sequences", None)
         prefix = self.key[:-1]
@@ -243,7 +242,7 @@ class CollectorPolicy:
 
 
 class FromCollector(RetrieveLogProb):
-    """Scores with the collector's policy (``live``), or with the reference at its temperature."""
+    """Score with the collector's policy (``live``), or with the reference at that temperature."""
 
     def __init__(
         self, model: TensorDictModuleBase, *, source: CollectorPolicy, live: bool, **kwargs: Any
@@ -272,13 +271,13 @@ class RayRetrieveKL(Served):
     Args:
         gen_model: the policy, set up to score; sent by value, so it does not follow later updates.
         ref_model: the reference; sent by value.
-        **kwargs: of RetrieveKL, whose factories make a model in the actor and whose ``device`` is
-            there, while results return to the data's; of the actor ``num_cpus`` (default 1),
+        **kwargs: arguments of RetrieveKL: factories run in the actor, ``device`` is the actor's,
+            and results return to the data's device; and of the actor: ``num_cpus`` (default 1),
             ``num_gpus``, and ``actor_name``: reuse the actor of this name, or create it.
 
     Raises:
-        ValueError: no model, or both it and its factory; "from_collector", whose policy is in
-            another process; ``detach=False``. Errors of a step keep their type.
+        ValueError: no model, or a model and its factory; "from_collector", whose policy is in a
+            different process; ``detach=False``. Errors of a step keep their type.
         ImportError: Ray is not installed.
     """
 

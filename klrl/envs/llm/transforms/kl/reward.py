@@ -1,7 +1,7 @@
 """KLRewardTransform for LLMs: the sampler's log-probs against those of a reference.
 
-This transform is for data that already hold the sampler's log-probs. :class:`~klrl.kl.RetrieveKL`
-scores the policy again, and needs nothing that the sampler wrote.
+This transform is for data that already have the sampler's log-probs. :class:`~klrl.kl.RetrieveKL`
+does not need them, since it scores the policy again.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = ["KLRewardTransform", "RayKLRewardTransform"]
 class KLRewardTransform(KeepsCoefficient, NextTransform):
     """reward <- reward - coef * (log pi - log pi_ref), per token.
 
-    log pi is what the policy wrote while it sampled: [B, T] at ``log_prob_key`` or, where only the
-    response was scored, at its sibling "response", which is then aligned behind the prompt.
+    log pi is what the policy wrote while sampling: [B, T] at ``log_prob_key`` or, if only the
+    response was scored, at its sibling "response", which is then aligned after the prompt.
     log pi_ref is the reference's for the same tokens. A scalar score goes to the last charged
-    token. Three keys are written below "next": the charged reward, the KL without coef and
+    token. Three keys are written under "next": the charged reward, the KL without coef and
     log pi_ref, each [B, T, 1] (or nested), in nats.
 
     With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"), else
@@ -56,36 +56,36 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     Args:
         ref_model: an LLM wrapper with ``input_mode="tokens"`` and ``generate=False``.
-        ref_model_factory: makes ``ref_model``; give one of the two.
-        coef: reward per nat; :attr:`coef` may be moved later.
-        coeff: the other spelling of ``coef``.
-        in_keys: the key of the reward to read; one. Default ``reward``.
-        out_keys: of the charged reward, and optionally of KL and log pi_ref; default ``in_keys``,
-            ``kl_penalty``, ``ref_log_prob``.
-        log_prob_key: of the sampler's log-probs.
-        device: move the reference there, for good; results return to the data's device.
+        ref_model_factory: makes ``ref_model``; give either a model or a factory.
+        coef: reward per nat; :attr:`coef` may be changed later.
+        coeff: alias of ``coef``.
+        in_keys: the key of the reward to read; exactly one. Default ``reward``.
+        out_keys: keys of the charged reward, and optionally of KL and log pi_ref; default
+            ``in_keys``, ``kl_penalty``, ``ref_log_prob``.
+        log_prob_key: key of the sampler's log-probs.
+        device: move the reference to this device permanently; results return to the data's device.
         add_to_reward: whether the reward is charged and written.
-        tokenizer: in place of the reference's, to find the padding of dense ids without a mask.
-        assistant_only: charge assistant tokens alone.
+        tokenizer: replaces the reference's, to find the padding of dense ids without a mask.
+        assistant_only: charge only assistant tokens.
         detach: keep log pi_ref out of the gradient.
         padding_side: where ragged sequences are padded, if the reference has ``pad_output=True``.
-        temperature: at which the tokens were sampled; default that of the reference's
-            ``generate_kwargs``, else 1.
-        use_ray_service: the older spelling of ``service_backend="ray"``.
+        temperature: the temperature at which the tokens were sampled; default that of the
+            reference's ``generate_kwargs``, else 1.
+        use_ray_service: older spelling of ``service_backend="ray"``.
         service_backend: "ray" makes a :class:`RayKLRewardTransform`, which also takes
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
 
     Raises:
-        ValueError: no reference, or both it and its factory; a reference that generates or does not
-            read tokens; not exactly one in-key, or not one or three out-keys; shapes that do not
-            fit each other.
+        ValueError: no reference, or a reference and its factory; a reference that generates or does
+            not read tokens; not exactly one in-key, or not one or three out-keys; shapes that do
+            not fit each other.
         RuntimeError: the tokens or the sampler's log-probs are missing.
     """
 
     DEFAULT_IN_KEYS: ClassVar[list[Key]] = ["reward"]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Transform:
-        """Build the Ray-backed class where the arguments choose Ray."""
+        """Build the Ray-backed class if the arguments choose Ray."""
         if wants_ray(kwargs):
             return RayKLRewardTransform(*args, **kwargs)
         return super().__new__(cls)
@@ -135,7 +135,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     @property
     def action_key(self) -> Key:
-        """Where the environment has the conversation, text or tokens with their response."""
+        """The environment's key of the conversation, text or tokens including the response."""
         return (self.parent.base_env.input_mode, "full")
 
     @property
@@ -145,7 +145,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The ``tokenizer`` argument, else the reference's; None without."""
+        """The ``tokenizer`` argument, else the reference's, else None."""
         given = self._tokenizer
         return getattr(self.ref_model, "tokenizer", None) if given is None else given
 
@@ -244,10 +244,10 @@ def check_keys(
 
 
 def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
-    """Uncharge each sequence's first charged token where the sampler left its log-prob at 0."""
-    # TorchRL 0.14.1's TransformersWrapper sets it so while it generates. Read as a probability of
-    # 1, that adds -log pi_ref, several nats, to the KL of every sequence.
-    # tests/transforms/test_llm_upstream.py shows when the fault is gone.
+    """Do not charge a sequence's first token if the sampler left its log-prob at 0."""
+    # TorchRL 0.14.1's TransformersWrapper writes this 0 when it generates. As a probability of 1,
+    # it would add -log pi_ref, several nats, to the KL of every sequence.
+    # tests/transforms/test_llm_upstream.py fails when TorchRL fixes this.
     firsts = [(mask.cumsum(0) == 1) & mask for mask in masks]
     if any(bool(row[first].any()) for row, first in zip(gen, firsts, strict=True)):
         return masks
@@ -265,14 +265,14 @@ class RayKLRewardTransform(Served):
 
     Args:
         ref_model: the reference; sent by value.
-        **kwargs: of KLRewardTransform, whose ``ref_model_factory`` makes it in the actor and whose
-            ``device`` is there, while results return to the data's; of the actor ``num_cpus``
-            (default 1), ``num_gpus``, and ``actor_name``: reuse the actor of this name, or create
-            it.
+        **kwargs: arguments of KLRewardTransform: ``ref_model_factory`` runs in the actor,
+            ``device`` is the actor's, and results return to the data's device; and of the actor:
+            ``num_cpus`` (default 1), ``num_gpus``, and ``actor_name``: reuse the actor of this
+            name, or create it.
 
     Raises:
-        ValueError: no reference, or both it and its factory; ``detach=False``. Errors of a step
-            keep their type.
+        ValueError: no reference, or a reference and its factory; ``detach=False``. Errors of a
+            step keep their type.
         ImportError: Ray is not installed.
     """
 

@@ -21,7 +21,7 @@ Rows: TypeAlias = Tensor | list[Tensor]
 
 
 def read_value(tensordict: TensorDictBase, key: Key) -> Rows | None:
-    """The entry at ``key``: a tensor, a list of B tensors where they are ragged, or None."""
+    """The entry at ``key``: a tensor, a list of B tensors if it is ragged, or None."""
     parts = key if isinstance(key, tuple) else (key,)
     node = tensordict
     for part in parts[:-1]:
@@ -65,8 +65,8 @@ def set_rows(tensordict: TensorDictBase, key: Key, rows: list[Tensor]) -> None:
 def for_rows(tensordict: TensorDictBase, ragged: bool) -> TensorDictBase:
     """The TensorDict to write rows to; for ragged rows a lazy stack of B.
 
-    Only there ``get(key, as_list=True)`` and ``get(key, as_padded_tensor=True)`` do what they say:
-    a plain TensorDict ignores both and returns its nested tensor, which a rollout cannot stack.
+    Only in a stack do ``get(key, as_list=True)`` and ``get(key, as_padded_tensor=True)`` work: a
+    plain TensorDict ignores both and returns its nested tensor, which a rollout cannot stack.
     """
     if ragged and not isinstance(tensordict, LazyStackedTensorDict):
         return tensordict.to_lazystack(0)
@@ -80,7 +80,7 @@ def pad_rows(rows: list[Tensor], side: str) -> list[Tensor]:
 
 
 def check_side(padding_side: str) -> str:
-    """``left`` or ``right``."""
+    """Require ``left`` or ``right``."""
     if padding_side not in SIDES:
         raise ValueError(f"padding_side={padding_side}: choose one of {', '.join(SIDES)}")
     return padding_side

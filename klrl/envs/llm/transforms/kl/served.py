@@ -1,6 +1,6 @@
-"""One Ray actor with the models, shared by the transforms of several environments.
+"""A Ray actor with the models, shared by the transforms of several environments.
 
-Each environment has the keys and specs; only steps go to the actor. Needs the extra ``klrl[ray]``.
+Each environment has the keys and specs; only steps run in the actor. Requires ``klrl[ray]``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Service:
         return shells
 
     def step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """The entries that the transform writes below "next"."""
+        """The entries that the transform writes under "next"."""
         written = next_tensordict.copy()
         self.transform._step(tensordict, written)
         return written.select(*self.out_keys, strict=False)
@@ -48,9 +48,9 @@ class Service:
 class Served(OneTransform):
     """A transform whose models are in a Ray actor.
 
-    Its own parts are shells; a transform that an environment appends to it, as to any Compose, runs
-    here. The actor lives as long as one of its transforms; one of the same ``actor_name`` is
-    reused, whatever its arguments were.
+    Its parts in this process are shells; transforms that are appended to it, as to any Compose, run
+    in this process. The actor lives as long as one of its transforms. An actor of the same
+    ``actor_name`` is reused, even if its arguments differ.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Served(OneTransform):
         num_cpus: float | None = None,
         num_gpus: float = 0,
         actor_name: str | None = None,
-        use_ray_service: bool = True,  # accepted, as service_backend: it is what this class does
+        use_ray_service: bool = True,  # accepted but not read, like service_backend
         service_backend: str | None = "ray",
         **more: object,
     ) -> None:
@@ -86,7 +86,7 @@ class Served(OneTransform):
         return ray.get(getattr(self._actor, method).remote(*arguments))
 
     def _steps(self) -> list[Transform | None]:
-        """The transforms to run in this process, and None where the actor runs its own."""
+        """The transforms to run in this process; None stands for the actor's."""
         steps: list[Transform | None] = []
         for part in self.transforms:
             if not getattr(part, "is_shell", False):
@@ -96,7 +96,7 @@ class Served(OneTransform):
         return steps
 
     def _serve(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        sent = [  # copies on the CPU, with no device set: the actor may have another
+        sent = [  # copies on the CPU, without a device, since the actor's may differ
             each if each.device is None else each.cpu().clear_device_()
             for each in (tensordict.exclude("next"), next_tensordict)
         ]
@@ -129,7 +129,7 @@ class Served(OneTransform):
 
 
 def coefficient() -> property:
-    """That of the actor's transform: reward per nat; may be moved."""
+    """The coefficient of the actor's transform, reward per nat; may be changed."""
 
     def read(self: Served) -> float:
         return self._ask("coefficient")

@@ -1,8 +1,8 @@
-"""Turns the conversations, texts or token ids of a TensorDict into the tokens to score.
+"""Convert the conversations, texts or token ids of a TensorDict to the tokens to score.
 
-Every sequence has three masks, all by position:
+Every sequence has three masks over positions:
 - ``attention``: real tokens;
-- ``scored``: tokens whose log-prob is kept, the others are zero;
+- ``scored``: tokens whose log-prob is kept; the others get 0;
 - ``charged``: tokens that the policy produced in this step. Earlier turns of a conversation were
   charged when they were produced.
 """
@@ -29,7 +29,7 @@ Tokenizer: TypeAlias = Callable[..., Mapping[str, Sequence[Sequence[int]]]]
 ATTENTION_KEY = ("masks", "all_attention_mask")
 ASSISTANT_KEY = ("masks", "all_assistant_mask")
 MARKS_ASSISTANT = re.compile(r"{%-?\s*generation")
-#: Arguments of the chat template; RetrieveLogProb needs tokens and the assistant mask back.
+#: Arguments of the chat template; RetrieveLogProb needs its tokens and assistant mask.
 TEMPLATE_DEFAULTS = {
     "return_assistant_tokens_mask": True,
     "tokenize": True,
@@ -41,7 +41,7 @@ TEMPLATE_DEFAULTS = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """B sequences: each field holds B rows [T_i]; ``dense`` where the ids came as [B, T]."""
+    """B sequences: each field is a list of B rows [T_i]; ``dense``: the ids came as [B, T]."""
 
     ids: list[Tensor]
     attention: list[Tensor]
@@ -51,7 +51,7 @@ class Encoded:
 
 
 def check_template_kwargs(kwargs: Mapping[str, object] | None) -> dict[str, object]:
-    """The chat template's arguments: the defaults, then the user's."""
+    """The chat template's arguments: the user's, with defaults."""
     merged = {**TEMPLATE_DEFAULTS, **(kwargs or {})}
     for name in ("return_assistant_tokens_mask", "tokenize", "return_dict"):
         if not merged[name]:
@@ -62,11 +62,11 @@ def check_template_kwargs(kwargs: Mapping[str, object] | None) -> dict[str, obje
 
 
 def template_of(model: object, tokenizer: object) -> dict[str, object]:
-    """The chat template to render with: the wrapper's own, else the tokenizer's.
+    """The chat template to render with: the wrapper's, else the tokenizer's.
 
-    Without this, TorchRL would replace the tokenizer's template by one of its own where the
-    tokenizer's name contains "qwen", "llama", "falcon" or "deepseek". It still may where the
-    tokenizer's template cannot mark the assistant's tokens.
+    Otherwise TorchRL would use its own template if the tokenizer's name contains "qwen", "llama",
+    "falcon" or "deepseek". TorchRL may still do so if the tokenizer's template cannot mark the
+    assistant's tokens.
     """
     for name in ("chat_template", "chat_template_name"):
         if getattr(model, name, None) is not None:
@@ -86,8 +86,8 @@ def encode_history(
 ) -> Encoded:
     """Render B conversations, ``History`` [B, turns], with the chat template.
 
-    ``prompt`` holds the earlier turns; without it all turns are charged. ``assistant_only`` keeps
-    the log-probs of assistant tokens alone.
+    ``prompt``: the earlier turns; without a prompt all turns are charged. ``assistant_only`` keeps
+    only the log-probs of assistant tokens.
     """
     ids, assistant = _render(history, tokenizer, template)
     real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
@@ -104,7 +104,7 @@ def encode_history(
         )
     charged = assistant
     if prompt is not None:
-        # By count, not by prefix: a template may render an earlier turn in another way.
+        # By count, not by prefix, since a template may render an earlier turn differently.
         earlier = [int(row.sum()) for row in _render(prompt, tokenizer, template)[1]]
         charged = [row & (row.cumsum(0) > n) for row, n in zip(assistant, earlier, strict=True)]
     return Encoded(ids, real, assistant, charged, False)
@@ -146,7 +146,7 @@ def encode_tokens(
 ) -> Encoded:
     """Read B sequences of token ids, dense [B, T] or ragged, with their masks.
 
-    ``attention_key`` is read where ("masks", "all_attention_mask") is missing; without either, the
+    ``attention_key`` is read if ("masks", "all_attention_mask") is missing; without both masks, the
     tokenizer's pad and EOS tokens mark the padding of dense ids.
     """
     value = read_value(tensordict, key)
@@ -173,7 +173,7 @@ def response_mask(
 ) -> list[Tensor] | None:
     """The tokens that the policy produced: the assistant mask, else attention minus the prompt.
 
-    Read from ``first``, else from ``second``; None where neither has a mask or a prompt.
+    Read from ``first``, else from ``second``; None if neither has a mask or a prompt.
     """
     for source in (first, second):
         assistant = _mask_rows(source, ASSISTANT_KEY, attention)
@@ -202,7 +202,7 @@ def _not_padding(row: Tensor, tokenizer: object, ragged: bool) -> Tensor:
     if ragged or pad is None or not (row != pad).any():
         return real
     inside = (row != pad).nonzero().squeeze(-1)
-    # Where pad == eos, the first pad of the run on the right is the EOS that ended the sequence.
+    # If pad == eos, the first pad on the right is the EOS that ended the sequence.
     last = int(inside[-1]) + int(pad == getattr(tokenizer, "eos_token_id", None))
     positions = torch.arange(row.numel(), device=row.device)
     return (positions >= inside[0]) & (positions <= last)
@@ -214,7 +214,7 @@ def _after(mask: Tensor, count: int) -> Tensor:
 
 
 def _behind(prompts: list[Tensor] | None, ids: list[Tensor], real: list[Tensor]) -> list[Tensor]:
-    """The masks from where each sequence leaves its prompt; without prompts all of them."""
+    """The masks after the end of each sequence's prompt; the whole masks without prompts."""
     if prompts is None:
         return real
     starts = [_common_prefix(*pair) for pair in zip(prompts, ids, strict=True)]

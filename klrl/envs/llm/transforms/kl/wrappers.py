@@ -1,4 +1,4 @@
-"""Reads an LLM wrapper of TorchRL: its input mode, its keys, its tokens and their log-probs."""
+"""Read an LLM wrapper of TorchRL: its input mode, keys and tokens; and score the tokens."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from klrl.kl.reference import evaluating
 if TYPE_CHECKING:
     from torchrl.data.llm import History
 
-#: A ``torchrl.modules.llm`` wrapper, known by its attributes: importing its class costs seconds.
+#: A ``torchrl.modules.llm`` wrapper, recognised by attributes, since its import takes seconds.
 Wrapper: TypeAlias = TensorDictModuleBase
 
 
 def full_key(key: Key, name: str) -> Key:
-    """A key of token log-probs; TorchRL's readers expect a tuple that ends in "full"."""
+    """Require a key of token log-probs: a tuple that ends in "full", as TorchRL expects."""
     key = as_key(key)
     if not is_full(key):
         warnings.warn(f"{name}={key}: TorchRL reads a tuple that ends in 'full'", stacklevel=4)
@@ -48,9 +48,9 @@ def is_full(key: Key) -> bool:
 
 
 def mask_key(key: Key) -> Key:
-    """Where the mask of the charged tokens goes: ("log_probs", "full") -> "log_probs_mask".
+    """The key of the charged tokens' mask: ("log_probs", "full") -> "log_probs_mask".
 
-    Not below "log_probs", which in an environment is a TensorClass with fields of its own.
+    Not under "log_probs", which in an environment is a TensorClass with fixed fields.
     """
     parts = key if isinstance(key, tuple) else (key,)
     *above, last = parts[:-1] or parts
@@ -71,7 +71,7 @@ def check_wrapper(model: Wrapper, name: str, assistant_only: bool) -> None:
 
 
 def temperature_of(model: Wrapper) -> float:
-    """The temperature in the wrapper's generate_kwargs, 1 where there is none."""
+    """The temperature in the wrapper's generate_kwargs, default 1."""
     temperature = (getattr(model, "generate_kwargs", None) or {}).get("temperature")
     return 1.0 if temperature is None else float(temperature)
 
@@ -184,13 +184,13 @@ def arrange(
 
 # ---------------------------------------------------------------------------------- log-probs
 
-# The one place where klrl works around TorchRL 0.14.1's TransformersWrapper. Its forward passes the
-# attention mask by position (where GPT-2 takes its cache: an error), pads on the left without
-# position ids, finds padding by value (where pad == eos it drops EOS), returns wrong numbers with
-# pad_model_input=False, ignores the temperature, and leaves dropout on in training mode. Here every
-# sequence is stripped of its padding by position and padded on the right, where a causal network
-# cannot see it, so the numbers of a sequence depend only on its own tokens.
-# tests/transforms/test_llm_upstream.py shows when the faults are gone.
+# This works around TorchRL 0.14.1's TransformersWrapper, only here. Its forward passes the
+# attention mask as a positional argument (for GPT-2 the cache: an error), pads on the left without
+# position ids, finds padding by value (if pad == eos it drops EOS), returns wrong numbers with
+# pad_model_input=False, ignores the temperature, and leaves dropout on in training mode. Here
+# padding is removed by the mask, and sequences are padded on the right, which a causal network
+# does not see, so the numbers of a sequence depend only on its own tokens.
+# tests/transforms/test_llm_upstream.py fails when TorchRL fixes these faults.
 
 
 def token_log_probs(
@@ -199,8 +199,8 @@ def token_log_probs(
     """Log softmax(logits / temperature) of every token given those before it, nats.
 
     ``ids`` are B rows [T_i], ``attention`` is True at real tokens; padding may be on both sides.
-    The rows [T_i] that return are at least float32, on the device of ``ids``, zero at padding and
-    at the first real token, which has no context. ``network`` is a causal LM of ``transformers``.
+    The returned rows [T_i] are at least float32, on the device of ``ids``, zero at padding and at
+    the first real token, which has no context. ``network`` is a causal LM of ``transformers``.
     """
     real = [row[mask] for row, mask in zip(ids, attention, strict=True)]
     empty = [index for index, row in enumerate(real) if row.numel() == 0]
