@@ -111,7 +111,7 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
 
 
 def read_json(file: Path, setting: str) -> dict[str, Any]:
-    """Read the object in a JSON file; refuse a file that holds none."""
+    """Read the object in a JSON file; refuse a file without an object."""
     try:
         content = json.loads(read_plain(file))
     except (OSError, ValueError, RecursionError) as error:

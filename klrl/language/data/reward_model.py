@@ -97,7 +97,7 @@ class RewardModel:
         rows: Sequence[Fields],
         device: torch.device | None = None,
     ) -> Tensor:
-        """The logits [B] of B texts, on the CPU.
+        """Compute the logits of B texts; return them on the CPU, [B].
 
         Args:
             prompts: texts or conversations.
@@ -132,7 +132,7 @@ class RewardModel:
         return ids
 
     def _logits(self, texts: Sequence[list[int]]) -> Tensor:
-        """The logits [n] of n texts, right-padded."""
+        """Compute the logits [n] of n texts, padded on the right."""
         config = self._model.config.get_text_config()
         author = config.pad_token_id
         # A classifier on a causal model reads the last token whose id is not the pad id; without

@@ -64,7 +64,7 @@ class WeightedRewards:
         return {label: reward(prompts, responses, drawn) for label, reward in self._rewards.items()}
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The scores [B]: the weighted sum of :meth:`parts`."""
+        """Return the scores [B]: the weighted sum of :meth:`parts`."""
         weighted = zip(self._weights, parts.values(), strict=True)
         scores = torch.stack([weight * part for weight, part in weighted]).sum(0)
         if not scores.isfinite().all():
@@ -78,7 +78,7 @@ class WeightedRewards:
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
     ) -> Tensor:
-        """The scores [B]; arguments and errors as of :meth:`parts`."""
+        """Return the scores [B]; arguments and errors as of :meth:`parts`."""
         return self.total(self.parts(prompts, responses, drawn))
 
 

@@ -115,7 +115,7 @@ def trained_policy(
         which: last or best.
         device: where to put it.
         setting: for messages, as in ``reference.path``.
-        beside: the job whose policy it will be compared with, see :func:`_computing_as`.
+        beside: the job whose policy this one will be compared with, see :func:`_computing_as`.
         model: where the run's base model is now; None: where it was. If the checkpoint has a
             digest of the base weights, the weights there must match it.
 

@@ -42,7 +42,7 @@ PARTS = ("next", "reward_parts")
 
 
 def make_sampler(policy: Policy) -> CacheSampler:
-    """The sampler of training."""
+    """Make the sampler of training."""
     return CacheSampler(policy.model, policy.special, keep_states=True)
 
 

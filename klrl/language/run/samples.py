@@ -80,7 +80,7 @@ def read_samples(
     Args:
         folder: the run folder.
         config: its settings.
-        run: the folder as it was given, for messages.
+        run: the folder as the user wrote it, for messages.
         rows: of ``metrics.jsonl``.
     """
     files = RunFolder(folder)

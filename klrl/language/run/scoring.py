@@ -152,7 +152,7 @@ class ScoringLayout:
     reason: str = ""
 
     def states(self, model: nn.Module, batch: TensorDictBase) -> Tensor:
-        """The hidden states [B, R, D] before each response token, differentiable."""
+        """Compute the hidden states [B, R, D] that predict response tokens, differentiable."""
         if self.shared:
             return shared_states(model, batch, self.group_size)
         return packed_states(model, batch)
@@ -160,14 +160,14 @@ class ScoringLayout:
     def next_tokens(
         self, model: nn.Module, batch: TensorDictBase, temperature: float
     ) -> NextTokens:
-        """The distributions of the batch's response tokens under a model, differentiable."""
+        """Compute the next-token distributions at response tokens, differentiable."""
         return NextTokens(self.states(model, batch), head(model), temperature)
 
     @torch.no_grad()
     def rollout_states(
         self, model: nn.Module, batch: TensorDictBase, prompts_at_a_time: int
     ) -> Tensor:
-        """The states of a whole rollout, without gradient; a reference needs them once."""
+        """Compute the states of a whole rollout without gradient, once, as for a reference."""
         count = batch.batch_size[0] // self.group_size
         device = batch["tokens", "full"].device
         pieces = torch.arange(count, device=device).split(prompts_at_a_time)

@@ -142,7 +142,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def loss_terms(
         self, batch: TensorDictBase, coefficients: Coefficients, spread: Tensor | None = None
     ) -> LossTerms:
-        """The loss of a minibatch [B].
+        """Compute the loss of a minibatch [B].
 
         Args:
             batch: the minibatch.
@@ -223,7 +223,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         return float(response_mask(frames).sum()) / len(frames)
 
     def _old(self, batch: TensorDictBase) -> NextTokens:
-        """The distributions that the batch was sampled from."""
+        """Return the distributions that the batch was sampled from."""
         return NextTokens(batch[STATES], self._old_head, self._temperature)
 
 
