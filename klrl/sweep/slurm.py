@@ -80,7 +80,7 @@ def interrupt(jobs: Iterable[str]) -> None:
 def why_stopped(job: str, restarts: str) -> str:
     """Say why SLURM told a job to stop; ``restarts`` is its SLURM_RESTART_COUNT.
 
-    ``warned``: before a time limit or a preemption; the job may requeue itself.
+    ``warned``: the job still runs, or its time is over, or it is preempted; it may requeue itself.
     ``requeued``: SLURM has already requeued the job. ``cancelled``: by a person.
     """
     told = _about(job)

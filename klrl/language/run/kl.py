@@ -84,8 +84,8 @@ def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
     return rule.moves or rule.source == OTHER_RUN or config.actor.init is not None
 
 
-#: Keys: the exact KL(policy||reference) of every token [B, R], the forward KL [B, R], the charged
-#: divergence if it is another [B, R]; and the charged KL [B, R, 1] without its coefficient.
+#: Keys: the exact KL(policy||reference) of every token [B, R]; the forward KL [B, R]; the charged
+#: divergence [B, R], if not the reverse KL; and the charge [B, R, 1] without its coefficient.
 EXACT, FORWARD, DIVERGENCE = ("kl", "exact"), ("kl", "forward"), ("kl", "divergence")
 CHARGED = ("next", KL_KEY)
 
