@@ -1,4 +1,4 @@
-"""klrl from Python: what the command line does, as functions.
+"""klrl from Python: the commands of the command line as functions.
 
     import klrl
 
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
     Policy: TypeAlias = ProbabilisticTensorDictSequential | CausalLM
 
-#: Hydra composes in state that is global to the process.
+#: Lock of Hydra's composing, whose state is global to the process.
 _composing = threading.Lock()
 
 
 class How(TypedDict, total=False):
-    """How a policy is played: its last or best checkpoint, a seed (0), a device (cpu)."""
+    """Options to play a policy: its last or best checkpoint, a seed (0), a device (cpu)."""
 
     which: str
     seed: int
@@ -61,10 +61,10 @@ class How(TypedDict, total=False):
 
 
 class Run(os.PathLike[str]):
-    """A run folder, read on access.
+    """A run folder, whose files are read on access.
 
     Raises:
-        ConfigError: there is no run in it.
+        ConfigError: the folder contains no run.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -94,9 +94,9 @@ class Run(os.PathLike[str]):
 
     @property
     def rows(self) -> list[Row]:
-        """One dictionary per iteration, from ``metrics.jsonl``; see docs/runs.md.
+        """The rows of ``metrics.jsonl``, one dictionary per iteration; see docs/runs.md.
 
-        The first is of iteration 0 where the run was evaluated before its first update.
+        If the run was evaluated before its first update, the first row is of iteration 0.
         """
         metrics = RunFolder(self.folder).metrics
         return read_rows(metrics) if metrics.is_file() else []
@@ -106,8 +106,8 @@ class Run(os.PathLike[str]):
         """``status``, ``frames`` (language: samples) done, and the last recorded values.
 
         The values are ``return`` (of the last evaluation, else of training, else the mean reward),
-        ``kl/ref/exact``, ``kl/ref/coef``, ``kl/old/exact`` and ``kl/old/beta``; None where the run
-        has none.
+        ``kl/ref/exact``, ``kl/ref/coef``, ``kl/old/exact`` and ``kl/old/beta``; None if the run has
+        no such value.
         """
         rows = self.rows
         axis = recorded_domain(self.manifest).axis
@@ -121,7 +121,7 @@ class Run(os.PathLike[str]):
         }
 
     def policy(self, which: str = "last", device: str = "cpu") -> Policy:
-        """The trained policy, frozen; see :func:`klrl.api.load_policy`."""
+        """Load the trained policy, frozen; see :func:`klrl.api.load_policy`."""
         return load_policy(self.folder, which, device)
 
     def evaluate(
@@ -135,7 +135,7 @@ class Run(os.PathLike[str]):
 
         Args:
             episodes: how many; None: the default of ``klrl evaluate``.
-            overrides: another task, as in ``"env.kwargs.g=14"``.
+            overrides: changes to the task, as in ``"env.kwargs.g=14"``.
             sampled: whether actions (tokens) are sampled, as in training.
             how: ``which``, ``seed``, ``device``.
 
@@ -155,12 +155,12 @@ class Run(os.PathLike[str]):
         episodes: int | None = None,
         **how: Unpack[How],
     ) -> PolicyKL:
-        """Measure how far another policy is away, as ``klrl kl`` does.
+        """Measure the divergences from a second policy, as ``klrl kl`` does.
 
         Args:
-            other: another run, for language also the folder of a model; None: the reference.
-            overrides: another task, as in ``"env.kwargs.g=14"``.
-            on: the run whose policy acts, in whose states it is measured; None: this one.
+            other: its run, or for language also the folder of a model; None: this run's reference.
+            overrides: changes to the task, as in ``"env.kwargs.g=14"``.
+            on: the run whose policy acts and visits the states of the measurement; None: this run.
             episodes: how many; None: the default of ``klrl kl``.
             how: ``which``, ``seed``, ``device``.
 
@@ -172,7 +172,7 @@ class Run(os.PathLike[str]):
         return kl_between(self.folder, other, overrides, on=on, episodes=episodes, **how)
 
     def figure(self) -> Figure:
-        """Plots of return, KLs and coefficients, as in ``curves.png``."""
+        """Plot return, KLs and coefficients, as in ``curves.png``."""
         from klrl.runs.curves import curves_figure
 
         rows = self.rows
@@ -181,7 +181,7 @@ class Run(os.PathLike[str]):
 
 
 def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
-    """The settings of a job, typed and checked; change them and give them to :func:`run`.
+    """Compose the settings of a job, typed and checked; to change and pass to :func:`run`.
 
     Args:
         overrides: as on the command line: ``"env=hopper"``, ``"kl.coef=0.1"``.
@@ -203,11 +203,11 @@ def run(
 ) -> Run:
     """Train one policy and record the run, as ``klrl`` on the command line does.
 
-    Seeds torch's global random generator, and does not restore it.
+    It seeds torch's global random generator, and does not restore it.
 
     Args:
-        overrides: as on the command line; or one config: from :func:`compose`, from Hydra, or as a
-            run stored it in ``.hydra/config.yaml``.
+        overrides: as on the command line; or one config: from :func:`compose`, from Hydra, or
+            stored by a run in ``.hydra/config.yaml``.
         folder: the run folder; default a new one below ``outputs/``.
         callbacks: hooks of the loop, see :class:`klrl.train.callbacks.Callback`.
         config_dir: a folder with choices of your own, for overrides.
@@ -237,14 +237,14 @@ def run(
 
 
 def load_run(folder: str | Path, *, trust: bool = False) -> Run:
-    """An earlier run.
+    """Open an earlier run.
 
     Args:
         folder: the run's.
-        trust: let this process import the code that the run names, whoever started it.
+        trust: let this process import the code that the run names, whoever started the run.
 
     Raises:
-        ConfigError: there is no run in the folder.
+        ConfigError: the folder contains no run.
     """
     if not isinstance(folder, str | os.PathLike):
         raise ConfigError(f"load_run: {folder!r} is not a path; give a run folder")
@@ -254,13 +254,13 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
 
 
 def _is_config(given: object) -> TypeGuard[Mapping[str, object]]:
-    """Whether something is a config of Hydra's, or a stored one, and not words in a dictionary."""
+    """Whether an argument is a config (Hydra's, or a stored one), not a dictionary of overrides."""
     stored = isinstance(given, Mapping) and isinstance(given.get("env"), Mapping)
     return stored or isinstance(given, DictConfig)
 
 
 def _typed(settings: Mapping[str, object]) -> JobConfig:
-    """A config that Hydra composed or a run stored, typed."""
+    """Convert a config that Hydra composed or a run stored to its typed form."""
     try:
         cfg = settings if isinstance(settings, DictConfig) else OmegaConf.create(dict(settings))
         if not any(is_dataclass(OmegaConf.get_type(cfg.get(group))) for group in GROUPS):
@@ -273,7 +273,7 @@ def _typed(settings: Mapping[str, object]) -> JobConfig:
 
 
 def _check_callbacks(callbacks: object) -> None:
-    """Refuse callbacks that are no Callback objects (a class is none), before a folder is made."""
+    """Refuse callbacks that are no Callback instances (e.g. classes), before a folder is made."""
     from klrl.train.callbacks import Callback, check_hooks
 
     listed = list(callbacks) if isinstance(callbacks, Iterable) else [None]
@@ -288,7 +288,7 @@ def _check_callbacks(callbacks: object) -> None:
 
 
 def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -> list[str]:
-    """Overrides of a single job in Hydra's grammar."""
+    """Check the overrides of a single job, in Hydra's grammar."""
     for each in given:
         if not isinstance(each, str):
             raise ConfigError(
@@ -311,13 +311,13 @@ def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -
 def load_policy(
     run: str | Path, which: str = "last", device: str = "cpu", *, trust: bool = False
 ) -> Policy:
-    """The policy of a run, frozen.
+    """Load the policy of a run, frozen.
 
     Args:
         run: the run folder.
         which: last or best.
         device: where to put it.
-        trust: as of :func:`load_run`.
+        trust: as in :func:`load_run`.
 
     Returns:
         For control a ``ProbabilisticTensorDictSequential``, from observation to action, with its
@@ -325,7 +325,7 @@ def load_policy(
         ``transformers`` model (a ``PeftModel`` with LoRA) and its tokenizer.
 
     Raises:
-        ConfigError: no such run, checkpoint or device; or its code is refused.
+        ConfigError: no such run, checkpoint or device; or the run's code may not be imported.
     """
     if trust:
         trust_run(run)

@@ -1,6 +1,6 @@
-"""The two domains of one algorithm, control and language: the only module that knows both.
+"""The two domains of the algorithm, control and language; no other module knows both.
 
-No torch: a domain's functions are named here, and imported on first use.
+It does not import torch: a domain's functions are named here, and imported on first use.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ class Domain:
     """The terms and the functions of a domain."""
 
     name: str
-    axis: str  # the metric on the x-axis of all others, which ``frames`` counts
-    unit: str  # a mean KL is a mean over these
+    axis: str  # the metric on the x-axis of charts, counted by ``frames``
+    unit: str  # what a mean KL is averaged over
     episode: str  # what an episode is called
     score: str  # what its return is called
-    drawn: str  # said before the score of a rollout, whose actions are always sampled
+    drawn: str  # word before the score of a rollout, where actions are always sampled
     evaluation: str  # what an evaluation is called
-    mode: str  # how a policy is played in one, unless its actions are sampled
+    mode: str  # how an evaluation plays the policy, unless actions are sampled
     digits: int  # significant digits of a printed score
     plays: int  # episodes (responses) of ``klrl evaluate`` by default
-    #: ``parts`` of a run, ``preflight`` of a job, ``load``, ``evaluate`` and ``film`` of a policy
-    #: (control), distances ``between`` policies, ``on_task``, another task's settings ->
-    #: "module:function".
+    #: Name -> "module:function": ``parts`` of a run, ``preflight`` of a job, ``load``, ``evaluate``
+    #: and ``film`` (control) of a policy, distances ``between`` policies, ``on_task`` (a run's
+    #: settings on a different task).
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
     def module(self) -> str:
-        """The module of its parts."""
+        """The module of the domain's :class:`Parts`."""
         return self.functions["parts"].partition(":")[0]
 
     def how(self, config: JobConfig) -> str:
-        """How a run is evaluated, in words."""
+        """Say in words how a run is evaluated."""
         if not config.eval.sampled:
             return self.mode
         if not isinstance(config.collector, SamplerConfig):
@@ -48,11 +48,11 @@ class Domain:
         return f"sampled at temperature {config.collector.temperature:g}"
 
     def evaluated(self, *, sampled: bool) -> Domain:
-        """The domain as it names the evaluations of a run."""
+        """Return the domain, with the words for evaluations with sampled actions if ``sampled``."""
         return replace(self, evaluation="sampled evaluation") if sampled else self
 
     def function(self, name: str) -> Callable[..., Any]:
-        """One of :attr:`functions`, imported now."""
+        """Import and return one of :attr:`functions`."""
         return resolve(self.functions[name])
 
 
@@ -103,12 +103,12 @@ DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}
 
 
 def domain_of(config: JobConfig) -> Domain:
-    """The domain of a job."""
+    """Return the domain of a job."""
     return DOMAINS[config.domain].evaluated(sampled=config.eval.sampled)
 
 
 def recorded_domain(manifest: Mapping[str, object]) -> Domain:
-    """The domain of a run, from its manifest."""
+    """Return the domain of a run, from its manifest."""
     return DOMAINS[str(manifest["domain"])].evaluated(
         sampled=manifest.get("evaluation") == "sampled"
     )

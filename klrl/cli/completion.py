@@ -24,7 +24,7 @@ _FLAGS = (
     *("--cfg", "--config-dir", "--help", "--hydra-help", "--info", "--multirun", "--package"),
     *("--resolve", "--version", "-m"),
 )
-#: Usual values of settings without a closed list.
+#: Usual values of settings that accept others too.
 _USUAL = {"device": ("auto", "cpu", "cuda")}
 
 
@@ -45,9 +45,10 @@ def completion_command(argv: list[str]) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """The completions of the last of the words behind ``klrl``, sorted.
+    """Return the sorted completions of the last of the words after ``klrl``.
 
-    One that ends in ``=`` or ``.`` can be completed further; without any the shell offers files.
+    A completion that ends in ``=`` or ``.`` can be completed further. If there are none, the shell
+    offers files.
     """
     *before, current = words
     if before and before[0] in COMMANDS:
@@ -75,7 +76,7 @@ def _of_command(command: str, before: Sequence[str], current: str) -> Iterable[s
 
 
 def _of_run(before: Sequence[str], current: str) -> Iterable[str]:
-    """Flags, groups with their choices, settings with their values."""
+    """Yield flags, groups with their choices, and settings with their values."""
     from klrl.config import SWEEP_GROUPS
     from klrl.config.catalogue import choices, chosen, may_have, settings
     from klrl.config.choices import ALL_GROUPS
@@ -99,6 +100,6 @@ def _of_run(before: Sequence[str], current: str) -> Iterable[str]:
     below = [setting for setting in known.values() if setting.group == group]
     current = chosen(group, before, folder)
     read = [s for s in below if may_have(s, current) and s.key.startswith(key)]
-    # Settings of other choices are offered where the chosen one has none that fit.
+    # If no setting of the chosen presets fits, offer those of other choices.
     fitting = read or below
     return [f"{signs}{s.key}" + ("." if s.key == "env.kwargs" else "=") for s in fitting]

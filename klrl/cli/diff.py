@@ -1,4 +1,4 @@
-"""``klrl diff RUN RUN``: settings, versions and metrics of two runs, or whether they are equal."""
+"""``klrl diff RUN RUN``: compares settings, versions and metrics of two runs, or their bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from klrl.cli.wrapper import Parser
 
 
 def diff_command(argv: list[str]) -> int:
-    """Print what differs between two runs; returns 0 whether they differ or not."""
+    """Print what differs between two runs; return 0 in either case."""
     args = parser().parse_args(argv)
 
     if args.bits:

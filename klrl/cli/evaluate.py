@@ -1,4 +1,4 @@
-"""``klrl evaluate RUN``: play a run's policy."""
+"""``klrl evaluate RUN``: plays a run's policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from klrl.domains import CONTROL, LANGUAGE
 
 
 def evaluate_command(argv: list[str]) -> int:
-    """Print returns, or rewards, of a run's policy; returns the exit code."""
+    """Print returns, or rewards, of a run's policy; return the exit code."""
     args = parser().parse_intermixed_args(argv)
 
     from klrl.runs.video import draw_without_display
@@ -66,7 +66,7 @@ def parser() -> Parser:
 
 
 def checked_run(args: argparse.Namespace) -> Path:
-    """The folder of the run, once it and the device are known to be there; without torch."""
+    """Return the run's folder; refuse a missing run or device, without importing torch."""
     from klrl.config.checks import check_device_name
     from klrl.runs.find import find_run
     from klrl.runs.machine import check_device
@@ -77,7 +77,7 @@ def checked_run(args: argparse.Namespace) -> Path:
 
 
 def add_playing(parser: Parser) -> None:
-    """How much is played, by which checkpoint, where, and how it is printed."""
+    """Add the options: how much to play, which checkpoint, which device, how to print."""
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
     parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")

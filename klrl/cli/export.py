@@ -1,4 +1,4 @@
-"""``klrl export RUN FOLDER``: a language run's policy in Hugging Face's format."""
+"""``klrl export RUN FOLDER``: writes a language run's policy in Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from klrl.runs.resume import stored_config
 
 
 def export_command(argv: list[str]) -> int:
-    """Write a policy; returns the exit code."""
+    """Write a policy; return the exit code."""
     args = parser().parse_args(argv)
     check_language_run(args.run)
 
@@ -22,7 +22,7 @@ def export_command(argv: list[str]) -> int:
 
     folder = expanded(args.folder)
     if args.folder.startswith("~") and folder == Path(args.folder):
-        # Nobody wants a folder that is called ~user.
+        # An unknown ~user is an error, not the name of a folder.
         raise ConfigError(f"FOLDER={args.folder}: no such user; give another")
     print(export_run(args.run, folder, which=args.which, merge=args.merge, model=args.model))
     return 0
@@ -44,7 +44,7 @@ def parser() -> Parser:
 
 
 def check_language_run(run: str) -> None:
-    """Refuse a run of no language policy, before torch and transformers are imported."""
+    """Refuse a run that is not of language, before torch and transformers are imported."""
     config = stored_config(find_run(run, "RUN"))
     if not isinstance(config, LanguageConfig):
         raise ConfigError(f"RUN={run}: is a control run; give a language run")
@@ -52,6 +52,6 @@ def check_language_run(run: str) -> None:
 
 
 def add_model(parser: Parser) -> None:
-    """The option ``--model``."""
+    """Add the option ``--model``."""
     where = "where the run's base model is now, if it is not where it was (actor.model)"
     parser.add_argument("--model", metavar="FOLDER", help=where)

@@ -1,4 +1,4 @@
-"""``klrl kl RUN --to OTHER``: how far are two policies apart, and in whose states?"""
+"""``klrl kl RUN --to OTHER``: measures how far two policies are apart, and in whose states."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from klrl.cli.wrapper import DONE, Parser
 if TYPE_CHECKING:
     from klrl.train.policy_kl import PolicyKL
 
-#: Significant digits of what is printed.
+#: Significant digits of printed numbers.
 _DIGITS = 4
 
 
 def kl_command(argv: list[str]) -> int:
-    """Print the divergences of two policies; returns the exit code."""
+    """Print the divergences of two policies; return the exit code."""
     args = parser().parse_intermixed_args(argv)
 
     checked_run(args)

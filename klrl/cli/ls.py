@@ -1,4 +1,4 @@
-"""``klrl ls [FOLDER]``: the progress of runs and sweeps."""
+"""``klrl ls [FOLDER]``: lists runs and sweeps with their progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from klrl.runs.metrics import metric_of
 
 
 def ls_command(argv: list[str]) -> int:
-    """Print a line for each run and each sweep of a folder; returns the exit code."""
+    """Print a line for each run and each sweep of a folder; return the exit code."""
     args = parser().parse_args(argv)
     folder = expanded(args.folder)
     listed = entries(folder)
@@ -45,7 +45,7 @@ def parser() -> Parser:
 
 
 def _table(listed: Sequence[Entry], folder: Path) -> str:
-    """A line per entry; a column for the best checkpoints where there are any."""
+    """Format a line per entry, with a column for the best checkpoints if there are any."""
     scores = dict.fromkeys(entry.domain.score for entry in listed if entry.score is not None)
     score, best = ", ".join(scores) or "return", any(entry.best is not None for entry in listed)
     head = ["", "state", "progress", "", score, *["best"] * best, "KL(ref)", "started", ""]
@@ -54,13 +54,13 @@ def _table(listed: Sequence[Entry], folder: Path) -> str:
 
 
 def _cells(entry: Entry, folder: Path, *, best: bool) -> list[str]:
-    """A line of the table."""
+    """Return the cells of an entry's line."""
     progress = percent = ""
     if entry.unit:
         total = "" if entry.total is None else f"/{entry.total:,}"
         progress = f"{entry.done:,}{total} {entry.unit}"
     if entry.unit and entry.total:
-        # Rounded down: only a finished entry shows 100. The last rollout may overshoot.
+        # Rounded down, so that only a finished entry shows 100; the last rollout may overshoot.
         percent = f"{min(100 * entry.done // entry.total, 100)}%"
     return [
         entry.path.name if entry.path == folder else str(entry.path.relative_to(folder)),
@@ -80,7 +80,7 @@ def _scored(value: float | None, error: float | None, domain: Domain) -> str:
 
 
 def _local(started: str | None) -> str:
-    """In the local time zone, to the minute."""
+    """Format a time in the local time zone, to the minute."""
     try:
         return datetime.fromisoformat(started or "").astimezone().strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError):
@@ -88,7 +88,7 @@ def _local(started: str | None) -> str:
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON; a sweep has ``jobs``, a run its last recorded returns and ``kl``."""
+    """Convert an entry to JSON; a sweep has ``jobs``, a run its last returns and ``kl``."""
     shared: dict[str, Any] = {"path": str(entry.path), "state": entry.state, "unit": entry.unit}
     shared |= {"done": entry.done, "total": entry.total, "started": entry.started}
     own: dict[str, Any] = {"jobs": entry.jobs}

@@ -1,6 +1,6 @@
-"""``klrl [COMMAND] ...``: find the command and run it.
+"""``klrl [COMMAND] ...``: finds the command and runs it.
 
-A command's module is imported only to run it: ``--version`` and completion answer at once.
+A command's module is imported only to run it, so that ``--version`` and completion are fast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.streams import lasting, open_closed_streams
 from klrl.cli.wrapper import DONE, exit_code, run_command
 
-#: command -> what it does; ``run`` is the default.
+#: Command -> its description; ``run`` is the default.
 COMMANDS = {
     "run": "train, sweep or resume a run; may be left out",
     "evaluate": "play the policy of a run",
@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """The command line; exits with 0, 1, 2, 130 or 143 as docs/runs.md says."""
+    """Run the command line; exit with 0, 1, 2, 130 or 143, see docs/runs.md."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else ""
     shown = "klrl" if name in ("", "run") else f"klrl {name}"
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         command = _print_versions
     open_closed_streams()
     with lasting("stderr"):
-        # Imported within the wrapper, which also handles a Ctrl-C during the import.
+        # The wrapper imports the command, so that it handles a Ctrl-C during the import too.
         code = exit_code(shown, command, arguments)
     sys.exit(code)
 
@@ -60,7 +60,7 @@ def _unnamed(argv: list[str]) -> int:
 
 
 def _print_versions(argv: list[str]) -> int:
-    """The versions of klrl and of the packages that its numbers depend on; imports none."""
+    """Print the versions of klrl and of the packages that affect its numbers; import none."""
     print(f"klrl {__version__}")
     for package in ("torch", "torchrl", "hydra-core"):
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 def plan_command(argv: list[str]) -> int:
-    """Print the cost of jobs; returns the exit code."""
+    """Print the cost of jobs; return the exit code."""
     from klrl.config.compose import parse_args
 
     args = parse_args(argv)

@@ -1,4 +1,4 @@
-"""``klrl report PATH...``: compare runs in one offline page."""
+"""``klrl report PATH...``: compares runs in one offline page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from klrl.cli.wrapper import Parser
 
 
 def report_command(argv: list[str]) -> int:
-    """Write a report; returns the exit code."""
+    """Write a report; return the exit code."""
     args = parser().parse_args(argv)
 
     from klrl.report.aggregate import parse_scale

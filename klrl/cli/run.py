@@ -1,4 +1,4 @@
-"""``klrl run``: compose, check everything, then run. torch is imported only after the checks."""
+"""``klrl run``: composes, checks everything, then runs; imports torch only after the checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from klrl.runs.start import run_in_folder
 
 
 def run_command(argv: list[str]) -> int:
-    """Train, sweep, resume a run, or print settings; returns the exit code."""
+    """Train, sweep, resume a run, or print settings; return the exit code."""
     args = parse_args(argv)
     register_schemas()
     if args.help:
@@ -39,7 +39,7 @@ def run_command(argv: list[str]) -> int:
 
 
 def _train(overrides: list[str], args: argparse.Namespace) -> int:
-    """Resume a run, run a sweep, or one job."""
+    """Resume a run, or run a sweep or a single job."""
     resumed = _given("resume", overrides)
     if any(key_of(each) == "resume" and not value_of(each) for each in overrides):
         raise ConfigError("resume=: names no run; give a run folder, as resume=outputs/NAME")
@@ -53,7 +53,7 @@ def _train(overrides: list[str], args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    """Print the settings with their comments, or run Hydra's own printing flags; nothing runs."""
+    """Print the settings with their comments, or what Hydra's flags request; run no job."""
     overrides = [each for each in args.overrides if not key_of(each).startswith("hydra")]
     if args.cfg and args.multirun:
         raise ConfigError(f"--cfg {args.cfg}: prints one job; drop -m")
@@ -75,13 +75,13 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _given(key: str, overrides: Sequence[str]) -> str | None:
-    """The value of an override that klrl reads itself; None where it is not given."""
+    """Return the value of an override that klrl parses before Hydra; None if it is not given."""
     given = [value_of(each) for each in overrides if key_of(each) == key]
     return given[-1] if given and given[-1] not in ("", "null") else None
 
 
 def _single(overrides: list[str], args: argparse.Namespace) -> int:
-    """Run one job in this process, checked as the jobs of a sweep are."""
+    """Check one job as the jobs of a sweep are checked, and run it in this process."""
     job = _job_overrides(overrides)
     with collection_paused():
         config = job_config(job, args.config_dir, args.config_name)
@@ -93,7 +93,7 @@ def _single(overrides: list[str], args: argparse.Namespace) -> int:
 
 
 def _run_dir(overrides: Sequence[str], config: JobConfig) -> str | None:
-    """``hydra.run.dir``; it may hold settings and the time, as ``${env.id}_${now:%H%M}``."""
+    """Resolve ``hydra.run.dir``, which may refer to settings and time: ``${env.id}_${now:%H}``."""
     given = _given("hydra.run.dir", overrides)
     if given is None or "${" not in given:
         return given
@@ -104,7 +104,7 @@ def _run_dir(overrides: Sequence[str], config: JobConfig) -> str | None:
 
 
 def _job_overrides(overrides: Sequence[str]) -> list[str]:
-    """The overrides of a single job, without ``hydra.run.dir``, the one of Hydra's it may have."""
+    """Return a single job's overrides without ``hydra.run.dir``; refuse other Hydra settings."""
     job = []
     for override in overrides:
         key = key_of(override)

@@ -1,4 +1,4 @@
-"""``--cfg job``: all settings of a job as YAML, each with its comment."""
+"""``--cfg job``: prints all settings of a job as YAML, each with its comment."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from klrl.config.compose import compose, job_config
 from klrl.config.nodes import notes_of
 from klrl.config.own import own_parts
 
-#: Settings of ``env=gym`` that a custom environment has others for.
+#: Settings of ``env=gym`` that a custom environment replaces by its own.
 _OF_GYM = ("id", "kwargs")
 
 
 def show_job(overrides: list[str], args: argparse.Namespace) -> str:
-    """The text that ``--cfg job`` prints; a job that only lacks values has ``???`` in their place.
+    """Return the text of ``--cfg job``, with ``???`` for values that the job still lacks.
 
-    Of ``args`` it reads Hydra's flags ``config_dir``, ``config_name``, ``package``, ``resolve``.
+    ``args`` has Hydra's flags ``config_dir``, ``config_name``, ``package`` and ``resolve``.
     """
     config = None
     with suppress(NoValueError):
@@ -58,13 +58,13 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
 
 
 def annotated(text: str, notes: Mapping[str, str]) -> str:
-    """A YAML of :func:`OmegaConf.to_yaml` with each comment added to its setting's line."""
+    """Add each comment to its setting's line in a YAML of :func:`OmegaConf.to_yaml`."""
     lines, path = [*text.splitlines(), ""], [""]
     for i, line in enumerate(lines):
         if found := re.match(r"( *)(\w+):( .)?", line):
             path = [*path[: len(found[1]) // 2], found[2]]
             note = notes.get(".".join(path))
-            # A comment must not follow the first line of a text over several lines.
+            # No comment may follow the first line of a text of several lines.
             goes_on = found[3] and lines[i + 1].startswith(f"{found[1]} ")
             lines[i] += f"  # {note}" if note and not goes_on else ""
     return "\n".join(lines)

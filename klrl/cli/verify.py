@@ -1,4 +1,4 @@
-"""``klrl verify RUN``: is the record of a run true? What can be computed again is."""
+"""``klrl verify RUN``: checks the record of a run by recomputing as much of it as possible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def verify_command(argv: list[str]) -> int:
-    """Print how far the record is off; returns 1 if that is beyond the bounds."""
+    """Print how far the record is off; return 1 if that is beyond the bounds."""
     args = parser().parse_args(argv)
 
     from klrl.runs.resume import stored_config
@@ -77,7 +77,7 @@ def _as_text(verdict: Verdict, run: str) -> str:
 
 
 def as_json(verdict: Verdict) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """Return the output of ``--json``."""
     return {
         "ok": verdict.ok,
         "bounds": dict(zip(("max", "mean"), verdict.bounds, strict=True)),
@@ -86,7 +86,7 @@ def as_json(verdict: Verdict) -> dict[str, object]:
                 "name": each.name,
                 "samples": each.samples,
                 "tokens": each.tokens,
-                # JSON knows no infinity: null, next to "ok": false.
+                # JSON has no infinity: print null, next to "ok": false.
                 "max": each.largest if math.isfinite(each.largest) else None,
                 "mean": each.mean if math.isfinite(each.mean) else None,
                 "bounds": dict(zip(("max", "mean"), each.bounds, strict=True)),

@@ -1,4 +1,4 @@
-"""Runs every command: exit codes, and each error in one line."""
+"""Runs every command: returns its exit code and prints an error in one line."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from klrl.base.streams import to_null
 from klrl.base.text import warn
 from klrl.config.fields import Settings
 
-#: From a command's arguments to its exit code.
+#: A function from a command's arguments to its exit code.
 Command = Callable[[list[str]], int]
 
 DONE, FAILED, REFUSED = 0, 1, 2
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument list that raises its errors as ConfigError."""
+    """An argument parser that raises its errors as ConfigError."""
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
         raise ConfigError(f"{message}; see {self.prog} --help")
 
     def add_flag(self, name: str, help: str) -> None:
-        """Add an option that is given or not."""
+        """Add an option without a value."""
         self.add_argument(name, action="store_true", help=help)
 
 
 def run_command(name: str, argv: list[str]) -> int:
-    """Import a command, ``klrl.cli.NAME.NAME_command``, and run it; returns its exit code."""
+    """Import a command, ``klrl.cli.NAME.NAME_command``, and run it; return its exit code."""
     with collection_paused():
         command: Command = getattr(import_module(f"klrl.cli.{name}"), f"{name}_command")
     if name in _IMPORTING:
@@ -53,12 +53,12 @@ def run_command(name: str, argv: list[str]) -> int:
     return command(argv)
 
 
-#: Commands that import what a run names; they take ``trust=RUN``.
+#: Commands that import the code that a run names; they accept ``trust=RUN``.
 _IMPORTING = ("run", "evaluate", "kl", "export", "verify", "plan")
 
 
 def execute(name: str, argv: Sequence[str] | None = None) -> None:
-    """Run a command of this process's arguments; exits the process unless the exit code is 0."""
+    """Run a command on this process's arguments; exit the process unless the exit code is 0."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     code = exit_code(f"klrl {name}", partial(run_command, name), arguments)
     if code != DONE:
@@ -66,7 +66,7 @@ def execute(name: str, argv: Sequence[str] | None = None) -> None:
 
 
 def as_module(command: str, name: str) -> Callable[..., None]:
-    """The ``main`` of the module ``name``, which ``python -m`` runs as a command."""
+    """Make the ``main`` of the module ``name``, which ``python -m`` runs as a command."""
     main = partial(execute, command)
     if name == "__main__":
         main()
@@ -74,12 +74,12 @@ def as_module(command: str, name: str) -> Callable[..., None]:
 
 
 def exit_code(name: str, command: Command, argv: list[str]) -> int:
-    """Run a command and return its exit code; an error is printed to stderr in one line.
+    """Run a command and return its exit code; print an error to stderr in one line.
 
     Returns:
         0 done, 1 failed, 2 refused, 128 + n stopped by signal n: 130 by Ctrl-C, 143 by SIGTERM.
     """
-    if isinstance(sys.stdout, TextIOWrapper):  # a path may be no UTF-8
+    if isinstance(sys.stdout, TextIOWrapper):  # a printed path may be invalid UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with stop_signals(_stop):
@@ -109,14 +109,14 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """A signal before a run has begun, or after it has ended."""
+    """Handle a signal before a run has begun, or after it has ended."""
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
     raise Interrupted(signum)
 
 
 def _drop_unwritten() -> None:
-    """Lead stdout to the null device if it fails: Python flushes it at exit and would say so."""
+    """Redirect a broken stdout to the null device, so that the flush at exit prints no error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -124,14 +124,14 @@ def _drop_unwritten() -> None:
 
 
 def _print_error(line: str) -> None:
-    """Print an error in one line, below its traceback if HYDRA_FULL_ERROR is set."""
+    """Print an error in one line, after its traceback if HYDRA_FULL_ERROR is set."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
         traceback.print_exc()
     warn(line)
 
 
 def _stdout_closed() -> bool:
-    """Whether stdout's reader has closed the pipe, as in ``klrl ls | head -1``."""
+    """Whether the reader of stdout has closed the pipe, as in ``klrl ls | head -1``."""
     try:
         stdout = sys.stdout.fileno()
     except OSError:  # not a file, as in a notebook

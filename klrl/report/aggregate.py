@@ -1,4 +1,4 @@
-"""One number per setting over several tasks, with the normalisation that the user gives."""
+"""Aggregates each setting over several tasks, with the normalisation that the user gives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Scale = Mapping[str, tuple[float, float]]
 
 
 def parse_scale(words: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """``TASK=low:high`` words of ``--normalise``."""
+    """Parse the ``TASK=low:high`` words of ``--normalise``."""
     scale = {}
     for word in words:
         task, _, ends = word.rpartition("=")
@@ -42,7 +42,7 @@ def parse_scale(words: Sequence[str]) -> dict[str, tuple[float, float]]:
 
 
 def check_scale(scale: Scale, tasks: Sequence[str]) -> None:
-    """Refuse a normalisation that lacks a task, or names one that is not there."""
+    """Refuse a normalisation that lacks a task or names an unknown task."""
     for task in tasks:
         if task not in scale:
             raise ConfigError(f"--normalise: {task} has none; add {task}=low:high")
@@ -55,13 +55,13 @@ def check_scale(scale: Scale, tasks: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A setting over all tasks."""
+    """The scores of a setting over all tasks."""
 
-    name: str  # the setting's, the same in every task
+    name: str  # of the setting, the same in every task
     scores: list[Array]  # task by task, the normalised final returns [seeds]
-    mean: Contrast  # over tasks, of means over seeds; NaN for an interval below ENOUGH seeds
-    iqm: float  # the interquartile mean of all runs of all tasks: a task of more seeds weighs more
-    iqm_low: float | None  # None below ENOUGH seeds, or where tasks have unequal numbers
+    mean: Contrast  # mean over tasks of means over seeds; its interval is NaN below ENOUGH seeds
+    iqm: float  # interquartile mean of all runs of all tasks: tasks with more seeds weigh more
+    iqm_low: float | None  # None below ENOUGH seeds, or if tasks have unequal numbers of seeds
     iqm_high: float | None
 
     @property
@@ -76,12 +76,12 @@ class Aggregate:
 
     @property
     def equal_seeds(self) -> bool:
-        """Whether all tasks have as many."""
+        """Whether all tasks have the same number of seeds."""
         return len({len(each) for each in self.scores}) == 1
 
 
 def aggregates(tasks: Mapping[str, Sequence[Line]], scale: Scale) -> list[Aggregate]:
-    """The settings that every task has, by name, each over all tasks."""
+    """Aggregate over all tasks the settings, by name, that every task has."""
     by_name = [
         # (return - low) / (high - low) of each seed
         {line.setting.name: (line.seeds("return") - low) / (high - low) for line in lines}
@@ -108,7 +108,7 @@ def _aggregate(name: str, scores: list[Array]) -> Aggregate:
 
 @dataclass(frozen=True)
 class AggregateDifference:
-    """The best setting over all tasks less another."""
+    """The best setting over all tasks minus a different setting."""
 
     name: str
     difference: Contrast  # of the means over tasks
@@ -117,7 +117,7 @@ class AggregateDifference:
 
 
 def against_best(settings: Sequence[Aggregate]) -> tuple[str, list[AggregateDifference]]:
-    """The setting of the highest mean, and its difference to each other one of enough seeds."""
+    """Compare the setting of the highest mean with each other setting of enough seeds."""
     able = [each for each in settings if each.seeds >= ENOUGH]
     if len(able) < 2:
         return "", []
@@ -134,7 +134,7 @@ def against_best(settings: Sequence[Aggregate]) -> tuple[str, list[AggregateDiff
 
 
 def _difference(a: Aggregate, b: Aggregate) -> Contrast:
-    """Mean over tasks of a less that of b; spreads pool over tasks by Welch and Satterthwaite."""
+    """Mean over tasks of a minus that of b; Welch and Satterthwaite combine the spreads."""
     weight = 1 / len(a.scores)
     weights = [weight] * len(a.scores) + [-weight] * len(b.scores)
     return welch([*a.scores, *b.scores], weights)

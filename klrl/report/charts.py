@@ -1,4 +1,4 @@
-"""The charts as plain data, which ``pictures.py`` draws."""
+"""Computes the charts as plain data, which ``pictures.py`` draws."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate, estimate, estimate_curve
 from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
-#: Settings drawn at first: more cannot be told apart in a chart. On the page the reader can choose.
+#: Number of settings drawn at first, which a chart can still distinguish; the page lets one choose.
 SHOWN = 7
-#: A curve has no more points than this; rows between two points are averaged.
+#: Most points of a curve; rows between two points are averaged.
 POINTS = 60
-#: Larger numbers have no place on an axis: matplotlib's arithmetic overflows.
+#: Larger numbers are not drawn: matplotlib's arithmetic would overflow.
 MOST = 1e100
 #: Significant digits of a value that is read off a chart.
 DIGITS = 3
@@ -48,9 +48,9 @@ class Point(NamedTuple):
 
     x: float
     y: Estimate
-    seeds: Sequence[float] = ()  # y of each of the setting's runs; NaN where it has none
-    across: Estimate | None = None  # of return against KL, the estimate of x
-    places: Sequence[float] = ()  # of return against KL, x of each of the setting's runs
+    seeds: Sequence[float] = ()  # y of each run of the setting; NaN if it has none
+    across: Estimate | None = None  # return against KL only: the estimate of x
+    places: Sequence[float] = ()  # return against KL only: x of each run
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,21 @@ class Chart:
     title: str
     x: str  # label of the x-axis, with its unit
     y: str  # label of the y-axis, with its unit
-    digits: Sequence[int]  # significant digits of x and of y, see number
+    digits: Sequence[int]  # significant digits of x and of y
     lines: Sequence[Line]  # all settings of the task
     series: dict[int, list[Point]]  # index of the setting -> its points by x
     log: bool = False  # whether y is logarithmic; points at or below 0 are left out
-    front: list[int] | None = None  # settings that none beats, by x; None for learning curves
-    result: bool = True  # whether it is a result; the others explain it, and stand below a fold
+    front: list[int] | None = None  # settings on the front, by x; None for learning curves
+    result: bool = True  # other charts explain results, below a fold
 
     @property
     def missing(self) -> list[str]:
-        """The settings of which the axes can show no point."""
+        """The settings without a point that the axes can show."""
         return [self.lines[i].setting.name for i, points in self.series.items() if not points]
 
     @property
     def floor(self) -> float | None:
-        """Where a log axis starts at the least, since KLs start at rounding."""
+        """The lowest start of a log axis, since KLs begin at rounding level."""
         values = [point.y.value for points in self.series.values() for point in points]
         return float(np.quantile(values, 0.1)) / 10 if values else None
 
@@ -83,7 +83,7 @@ class Chart:
 
 
 def learning_curves(lines: Sequence[Line]) -> list[Chart]:
-    """A chart for each metric that declares a panel and has data, results first."""
+    """Make a chart for each metric that declares a panel and has data, results first."""
     runs = [run for line in lines for run in line.setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
@@ -102,19 +102,19 @@ def learning_curves(lines: Sequence[Line]) -> list[Chart]:
 
 
 def _title(metric: Metric) -> str:
-    """A metric's title; a KL of language says whether it is per token or per response."""
+    """Return a metric's title; for a KL of language, with per token or per response."""
     what, _, per = metric.unit.partition(" per ")
     which = f" per {per}" if what == "nats" and per in ("token", "response") else ""
     return heading(metric.title) + which
 
 
 def _digits(*of: Metric) -> list[int]:
-    """At most three significant digits of each, and 0 for whole numbers."""
+    """Return the significant digits of each metric: at most three; 0 for whole numbers."""
     return [DIGITS if each.digits is None else min(each.digits, DIGITS) for each in of]
 
 
 def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
-    """The points of each setting that recorded a metric; those that have no place are left out."""
+    """Return the points of each setting with this metric, without those that cannot be drawn."""
     curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
     return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
 
@@ -126,7 +126,7 @@ def _fits(point: Point, *, log: bool = False) -> bool:
 
 
 def _ends(line: Line, metric: str) -> list[float]:
-    """What each failed run counts as from its end on, as in the table; NaN for the others."""
+    """Return the value that each failed run has after its end, as in the table; NaN for others."""
     runs = line.setting.runs
     key = _SCORE_KEYS.get(metric)
     values = line.values.get(key or "")
@@ -138,8 +138,8 @@ def _ends(line: Line, metric: str) -> list[float]:
 def curve(setting: Setting, metric: str, ends: Sequence[float] | None = None) -> list[Point]:
     """Mean and interval over seeds along the x-axis; empty if no seed recorded the metric.
 
-    At each point a seed has the mean of its rows since the point before, or else its last value. A
-    seed that ended earlier is left out, or has its value of ``ends`` there.
+    At each point a seed has the mean of its rows since the previous point, or else its last value.
+    A seed that ended earlier is left out, or has its value of ``ends``.
     """
     runs = [run for run in setting.runs if metric in run.columns]
     if not runs:
@@ -160,7 +160,7 @@ def _seed(grid: NDArray[np.float64], run: ReadRun, metric: str) -> NDArray[np.fl
 
 
 def _grid(runs: Sequence[ReadRun], metric: str) -> NDArray[np.float64]:
-    """The x of the run with the most values, thinned to every k-th, and the last x of all runs."""
+    """Return every k-th x of the run with the most values, and the last x of all runs."""
     places = [column(run, run.axis)[np.isfinite(column(run, metric))] for run in runs]
     x = max(places, key=len)
     every = -(-len(x) // POINTS) or 1
@@ -181,7 +181,7 @@ def _at(
     sums = np.bincount(interval[inside], y[recorded][inside], minlength=len(grid))
     held = np.maximum.accumulate(np.where(counts > 0, np.arange(len(grid)), -1))
     means = sums / np.maximum(counts, 1)
-    # Not past the run's own end, up to the width of an interval.
+    # No value after the run's end, to within an interval.
     alive = (held >= 0) & (np.r_[-np.inf, grid[:-1]] < x.max())
     answer[alive] = means[held[alive]]
     return answer
@@ -193,9 +193,9 @@ def _at(
 def against_kl(
     lines: Sequence[Line], differences: Mapping[str, Sequence[Difference]]
 ) -> list[Chart]:
-    """Final return against sqrt(KL(policy||reference)): of training, gold scores, of evaluations.
+    """Chart final return against sqrt(KL(policy||reference)): training, gold score, evaluations.
 
-    A reward that is not the gold score is a proxy. It is over-optimised where the gold score falls
+    A reward that is not the gold score is a proxy. It is over-optimised if the gold score falls
     with growing KL while the reward still rises. The x-axis is that of Gao, Schulman and Hilton
     2022, "Scaling laws for reward model overoptimization".
     """
@@ -219,7 +219,7 @@ def _against_kl(
     kl: str,
     kl_name: str,
 ) -> Chart:
-    """A measure, by its key and metric, against the root of a KL, by its; a point per setting."""
+    """Chart the measure ``key`` against the root of the KL ``kl``; a point per setting."""
     of_y, of_x = (metric_of(each, lines[0].setting.runs[0].domain) for each in (name, kl_name))
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
@@ -242,6 +242,6 @@ def _against_kl(
 
 
 def first_shown(lines: Sequence[Line]) -> list[int]:
-    """The settings drawn at first: all, or the :data:`SHOWN` with the highest final return."""
+    """Choose the settings drawn at first: all, or :data:`SHOWN` of the highest final return."""
     returns = np.nan_to_num([line_value(line, "return") for line in lines], nan=-np.inf)
     return sorted(sorted(range(len(lines)), key=lambda i: -returns[i])[:SHOWN])

@@ -1,4 +1,4 @@
-"""Two runs side by side, or whether they are equal to the bit: ``klrl diff RUN RUN``."""
+"""``klrl diff RUN RUN``: compares two runs side by side, or checks that they are bit-equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from klrl.runs.find import find_manifest
 from klrl.runs.metrics import TIMES, Metric, Row, metric_of
 from klrl.runs.rows import read_rows
 
-#: Entries of the manifest that are compared, besides settings and metrics.
+#: Entries of the manifest that are compared, in addition to settings and metrics.
 _FACTS = ("status", "seed", "klrl", "numerics", "python", "device", "compile", "git_commit")
 
 
@@ -29,7 +29,7 @@ class Part:
 
 
 def compare(first: ReadRun, second: ReadRun) -> list[Part]:
-    """Settings and versions that differ, and the final value of every metric."""
+    """Tabulate the settings and versions that differ, and the final value of every metric."""
     return [
         Part("settings", _unequal(_settings(first), _settings(second))),
         Part("circumstances", _unequal(_facts(first), _facts(second))),
@@ -38,7 +38,7 @@ def compare(first: ReadRun, second: ReadRun) -> list[Part]:
 
 
 def _settings(run: ReadRun) -> dict[str, object]:
-    """All but the version of the arithmetic, which is among the circumstances."""
+    """Return the settings without the version of the arithmetic, which :data:`_FACTS` has."""
     return {key: value for key, value in run.settings.items() if key != "numerics"}
 
 
@@ -46,7 +46,7 @@ def _facts(run: ReadRun) -> dict[str, object]:
     facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
     commit = facts.get("git_commit")
     if commit:
-        # Twelve digits, and the + of a tree with changes.
+        # Twelve digits, and the + that marks uncommitted changes.
         facts["git_commit"] = commit[:12] + "+" * commit.endswith("+")
     return {**facts, "status": run.status, "seed": run.seed, **run.manifest.get("versions", {})}
 
@@ -62,7 +62,7 @@ def _unequal(
 
 
 def _metrics(first: ReadRun, second: ReadRun) -> list[tuple[str, str, str, str]]:
-    """All metrics of either run; the difference is the second minus the first."""
+    """Tabulate all metrics of either run; the difference is the second minus the first."""
     rows = []
     for name in recorded_metrics([first, second]):
         left, right = (final(r, name) if name in r.columns else None for r in (first, second))
@@ -77,7 +77,7 @@ def _shown(metric: Metric, value: float | None) -> str:
 
 
 def as_text(parts: Iterable[Part]) -> str:
-    """The tables in columns of equal width."""
+    """Format the tables in columns of equal width."""
     blocks = []
     for part in parts:
         rows = part.rows or [("nothing differs", "", "", "")]
@@ -86,18 +86,18 @@ def as_text(parts: Iterable[Part]) -> str:
 
 
 def read(path: str) -> ReadRun:
-    """One run, by its folder."""
+    """Read a run from its folder."""
     return read_run(find_manifest(path, "RUN"))
 
 
-#: Components of a checkpoint that are compared: all parameters, and the moments that move them.
+#: Components of a checkpoint that are compared: all parameters and the optimizer's moments.
 _COMPARED = ("agent", "reference", "optimizer")
 
 
 def compare_bits(first: Path, second: Path) -> tuple[bool, str]:
-    """Compare every row, times aside, and the parameters of the last checkpoints.
+    """Compare every row, except times, and the parameters of the last checkpoints.
 
-    Returns whether they are equal, and the first difference or what is equal, in a line.
+    Returns whether the runs are equal, and a line with the first difference or what is equal.
     """
     rows = _rows(first), _rows(second)
     difference = next(_differences(*rows), None)
@@ -116,7 +116,7 @@ def _rows(run: Path) -> list[Row]:
 
 
 def _differences(first: Sequence[Row], second: Sequence[Row]) -> Iterator[str]:
-    """Each metric that is not the same, in the order of the rows."""
+    """Yield each metric that differs, in the order of the rows."""
     for number, (mine, other) in enumerate(zip_longest(first, second), 1):
         if mine is None or other is None:
             runs = ("first", "second") if other is None else ("second", "first")
@@ -131,7 +131,7 @@ def _differences(first: Sequence[Row], second: Sequence[Row]) -> Iterator[str]:
 
 
 def _compare_parameters(first: Path, second: Path) -> tuple[bool, str]:
-    from klrl.runs.checkpoint import digests  # which imports torch
+    from klrl.runs.checkpoint import digests  # imports torch
 
     told = [digests(run, "last", _COMPARED) for run in (first, second)]
     for run, held in zip((first, second), told, strict=True):

@@ -1,4 +1,4 @@
-"""Differences between the settings of a table: interval, Holm's p, P(A > B), and who is best."""
+"""Computes differences between settings: interval, Holm's p and P(A > B); finds the front."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from klrl.report.measures import Line, line_value
 from klrl.report.runs import ReadRun
 from klrl.report.statistics import ENOUGH, LEVEL, Weighted, chance_of_more, holm, welch_all
 
-#: Up to so many settings every pair is shown; of more, each against the best.
+#: Up to this many settings, every pair is shown; beyond, each setting against the best.
 ALL_PAIRS = 4
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Setting a less setting b, in one measure."""
+    """Setting a minus setting b, in one measure."""
 
     a: int
     b: int
@@ -30,20 +30,20 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        """Whether it holds at 5 % over all pairs of the table."""
+        """Whether p < 5 %, adjusted over all pairs of the table."""
         return self.p < 1 - LEVEL
 
     def turned(self) -> Difference:
-        """b less a."""
+        """Return b minus a."""
         value, low, high, more = -self.value, -self.high, -self.low, 1 - self.more
         return replace(self, a=self.b, b=self.a, value=value, low=low, high=high, more=more)
 
 
 def differences_of(lines: Sequence[Line], key: str = "return") -> list[Difference]:
-    """Every pair of settings of :data:`ENOUGH` seeds or more of a task, in one measure.
+    """Compare, in one measure, all pairs of a task's settings with :data:`ENOUGH` seeds.
 
-    p is adjusted over all pairs even where only those against the best are shown: the best is
-    chosen by the same numbers.
+    p is adjusted over all pairs even if only those with the best are shown, since the same numbers
+    choose the best.
     """
     pairs: list[tuple[int, int, float, bool]] = []
     sums: list[Weighted] = []
@@ -64,16 +64,16 @@ def differences_of(lines: Sequence[Line], key: str = "return") -> list[Differenc
 
 
 def shares_starts(a: Line, b: Line) -> bool:
-    """Whether both have the same seeds, and each seed of both starts from the same trained model.
+    """Whether both have the same seeds, and the runs of each seed share a trained start.
 
-    A seed alone makes no pair: what it draws differs as soon as the settings do.
+    The same seed alone does not pair two runs: with different settings it gives different draws.
     """
     starts = [[(run.seed, trained_start(run)) for run in line.setting.runs] for line in (a, b)]
     return starts[0] == starts[1] and all(start for _, start in starts[0])
 
 
 def trained_start(run: ReadRun) -> str | None:
-    """The run, or the base model of language, from which a run starts; None if from no training."""
+    """Return the run, or language model, that a run starts from; None if it starts untrained."""
     if run.settings.get("actor.init"):
         return str(run.settings["actor.init"])
     if run.domain != LANGUAGE:
@@ -82,7 +82,7 @@ def trained_start(run: ReadRun) -> str | None:
 
 
 def shown(differences: Sequence[Difference], lines: Sequence[Line]) -> list[Difference]:
-    """Those of a table: all pairs of a few settings, else each setting against the best."""
+    """Select the differences of a table: all pairs if few, else each setting against the best."""
     if len(lines) <= ALL_PAIRS:
         return list(differences)
     best = max(
@@ -96,10 +96,10 @@ def shown(differences: Sequence[Difference], lines: Sequence[Line]) -> list[Diff
 def front(
     lines: Sequence[Line], differences: Sequence[Difference], of_kl: str = "kl_ref"
 ) -> list[int]:
-    """Settings that none beats, by rising KL: the front of reward against KL.
+    """Find the front of reward against KL: the settings that none beats, by rising KL.
 
-    A setting is off the front if another has significantly more of the measure at no more KL, by
-    their mean KLs. Settings of too few seeds are not on it: nothing can be said of them.
+    A setting is off the front if a different one has a significantly higher measure at no higher
+    mean KL. Settings of too few seeds are not on the front, since they cannot be tested.
     """
     if not differences:
         return []

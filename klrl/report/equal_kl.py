@@ -1,4 +1,4 @@
-"""Return at equal KL(policy||reference), by families of settings."""
+"""Compares return at equal KL(policy||reference) between families of settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from klrl.report.settings import identity, names_of
 from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve
 from klrl.runs.metrics import Metric, metric_of
 
-#: The settings that move a run along a frontier; the other settings define the frontier.
+#: Settings that change the place on a frontier; all other settings define the frontier.
 KNOBS = ("kl.coef", "controller.target")
 
 
@@ -27,11 +27,11 @@ class EqualKL:
 
 
 def equal_kl(lines: Sequence[Line]) -> EqualKL:
-    """Compare a task's families at equal KLs; their settings differ in :data:`KNOBS` alone.
+    """Compare families at equal KLs; the settings of a family differ only in :data:`KNOBS`.
 
-    Per seed, the final return is interpolated linearly in sqrt(KL) between the family's runs. The
-    levels divide the range that every seed of every family covers into quarters: a level that only
-    some seeds reach would compare seeds, not families.
+    For each seed, the final return is interpolated linearly in sqrt(KL) between the family's runs.
+    The levels divide the range that every seed of every family covers into quarters, since a level
+    that only some seeds reach would compare seeds, not families.
     """
     runs = [run for line in lines for run in line.setting.runs]
     families: dict[str, dict[int, list[tuple[float, float]]]] = {}

@@ -1,4 +1,4 @@
-"""The entries of ``klrl ls``: the runs and sweeps below a folder with their progress. No torch.
+"""Lists the runs and sweeps below a folder with their progress, for ``klrl ls``. No torch.
 
 Only the end of each ``metrics.jsonl`` is read, so that a thousand runs take a second or two.
 """
@@ -26,9 +26,9 @@ from klrl.sweep.sweep_file import SWEEP_FILE, JobEntry, SweepFile
 
 #: The state of a sweep is the first of these that one of its jobs has.
 _STATES = ("running", "failed", "refused", "broken", "interrupted", "waiting", "finished")
-#: A run, or a sweep, whose files cannot be read.
+#: State of a run or sweep whose files cannot be read.
 BROKEN = "broken"
-#: Bytes of rows that are parsed.
+#: Bytes at the end of a ``metrics.jsonl`` that are parsed.
 _END = 1 << 17
 _RETURNS = ("reward/episode", "eval/return")
 
@@ -42,9 +42,9 @@ class Entry:
     unit: str = ""  # of the progress: frames, samples, or the jobs of a sweep
     domain: Domain = CONTROL
     done: int = 0
-    total: int | None = None  # at the end; None if it is unknown
+    total: int | None = None  # progress at the end; None if unknown
     score: float | None = None
-    error: float | None = None  # its standard error, of an evaluation of several episodes
+    error: float | None = None  # standard error of the return, if evaluated on several episodes
     best: float | None = None  # the return of the best checkpoint, in the closing evaluation
     best_error: float | None = None
     kl: float | None = None  # the last KL(policy||reference), nats
@@ -54,7 +54,7 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """The runs and sweeps of a folder, the newest last; for a sweep's folder, its jobs in order."""
+    """List the runs and sweeps of a folder, newest last; of a sweep's folder, its jobs in order."""
     if not folder.is_dir():
         what = "a file" if folder.exists() else "no such folder"
         raise ConfigError(f"{folder}: {what}; give a folder of runs, as outputs")
@@ -67,7 +67,7 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def _jobs_of(folder: Path) -> list[Entry]:
-    """The jobs of a sweep, and other runs in its folder."""
+    """List the jobs of a sweep, and other runs in its folder."""
     try:
         planned = SweepFile.read(folder).jobs
     except ConfigError as error:
@@ -82,7 +82,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _seconds(entry: Entry) -> float:
-    """When it started, or, if that is unknown, when its folder was last written to."""
+    """Return the start time of an entry; if unknown, the time of the last write to its folder."""
     try:
         return datetime.fromisoformat(entry.started or "").timestamp()
     except (ValueError, OverflowError):
@@ -93,7 +93,7 @@ def _seconds(entry: Entry) -> float:
 
 
 def _sweep(folder: Path) -> Entry:
-    """A sweep in one entry; the status of its jobs is in their manifests, newer than its own."""
+    """Make the entry of a sweep; its jobs' manifests give newer states than ``sweep.json``."""
     try:
         planned = SweepFile.read(folder).jobs
     except ConfigError as error:
@@ -117,7 +117,7 @@ def _sweep(folder: Path) -> Entry:
 
 
 def _state(run: RunFolder, job: JobEntry) -> tuple[str, dict[str, Any]]:
-    """A job's state, and its manifest if it was begun."""
+    """Return a job's state, and its manifest if it has begun."""
     if not run.exists:
         return ("waiting" if job.status == "running" else job.status), {}
     try:
@@ -127,7 +127,7 @@ def _state(run: RunFolder, job: JobEntry) -> tuple[str, dict[str, Any]]:
 
 
 def _job(run: RunFolder, job: JobEntry) -> Entry:
-    """One job of a sweep: its run, or its state without one."""
+    """Make the entry of a job: of its run, or of its state without a run."""
     if run.exists:
         return _run(run.path)
     return Entry(run.path, _state(run, job)[0], note=(job.error or "").partition("\n")[0])
@@ -171,11 +171,11 @@ def _read_run(folder: Path) -> Entry:
 
 
 def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
-    """The last row of a ``metrics.jsonl``, with the last returns before it; empty without rows.
+    """Read the last row of a ``metrics.jsonl``, completed by earlier returns; empty without rows.
 
-    A row has a return only if an episode ended in its rollout, or if it was evaluated. ``say`` is
-    of :func:`klrl.runs.rows.each_row`, which reads the last rows; those before are searched for a
-    return, and not parsed.
+    A row has a return only if an episode ended in its rollout, or with an evaluation. ``say`` is
+    passed to :func:`klrl.runs.rows.each_row`, which parses the last rows; earlier rows are only
+    searched for a return.
     """
     if not path.is_file() or not path.stat().st_size:
         return {}
@@ -193,14 +193,14 @@ def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
     return {**last, **{key: row[key] for key, row in returns if key in row}}
 
 
-#: Hidden folders, and entries of checkpoints.
+#: Names that are no runs: hidden folders, and entries of checkpoints.
 _NO_RUN = re.compile(r"\.|frames-\d+$")
 
 
 def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
-    """Folders of runs (True) and of sweeps (False) at or below a folder, in the order of names.
+    """Yield folders of runs (True) and sweeps (False) at or below a folder, in order of names.
 
-    Nothing below a run is looked at, nor a checkpoint's entry, which has a manifest of its own.
+    It skips all folders below a run, and checkpoint entries, which have their own manifests.
     """
     for name, below, files in os.walk(root):
         is_run = "manifest.json" in files

@@ -1,4 +1,4 @@
-"""Measures: one number per run, and their estimates per setting."""
+"""Computes measures, one number per run, and their estimates per setting."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ class Measure:
 
     key: str
     metric: Metric
-    how: str  # the reduction over iterations; empty where the unit says it
-    of: Callable[[ReadRun], float]  # a run's number; NaN if it has none
-    score: bool = False  # a failed run may count as the worst of these
+    how: str  # the reduction over iterations; empty if the unit implies it
+    of: Callable[[ReadRun], float]  # run -> its number; NaN if it has none
+    score: bool = False  # whether it is a score, of which a failed run may get the worst
 
 
 def column(run: ReadRun, metric: str) -> Array:
-    """A metric of a run by iteration; all NaN if it was not recorded."""
+    """Return a metric of a run by row; all NaN if it was not recorded."""
     return run.columns.get(metric, np.full(run.rows, np.nan))
 
 
 def recorded_metrics(runs: Iterable[ReadRun]) -> list[str]:
-    """The metrics that any of the runs recorded, in the order of their declaration; others last."""
+    """List the metrics that any run recorded, in order of declaration; undeclared ones last."""
     names = dict.fromkeys(name for run in runs for name in run.columns)
     declared = [name for name in METRICS if name in names]
     return declared + [name for name in names if name not in METRICS]
 
 
 def final(run: ReadRun, *metrics: str) -> float:
-    """Mean over the last tenth of the iterations, of the first metric with a recorded value.
+    """Average the first recorded metric of ``metrics`` over the last tenth of the iterations.
 
-    If that tenth has no value (no episode ended), the last recorded one.
+    If that tenth has no value (no episode ended), return the last recorded one.
     """
     for metric in metrics:
         values = column(run, metric)[run.trained]
@@ -85,7 +85,7 @@ def in_band(run: ReadRun) -> float:
 
 
 def seconds(run: ReadRun) -> float:
-    """Seconds of all iterations; NaN if they were not timed."""
+    """Total seconds of the iterations; NaN if they were not timed."""
     times = column(run, "time/iteration")
     return float(np.nansum(times)) if np.isfinite(times).any() else float("nan")
 
@@ -97,7 +97,7 @@ def speed(run: ReadRun) -> float:
 
 
 def measures(runs: Sequence[ReadRun]) -> list[Measure]:
-    """The columns of the table for runs of one task, the score first."""
+    """List the columns of the table for runs of one task, the score first."""
     reward, kl, domain = reward_metric(runs), kl_metric(runs), runs[0].domain
     rate = metric_of(f"time/{domain.axis}_per_second", domain)
     columns = [
@@ -107,7 +107,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
         _of("gold", "reward/gold", "final", runs),
         _of("eval_gold", "eval/gold", "last", runs),
         _of("kl_ref", kl, "final", runs),
-        # A sum over a response grows with its length; the mean per token tells the two apart.
+        # A sum over a response grows with its length; the mean per token separates the effects.
         _of("kl_ref_token", kl.removesuffix("_seq"), "final", runs),
         _of("eval_kl", "eval/kl_ref", "last", runs),
         _of("kl_old", "kl/old/exact", "final", runs),
@@ -126,7 +126,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
 
 
 def _of(key: str, name: str, how: str, runs: Sequence[ReadRun]) -> Measure:
-    """The final or the last value of a metric."""
+    """Make a measure of a metric: its final mean or its last value."""
     ways: dict[str, Callable[[ReadRun, str], float]] = {"final": final, "last": _last}
     of = metric_of(name, runs[0].domain)
     return Measure(key, of, how, lambda run: ways[how](run, name), key in SCORES)
@@ -139,7 +139,7 @@ def _last(run: ReadRun, metric: str) -> float:
 
 
 def last_evaluated(run: ReadRun, metric: str) -> Row:
-    """The row of the last evaluation in which a metric has a value; empty if there is none."""
+    """Return the row of the last evaluation with a value of this metric; empty if none."""
     at = np.flatnonzero(np.isfinite(column(run, metric)))
     if not len(at):
         return {}
@@ -148,26 +148,26 @@ def last_evaluated(run: ReadRun, metric: str) -> Row:
 
 
 def reward_metric(runs: Sequence[ReadRun]) -> str:
-    """The reward that all these runs recorded: per episode, else per frame; else that of most."""
+    """Choose the reward that all runs recorded: per episode, else per frame; else the commonest."""
     return _shared(runs, _REWARDS)
 
 
 def kl_metric(runs: Sequence[ReadRun]) -> str:
-    """The best KL(policy||reference) that all runs with a KL recorded, so that they compare."""
+    """Choose the best KL estimate that all runs with a KL recorded, so that they are comparable."""
     return _shared([run for run in runs if any(name in run.columns for name in _KLS)], _KLS)
 
 
 def compared_by(runs: Sequence[ReadRun], name: str) -> str:
-    """The metric by which these runs are compared in place of a declared one."""
+    """Return the metric that replaces a declared metric in the comparison of these runs."""
     by = {_REWARDS[0]: reward_metric, _KLS[1]: kl_metric}.get(name)
     return by(runs) if by else name
 
 
 def _shared(runs: Sequence[ReadRun], names: Sequence[str]) -> str:
-    # A run that failed early may lack what all others have.
+    # A run that failed early may lack metrics that all others have.
     runs = [run for run in runs if not run.failed] or runs
     recorded = {name: sum(name in run.columns for run in runs) for name in names}
-    # Of equal numbers the first.
+    # In a tie the first is taken.
     return max(names, key=lambda name: recorded[name]) if any(recorded.values()) else names[1]
 
 
@@ -176,11 +176,11 @@ class Line:
     """One setting's row of the table."""
 
     setting: Setting
-    values: dict[str, Array]  # by Measure.key, a number per run; NaN where it has none
-    estimates: dict[str, Estimate | None]  # by key; None if no seed has the number
+    values: dict[str, Array]  # Measure.key -> a number per run; NaN if it has none
+    estimates: dict[str, Estimate | None]  # Measure.key -> estimate; None if no seed has the number
 
     def seeds(self, key: str) -> Array:
-        """The numbers of the runs that have one."""
+        """Return the numbers of this measure, of the runs that have one."""
         values = self.values.get(key, np.zeros(0))
         return values[np.isfinite(values)]
 
@@ -192,10 +192,10 @@ class Line:
 
 
 def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Line]:
-    """One line per setting of one task.
+    """Make one line per setting of a task.
 
-    ``failed=worst`` counts a failed run's scores as the lowest of any run of the task; one that
-    recorded none counts so in any case.
+    With ``failed=worst``, a failed run gets the lowest scores of any run of the task; a failed
+    run without recorded scores gets them in any case.
     """
     columns = measures([run for setting in settings for run in setting.runs])
     every = [
@@ -213,7 +213,7 @@ def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Lin
 
 
 def _let_failed_count(values: Sequence[Array], settings: Sequence[Setting], failed: str) -> None:
-    """Put the lowest value of all runs in the place of what failed runs have, or lack."""
+    """Give failed runs the lowest value of all runs, if ``failed`` is worst or they have none."""
     recorded = np.concatenate([*values, np.zeros(0)])
     recorded = recorded[np.isfinite(recorded)]
     if not len(recorded):
@@ -225,6 +225,6 @@ def _let_failed_count(values: Sequence[Array], settings: Sequence[Setting], fail
 
 
 def line_value(line: Line, key: str) -> float:
-    """The estimate's value; NaN if there is none."""
+    """Return the estimate's value; NaN if there is none."""
     estimated = line.estimates[key]
     return estimated.value if estimated else float("nan")

@@ -1,4 +1,4 @@
-"""Which runs count, and what is odd about them: failed, short, equal to another setting's."""
+"""Decides which runs count, and remarks on failed, short and duplicate runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from klrl.report.measures import Line
 from klrl.report.runs import ReadRun
 from klrl.report.settings import Setting, count, group_runs, names_of
 
-#: What a failed run counts as: the mean over the last tenth of what it recorded; the worst value of
-#: any run of the task.
+#: Score of a failed run: the mean over the last tenth that it recorded, or the worst value of any
+#: run of the task.
 FAILED = ("last", "worst")
 
 
@@ -20,35 +20,35 @@ class Counted:
 
     settings: list[Setting]
     replaced: list[ReadRun]  # runs whose job was run again later
-    failed: str  # how a failed run counts, of FAILED
+    failed: str  # how a failed run counts: one of FAILED
 
 
 def count_runs(
     runs: Sequence[ReadRun], *, failed: str = "last", unfinished: bool = False
 ) -> Counted:
-    """The settings of the runs that count; ``failed`` is of :data:`FAILED`.
+    """Group the runs that count into settings; ``failed`` is one of :data:`FAILED`.
 
-    Finished and failed runs count: a seed that diverged is an outcome. Interrupted and running ones
-    are none yet, unless asked for. A failed run counts even if it recorded nothing.
+    Finished and failed runs count, since a seed that diverged is an outcome, even without recorded
+    rows. Interrupted and running runs count only if ``unfinished``.
     """
     counted = [
         run for run in runs if run.failed or (run.rows and (unfinished or run.status == "finished"))
     ]
     settings, replaced = group_runs(counted, names_of(runs))
-    # A task without one recorded row has nothing to compare.
+    # A task without any recorded row has nothing to compare.
     recorded = {setting.task for setting in settings if any(run.rows for run in setting.runs)}
     return Counted([each for each in settings if each.task in recorded], replaced, failed)
 
 
 def seeds_text(setting: Setting) -> str:
-    """How many seeds finished, as ``5`` or ``3 of 5``."""
+    """Say how many seeds finished: ``5`` or ``3 of 5``."""
     every = len(setting.runs)
     finished = sum(run.status == "finished" for run in setting.runs)
     return str(every) if finished == every else f"{finished} of {every}"
 
 
 def returns_text(line: Line) -> str:
-    """How many seeds have a final return, as ``4 of 5 have a return``; empty if all have."""
+    """Say how many seeds have a final return: ``4 of 5 have a return``; empty if all have."""
     runs, score = line.setting.runs, line.estimates["return"]
     seeds = score.seeds if score else 0
     if seeds == len(runs):
@@ -58,17 +58,17 @@ def returns_text(line: Line) -> str:
 
 
 def label(line: Line) -> str:
-    """A setting's name, with how many seeds finished, or have a return, where not all have."""
+    """Return a setting's name, with the seeds that finished or have a return, if not all."""
     seeds = seeds_text(line.setting)
     told = ", ".join(t for t in (seeds if "of" in seeds else "", returns_text(line)) if t)
     return f"{line.setting.name} ({told})" if told else line.setting.name
 
 
 def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
-    """Index of a setting -> how many of its runs ended before the frames that the task's runs ask.
+    """Count short runs: index of a setting -> its runs that ended before the task's most frames.
 
-    The measure is the most that any setting of the task asks (else the farthest that one came), so
-    that a comparison of unequal budgets is marked too. Failed runs are told as such.
+    The expected length is the largest budget of any setting of the task (if unknown, the longest
+    run), so that unequal budgets are marked too. Failed runs are reported separately.
     """
     runs = [run for setting in settings for run in setting.runs]
     frames = [run.settings.get("frames") for run in runs]
@@ -82,7 +82,7 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
 
 
 def remarks(settings: Sequence[Setting]) -> list[str]:
-    """What a reader must know before comparing these settings of one task, a sentence each."""
+    """List remarks, a sentence each, that a reader needs to compare these settings of a task."""
     runs = [run for setting in settings for run in setting.runs if "eval/return" in run.columns]
     sampled = sum(run.domain.evaluation.startswith("sampled") for run in runs)
     if not 0 < sampled < len(runs):

@@ -1,4 +1,4 @@
-"""The page: one self-contained HTML file with charts, tables, script and style."""
+"""Makes the page: one self-contained HTML file with charts, tables, script and style."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class TaskSection:
 
     @property
     def settings(self) -> list[Setting]:
-        """Of all its runs."""
+        """The settings of the task's runs."""
         return [line.setting for line in self.lines]
 
     @property
     def measures(self) -> list[Measure]:
-        """Those that any setting has."""
+        """The measures that any setting has."""
         every = measures([run for setting in self.settings for run in setting.runs])
         return [each for each in every if any(line.estimates[each.key] for line in self.lines)]
 
@@ -57,7 +57,7 @@ class TaskSection:
 
 @dataclass(frozen=True)
 class Together:
-    """The page's section of all tasks; without settings where no name is in every task."""
+    """The page's section of all tasks; without settings if no name is in every task."""
 
     settings: list[Aggregate]
     best: str
@@ -68,7 +68,7 @@ class Together:
     pictures: list[str]
 
 
-#: What the template calls by name.
+#: Functions that the template calls by name.
 _CALLED = (boxes, equal_kl, remarks, short_runs, count_states, heading)
 
 
@@ -78,7 +78,7 @@ def make_page(
     inventory: Inventory,
     together: Together | None = None,
 ) -> str:
-    """The page's HTML; whatever was read from a folder is escaped by the template."""
+    """Make the page's HTML; the template escapes all text that was read from a folder."""
     script, style = _file("page.js"), _file("page.css")
     drawings = [drawing for task in tasks for _, drawing in task.charts]
     drawings += [together.drawing] if together and together.drawing else []
@@ -95,7 +95,7 @@ def make_page(
         policy=_policy(script, style),
         style=style,
         script=script,
-        # JSON that cannot end the script element around it.
+        # Escaped, so that the JSON cannot end the script element around it.
         data=htmlsafe_json_dumps(
             {each.key: each.data for each in drawings}, separators=(",", ":"), allow_nan=False
         ),
@@ -121,7 +121,7 @@ def _file(name: str) -> Markup:
 
 
 def _policy(script: str, style: str) -> Markup:
-    """The content security policy: this script, this style, this page's own icon, no network."""
+    """Make the content security policy: only this script, style and icon, and no network."""
     return Markup(
         f"default-src 'none'; script-src {_source_hash(script)}; "
         f"style-src {_source_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'"
@@ -129,5 +129,5 @@ def _policy(script: str, style: str) -> Markup:
 
 
 def _source_hash(text: str) -> str:
-    """A source as the policy names it: https://www.w3.org/TR/CSP3/#grammardef-hash-source."""
+    """Hash a source for the policy: https://www.w3.org/TR/CSP3/#grammardef-hash-source."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""The charts, drawn by matplotlib: as SVG inside the page, and as PNG and SVG files next to it."""
+"""Draws the charts by matplotlib: as SVG for the page, and as PNG and SVG files next to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from klrl.report.statistics import Estimate
 from klrl.runs.curves import COLOURS
 
 _SOFT, _GRID = "#737373", "#d8d8d8"
-#: What ``page.css`` calls the colours of a chart.
+#: Colour of a chart -> its name in ``page.css``.
 _NAMES = {each.lower(): f"var(--c{i})" for i, each in enumerate(COLOURS[:-1])} | {
     "#000000": "var(--ink)",
     "#ffffff": "var(--card)",
@@ -51,12 +51,12 @@ _LOOK = {
 
 
 class Look(NamedTuple):
-    """How a setting is drawn: when the colours run out, lines and markers tell settings apart."""
+    """How a setting is drawn; once the colours run out, lines and markers distinguish settings."""
 
     colour: str
     line: str
     shape: str
-    dashes: str  # the line and the shape as the page has them, next to the setting's box
+    dashes: str  # line and shape as SVG, for the page, next to the setting's box
     glyph: str
 
 
@@ -69,12 +69,12 @@ _KINDS = (
 
 
 def look_of(i: int) -> Look:
-    """The look of the i-th setting."""
+    """Return the look of the i-th setting."""
     return Look(COLOURS[i % len(COLOURS)], *_KINDS[i // len(COLOURS) % len(_KINDS)])
 
 
 def boxes(lines: Sequence[Line], shown: Sequence[int]) -> list[dict[str, Any]]:
-    """The check boxes of the settings; those that are drawn at first come first."""
+    """Make the check boxes of the settings; those drawn at first come first."""
     looks = [
         {"i": i, "name": label(line), "ink": _NAMES[look_of(i).colour.lower()], "look": look_of(i)}
         for i, line in enumerate(lines)
@@ -84,20 +84,20 @@ def boxes(lines: Sequence[Line], shown: Sequence[int]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart of the page."""
+    """A drawn chart of the page."""
 
     key: str
     title: str
-    told: str  # to a reader who does not see it
-    svg: Markup  # what is within the svg element
+    told: str  # text for readers who cannot see the chart
+    svg: Markup  # contents of the svg element
     box: str  # its viewBox
-    data: dict[str, Any]  # for the script: where each point is, and what is told of it
+    data: dict[str, Any]  # for the script: each point's place and text
 
 
 def draw_chart(chart: Chart, key: str) -> Drawing:
-    """A chart for the page, all settings in it: the script hides those that are not chosen.
+    """Draw a chart for the page with all settings; the script hides those that are not chosen.
 
-    Everything of setting i has the attribute ``data-s="i"``, and a class that says what it is.
+    Each element of setting i has the attribute ``data-s="i"``, and a class that names its kind.
     """
     with _figure((5.2, 3.2), key) as figure:
         axes = figure.subplots()
@@ -115,11 +115,11 @@ def draw_chart(chart: Chart, key: str) -> Drawing:
 
 
 def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> list[str]:
-    """Draw charts side by side into a PNG and an SVG at ``stem``; returns their names.
+    """Draw charts side by side into a PNG and an SVG at ``stem``; return their names.
 
     Args:
-        charts: those to draw, of one task.
-        shown: indices of the settings to draw; return against KL draws all.
+        charts: to draw, of one task.
+        shown: indices of the settings to draw; the chart of return against KL has all.
         stem: the pictures' path, without suffix.
     """
     columns = min(3, len(charts))
@@ -173,20 +173,20 @@ _BELOW = {"loc": "outside lower center", "frameon": False}
 
 @contextmanager
 def _figure(size: tuple[float, float], key: str) -> Iterator[Any]:
-    """A figure of this size in inches; ``key`` makes the ids of its elements, always the same."""
+    """Make a figure of this size in inches; ``key`` makes its elements' ids reproducible."""
     with matplotlib.rc_context({**_LOOK, "svg.hashsalt": key}):
         yield Figure(figsize=size, dpi=72)
 
 
 def _lay_out(figure: Any) -> None:
-    """Settle the places of all; saving would draw everything once more for that."""
+    """Compute the layout now; otherwise saving would draw everything twice."""
     figure.set_layout_engine("constrained")
     figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")
 
 
 def _save(figure: Any, stem: Path) -> list[str]:
-    """Save as PNG and SVG; returns the files' names."""
+    """Save a figure as PNG and SVG; return the files' names."""
     _lay_out(figure)
     names = [f"{stem.name}.{kind}" for kind in ("png", "svg")]
     for name in names:
@@ -196,14 +196,14 @@ def _save(figure: Any, stem: Path) -> list[str]:
 
 
 def _inline(figure: Any) -> Markup:
-    """A figure's SVG as the page can hold it: no style that its policy forbids, no id twice."""
+    """Convert a figure to SVG for the page: no style that the policy forbids, no id twice."""
     _lay_out(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.canvas.print_figure(file, format="svg")
     text = file.getvalue()
     text = text[text.index("<g ") : text.rindex("</svg>")]
-    # Tags alone: a name may have any words.
+    # Change only tags, since a setting's name may contain any words.
     return Markup(re.sub(r">\s+<", "><", re.sub("<[^>]+>", _tag, text)))
 
 
@@ -211,12 +211,12 @@ def _tag(tag: re.Match[str]) -> str:
     text = re.sub(r' style="([^"]*)"', _attributes, tag[0])
     text = re.sub(r' id="s(\d+) (\w+)"', r' class="\2" data-s="\1"', text)
     text = re.sub(r' id="[\w.]+_\d+"', "", text)
-    # A hundredth of a pixel is enough.
+    # Two decimals of a pixel are enough.
     return re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+|\n", r"\1", d[0]), text)
 
 
 def _attributes(style: re.Match[str]) -> str:
-    """Declarations of style as attributes, with the page's colours; the font is the page's."""
+    """Convert style declarations to attributes, with the page's colours and font."""
     pairs = (each.split(": ", 1) for each in style[1].split("; "))
     kept = ((k, _NAMES.get(v, v)) for k, v in pairs if k not in ("font", "font-family"))
     return "".join(f' {name}="{value}"' for name, value in kept)
@@ -227,7 +227,7 @@ def _box(figure: Any) -> str:
 
 
 def _points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> list[list[Any]]:
-    """Points and words, with places in the SVG, whose y grows downwards; at the edge if beyond."""
+    """Convert points to SVG coordinates (y grows downwards), clipped to the edge; keep words."""
     at = axes.transData.transform([point[:2] for point in points])
     at = np.clip(np.nan_to_num(at), axes.bbox.min, axes.bbox.max)
     at[:, 1] = axes.figure.bbox.height - at[:, 1]
@@ -235,7 +235,7 @@ def _points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> list[
 
 
 class _Short(EngFormatter):
-    """10k for 10,000 and 2M for two million; small numbers as they are."""
+    """Formats 10,000 as 10k and two million as 2M; small numbers unchanged."""
 
     ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "G"}  # noqa: RUF012
 
@@ -244,12 +244,12 @@ class _Short(EngFormatter):
 
 
 def _ends(chart: Chart, i: int) -> list[float | None]:
-    """Where each run of a setting failed; None if it did not."""
+    """Return the x at which each run of a setting failed; None if it did not."""
     return [run.end if run.failed else None for run in chart.lines[i].setting.runs]
 
 
 def _told(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list[Any]]:
-    """Of each point: where it is, and the words for x, and for y and the seeds behind it."""
+    """Return for each point its place, and words for x, for y and for its seeds."""
     finished, told = seeds_text(chart.lines[i].setting), []
     of_x, of_y = chart.digits
     for point in points:
@@ -263,7 +263,7 @@ def _told(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list
 
 
 def _span(of: Estimate, digits: int) -> str:
-    """A value with its interval, or with the range of its seeds where there are too few."""
+    """Format a value with its interval, or with the range of its seeds if they are too few."""
     ends = _interval(of) or [of.least, of.most]
     value, low, high = (number(each, digits) for each in (of.value, *ends))
     return value if of.seeds == 1 else f"{value} ({low} to {high})"
@@ -276,7 +276,7 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
         elif points and i in shown:
             _draw_line(axes, chart, i, points)
     for each in (*axes.lines, *axes.collections):
-        each.set_in_layout(False)  # which would look at every point
+        each.set_in_layout(False)  # the layout would visit every point
     log = chart.log and bool(axes.lines)
     axes.set(xlabel=chart.x, ylabel=f"{chart.y} (log)" if log else chart.y)
     axes.xaxis.set_major_formatter(_Short(sep=""))
@@ -289,7 +289,7 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
     joined = [point for i in chart.front for point in chart.series.get(i, ())]
     x, y = [point.x for point in joined], [point.y.value for point in joined]
     axes.plot(x, y, color=_SOFT, linestyle=":", zorder=0)
-    # No root is below 0; a mark at 0 is in sight.
+    # A root of KL is never below 0; keep a mark at 0 visible.
     low, high = axes.get_xlim()
     axes.set_xlim(left=max(low, -0.04 * high))
 
@@ -306,7 +306,7 @@ def _log_axis(axes: Any, floor: float | None) -> None:
 
 
 def _draw_point(axes: Any, chart: Chart, i: int, point: Point, *, faint: bool) -> None:
-    """A setting against KL: its seeds, and the intervals of its mean return and mean root of KL."""
+    """Draw a setting against KL: its seeds, and intervals of mean return and mean root of KL."""
     assert chart.front is not None
     look, alpha = look_of(i), 0.35 if faint else 1.0
     failed = np.array([bad is not None for bad in _ends(chart, i)])
@@ -326,12 +326,12 @@ def _draw_point(axes: Any, chart: Chart, i: int, point: Point, *, faint: bool) -
 
 
 def _interval(of: Estimate | None) -> list[float]:
-    """Both ends; empty with too few seeds."""
+    """Return both ends of an interval; empty with too few seeds."""
     return [] if of is None or of.low is None or of.high is None else [of.low, of.high]
 
 
 def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None:
-    """A setting's learning curve, its interval and its seeds; a log axis has no values <= 0."""
+    """Draw a setting's learning curve, interval and seeds; on a log axis without values <= 0."""
     x = np.array([point.x for point in points])
     middle, low, high = np.array([[p.y.value, p.y.low, p.y.high] for p in points], float).T
     seeds = np.array([point.seeds for point in points], float).T
@@ -341,12 +341,12 @@ def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None
     ink, thin = {"color": look.colour}, {"alpha": 0.3, "linewidth": 0.7, "gid": f"{at} seed"}
     ends: dict[str, list[tuple[float, float]]] = {"dot": [], "failed": []}
     for k, bad in enumerate(_ends(chart, i)):
-        if bad is not None:  # what it counts as from there on is no curve
+        if bad is not None:  # its value in the mean from then on is not drawn
             seeds[k, int(np.searchsorted(x, bad)) + 1 :] = np.nan
         last = np.flatnonzero(np.isfinite(seeds[k]))[-1:]
         ends["dot" if bad is None else "failed"].extend((x[j], seeds[k, j]) for j in last)
     if chart.result:
-        breaks = np.full((len(seeds), 1), np.nan)  # one line for all
+        breaks = np.full((len(seeds), 1), np.nan)  # NaN between seeds: one line draws all
         every = np.tile([*x, np.nan], len(seeds)), np.hstack([seeds, breaks]).ravel()
         axes.plot(*every, marker="." if one else None, **ink, **thin)
     elif ends["dot"]:
@@ -362,7 +362,7 @@ def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None
 def _draw_aggregate(
     axes: Any, i: int, of: Aggregate, tasks: Sequence[str], *, named: bool
 ) -> dict[str, Any]:
-    """A setting's name, mean with its interval, and the mean of each task; where, and in words."""
+    """Draw a setting's name, mean with interval, and task means; return their places and words."""
     mean, spans = of.mean, math.isfinite(of.mean.low)
     name = of.name if len(of.name) <= 66 else f"{of.name[:65]}…"
     axes.text(0, i - 0.25, name, transform=axes.get_yaxis_transform())
@@ -374,7 +374,7 @@ def _draw_aggregate(
     points = [(mean.value, i, f"{mean.value:.3f}{span}", "mean over tasks")]
     if spans:
         axes.plot([mean.low, mean.high], [i, i], color=ink, gid=f"s{i} up")
-    # More tasks than shapes are not told apart. A little lower, so that no mean hides one.
+    # Shapes distinguish tasks if there are enough. Drawn lower, so that the mean hides none.
     apart, y = len(tasks) <= len(_KINDS), i + 0.2
     for k, (task, value) in enumerate(zip(tasks, of.task_means, strict=True)):
         told = task if apart else "means of the tasks"

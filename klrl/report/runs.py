@@ -44,11 +44,11 @@ class ReadRun:
     status: str
     seed: int
     settings: dict[str, Any]  # without _NOT_SETTINGS; "numerics" is the arithmetic's version
-    columns: dict[str, NDArray[np.float64]]  # metric -> [rows]; NaN where a row does not have it
+    columns: dict[str, NDArray[np.float64]]  # metric -> [rows]; NaN if a row lacks it
     command: str
-    manifest: dict[str, Any]  # the contents of ``manifest.json``; ``error`` if the run failed
+    manifest: dict[str, Any]  # contents of ``manifest.json``; has ``error`` if the run failed
     domain: Domain
-    typed: dict[str, str] = field(default_factory=dict)  # group -> preset: klpen_held for klpen
+    typed: dict[str, str] = field(default_factory=dict)  # group -> typed preset, as klpen_held
 
     @property
     def rows(self) -> int:
@@ -57,22 +57,22 @@ class ReadRun:
 
     @property
     def failed(self) -> bool:
-        """Whether an error, or numbers that diverged, ended it."""
+        """Whether an error or diverging numbers ended the run."""
         return self.status == "failed"
 
     @property
     def trained(self) -> NDArray[np.bool_]:
-        """[rows] which rows are iterations: the first may be the evaluation before them."""
+        """Which rows are iterations, [rows]; the first may be the evaluation before training."""
         return self.columns[self.axis] > 0 if self.rows else np.zeros(0, bool)
 
     @property
     def end(self) -> float:
-        """How far it came, on its axis; 0 if it recorded nothing."""
+        """The last x of the run; 0 if it recorded nothing."""
         return float(np.nanmax(self.columns[self.axis])) if self.rows else 0.0
 
     @property
     def task(self) -> str:
-        """The environment; runs of different tasks are never drawn in one chart."""
+        """The name of the environment; runs of different tasks never share a chart."""
         return task_of(self.settings)
 
     @property
@@ -82,7 +82,7 @@ class ReadRun:
 
 
 def task_of(settings: Mapping[str, object]) -> str:
-    """The name of the task that settings train on."""
+    """Return the name of the task that settings train on."""
     return str(settings.get("env.id") or settings.get("env") or "task")
 
 
@@ -97,7 +97,7 @@ class Inventory:
 
 def find_runs(paths: Sequence[str]) -> Inventory:
     """Read every run folder at or below the paths, and every sweep, in the order of their names."""
-    # By the resolved path: overlapping arguments must not count a run twice.
+    # Keyed by the resolved path, so that overlapping arguments do not count a run twice.
     folders: dict[Path, Path] = {}
     swept: dict[Path, Path] = {}
     for path in paths:
@@ -118,7 +118,7 @@ def find_runs(paths: Sequence[str]) -> Inventory:
 
 
 def _without_copies(runs: Sequence[ReadRun], skipped: list[str]) -> list[ReadRun]:
-    """Of folders that hold one run, the one that came farthest: a copy is no other seed."""
+    """Drop copies of a run, which are no further seeds; keep the copy that came farthest."""
     farthest: dict[str, ReadRun] = {}
     for run in sorted(runs, key=lambda run: -run.end):
         first = farthest.setdefault(run.manifest.get("id") or str(run.path), run)
@@ -129,7 +129,7 @@ def _without_copies(runs: Sequence[ReadRun], skipped: list[str]) -> list[ReadRun
 
 
 def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[str]) -> list[T]:
-    """The readable ones; each of the others adds a line to ``skipped``."""
+    """Read the folders; add a line to ``skipped`` for each that cannot be read."""
     results = []
     for folder in folders:
         try:
@@ -143,7 +143,7 @@ def read_run(folder: Path) -> ReadRun:
     """Read one run folder.
 
     Raises:
-        ConfigError: one of its files is missing or broken.
+        ConfigError: a file of the run is missing or broken.
     """
     try:
         return _read_run(folder)
@@ -177,24 +177,24 @@ def _read_run(folder: Path) -> ReadRun:
 
 
 def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
-    """Choices whose typed name says more than the stored one, as klpen_held of klpen."""
+    """Return typed presets that say more than the stored choice: klpen_held, stored as klpen."""
     words = (str(word).removeprefix("--").partition("=") for word in argv)
     typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}
-    # Another name may be of a start that a resume has overruled.
+    # Any other name may come from an earlier start that a resume has overridden.
     return {key: value for key, value in typed.items() if value.startswith(f"{settings.get(key)}_")}
 
 
 def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings by the command line's keys: ``kl`` is the choice, ``kl.coef`` a value."""
+    """Key stored settings as on the command line: ``kl`` is the choice, ``kl.coef`` a value."""
     flat = by_dotted_key(dict(config))
     choices = {f"{group}.{NAME}": group for group in CHOICES}
     return {choices.get(key, key): value for key, value in flat.items()}
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
-    """``metrics.jsonl`` by column, in a tenth of the memory of its rows.
+    """Read ``metrics.jsonl`` by column, in a tenth of the memory of its rows.
 
-    What is no row of the run is left out and told, see :func:`klrl.runs.rows.each_row`.
+    Lines that are no rows of the run are skipped and reported, see :func:`klrl.runs.rows.each_row`.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -215,7 +215,7 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """``python -m klrl ...``, without paths of the machine on which it ran."""
+    """Format the command ``python -m klrl ...``, without paths of the run's machine."""
     for i, argument in enumerate(argv):
         if i and (argument == "klrl" or argument.endswith(("/klrl", "/klrl/__main__.py"))):
             return shlex.join(["python", "-m", "klrl", *argv[i + 1 :]])
@@ -229,11 +229,11 @@ _PATHS = ("actor.init", "reference.path")
 def mark_own_seeds(
     settings: Sequence[dict[str, object]], seeds: Sequence[int]
 ) -> list[dict[str, object]]:
-    """The settings of all runs, with ``seed=*`` for a run's own seed in the paths of trained runs.
+    """Replace a run's own seed in paths of trained runs by ``seed=*``, in all settings.
 
     Seeds 0 and 1 that start from ``outputs/base/seed=0`` and ``outputs/base/seed=1`` then have
-    equal settings. A path stays where no other seed of the same settings has its own seed in it:
-    those that all start from ``outputs/base/seed=0`` are one setting already.
+    equal settings. A path is unchanged if no other seed of the same settings has its own seed in
+    the path: runs that all start from ``outputs/base/seed=0`` already have equal settings.
     """
     result = [dict(each) for each in settings]
     others = [{k: v for k, v in each.items() if k not in _PATHS} for each in settings]

@@ -1,4 +1,4 @@
-"""Settings, groups of runs that differ in their seed alone; and the jobs that are in none."""
+"""Groups runs that differ only in their seed into settings; lists the jobs that are in none."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
-    name: str  # how it differs from the others, as ``kl.coef=0.1``
-    runs: list[ReadRun]  # one per seed, by seed
+    name: str  # what distinguishes it, as ``kl.coef=0.1``
+    runs: list[ReadRun]  # one per seed, in order of seeds
     settings: dict[str, Any] = field(repr=False)
 
     @property
     def task(self) -> str:
-        """The environment."""
+        """The name of the environment."""
         return task_of(self.settings)
 
 
 def group_runs(
     runs: Sequence[ReadRun], names: Mapping[str, str]
 ) -> tuple[list[Setting], list[ReadRun]]:
-    """Settings in the order of their names (numbers by size), and the runs that were replaced.
+    """Return settings in order of names (numbers by size), and the runs that were replaced.
 
-    A job that was run twice is no second seed: the run that started last replaces the others, and
-    a finished one those that are not. ``names`` are of :func:`names_of`.
+    A job that ran twice gives no second seed: a finished run replaces unfinished ones, else the run
+    that started last replaces the others. ``names`` are from :func:`names_of`.
     """
     groups: dict[str, dict[int, ReadRun]] = {identity(run): {} for run in runs}
     replaced = []
@@ -58,13 +58,13 @@ def group_runs(
 
 
 def _by_size(name: str) -> list[str | float]:
-    """Text and numbers in turn, so that ``coef=10`` comes after ``coef=2``."""
+    """Split a name into text and numbers, so that ``coef=10`` sorts after ``coef=2``."""
     parts = _NUMBER.split(name)
     return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def names_of(runs: Sequence[ReadRun]) -> dict[str, str]:
-    """The identity of each setting -> its name among these runs' settings of the same task."""
+    """Map the identity of each setting to its name among the settings of its task."""
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         tasks.setdefault(run.task, {})[identity(run)] = run.settings | run.typed
@@ -76,12 +76,12 @@ def names_of(runs: Sequence[ReadRun]) -> dict[str, str]:
 
 
 def identity(run: ReadRun) -> str:
-    """A key that is equal for two runs which differ in their seed alone."""
+    """Return a key that is equal for two runs that differ only in their seed."""
     return json.dumps(run.settings, sort_keys=True, default=str)
 
 
 def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """Keys whose value, or presence, differs among the settings.
+    """List the keys whose value, or presence, differs among the settings.
 
     Choices come first, then keys that all settings have, then by position.
     """
@@ -98,7 +98,7 @@ def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def name_settings(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """Short names that tell settings apart: a key that separates no more settings is left out."""
+    """Make short names that distinguish settings; omit keys that separate no further settings."""
     kept: list[str] = []
     classes: list[tuple[str, ...]] = [() for _ in settings]
     for key in differing(settings):
@@ -112,13 +112,13 @@ def name_settings(settings: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def _name(setting: Mapping[str, object], keys: Sequence[str]) -> str:
-    """The values of the keys; ``no KEY`` if the setting has none of them."""
+    """Format the values of the keys; ``no KEY`` if the setting has none of them."""
     values = [f"{key}={show(setting[key])}" for key in keys if key in setting]
     return " ".join(values or [f"no {key}" for key in keys]) or "all runs"
 
 
 def show(value: object) -> str:
-    """A setting's value as on the command line."""
+    """Format a setting's value as on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
@@ -154,7 +154,7 @@ def other_jobs(
     replaced: Sequence[ReadRun],
     names: Mapping[str, str],
 ) -> list[LeftOut]:
-    """All jobs but the finished runs that are counted, by state; ``names`` are of all runs."""
+    """List all jobs except counted finished runs, by state; ``names`` has those of all runs."""
     planned = [job for sweep in inventory.sweeps for job in sweep.jobs]
     errors = {run.path.resolve(): job.error for run, job in planned}
     among, again = {id(run) for run in counted}, {id(run) for run in replaced}
@@ -174,7 +174,7 @@ def other_jobs(
 
 
 def _never_begun(folder: Path, job: JobEntry) -> LeftOut:
-    """A job whose folder holds no run, from the sweep's record."""
+    """Describe a job whose folder contains no run, from the sweep's record."""
     seed = next((each[5:] for each in job.overrides if each.startswith("seed=")), "")
     overrides = " ".join(each for each in job.overrides if not each.startswith("seed="))
     gone = "" if job.status in ("failed", "refused", "waiting") else ", but there is no run folder"
@@ -187,11 +187,11 @@ def _rank(job: LeftOut) -> int:
 
 
 def count_states(jobs: Iterable[LeftOut]) -> str:
-    """As ``2 failed, 1 waiting``."""
+    """Format the number of jobs per state: ``2 failed, 1 waiting``."""
     counts = Counter(job.state for job in jobs)
     return ", ".join(f"{number} {state}" for state, number in counts.items())
 
 
 def count(number: int, what: str) -> str:
-    """As ``1 run`` or ``2 runs``."""
+    """Format a count: ``1 run`` or ``2 runs``."""
     return f"{number} {what}{'s' * (number != 1)}"

@@ -1,9 +1,9 @@
-"""Means, intervals and tests over seeds, as functions of arrays.
+"""Computes means, intervals and tests over seeds, as functions of arrays.
 
-Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", for the
-interquartile mean and P(A > B); Welch 1947 and Satterthwaite 1946 for intervals of means;
-Hesterberg 2015 for that of the interquartile mean; Holm 1979.
-What the intervals cover is measured by ``benchmarks/coverage.py``.
+Sources: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
+Precipice", for the interquartile mean and P(A > B); Welch 1947 and Satterthwaite 1946 for intervals
+of means; Hesterberg 2015 for the interval of the interquartile mean; Holm 1979 for p.
+``benchmarks/coverage.py`` measures the coverage of the intervals.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 
-#: With fewer seeds there is no interval, no test and no P(A > B): points and range are shown.
+#: With fewer seeds there is no interval, test or P(A > B); points and range are shown instead.
 ENOUGH = 5
 LEVEL = 0.95
 #: Resamples of the bootstrap.
@@ -29,7 +29,7 @@ _BLOCK = 4_000_000
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the seeds of a setting come to."""
+    """The mean over the seeds of a setting, with its interval and range."""
 
     value: float
     low: float | None  # lower end of its 95 % interval; None below ENOUGH seeds
@@ -51,38 +51,38 @@ class Contrast:
     p: float  # two-sided, of the hypothesis that the true sum is 0
 
 
-#: Independent samples of two values or more, and the weight of each one's mean.
+#: Independent samples of two values or more, and the weights of their means.
 Weighted = tuple[Sequence[Array], Sequence[float]]
 
 
 def welch(samples: Sequence[Array], weights: Sequence[float]) -> Contrast:
-    """sum_j w_j mean(x_j) of independent samples of two values or more, with its interval.
+    """Estimate sum_j w_j mean(x_j) of independent samples of two values or more, with interval.
 
     se^2 = sum_j v_j, v_j = w_j^2 s_j^2 / n_j, with se^4 / sum_j(v_j^2 / (n_j - 1)) degrees of
-    freedom (Welch and Satterthwaite): exact for one normal sample, close for several of unequal
-    spreads. It assumes that the samples show what may happen: no rare bad seeds.
+    freedom (Welch and Satterthwaite): exact for one normal sample, approximate for several of
+    unequal spreads. Rare bad seeds that the samples lack are not accounted for.
     """
     return welch_all([(samples, weights)])[0]
 
 
 def welch_all(sums: Sequence[Weighted]) -> list[Contrast]:
-    """:func:`welch` of many, in the time of a few."""
+    """Apply :func:`welch` to many sums at once, vectorised."""
     if not sums:
         return []
     value, error, df = np.array([_moments(*each) for each in sums]).T
     reach = quantile(LEVEL, df) * error
-    # Without any spread every difference is certain.
+    # Without spread, every nonzero difference has p = 0.
     t = np.divide(value, error, out=np.where(value == 0, 0.0, np.inf), where=error > 0)
     columns = np.stack([value, value - reach, value + reach, two_sided(t, df)])
     return [Contrast(*each) for each in columns.T.tolist()]
 
 
 def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float, float, float]:
-    """Value, standard error and degrees of freedom of a weighted sum of means."""
+    """Return value, standard error and degrees of freedom of a weighted sum of means."""
     value = sum(w * float(x.mean()) for w, x in zip(weights, samples, strict=True))
     parts = [w**2 * float(x.var(ddof=1)) / len(x) for w, x in zip(weights, samples, strict=True)]
     variance = sum(parts)
-    # The variance of equal numbers, and their difference, may be rounding.
+    # The variance or difference of equal numbers may be rounding: below this it counts as 0.
     least = 1e-13 * max(float(np.abs(w * x).max()) for w, x in zip(weights, samples, strict=True))
     if variance <= least**2:
         return (0.0 if abs(value) <= least else value), 0.0, 1.0
@@ -91,9 +91,9 @@ def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float,
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p of several tests: below a level together as rarely as one test's is (Holm 1979).
+    """Adjust the p of several tests, to bound the chance of any false positive (Holm 1979).
 
-    The i-th smallest of m is multiplied by m - i + 1, and is no less than those before it.
+    The i-th smallest of m is multiplied by m - i + 1, and raised to the adjusted p before it.
     """
     order = np.argsort(p, kind="stable")
     factors = len(p) - np.arange(len(p))
@@ -103,12 +103,12 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def chance_of_more(a: Array, b: Array) -> float:
-    """P(A > B) of one task, as rliable defines it: the Mann-Whitney U / (n m), ties half."""
+    """P(A > B) of one task as in rliable: Mann-Whitney's U / (n m), where ties count half."""
     return float(((a[:, None] > b).mean() + (a[:, None] >= b).mean()) / 2)
 
 
 def iqm(values: Array, axis: int = 0) -> Array:
-    """Interquartile mean along an axis: floor(n / 4) values are left out at either end."""
+    """Interquartile mean along an axis, without the floor(n / 4) values at either end."""
     ordered = np.sort(values, axis=axis)
     n = ordered.shape[axis]
     cut = n // 4
@@ -118,7 +118,7 @@ def iqm(values: Array, axis: int = 0) -> Array:
 def bootstrap_interval(
     scores: Array, *, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> tuple[Array, Array]:
-    """Both ends of the stratified percentile-bootstrap interval of the IQM, each [points] or [].
+    """Return both ends of the stratified percentile-bootstrap interval of the IQM, [points] or [].
 
     Runs are resampled with replacement within each task, so that every resample has as many runs of
     each task as the data.
@@ -128,7 +128,7 @@ def bootstrap_interval(
         resamples: how many.
         level: coverage, 0.95 for 95 %.
     """
-    rng = np.random.default_rng(0)  # so that reports are reproducible
+    rng = np.random.default_rng(0)  # fixed, so that reports are reproducible
     runs, tasks = scores.shape[:2]
     points = scores.reshape(runs, tasks, -1)
     block = max(1, _BLOCK // points.size)
@@ -145,33 +145,33 @@ def bootstrap_interval(
 
 
 def iqm_interval(scores: Array) -> tuple[Array, Array]:
-    """Both ends of the 95 % interval of the IQM of all runs of all tasks.
+    """Return both ends of the 95 % interval of the IQM over all runs of all tasks.
 
-    Arguments and result as :func:`bootstrap_interval`, whose interval is too narrow for a few runs.
-    Here it is expanded: the level is :func:`expanded_level`.
+    Arguments and result as in :func:`bootstrap_interval`, whose interval is too narrow for few
+    runs. This interval is expanded: its level is :func:`expanded_level`.
     """
     runs, tasks = scores.shape[:2]
     return bootstrap_interval(scores, level=expanded_level(runs, tasks))
 
 
 def expanded_level(runs: int, tasks: int) -> float:
-    """The level at which a percentile bootstrap covers :data:`LEVEL`, with n runs of each task.
+    """Return the level at which a percentile bootstrap of n runs per task covers :data:`LEVEL`.
 
-    1 - 2 Phi(-sqrt(n / (n - 1)) t), t of tasks (n - 1) degrees of freedom: the bootstrap divides by
-    n where s^2 divides by n - 1, and takes the spread for known (Hesterberg 2015, "What Teachers
-    Should Know About the Bootstrap", the expanded percentile interval).
+    1 - 2 Phi(-sqrt(n / (n - 1)) t), with t of tasks (n - 1) degrees of freedom: the bootstrap
+    divides by n while s^2 divides by n - 1, and ignores that the spread is estimated (Hesterberg
+    2015, "What Teachers Should Know About the Bootstrap", the expanded percentile interval).
     """
     t = float(quantile(LEVEL, tasks * (runs - 1)))
     return math.erf(math.sqrt(runs / (runs - 1)) * t / math.sqrt(2))
 
 
 def estimate(values: Array) -> Estimate | None:
-    """The mean over seeds with its interval, without NaNs; None if nothing is left."""
+    """Estimate the mean over seeds, ignoring NaNs; None if nothing is left."""
     return estimate_curve(np.asarray(values, float)[:, None])[0]
 
 
 def estimate_curve(values: Array) -> list[Estimate | None]:
-    """:func:`estimate` at every point of a curve [seeds, points]; NaN where a seed has no value."""
+    """Apply :func:`estimate` to each point of a curve [seeds, points]; NaN: a seed has no value."""
     recorded = np.isfinite(values)
     estimates: list[Estimate | None] = [None] * values.shape[1]
     # Points with the same seeds are estimated together. There are few such groups.
@@ -187,18 +187,18 @@ def estimate_curve(values: Array) -> list[Estimate | None]:
 
 @cache
 def _reach(n: int) -> float:
-    """Half the width of the mean's interval over n seeds, in standard errors."""
+    """Return half the width of the interval of a mean over n seeds, in standard errors."""
     return float(quantile(LEVEL, n - 1))
 
 
 @np.errstate(over="ignore")  # a row may hold 1e308
 def _estimates(seeds: Array) -> list[Estimate]:
-    """An estimate per column of [seeds, points]."""
+    """Make an estimate per column of [seeds, points]."""
     n = len(seeds)
     least, most = seeds.min(axis=0), seeds.max(axis=0)
     mean, middle = (np.clip(each, least, most) for each in (seeds.mean(axis=0), iqm(seeds)))
     error = seeds.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.zeros(seeds.shape[1])
-    # The spread of equal numbers is rounding, as is a mean beyond them.
+    # For equal numbers a spread, or a mean outside their range, is rounding.
     columns = [mean, middle, least, most, np.where(least == most, 0.0, error)]
     reach = _reach(n) if n >= ENOUGH else None
     estimates = []
@@ -210,7 +210,7 @@ def _estimates(seeds: Array) -> list[Estimate]:
 
 
 def at_equal_cost(cost: Array, gain: Array, levels: Array) -> Array:
-    """Gain at given costs, interpolated linearly between points; NaN outside their range."""
+    """Interpolate gain linearly at given costs; NaN outside the range of the points."""
     order = np.argsort(cost, kind="stable")
     return np.interp(levels, cost[order], gain[order], left=np.nan, right=np.nan)
 
@@ -222,7 +222,7 @@ _lgamma = np.vectorize(math.lgamma, otypes=[float])
 
 
 def two_sided(t: ArrayLike, df: ArrayLike) -> Array:
-    """P(|T| >= |t|) of Student's t; to 1e-14, not relative to itself.
+    """P(|T| >= |t|) of Student's t, to an absolute error of 1e-14.
 
     With T = sqrt(df) tan(x) this is 1 - 2 sqrt(df) f(0) times the integral of cos(x)^(df - 1) from
     0 to atan(|t| / sqrt(df)), f the density. Degrees of freedom >= 1 need not be whole; t may be
@@ -236,7 +236,7 @@ def two_sided(t: ArrayLike, df: ArrayLike) -> Array:
 
 
 def quantile(level: float, df: ArrayLike) -> Array:
-    """The t with P(|T| <= t) = level: half the width of an interval, in standard errors."""
+    """Return t with P(|T| <= t) = level: half the width of an interval, in standard errors."""
     df = np.asarray(df, float)
     t = np.ones_like(df)
     while (short := two_sided(2 * t, df) > 1 - level).any():

@@ -1,4 +1,4 @@
-"""The tables of the page: cells of text and markup, which ``page.html`` lays out and escapes."""
+"""Makes the page's tables, of text and markup, which ``page.html`` lays out and escapes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from klrl.report.statistics import ENOUGH, Estimate
 from klrl.runs.metrics import metric_of
 from klrl.runs.returns import with_error
 
-#: Measures of the first table; the others stand below the fold.
+#: Measures of the first table; all others are below the fold.
 RESULTS = ("return", "eval_return", "eval_best", "gold", "eval_gold", "kl_ref", "kl_ref_token")
 
 _BAD = Markup('<span class="bad">{}</span>')
@@ -42,26 +42,26 @@ class Table(NamedTuple):
 
 
 def stacked(text: str, *below: str) -> Markup:
-    """A cell with smaller lines below; those without text are left out."""
+    """Make a cell with smaller lines below its text; empty lines are left out."""
     small = Markup("<small>{}</small>")
     return escape(text) + Markup().join(small.format(each) for each in below if each)
 
 
 def at_equal_kl(equal: EqualKL) -> Table:
-    """Return at equal KL, a row per family."""
+    """Tabulate return at equal KL, a row per family."""
     levels = [stacked(f"KL = {number(each, 3)}", equal.kl.unit) for each in equal.levels]
     rows = [[name, *map(_estimate, row)] for name, row in equal.families.items()]
     return Table(["family", *levels], rows)
 
 
 def results(lines: Sequence[Line], measures: Sequence[Measure], short: Mapping[int, int]) -> Table:
-    """Scores and KL of every setting: mean and interval, interquartile mean, worst seed.
+    """Tabulate scores and KL of every setting: mean and interval, interquartile mean, worst seed.
 
     ``short``: index of a setting -> how many of its runs ended early.
     """
     chosen = [measure for measure in measures if measure.key in RESULTS]
     head = ["setting", stacked("seeds", "finished"), *map(_head, chosen)]
-    # Of one seed they would say the same again.
+    # With one seed these columns would only repeat its score.
     several = any(len(line.setting.runs) > 1 for line in lines)
     beside = several and bool(chosen) and chosen[0].key == "return"
     if beside:
@@ -82,14 +82,14 @@ def results(lines: Sequence[Line], measures: Sequence[Measure], short: Mapping[i
 
 
 def other_numbers(lines: Sequence[Line], measures: Sequence[Measure]) -> Table:
-    """The measures that are no results: coefficients, trust region, speed."""
+    """Tabulate the measures that are no results: coefficients, trust region, speed."""
     chosen = [measure for measure in measures if measure.key not in RESULTS]
     rows = [[line.setting.name, *(_cell(line, each.key) for each in chosen)] for line in lines]
     return Table(["setting", *map(_head, chosen)], rows)
 
 
 def every_run(lines: Sequence[Line]) -> Table:
-    """Every run: its final return, and its closing evaluations with their standard errors."""
+    """Tabulate every run: final return, and closing evaluations with their standard errors."""
     runs = [run for line in lines for run in line.setting.runs]
     kept = [
         name
@@ -106,7 +106,7 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
     state = _BAD.format(run.status) if run.failed else run.status
     score = "" if math.isnan(value) else number(value, 4)
     row = last_evaluated(run, "eval/return")
-    # The first of them says of both how they were played.
+    # The cell of the first evaluation says for both how the policy was played.
     cells = [with_error(row, name, run.domain) if name in row else "" for name in evaluated]
     if "eval/return" in row:
         sampled = run.domain.evaluation.startswith("sampled")
@@ -117,22 +117,22 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
 
 
 def _head(measure: Measure) -> str:
-    """Title, unit, and reduction over iterations, below each other."""
+    """Make a head of title, unit and reduction over iterations, below each other."""
     return stacked(measure.metric.title, measure.metric.unit, measure.how)
 
 
 def _cell(line: Line, key: str) -> str:
-    """A measure of a setting, with how many seeds have it where not all have."""
+    """Make the cell of a measure; says how many seeds have the measure if not all have."""
     value, runs = line.estimates[key], len(line.setting.runs)
     cell = _estimate(value)
-    # Of returns the first columns tell.
+    # For returns, the first column already says so.
     if value is None or value.seeds == runs or key == "return":
         return cell
     return cell + stacked("", f"{value.seeds} of {runs}")
 
 
 def _estimate(value: Estimate | None) -> str:
-    """The mean, and below it its interval; below five seeds the range, and below it the mean."""
+    """Make a cell of mean above interval; with fewer than five seeds, of range above mean."""
     if value is None:
         return ""
     decimals = places(value.value, value.error)
@@ -146,14 +146,14 @@ def _estimate(value: Estimate | None) -> str:
 
 
 def differences(lines: Sequence[Line], pairs: Sequence[Difference]) -> Table:
-    """Differences of final returns: every pair of a few settings, else each against the best."""
+    """Tabulate differences of final returns: all pairs if few, else each against the best."""
     head = ["A", "B", stacked("A - B", "95 % interval"), stacked("p", "Holm"), "P(A > B)", "seeds"]
     names = [line.setting.name for line in lines]
     return Table(head, [_difference_row(each, names) for each in shown(pairs, lines)])
 
 
 def _difference_row(each: Difference, names: Sequence[str]) -> list[str]:
-    # The better one comes first.
+    # The better setting comes first.
     if each.value < 0:
         each = each.turned()
     decimals = places(each.value, (each.high - each.low) / 4)
@@ -172,12 +172,12 @@ def _difference_row(each: Difference, names: Sequence[str]) -> list[str]:
 
 
 def show_p(p: float) -> str:
-    """As ``.03``, two digits, or ``< .001``."""
+    """Format p with two digits, as ``.03``, or as ``< .001``."""
     return "< .001" if p < 0.001 else f"{p:.2g}".removeprefix("0") if p < 1 else "1"
 
 
 def all_tasks(settings: Iterable[Aggregate]) -> Table:
-    """The settings over all tasks."""
+    """Tabulate the settings over all tasks."""
     rows = []
     for each in settings:
         mean, most = each.mean, max(map(len, each.scores))
@@ -191,7 +191,7 @@ def all_tasks(settings: Iterable[Aggregate]) -> Table:
 
 
 def best_against(others: Iterable[AggregateDifference]) -> Table:
-    """The best setting over all tasks against each other one."""
+    """Compare the best setting over all tasks with each other setting."""
     rows = []
     for each in others:
         of = each.difference
@@ -206,7 +206,7 @@ def _thousandths(low: float | None, high: float | None) -> str:
 
 
 def what_differs(lines: Sequence[Line]) -> Table:
-    """The settings whose values differ; without rows where none does."""
+    """Tabulate the keys whose values differ between settings; no rows if there are none."""
     every = [line.setting.settings for line in lines]
     keys, value = differing(every), Markup('<span class="value">{}</span>')
     rows = [
@@ -217,7 +217,7 @@ def what_differs(lines: Sequence[Line]) -> Table:
 
 
 def other_jobs(jobs: Iterable[LeftOut]) -> Table:
-    """The jobs that did not finish, or are not in the statistics."""
+    """Tabulate the jobs that did not finish, or are not in the statistics."""
     rows = []
     for job in jobs:
         bad = job.state.startswith(("failed", "refused"))
@@ -227,7 +227,7 @@ def other_jobs(jobs: Iterable[LeftOut]) -> Table:
 
 
 def metrics(runs: Iterable[ReadRun]) -> Iterator[tuple[str, Table]]:
-    """The recorded metrics, a table per domain, with the names of its tasks."""
+    """Yield a table of recorded metrics per domain, with the names of its tasks."""
     domains: dict[Domain, list[ReadRun]] = {}
     for run in runs:
         domains.setdefault(run.domain, []).append(run)

@@ -1,4 +1,4 @@
-"""Compare runs in one offline page: ``klrl report PATH... [-o FOLDER]``."""
+"""Writes the offline page that compares runs: ``klrl report PATH... [-o FOLDER]``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def write_report(
     failed: str = "last",
     scale: Scale | None = None,
 ) -> Path:
-    """Write ``report.html``, the CSVs and the pictures; returns the page's path.
+    """Write ``report.html``, the CSVs and the pictures; return the page's path.
 
     Args:
         inventory: the runs and sweeps.
         folder: where to write; made if missing.
         unfinished: whether interrupted and running runs count too.
-        failed: how a failed run counts, of :data:`klrl.report.outcomes.FAILED`.
+        failed: how a failed run counts: one of :data:`klrl.report.outcomes.FAILED`.
         scale: the normalisation of an aggregate over tasks; none by default.
     """
     counted = count_runs(inventory.runs, failed=failed, unfinished=unfinished)
@@ -56,7 +56,7 @@ def write_report(
 
 
 def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[LeftOut]) -> str:
-    """One line on the page's contents."""
+    """Summarise the page's contents in a line."""
     runs = sum(len(setting.runs) for setting in settings)
     left_out = [job for job in jobs if not job.counted]
     parts = [f"{escaped(str(page))}: {count(runs, 'run')} in {count(len(settings), 'setting')}"]
@@ -68,7 +68,7 @@ def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[LeftOut]) -
 
 
 def _stems(names: Iterable[str]) -> dict[str, str]:
-    """The prefix of each task's file names: plain letters and digits, unique."""
+    """Map each task to a unique prefix of its file names, of plain letters and digits."""
     stems: dict[str, str] = {}
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
@@ -78,7 +78,7 @@ def _stems(names: Iterable[str]) -> dict[str, str]:
 
 
 def _task(name: str, counted: Counted, stem: Path) -> TaskSection:
-    """The section of one task; draws its charts."""
+    """Make the section of one task; draw its charts."""
     members = [setting for setting in counted.settings if setting.task == name]
     lines = summary_lines(members, counted.failed)
     keys = [key for key in ("return", "gold", "eval_return") if key in lines[0].values]
@@ -98,7 +98,7 @@ def _task(name: str, counted: Counted, stem: Path) -> TaskSection:
 
 
 def _together(tasks: Sequence[TaskSection], scale: Scale, stem: Path) -> Together:
-    """The section of all tasks; draws its figure."""
+    """Make the section of all tasks; draw its figure."""
     settings = aggregates({task.name: task.lines for task in tasks}, scale)
     best, others = against_best(settings)
     score = " or ".join(dict.fromkeys(task.domain.score for task in tasks))
@@ -146,5 +146,5 @@ def _write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]
 
 
 def _plain(cell: object) -> object:
-    """A text that a spreadsheet would read as a formula gets an apostrophe before it."""
+    """Put an apostrophe before a text that a spreadsheet would read as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in tuple("=+-@\t\r") else cell

@@ -1,10 +1,9 @@
-"""Sweeps: many jobs in one folder; a sweep that stopped can be resumed.
+"""Sweeps: many jobs in one folder; a stopped sweep can be resumed.
 
-``jobs.py`` defines a job and its status,
-``worker.py`` runs one, ``supervisor.py`` starts them and starts them again, on the backends of
-``launchers.py``, ``queue.py`` (SLURM; its commands: ``slurm.py``) and ``cluster.py`` (Ray);
-``search.py`` chooses jobs by their results, ``ledger.py`` prints and records, ``sweep_file.py`` is
-``sweep.json``, ``run.py`` checks and runs the whole sweep and handles signals; ``plan.py``
-predicts the time, from what ``probe.py`` measures. Only ``worker.py`` and ``probe.py`` import
-torch, when they run a job.
+``jobs.py`` defines a job and its status, ``worker.py`` runs a job, ``supervisor.py`` starts and
+restarts jobs, on the backends of ``launchers.py``, ``queue.py`` (SLURM; its commands:
+``slurm.py``) and ``cluster.py`` (Ray). ``search.py`` chooses jobs by results so far, ``ledger.py``
+prints and records, ``sweep_file.py`` reads and writes ``sweep.json``. ``run.py`` checks and runs
+the whole sweep and handles signals. ``plan.py`` predicts the time, from the measurements of
+``probe.py``. Only ``worker.py`` and ``probe.py`` import torch, when they run a job.
 """

@@ -1,7 +1,7 @@
-"""``launcher=ray``: jobs as tasks of a Ray cluster, which may lose machines.
+"""``launcher=ray``: runs jobs as tasks of a Ray cluster, which may lose machines.
 
-Ray could start a lost job again itself: it would do so a fixed number of times, and print a page
-about each. Whether the lost process is dead is for the run folder's owner file to say.
+klrl restarts lost jobs itself: Ray would do so a fixed number of times, and print a page about
+each. The owner file in the run folder shows whether the lost process is dead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from klrl.sweep.jobs import Job, Notice, Outcome
 from klrl.sweep.supervisor import Backend, Event, Lost, supervise, without_outcome
 from klrl.sweep.worker import run_logged
 
-#: Seconds between looks for outcomes, and between counts of the machines.
+#: Seconds between polls for outcomes, and between counts of the machines.
 _POLL, _LOOK = 0.2, 2.0
 
 
@@ -37,7 +37,7 @@ def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
     """Run jobs on a cluster (its address, or ``RAY_ADDRESS``), else on this machine.
 
     Raises:
-        WorkerError: Ray does not start; no machine of the cluster is left for the jobs.
+        WorkerError: Ray does not start, or the cluster has no machine left for the jobs.
     """
     alone = not config.address and "RAY_ADDRESS" not in os.environ
     options = {"num_cpus": config.cpus} if alone else {}
@@ -51,17 +51,17 @@ def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
 
 
 class _Tasks(Backend):
-    """Tasks of a cluster, one per job."""
+    """The backend of a Ray cluster, with one task per job."""
 
     def __init__(self, config: RayLauncherConfig, started: Any, gpus: float) -> None:
         self._config, self._ray, self._gpus = config, started, gpus
         same = {"num_cpus": config.cpus_per_job, "max_retries": 0}
-        # A process keeps the GPU that it began with, whichever Ray gives to its next job.
+        # A process keeps its first GPU, even if Ray assigns a different one to its next job.
         self._tasks = {
             share: started.remote(num_gpus=share, max_calls=int(share > 0), **same)(run_logged)
             for share in (0.0, gpus)
         }
-        self._running: dict[object, Job] = {}  # by the handle of its task
+        self._running: dict[object, Job] = {}  # task handle -> job
         self._notices: list[str] = []
         self._shortage = Shortage(config.cpus_timeout, self._notices.append)
         self._headless = Shortage(min(config.cpus_timeout, HEADLESS), self._notices.append)
@@ -74,7 +74,7 @@ class _Tasks(Backend):
         return ()
 
     def poll(self) -> Iterator[Event | Lost]:
-        if not self._running:  # jobs are held
+        if not self._running:  # all open jobs may still be running elsewhere
             time.sleep(_POLL)
         for handle in wait(self._ray, list(self._running), _POLL) if self._running else ():
             yield self._ended(handle, self._running.pop(handle))
@@ -102,7 +102,7 @@ class _Tasks(Backend):
         return Lost(job) if outcome.status == "interrupted" and by_machine else outcome
 
     def stop(self) -> Iterator[Event]:
-        """Stop the jobs on other machines; a signal reached those of this one.
+        """Stop the jobs on other machines; those on this machine got the signal themselves.
 
         Ray raises SIGINT in their processes, and they end with a checkpoint.
         """
@@ -120,7 +120,7 @@ class _Tasks(Backend):
             self._ray.cancel(handle, force=True)
 
     def _check_machines(self) -> None:
-        """Raise a WorkerError where no machine, or no head, was there for too long."""
+        """Raise a WorkerError if machines or the head have been missing for too long."""
         away = headless(self._ray)
         missing = None if away or not self._running else self._no_room()
         ends = self._headless.lasts(away) or self._shortage.lasts(missing)
@@ -131,7 +131,7 @@ class _Tasks(Backend):
             )
 
     def _no_room(self) -> str | None:
-        """That no living machine can hold a job; None: one can, though others may hold it."""
+        """An error message if no living machine is large enough for a job, else None."""
         cpus = self._config.cpus_per_job
         gpus = self._gpus * any(job.placed for job in self._running.values())
         if room(self._ray, cpus, gpus):

@@ -19,21 +19,21 @@ from klrl.sweep.sweep_file import SweepFile
 
 @dataclass(frozen=True)
 class Job:
-    """All that a process, on this machine or another, needs to run one job."""
+    """All that a process needs to run one job, on this machine or another."""
 
     name: str  # of its folder
     folder: Path  # absolute
     overrides: tuple[str, ...]
     config: JobConfig
     group: str  # the sweep's name, for wandb
-    cwd: Path  # that relative paths among the settings start from
-    host: str  # the machine whose preflight check it has passed
-    note: str = ""  # why its folder has another name; empty where it does not
-    queued: str | None = None  # the id of its copy that is in SLURM's queue already
+    cwd: Path  # base of relative paths in the settings
+    host: str  # the machine on which its preflight checks passed
+    note: str = ""  # why the folder is not called ``name``; else empty
+    queued: str | None = None  # its id in SLURM's queue, if it is there already
 
     @property
     def identity(self) -> Identity:
-        """Equal for two jobs that compute the same thing."""
+        """A key that is equal for two jobs that compute the same thing."""
         return identity(self.config)
 
     @property
@@ -43,7 +43,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """What the job printed, where it ran beside others."""
+        """The file of what the job printed, if it ran in a process of its own."""
         return self.folder / "log.txt"
 
 
@@ -51,15 +51,15 @@ class Job:
 class Outcome:
     """How a job ended.
 
-    Its status: finished, interrupted, failed, refused (before anything was recorded), waiting (not
-    started), or running elsewhere.
+    The status is finished, interrupted, failed, refused (before anything was recorded), waiting
+    (not started), or running elsewhere.
     """
 
     name: str
     status: str
     error: str | None = None  # in one line
     signum: int | None = None  # the signal that interrupted it
-    seconds: float | None = None  # of wall time, where known
+    seconds: float | None = None  # wall time, if known
 
 
 @dataclass(frozen=True)
@@ -71,31 +71,31 @@ class Notice:
 
 @dataclass(frozen=True)
 class Queued:
-    """Jobs were sent into SLURM's queue: name -> id there."""
+    """An event: jobs were submitted to SLURM; name -> id in its queue."""
 
     ids: Mapping[str, str]
 
 
-#: What a job of a sweep may be, as the sweep's head says it.
+#: States of jobs when a sweep starts, in the words that the sweep prints.
 FINISHED, ELSEWHERE, QUEUED, BEGUN, NEW = (
     *("finished before", "running in another process", "in the queue already"),
     *("to resume", "to start"),
 )
-#: Those to run now, in this order.
+#: States of the jobs to run now, in this order.
 OPEN = (QUEUED, BEGUN, NEW)
 
 
 def recorded_identity(run: RunFolder) -> Identity:
-    """The identity of a run that was begun."""
+    """Read the identity of a run that has begun."""
     manifest = run.manifest
     return Identity(str(manifest.get("config_hash")), int(manifest.get("numerics", 0)))
 
 
 def recorded(folder: Path) -> dict[Identity, Path]:
-    """The runs in a sweep's folder, by identity.
+    """Map identity -> folder, for the runs in a sweep's folder.
 
     Raises:
-        ConfigError: a manifest that cannot be read.
+        ConfigError: a manifest cannot be read.
     """
     folders: dict[Identity, Path] = {}
     for path in sorted(folder.glob("*/manifest.json")):
@@ -107,7 +107,7 @@ def recorded(folder: Path) -> dict[Identity, Path]:
 
 
 def by_status(jobs: Iterable[Job]) -> dict[str, list[Job]]:
-    """The jobs by status, from their folders' manifests."""
+    """Group the jobs by state, from their folders' manifests."""
     result: dict[str, list[Job]] = {each: [] for each in (FINISHED, ELSEWHERE, *OPEN)}
     known = {"finished": FINISHED, "running": ELSEWHERE, "": NEW}
     for job in jobs:
@@ -118,17 +118,17 @@ def by_status(jobs: Iterable[Job]) -> dict[str, list[Job]]:
 
 
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
-    """Give each job its folder: the one that holds its identity, or is to, else one of its name.
+    """Give each job its folder: that of its identity if begun or recorded, else one of its name.
 
-    Where another job has that name, the folder's name ends in the hash of its settings.
+    If a different job has that folder, the name ends in the hash of the settings.
 
     Args:
         folder: the sweep's.
-        named: name, overrides and checked settings of each job; a repeated job counts once.
+        named: name, overrides and checked settings of each job; duplicates are dropped.
     """
     known = recorded(folder)
     taken = {path: key for key, path in known.items()}
-    for entry in SweepFile.read(folder).entries:  # jobs that have not begun, and may be in a queue
+    for entry in SweepFile.read(folder).entries:  # includes queued jobs that have not begun
         path = folder / entry.folder
         if path not in taken and entry.key not in known:
             known[entry.key], taken[path] = path, entry.key
@@ -156,7 +156,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
 
 
 def _own_folder(path: Path, key: Identity, taken: Mapping[Path, Identity]) -> tuple[Path, str]:
-    """A folder for a job whose name is another's, and a line that says so."""
+    """Return a folder for a job whose name is taken, and a line that says so."""
     run = RunFolder(path)
     if taken[path].settings == key.settings:
         version = f"klrl {run.manifest.get('klrl')}" if run.exists else "another klrl"
@@ -170,5 +170,5 @@ def _own_folder(path: Path, key: Identity, taken: Mapping[Path, Identity]) -> tu
 
 
 def flat_settings(config: JobConfig) -> dict[str, object]:
-    """Settings by dotted key, with values as in JSON."""
+    """Flatten settings to dotted key -> value as in JSON."""
     return by_dotted_key(json.loads(json.dumps(dataclasses.asdict(config))))

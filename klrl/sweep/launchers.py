@@ -1,9 +1,9 @@
-"""Where the jobs of a sweep run. To add a launcher: a function here, its line in the registry.
+"""Runs a sweep's jobs by the chosen launcher. A new one is a function here and a registry line.
 
-A launcher takes jobs and yields each one's outcome as it ends, and notices meanwhile. The generator
-is closed early when a second signal stops the sweep. One that runs jobs in other processes is a
-backend of ``supervisor.py``: ``launcher=submitit`` in ``queue.py``, ``launcher=ray`` in
-``cluster.py``.
+A launcher takes jobs and yields each job's outcome when it ends, and notices meanwhile. The
+generator is closed early if a second signal stops the sweep. Launchers that run jobs in other
+processes are backends of ``supervisor.py``: also ``launcher=submitit`` in ``queue.py`` and
+``launcher=ray`` in ``cluster.py``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from klrl.sweep.worker import run_for, run_job
 
 
 def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """Run jobs, in this order, with the chosen launcher, in the sweep's folder."""
+    """Run jobs in this order, with the chosen launcher, in the sweep's folder."""
     return factory("launcher", config, SWEEP)(config, jobs, folder)
 
 
 def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """``launcher=local``: one after the other, in this process."""
+    """``launcher=local``: run jobs one after the other, in this process."""
     for number, job in enumerate(jobs, 1):
         yield Notice(f"[{number}/{len(jobs)}] {job.name}")
         yield run_job(job)
 
 
 def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """``launcher=joblib``: on this machine's cores and CUDA devices, by joblib's loky processes."""
+    """``launcher=joblib``: run jobs on this machine's cores and GPUs, in loky processes."""
     devices = cuda_devices() if any(job.placed for job in jobs) else 0
     n_jobs = config.at_once(len(jobs), 0, devices)
     slots = tuple(slot % devices for slot in range(n_jobs if devices else 0))
@@ -45,7 +45,7 @@ def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[
 
 
 class _Pool(Backend):
-    """Processes that run many jobs each. When one dies, loky ends the others, too."""
+    """Processes that run many jobs each. If a process dies, loky ends the others, too."""
 
     def __init__(self, n_jobs: int, locks: Path, slots: Sequence[int]) -> None:
         self._n_jobs, self._locks, self._slots = n_jobs, locks, slots
@@ -63,7 +63,7 @@ class _Pool(Backend):
     def poll(self) -> Iterator[Event | Lost]:
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        if not self._waiting:  # one of the sweep's jobs is held
+        if not self._waiting:  # all open jobs may still be running elsewhere
             time.sleep(0.2)
             return
         if self._outcomes is None:
@@ -86,7 +86,7 @@ class _Pool(Backend):
         from joblib import Parallel, delayed
 
         suspect = next((job for name, job in self._waiting.items() if name in self._suspects), None)
-        # joblib runs n_jobs=1 in this process, which must outlive a suspect.
+        # joblib runs n_jobs=1 in this process, which a suspect must not bring down.
         n_jobs = self._n_jobs if suspect is None else 2
         pool = Parallel(n_jobs=n_jobs, backend="loky", return_as="generator_unordered")
         self._began = time.time()
@@ -98,7 +98,7 @@ class _Pool(Backend):
         return outcomes
 
     def _runs(self, job: Job) -> bool:
-        """Whether a job's log was opened since (in a second of tolerance for the disk's clock)."""
+        """Whether a job's log was opened since the start, up to a second for the disk's clock."""
         return job.log.exists() and job.log.stat().st_mtime > self._began - 1
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a sweep prints and records: ``sweep.json``, a line per job, the closing table."""
+"""Records a sweep in ``sweep.json``; prints a line per job and the closing table."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from klrl.sweep.sweep_file import JobEntry, SweepFile
 
 
 class Ledger:
-    """The jobs of a sweep with their status; ``argv``: its command line, behind ``klrl``."""
+    """The jobs of a sweep and their status; ``argv``: the sweep's arguments after ``klrl``."""
 
     def __init__(self, folder: Path, argv: Sequence[str]) -> None:
         self._folder = folder
-        self.before = SweepFile.read(folder)  # what ``sweep.json`` keeps
+        self.before = SweepFile.read(folder)  # entries that ``sweep.json`` keeps
         self._command = shlex.join(["python", "-m", "klrl", *argv])
         self.jobs: dict[str, Job] = {}
         self._entries: dict[str, JobEntry] = {}
         self._seconds: dict[str, float] = {}
-        #: A line for each job whose folder holds another run than ``sweep.json`` had.
+        #: A line for each job whose folder contains a different run than ``sweep.json`` says.
         self.notes: list[str] = []
 
     def set(self, job: Job, status: str) -> None:
@@ -55,7 +55,7 @@ class Ledger:
         self.write()
 
     def queued(self, ids: Mapping[str, str]) -> None:
-        """Store the ids of jobs in SLURM's queue at once: a sweep started again needs them."""
+        """Store the ids of jobs in SLURM's queue at once: a restarted sweep needs them."""
         for name, queue in ids.items():
             self._store(name, queue=queue)
         self.write()
@@ -72,13 +72,13 @@ class Ledger:
         self.before.write(self._command, list(self._entries.values()))
 
     def table(self) -> str:
-        """One line per job, those that did not finish last."""
+        """Format one line per job; finished jobs come first."""
         domains = [domain_of(job.config) for job in self.jobs.values()]
         # ``frames/samples`` for jobs of both domains.
         axis = "/".join(dict.fromkeys(domain.axis for domain in domains))
         score = "/".join(dict.fromkeys(domain.score for domain in domains))
         heads = ("job", "state", axis, "time", score, METRICS[_KL].short, "")
-        # One job's rows at a time: a sweep may have a thousand jobs.
+        # Read the rows of one job at a time: a sweep may have a thousand jobs.
         rows = sorted(map(self._line, self.jobs.values()), key=lambda row: row[1] != "finished")
         return text_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
 
@@ -91,7 +91,7 @@ class Ledger:
             frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
             score = _shown(final_return(last_recorded(rows)), "eval/return", domain)
             kl = _shown(rows[-1].get(_KL), _KL, domain)
-            # An evaluation before the first iteration has a row of its own, without one.
+            # An evaluation before the first iteration has its own row, without this time.
             timed = sum(row.get("time/iteration", 0.0) for row in rows)
             seconds = timed if seconds is None else seconds
         took = "" if seconds is None else duration(seconds)
@@ -120,7 +120,7 @@ def _shown(value: float | None, name: str, domain: Domain) -> str:
 
 
 def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
-    """The line that is printed when a job ends that ran in a process of its own."""
+    """Format the line that is printed when a job in its own process ends."""
     head = f"[{done}/{total}] {job.name}: {outcome.status}"
     if outcome.error:
         return f"{head}: {outcome.error}"

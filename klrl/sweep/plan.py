@@ -1,4 +1,4 @@
-"""What a command line would run, and for how long: ``klrl plan -m ...``. Nothing is written."""
+"""``klrl plan``: predicts which jobs a command line would run, and how long; writes nothing."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from klrl.train.schedule import fitting, schedule
 
 #: Seconds of iterations for which each kind of job is measured.
 SECONDS = 5.0
-#: A start that takes longer included a compilation, which is cached and not paid again.
+#: A start that takes longer, in seconds, included a compilation; it is cached, so paid only once.
 _COMPILED = 12.0
-#: Share of the evaluations that are the best so far, and write a checkpoint; most of them early.
+#: Share of evaluations that are the best so far, and write a checkpoint (most of these are early).
 _IMPROVED = 0.5
 
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job to run, of whose frames (language: samples) some are done."""
+    """A job to run, with its frames (language: samples), some of which may be done."""
 
     name: str
     config: JobConfig
@@ -46,7 +46,7 @@ class PlannedJob:
 
 
 def print_plan(args: argparse.Namespace) -> None:
-    """Check the jobs, measure each kind, and print the expected time, and memory at its peak.
+    """Check the jobs, measure each kind, and print the expected time and peak memory.
 
     Raises:
         ConfigError: a job is refused.
@@ -71,13 +71,13 @@ def print_plan(args: argparse.Namespace) -> None:
 
 
 def make_plan(args: argparse.Namespace) -> tuple[list[PlannedJob], int, LauncherConfig]:
-    """What a command line would run: the jobs, how many are finished already, and where."""
+    """Return the jobs of a command line, how many are already finished, and the launcher."""
     sweep = split_overrides(args.overrides)
     launcher, search = sweep_settings(sweep.own, args)
     if not args.multirun and (sweep.own or sweep.name):
         raise ConfigError(f"{(sweep.own or ['sweep'])[0]}: only a sweep reads it; add -m")
     if isinstance(search, OptunaConfig):
-        from klrl.sweep.search import space_of  # which imports optuna
+        from klrl.sweep.search import space_of  # imports optuna
 
         space = space_of(sweep.job)
         trial = space.jobs(space.middle)
@@ -97,7 +97,7 @@ def make_plan(args: argparse.Namespace) -> tuple[list[PlannedJob], int, Launcher
 
 
 def measured(jobs: Sequence[PlannedJob], at_once: int) -> dict[str, Cost]:
-    """The cost of each kind of job: that of its longest one, in several copies at a time."""
+    """Measure the cost of each kind of job: of its longest job, several copies at a time."""
     costs = {}
     for job in sorted(jobs, key=lambda job: -job.config.frames):
         kind = kind_of(job.config)
@@ -109,7 +109,7 @@ def measured(jobs: Sequence[PlannedJob], at_once: int) -> dict[str, Cost]:
 
 
 def _probe(job: PlannedJob, copies: int) -> Cost:
-    """Measure a job in several processes at a time; the mean of their costs."""
+    """Measure a job in several processes at a time; return the mean cost."""
     also = f", {copies} at a time" if copies > 1 else ""
     print(f"  measuring {job.name} for {SECONDS:g} s{also} ...", file=sys.stderr, flush=True)
     asked = {"settings": asdict(job.config), "seconds": SECONDS}
@@ -130,7 +130,7 @@ def _probe(job: PlannedJob, copies: int) -> Cost:
 
 
 def table(jobs: Sequence[PlannedJob], costs: Mapping[str, Cost]) -> str:
-    """A line per kind of job."""
+    """Format a line per kind of job."""
     lines = [("kind of job, as in", "jobs", "frames", "frames/s", "each", "memory")]
     for kind, cost in costs.items():
         same = [job for job in jobs if kind_of(job.config) == kind]
@@ -145,9 +145,9 @@ def table(jobs: Sequence[PlannedJob], costs: Mapping[str, Cost]) -> str:
 
 
 def kind_of(config: JobConfig) -> str:
-    """A key that is equal for two jobs which cost the same per iteration.
+    """Return a key that is equal for jobs with the same cost per iteration.
 
-    Seed, frames and real numbers (coefficients, targets, rates) do not change what one costs.
+    Seed, frames and real numbers (coefficients, targets, rates) do not change that cost.
     """
     settings = flat_settings(config)
     kept = {k: v for k, v in settings.items() if not isinstance(v, float)}
@@ -156,14 +156,14 @@ def kind_of(config: JobConfig) -> str:
 
 
 def job_seconds(job: PlannedJob, cost: Cost) -> float:
-    """Seconds of a job in a process that has run a job of its kind before."""
+    """Return the seconds of a job in a process that has run a job of its kind before."""
     config = job.config
     share = 1 - job.done / config.frames
     iterations = config.iterations * share
     planned = schedule(config, cost.longest)
     evaluations = len(planned.iterations) * share
     checkpoints = 1 + iterations / config.checkpoint.every + _IMPROVED * evaluations
-    # The closing evaluation is made twice: of the last policy and of the best.
+    # There are two closing evaluations: of the last policy and of the best.
     closing = fitting(planned.closing, cost.longest) * (2 if planned.iterations else 1)
     episodes = evaluations * fitting(planned.size, cost.longest) + closing
     return (
@@ -177,12 +177,12 @@ def job_seconds(job: PlannedJob, cost: Cost) -> float:
 def sweep_seconds(
     jobs: Sequence[PlannedJob], costs: Mapping[str, Cost], launcher: LauncherConfig, at_once: int
 ) -> float:
-    """Wall time of all jobs in seconds; each goes to the process that is free first."""
-    free = [0.0] * at_once  # when each process is
+    """Return the wall time of all jobs in seconds; each goes to the process that is free first."""
+    free = [0.0] * at_once  # time when each process is free
     for job in jobs:
         cost = costs[kind_of(job.config)]
         at = heapq.heappop(free)
-        # The first job of a process pays its start; with submitit every job has a new one.
+        # The first job of a process pays its start; with submitit every job has a new process.
         start = cost.start if not at or launcher.name == "submitit" else 0.0
         heapq.heappush(free, at + start + job_seconds(job, cost))
     return max(free)

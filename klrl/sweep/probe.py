@@ -1,9 +1,9 @@
-"""Runs a job for some seconds in a process of its own, and measures the cost of its parts.
+"""Runs a job for some seconds in its own process, and measures the cost of its parts.
 
     python -m klrl.sweep.probe < request.json     {"settings": {...}, "seconds": 4, "started": ...}
 
-``started``: when this process was, in seconds since 1970. The last line of stdout is the answer, a
-:class:`Cost` as JSON.
+``started``: when this process was started, in seconds since 1970. The last line of stdout is the
+result, a :class:`Cost` as JSON.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from klrl.train.callbacks import Loop
 
 
-#: Seconds of the first run, which measures only what a process pays once.
+#: Seconds of the first run, which measures only the costs that a process pays once.
 _FIRST_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the parts of a job take, in seconds and bytes."""
+    """The cost of the parts of a job, in seconds and bytes."""
 
-    start: float  # imports, and all else that only the first job of a process pays
+    start: float  # imports and other costs of the first job of a process
     job: float  # build, open and close
     iteration: float  # rollout, update and row
     episode: float  # of an evaluation (language: a response)
@@ -58,10 +58,10 @@ class _Timer(Callback):
         self.evaluations: list[float] = []
         self.episodes = 0.0
         self.checkpoints: list[float] = []
-        self.stamps: list[float] = []  # seconds at the ends of iterations, without the above
+        self.stamps: list[float] = []  # ``now`` at the end of each iteration
 
     def now(self) -> float:
-        """Seconds, those of evaluations and checkpoints left out."""
+        """Return seconds without those of evaluations and checkpoints."""
         return time.perf_counter() - sum(self.evaluations) - sum(self.checkpoints)
 
     def evaluated(self, training: Loop, row: Row, seconds: float) -> None:
@@ -78,9 +78,9 @@ class _Timer(Callback):
 
 
 def probe(settings: dict[str, Any], seconds: float, started: float) -> Cost:
-    """Run a job with these checked settings twice, and stop it as by Ctrl-C, in temporary folders.
+    """Run a job with checked settings twice, in temporary folders; stop it as by Ctrl-C.
 
-    What the first run takes longer than the second one is paid once per process.
+    The extra time of the first run is what a process pays once.
     """
     import torch
 
@@ -118,7 +118,7 @@ def probe(settings: dict[str, Any], seconds: float, started: float) -> Cost:
 
 
 def _peak() -> int:
-    """The peak of memory in bytes; macOS counts in bytes, Linux in KiB."""
+    """Return the peak memory in bytes; macOS counts in bytes, Linux in KiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024)
 

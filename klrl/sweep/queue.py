@@ -1,10 +1,10 @@
-"""``launcher=submitit``: jobs in SLURM's queue, or in submitit's stand-in on this machine.
+"""``launcher=submitit``: runs jobs in SLURM's queue, or in submitit's local processes.
 
-A job that is warned (a time limit, a preemption) writes its checkpoint and queues itself again
-under its id. submitit sends the jobs off; ``squeue`` tells what became of them, since submitit asks
-the accounting, which many clusters lack, and counts time limits. A job brings its outcome back as
-JSON: the sweep's folder may be from elsewhere, so nothing in it is unpickled, except by a job what
-was put for it into a new folder.
+A job that is warned (of a time limit, a preemption) writes its checkpoint and requeues itself under
+its id. submitit only submits the jobs: klrl asks ``squeue`` for their states, since submitit asks
+SLURM's accounting, which many clusters lack, and limits the number of timeouts. A job reports its
+outcome as JSON. The sweep's folder may come from elsewhere, so nothing in it is unpickled, except
+that a job unpickles what this process put into a new folder for it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from klrl.sweep.supervisor import Backend, Event, Lost, done, stuck, supervise, 
 from klrl.sweep.sweep_file import SweepFile
 from klrl.sweep.worker import STOP_FILE, run_logged
 
-#: Where submitit keeps its files, below the sweep's folder.
+#: The folder of submitit's files, below the sweep's folder.
 SUBMISSIONS = ".submitit"
-#: Seconds between looks for outcomes, and between questions to SLURM: it serves many.
+#: Seconds between polls for outcomes, and between queries to SLURM (fewer: it serves many users).
 _POLL, _ASK, _ASK_STOPPING = 0.5, 10.0, 1.0
 
 
@@ -49,7 +49,7 @@ def uses_slurm(config: LauncherConfig) -> bool:
 
 
 def check_queue(config: LauncherConfig) -> None:
-    """Refuse SLURM where its commands are missing."""
+    """Refuse SLURM if its commands are missing."""
     if uses_slurm(config) and not slurm.here():
         raise ConfigError(
             "launcher.cluster=slurm: sbatch, srun and squeue are not all on this machine; start "
@@ -67,7 +67,7 @@ def submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Itera
 
 
 class _StandIn(Backend):
-    """``launcher.cluster=local``: submitit's processes on this machine."""
+    """The backend of ``launcher.cluster=local``: submitit's processes on this machine."""
 
     def __init__(self, config: SubmititConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
@@ -94,20 +94,20 @@ class _StandIn(Backend):
 
 
 class _Slurm(Backend):
-    """The jobs of a sweep in SLURM's queue."""
+    """The backend of SLURM's queue."""
 
     def __init__(self, config: SubmititConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
         self._submissions = submissions(folder)
-        self._waiting: dict[str, Job] = {}  # by id
+        self._waiting: dict[str, Job] = {}  # id -> job
         self._states: dict[str, str] = {}
-        self._gone: set[str] = set()  # that squeue did not know the last time
-        self._left: dict[str, str] = {}  # name -> id of a job that SLURM ended
+        self._gone: set[str] = set()  # ids that squeue did not list the last time
+        self._left: dict[str, str] = {}  # name -> id, of jobs that SLURM ended
         self._asked = time.monotonic()
         self._stopping = self._interrupted = False
 
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Iterator[Event]:
-        """Queue lost jobs again, wait for adopted ones, and send the others off in arrays."""
+        """Requeue lost jobs, wait for adopted jobs, and submit the others in arrays."""
         from submitit.core.utils import FailedJobError
 
         new = []
@@ -121,7 +121,7 @@ class _Slurm(Backend):
                 new.append(job)
         if not new:
             return
-        size = slurm.max_array_size()  # arrays of it share ``array_parallelism``
+        size = slurm.max_array_size()  # such arrays share ``array_parallelism``
         arrays = [new[start : start + size] for start in range(0, len(new), size)]
         together = max(self._config.array_parallelism // max(len(arrays), 1), 1)
         executor = _executor(self._config, self._folder, "slurm", together)
@@ -142,7 +142,7 @@ class _Slurm(Backend):
         time.sleep(_POLL)
         there: dict[str, Path] = {}
         for folder in self._submissions.iterdir():
-            with suppress(OSError):  # a file system of many machines shows what is new when asked
+            with suppress(OSError):  # a listing makes a network file system show new files
                 os.utime(folder)
                 there |= {path.name: folder for path in folder.iterdir()}
         for queue, job in list(self._waiting.items()):
@@ -154,11 +154,11 @@ class _Slurm(Backend):
             yield from self._ask()
 
     def _ask(self) -> Iterator[Event | Lost]:
-        """Ask SLURM for the jobs without an outcome."""
+        """Ask SLURM about the jobs without an outcome."""
         states = slurm.in_queue(self._submissions)
         self._asked = time.monotonic()
         if states is None:
-            return  # its controller is away; the jobs need it as little as the sweep does
+            return  # SLURM's controller does not answer; jobs run on without it
         if self._stopping:
             active = ("RUNNING", "COMPLETING")
             mine = {queue: states[queue] for queue in self._waiting.keys() & states.keys()}
@@ -167,7 +167,7 @@ class _Slurm(Backend):
                 slurm.interrupt([queue for queue, state in mine.items() if state == "RUNNING"])
             self._interrupted = True
         for queue, job in list(self._waiting.items()):
-            if queue not in states and queue in self._gone:  # its outcome may come a little later
+            if queue not in states and queue in self._gone:  # else its file may be late
                 del self._waiting[queue]
                 yield self._without_outcome(queue, job)
             elif states.get(queue) == "PENDING" and self._states.get(queue) == "RUNNING":
@@ -176,7 +176,7 @@ class _Slurm(Backend):
         self._states = states
 
     def _without_outcome(self, queue: str, job: Job) -> Outcome | Lost:
-        """What became of a job that left the queue and was not seen to bring an outcome."""
+        """Decide the outcome of a job that left the queue without a known outcome."""
         files = self._submissions.glob(f"*/{queue}_*")
         folder = next((path.parent for path in files), self._submissions)
         if (outcome := _read_outcome(folder, queue, job)) is not None:
@@ -194,7 +194,7 @@ class _Slurm(Backend):
         return outcome if outcome.status == "finished" else Outcome(job.name, "failed", error)
 
     def stop(self) -> Sequence[Event]:
-        self._stopping, self._asked = True, -math.inf  # what runs is for squeue to say
+        self._stopping, self._asked = True, -math.inf  # ask squeue now which jobs run
         return ()
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ def _outcome_file(queue: str) -> str:
 
 
 def _read_outcome(folder: Path, queue: str, job: Job) -> Outcome | None:
-    """What a job wrote when it ended; None where it did not."""
+    """Read the outcome that a job wrote when it ended; None if there is none."""
     try:
         told = json.loads((folder / _outcome_file(queue)).read_bytes())
         error, seconds = told["error"], told["seconds"]
@@ -226,7 +226,7 @@ def _read_outcome(folder: Path, queue: str, job: Job) -> Outcome | None:
 def _executor(config: SubmititConfig, folder: Path, cluster: str, together: int = 1) -> Any:
     from submitit import AutoExecutor
 
-    # A new folder for each start: what a job unpickles there was put there for it.
+    # A new folder for each start: a job unpickles only what this process put there.
     into = make_folder(submissions(folder)) / uuid4().hex
     into.mkdir(mode=0o700)
     executor = AutoExecutor(folder=into, cluster=cluster)
@@ -237,7 +237,7 @@ def _executor(config: SubmititConfig, folder: Path, cluster: str, together: int 
         "gpus_per_node": config.gpus_per_node,
         "mem_gb": config.mem_gb,
         "slurm_array_parallelism": together,
-        # Queueing a job again must not depend on what a cluster takes for granted.
+        # Set it explicitly: clusters differ in whether jobs may be requeued by default.
         "slurm_additional_parameters": {"requeue": True, **config.slurm},
     }
     if config.partition is not None:
@@ -247,7 +247,7 @@ def _executor(config: SubmititConfig, folder: Path, cluster: str, together: int 
 
 
 def submissions(folder: Path) -> Path:
-    """Below which the batch files of a sweep lie."""
+    """Return the folder that contains a sweep's batch files."""
     return folder.absolute() / SUBMISSIONS
 
 
@@ -257,16 +257,16 @@ def submissions(folder: Path) -> Path:
 def settle(
     folder: Path, jobs: Sequence[Job], before: SweepFile, config: LauncherConfig
 ) -> tuple[Sequence[Job], list[str]]:
-    """Adopt or cancel what an earlier process of the sweep left in SLURM's queue.
+    """Adopt or cancel the jobs that an earlier process of the sweep left in SLURM's queue.
 
     Args:
         folder: the sweep's.
         jobs: of this command.
-        before: ``sweep.json`` as it was.
-        config: the launcher; one that does not use the queue adopts nothing.
+        before: the earlier contents of ``sweep.json``.
+        config: the launcher; if it does not use SLURM, no job is adopted.
 
     Returns:
-        The jobs, those that are in the queue with its id; lines for the user.
+        The jobs, with the ids of those in the queue; and lines for the user.
     """
     if not submissions(folder).is_dir():
         return jobs, []
@@ -313,9 +313,9 @@ def _settled(
 
 
 def run_queued(job: Job) -> None:
-    """Run or resume a job in the process that the queue started, for submitit.
+    """Run or resume a job, in the process that the queue started by submitit.
 
-    Writes its outcome, unless the queue is to start it again.
+    Writes the job's outcome, unless the queue will restart it.
     """
     from submitit import JobEnvironment
 
@@ -350,9 +350,9 @@ def _run(job: Job, folder: Path, queue: str, *, on_slurm: bool) -> Outcome:
 
 
 def _run_warned(job: Job) -> Outcome:
-    """Run a job so that a signal, whenever it comes, ends it in good order.
+    """Run a job so that a signal at any time ends it with a checkpoint.
 
-    submitit would queue it again at once, without a checkpoint.
+    submitit's own handler would requeue the job at once, without a checkpoint.
     """
     for each in (*WARNINGS, signal.SIGCONT):
         signal.signal(each, signal.SIG_DFL)
@@ -362,7 +362,7 @@ def _run_warned(job: Job) -> Outcome:
     except Interrupted as stop:  # before the run began, or after it ended
         finished = without_outcome(job).status == "finished"
         outcome = Outcome(job.name, "finished" if finished else "interrupted", signum=stop.signum)
-    # What a queue sends to all processes of a job that it ends would end scontrol, too.
+    # Ignore the signals that SLURM sends to all processes of a job: they would end scontrol.
     for each in (*WARNINGS, signal.SIGTERM, signal.SIGCONT, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
     return outcome
@@ -373,7 +373,7 @@ def _stopped(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _starts(folder: Path, queue: str) -> list[int]:
-    """From what frames each start of a job went on."""
+    """Return the frames from which each start of a job continued."""
     try:
         return [int(each) for each in json.loads((folder / f"{queue}_starts.json").read_bytes())]
     except (OSError, ValueError, TypeError):

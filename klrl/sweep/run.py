@@ -1,4 +1,4 @@
-"""A sweep from its command line to its closing table."""
+"""Runs a sweep, from its command line to its closing table."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from klrl.sweep.worker import STOP_FILE
 
 
 def run_sweep(args: argparse.Namespace) -> int:
-    """Run every job of a command line that is not finished yet; the exit code, 1 where one failed.
+    """Run every unfinished job of a command line; return the exit code, 1 if a job failed.
 
     Args:
         args: Hydra's flags, and the overrides.
 
     Raises:
         ConfigError: an override or a job is refused; nothing was written.
-        Interrupted: a signal came; the running jobs wrote their checkpoints.
+        Interrupted: by a signal; the running jobs wrote their checkpoints.
     """
     sweep = split_overrides(args.overrides)
     launcher, search = sweep_settings(sweep.own, args)
@@ -72,7 +72,7 @@ def run_sweep(args: argparse.Namespace) -> int:
 def run_grid(
     sweep: SweepOverrides, config: SearchConfig, launcher: LauncherConfig, args: argparse.Namespace
 ) -> int:
-    """``search=grid``: every combination of the values given; the exit code."""
+    """``search=grid``: run every combination of the given values; return the exit code."""
     checked = check_jobs(expand(sweep.job), args)
     check_launcher(launcher, checked)
     with sweep_folder(sweep) as folder:
@@ -85,13 +85,13 @@ def run_grid(
 def named(
     sweep: SweepOverrides, checked: Sequence[Checked]
 ) -> list[tuple[str, list[str], JobConfig]]:
-    """The folder name, overrides and settings of each job."""
+    """Return the folder name, overrides and settings of each job."""
     swept = swept_keys(sweep.job)
     return [(job_name(job.overrides, swept), job.overrides, job.config) for job in checked]
 
 
 def check_launcher(launcher: LauncherConfig, checked: Sequence[Checked]) -> None:
-    """Refuse jobs that collect in more processes, although jobs already share the cores."""
+    """Refuse jobs with several collector processes if jobs already share the cores."""
     if launcher.name in ("joblib", "ray"):
         for _, config in checked:
             if config.collector.name == "ray":
@@ -104,18 +104,18 @@ def check_launcher(launcher: LauncherConfig, checked: Sequence[Checked]) -> None
 def run_jobs(
     folder: Path, jobs: Sequence[Job], launcher: LauncherConfig, ledger: Ledger
 ) -> list[Outcome]:
-    """Run the jobs that are not finished; print and record each outcome as it comes.
+    """Run the unfinished jobs; print and record each outcome as it comes.
 
     Raises:
-        ConfigError: the launcher's queue refuses them, or does not answer.
-        Interrupted: a signal came.
+        ConfigError: the launcher's queue refuses the jobs, or does not answer.
+        Interrupted: by a signal.
         WorkerError: the launcher's cluster cannot be joined, or has no machine left.
     """
     todo = _opened(folder, jobs, launcher, ledger)
     outcomes: list[Outcome] = []
     local = launcher.name == "local"
     passing: AbstractContextManager[list[int]] = nullcontext([])
-    if not local:  # a job in this process sees to its signals itself
+    if not local:  # a job in this process handles signals itself
         passing = passed_on(folder, lambda: todo, uses_slurm(launcher))
     try:
         with passing as signals:
@@ -136,7 +136,7 @@ def run_jobs(
 def _take(
     event: Event, ledger: Ledger, outcomes: list[Outcome], total: int, *, local: bool
 ) -> None:
-    """Record what a launcher reports, and print it."""
+    """Record and print an event of the launcher."""
     if isinstance(event, Notice):
         print(event.line, flush=True)
     elif isinstance(event, Queued):
@@ -160,7 +160,7 @@ def _take(
 def _opened(
     folder: Path, jobs: Sequence[Job], launcher: LauncherConfig, ledger: Ledger
 ) -> list[Job]:
-    """The jobs that are left to run, once all are recorded and the sweep's head is printed."""
+    """Record all jobs and print the sweep's head; return the jobs to run."""
     jobs, notes = settle(folder, jobs, ledger.before, launcher)
     status = by_status(jobs)
     todo = [job for each in OPEN for job in status[each]]
@@ -182,16 +182,16 @@ def _opened(
 
 
 def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
-    """Print the closing table; returns 1 where a job did not finish."""
+    """Print the closing table; return 1 if a job did not finish."""
     refused = [o for o in outcomes if o.status == "refused"]
-    if refused and not any(folder.glob("*/manifest.json")):  # nothing is left of this sweep
+    if refused and not any(folder.glob("*/manifest.json")):  # no job began
         raise ConfigError(str(refused[0].error))
     ledger.print_table()
     return 1 if any(ledger.status(name) != "finished" for name in ledger.jobs) else 0
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
-    """A sweep's flags, then its overrides."""
+    """Return a sweep's flags, then its overrides."""
     given = {"--config-dir": args.config_dir, "--config-name": args.config_name}
     flags = [part for flag, value in given.items() if value for part in (flag, value)]
     return ["-m", *flags, *args.overrides]
@@ -199,7 +199,7 @@ def command_of(args: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
-    """The sweep's folder, locked for this process; removed again if no job began.
+    """While entered, lock the sweep's folder for this process; remove it if no job began.
 
     Raises:
         OwnedElsewhere: another process runs the sweep.
@@ -214,7 +214,7 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
         with _locked(folder.path / ".lock", setting):
             yield folder.path
     except OwnedElsewhere:
-        raise  # the files there are another process's
+        raise  # another process owns the files there
     except (ConfigError, KeyboardInterrupt, Interrupted):
         folder.remove_unstarted()
         raise
@@ -241,12 +241,12 @@ def _locked(path: Path, setting: str) -> Iterator[None]:
 def passed_on(
     folder: Path, jobs: Callable[[], Sequence[Job]], by_queue: bool = False
 ) -> Iterator[list[int]]:
-    """While entered, the first signal asks running jobs to stop; a second one stops at once.
+    """While entered, a first signal asks running jobs to stop; a second stops the sweep at once.
 
     Args:
         folder: the sweep's.
-        jobs: those that may be running.
-        by_queue: they are in a queue, which passes the signal on.
+        jobs: returns the jobs that may be running.
+        by_queue: the jobs are in a queue, which passes the signal on.
 
     Yields:
         The signals received so far.
@@ -257,9 +257,9 @@ def passed_on(
         if any(stops_at_once(signum, before) for before in received):
             raise Interrupted(signum)
         received.append(signum)
-        if len(received) > 1:  # a notice came first; the jobs are stopping
+        if len(received) > 1:  # the first signal printed a notice and stopped the jobs
             return
-        with suppress(OSError):  # as on a full disk; the jobs are to stop all the same
+        with suppress(OSError):  # as on a full disk; stop the jobs all the same
             to_append(folder / STOP_FILE).close()
         pids = [] if by_queue else [pid for job in jobs() if (pid := _pid(job)) is not None]
         which = "the queue's" if by_queue else len(pids)
@@ -272,7 +272,7 @@ def passed_on(
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
-    (folder / STOP_FILE).unlink(missing_ok=True)  # of a sweep that was killed while it stopped
+    (folder / STOP_FILE).unlink(missing_ok=True)  # left by a sweep killed while it stopped
     try:
         with stop_signals(ask):
             yield received
@@ -281,7 +281,7 @@ def passed_on(
 
 
 def _pid(job: Job) -> int | None:
-    """The process of a job that runs on this machine, in another process than this one."""
+    """Return the process id of a job that runs on this machine, outside this process."""
     run = RunFolder(job.folder)
     if not run.exists or run.manifest.get("status") != "running" or not lives_here(run.manifest):
         return None
@@ -290,10 +290,10 @@ def _pid(job: Job) -> int | None:
 
 
 def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
-    """Check every job before the first one runs; the machine once per kind of job.
+    """Check every job before the first runs; check the machine once per kind of job.
 
     Raises:
-        ConfigError: a job cannot run; the first one is named.
+        ConfigError: a job cannot run; names the first such job.
     """
     composer = Composer(args.config_dir, args.config_name)
     checked = [Checked(job, composer.job_config(job)) for job in jobs]
@@ -306,7 +306,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
         seen.add(machine)
     for group in GROUPS:
         of = {getattr(each.config, group).name: each.config for each in checked}
-        for config in of.values() if len(of) > 1 else ():  # of one choice the first job says it
+        for config in of.values() if len(of) > 1 else ():  # the first job checks a sole choice
             factory(group, getattr(config, group), config.domain)
     return checked
 
@@ -314,7 +314,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
 def sweep_settings(
     own: Sequence[str], args: argparse.Namespace
 ) -> tuple[LauncherConfig, SearchConfig]:
-    """The launcher and the search that overrides of their groups choose.
+    """Compose the launcher and the search from the overrides of their groups.
 
     Raises:
         ConfigError: an override is refused, or a package is missing.

@@ -1,7 +1,7 @@
-"""``search=optuna``: chooses the values that a sweep tries next from the results so far.
+"""``search=optuna``: chooses the next values of a sweep by the results so far.
 
-A trial is one choice of the searched values; each of its seeds is a job, and its value is the mean
-over them. The study is stored in the sweep's folder, so that a search resumes.
+A trial is one choice of the searched values, with a job per seed; its value is the mean over seeds.
+The study is stored in the sweep's folder, so that a search can be resumed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STUDY_FILE = "study.journal"
 
 
 def words(values: Mapping[str, object]) -> list[str]:
-    """Values as overrides; a float has four digits, in the job as in its folder's name."""
+    """Format values as overrides; a float gets four digits, in the job and in its folder's name."""
     shown = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
     return [f"{key}={value}" for key, value in shown.items()]
 
@@ -53,11 +53,11 @@ class Space:
 
     @property
     def middle(self) -> dict[str, object]:
-        """Values from the middle, to check the other settings with."""
+        """The middle of each dimension, to check the other settings with."""
         return {key: _middle(of) for key, of in self.dimensions.items()}
 
     def ends(self) -> list[list[str]]:
-        """Jobs at the middle and at every end of the space, to check before the first runs."""
+        """The jobs at the middle and at every end of the space, to check before the first runs."""
         jobs = self.jobs(self.middle)
         for key, of in self.dimensions.items():
             for value in getattr(of, "choices", ()) or (of.low, of.high):
@@ -72,7 +72,7 @@ def _middle(of: BaseDistribution) -> object:
 
 
 def space_of(overrides: Sequence[str]) -> Space:
-    """The space that the overrides of a search's jobs describe."""
+    """Parse the overrides of a search into its space."""
     fixed, seeds, dimensions = [], ["seed=0"], {}
     for override in parse(overrides):
         key = override.get_key_element()
@@ -105,7 +105,7 @@ def _dimension(override: Override) -> BaseDistribution:
 def run_search(
     sweep: SweepOverrides, config: OptunaConfig, launcher: LauncherConfig, args: argparse.Namespace
 ) -> int:
-    """Run trials until there are ``search.trials``; the exit code, 1 where a job failed."""
+    """Run trials until there are ``search.trials``; return the exit code, 1 if a job failed."""
     space = space_of(sweep.job)
     check_launcher(launcher, check_jobs(space.ends(), args))
     with sweep_folder(sweep) as folder:
@@ -124,10 +124,10 @@ def run_search(
 
 
 def _study(path: Path, direction: str) -> optuna.Study:
-    """The study that a file holds, or a new one."""
+    """Load the study of a file, or create it."""
 
     class Held(JournalFileOpenLock):
-        """The sweep's folder is locked by this process; a lock beside the file may be anyone's."""
+        """No lock: this process already holds the lock of the sweep's folder."""
 
         def acquire(self) -> bool:
             return True
@@ -135,9 +135,9 @@ def _study(path: Path, direction: str) -> optuna.Study:
         def release(self) -> None:
             pass
 
-    to_append(path).close()  # Optuna would follow a link
+    to_append(path).close()  # refuses a link, which Optuna would follow
     with warnings.catch_warnings():
-        # Some versions of Optuna call the journal experimental; it is their only file storage.
+        # Optuna may warn that the journal is experimental; it is its only file storage.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         storage = JournalStorage(JournalFileBackend(str(path), Held(str(path))))
     return optuna.create_study(
@@ -149,7 +149,7 @@ class Search:
     """An Optuna study in a sweep's folder.
 
     Raises:
-        ConfigError: the folder holds a study of another space.
+        ConfigError: the folder contains a study of a different space.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Search:
             self._check_same()
         except ConfigError:
             raise
-        except Exception as error:  # whatever Optuna makes of lines that it did not write
+        except Exception as error:  # Optuna may raise anything on a damaged journal
             raise ConfigError(
                 f"{folder / STUDY_FILE}: the study is broken ({in_one_line(error)}); move it away"
             ) from error
@@ -183,19 +183,19 @@ class Search:
         self._study.set_user_attr("space", space)
 
     def next_trials(self) -> Sequence[BaseTrial]:
-        """The trials to run now: those that were running, else new ones; none at the end."""
+        """Return the trials to run now: unfinished ones, else new ones; none at the end."""
         begun, real = [], 0
         for trial in self._study.get_trials(deepcopy=False):
             if trial.params.keys() == self._space.dimensions.keys():
                 real += 1
                 begun += [trial] * (trial.state == TrialState.RUNNING)
-            elif trial.state == TrialState.RUNNING:  # the process ended before it had values
+            elif trial.state == TrialState.RUNNING:  # ended before the trial got its values
                 self._study.tell(trial.number, state=TrialState.FAIL)
         count = min(self._config.at_once, self._config.trials - real)
         return begun or [self._study.ask(self._space.dimensions) for _ in range(count)]
 
     def jobs(self, trial: BaseTrial) -> list[Job]:
-        """The jobs of a trial, one per seed."""
+        """Return the jobs of a trial, one per seed."""
         if trial.distributions != self._space.dimensions:
             raise ConfigError(
                 f"{self._folder / STUDY_FILE}: trial {trial.number} has values that are not "
@@ -207,7 +207,7 @@ class Search:
         return make_jobs(self._folder, named)
 
     def complete(self, trial: BaseTrial, jobs: Sequence[Job], ledger: Ledger) -> str:
-        """Give the study a trial's mean over its seeds, or its failure; returns a line on it."""
+        """Report a trial's mean over seeds, or its failure, to the study; return a line on it."""
         done = [job for job in jobs if ledger.status(job.name) == "finished"]
         rows = [last_recorded(read_rows(job.folder / "metrics.jsonl")) for job in done]
         values = [row.get(self._config.metric) for row in rows]
@@ -221,7 +221,7 @@ class Search:
         return f"{head}: {self._config.metric} {mean:.4g} over {len(finite)} seeds"
 
     def table(self) -> str:
-        """The five best trials."""
+        """Format a table of the five best trials."""
         trials = [t for t in self._study.get_trials(deepcopy=False) if t.value is not None]
         up = self._config.direction == "maximize"
         trials.sort(key=lambda trial: trial.value, reverse=up)

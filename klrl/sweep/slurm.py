@@ -1,4 +1,4 @@
-"""SLURM's commands, and what they tell. Nothing is asked of its accounting, which may be off."""
+"""Calls SLURM's commands and parses their output; does without its accounting, often off."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 
 #: Seconds for one command; a busy controller takes many.
 _TIMEOUT = 60
-#: What sbatch allows where SLURM does not tell: its own default.
+#: Limit on an array if SLURM does not report its own: SLURM's default.
 _MAX_ARRAY = 1001
-#: States of a job that SLURM ended although it could go on.
+#: States of a job that SLURM ended but that could continue.
 CUT_SHORT = frozenset({"TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
 
 
 def here() -> bool:
-    """Whether this machine sends jobs to a SLURM."""
+    """Whether this machine can submit jobs to SLURM."""
     return all(shutil.which(command) for command in ("sbatch", "srun", "squeue"))
 
 
 def in_queue(submissions: Path) -> dict[str, str] | None:
-    """The jobs in the queue whose batch file lies below a folder, by id: ``{"12_3": "RUNNING"}``.
+    """List the queued jobs whose batch file is below a folder: ``{"12_3": "RUNNING"}``.
 
-    None where SLURM does not answer.
+    None if SLURM does not answer.
     """
     user = f"--user={getpass.getuser()}"
-    # The batch file comes last: it may have any character in it.
+    # The batch file comes last, since its name may contain the separator.
     told = _ask("squeue", "--noheader", "--array", user, "--format=%i|%T|%o")
     if told is None:
         return None
@@ -39,25 +39,25 @@ def in_queue(submissions: Path) -> dict[str, str] | None:
 
 
 def _about(job: str) -> dict[str, str]:
-    """What SLURM tells of a job that is in the queue or left it lately; empty where it does not."""
+    """Return SLURM's fields of a job in the queue, or lately there; empty if it is unknown."""
     told = _ask("scontrol", "--oneliner", "show", "job", job) or ""
     return dict(re.findall(r"(?:^|\s)([A-Za-z:]+)=(\S*)", told))
 
 
 def state_of(job: str) -> str | None:
-    """The state of a job, as ``COMPLETED``; None where SLURM has forgotten it."""
+    """Return the state of a job, as ``COMPLETED``; None if SLURM has forgotten it."""
     return _about(job).get("JobState")
 
 
 def max_array_size() -> int:
-    """How many jobs one array may have, at least 1."""
+    """Return how many jobs an array may have, at least 1."""
     told = _ask("scontrol", "show", "config") or ""
     size = re.search(r"^MaxArraySize\s*=\s*(\d+)", told, re.MULTILINE)
     return max(int(size[1]) if size else _MAX_ARRAY, 1)
 
 
 def requeue(job: str) -> str | None:
-    """Put a job back into the queue, where it keeps its id; returns why SLURM refuses, if so."""
+    """Requeue a job under its id; return the reason if SLURM refuses."""
     try:
         _run("scontrol", "requeue", job)
     except (OSError, subprocess.SubprocessError) as error:
@@ -66,22 +66,22 @@ def requeue(job: str) -> str | None:
 
 
 def cancel(jobs: Iterable[str], *flags: str) -> None:
-    """Take jobs out of the queue, those that run too."""
+    """Cancel jobs, running ones too."""
     jobs = list(jobs)
-    for start in range(0, len(jobs), 500):  # a command line has an end
+    for start in range(0, len(jobs), 500):  # the length of a command line is limited
         _ask("scancel", "--quiet", *flags, *jobs[start : start + 500])
 
 
 def interrupt(jobs: Iterable[str]) -> None:
-    """Ask running jobs to stop in good order, as Ctrl-C does."""
+    """Ask running jobs to stop with a checkpoint, as Ctrl-C does."""
     cancel(jobs, "--signal=INT")
 
 
 def why_stopped(job: str, restarts: str) -> str:
-    """Why SLURM told a job to stop, whose process has this SLURM_RESTART_COUNT.
+    """Say why SLURM told a job to stop; ``restarts`` is its SLURM_RESTART_COUNT.
 
-    ``warned``: it is still the job's turn, or its time is over; it may queue itself again.
-    ``requeued``: SLURM did that already. ``cancelled``: by a person.
+    ``warned``: the job still runs, or its time is over, or it is preempted; it may requeue itself.
+    ``requeued``: SLURM has already requeued the job. ``cancelled``: by a person.
     """
     told = _about(job)
     if told.get("JobState") in ("RUNNING", "SUSPENDED", None):
@@ -89,19 +89,19 @@ def why_stopped(job: str, restarts: str) -> str:
     if told.get("Restarts", restarts) != restarts:
         return "requeued"
     over = told.get("Reason") == "TimeLimit" or told["JobState"] in CUT_SHORT
-    # While a job is being ended, its state says no more than that.
+    # While SLURM ends a job, its state does not say why.
     return "warned" if over or told.get("PreemptTime", "None") != "None" else "cancelled"
 
 
 def refusal(error: BaseException) -> str:
-    """What sbatch said, in one line."""
+    """Return the message of sbatch in one line."""
     lines = [line for line in str(error).splitlines() if not line.startswith("Try ")]
     said = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines]
     return "; ".join(dict.fromkeys(filter(None, map(str.strip, said)))) or type(error).__name__
 
 
 def _ask(*command: str) -> str | None:
-    """What a command prints; None where it fails."""
+    """Run a command; return what it prints, None if it fails."""
     try:
         return _run(*command)
     except (OSError, subprocess.SubprocessError):

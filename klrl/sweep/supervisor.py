@@ -1,7 +1,7 @@
-"""Start jobs, poll, start them again while their checkpoints advance: the same for all launchers.
+"""Starts jobs, polls, and restarts them while their checkpoints advance, for any launcher.
 
-A launcher is a :class:`Backend`: it starts processes, says which jobs ended and why, and stops
-them. Whether a job that was stopped goes on, and when, is decided here.
+A launcher is a :class:`Backend`: it starts processes, reports which jobs ended and why, and stops
+them. This module decides whether and when a stopped job continues.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from klrl.runs.owner import read_owner
 from klrl.sweep.jobs import Job, Notice, Outcome, Queued
 from klrl.sweep.worker import STOP_FILE
 
-#: Starts in a row without a checkpoint beyond the last one that end a job.
+#: A job fails after this many starts in a row without a new checkpoint.
 IDLE_STARTS = 3
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A job that ended through no fault of its own, and may go on."""
+    """A job that ended through no fault of its own, and may be restarted."""
 
     job: Job
     why: str = "lost with their processes or machines"
-    #: Frames (samples) that its starts went on from, where they are not all the supervisor's.
+    #: Frames (samples) at each of its starts, if the supervisor did not make all of the starts.
     starts: Sequence[int] | None = None
-    #: Stopped by its time limit: a start that makes no checkpoint will be, too.
+    #: Whether the time limit stopped it: then any start without a checkpoint would end likewise.
     at_limit: bool = False
-    #: Its status if it does not go on.
+    #: Its status if it is not restarted.
     status: str = "failed"
 
 
@@ -45,49 +45,49 @@ class Backend(Protocol):
     """Where jobs run."""
 
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Iterable[Event]:
-        """Start jobs, for the first time or again.
+        """Start or restart jobs.
 
-        ``suspects`` are at their last start unless they reach a checkpoint: where a job that dies
-        ends its neighbours, each of them runs alone.
+        ``suspects`` are at their last start unless they reach a checkpoint. If a dying job of this
+        backend ends its neighbours, each suspect must run alone.
         """
 
     def poll(self) -> Iterable[Event | Lost]:
-        """What happened since the last call; waits a moment.
+        """Report what happened since the last call, after a short wait.
 
         Raises:
             WorkerError: nothing is left to run jobs on.
         """
 
     def stop(self) -> Iterable[Event]:
-        """Ask running jobs to stop with a checkpoint; jobs that wait do not begin."""
+        """Ask running jobs to stop with a checkpoint; do not begin waiting jobs."""
         return ()
 
     def close(self) -> None:
-        """End what is still running."""
+        """End all jobs that are still running."""
 
 
 def supervise(backend: Backend, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """Run jobs, in this order, to their ends.
+    """Run jobs to their ends, in this order.
 
     Raises:
-        WorkerError: nothing is left to run them on.
+        WorkerError: nothing is left to run the jobs on.
     """
     yield from _Supervisor(backend, folder).run(jobs)
 
 
 class _Supervisor:
-    """Which jobs are open, lost or held, and what each start went on from."""
+    """Tracks which jobs are open, lost or held (perhaps running elsewhere), and their starts."""
 
     def __init__(self, backend: Backend, folder: Path) -> None:
         self._backend, self._folder = backend, folder
         self._open: dict[str, Job] = {}
-        self._lost: list[Lost] = []  # to start again now
-        self._held: dict[str, Job] = {}  # to start again once their owner is dead
-        self._announced: set[str] = set()  # of those
-        self._starts: dict[str, list[int]] = defaultdict(list)  # frames that each went on from
+        self._lost: list[Lost] = []  # to restart now
+        self._held: dict[str, Job] = {}  # to restart once the owner of their folder is dead
+        self._announced: set[str] = set()  # names of held jobs that were announced
+        self._starts: dict[str, list[int]] = defaultdict(list)  # frames at each start
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
-        # One that a queue had already is sent off anew if it is ever held.
+        # queued=None: an adopted job that is held later is submitted anew.
         self._open = {job.name: dataclasses.replace(job, queued=None) for job in jobs}
         asked = False
         try:
@@ -127,11 +127,11 @@ class _Supervisor:
                 outcome = event if isinstance(event, Outcome) else self._ended_by(event)
                 if outcome is not None:
                     del self._open[outcome.name]
-                    # A signal that ended one job is not one to the sweep.
+                    # The signal ended this job, but not the sweep.
                     yield dataclasses.replace(outcome, signum=None)
 
     def _ended_by(self, lost: Lost) -> Outcome | None:
-        """What a lost job comes to; None: it goes on."""
+        """Return the outcome of a lost job; None if it will be restarted."""
         if self._stopping:
             return without_outcome(lost.job)
         starts = self._starts[lost.job.name] if lost.starts is None else lost.starts
@@ -142,20 +142,20 @@ class _Supervisor:
         return Outcome(lost.job.name, lost.status, f"{error}; see {lost.job.log.name}")
 
     def _is_owned(self, outcome: Outcome) -> bool:
-        """Whether a job that was lost may still be running, as far as its new machine can tell."""
+        """Whether a restarted job found that its lost process may still be running."""
         again = len(self._starts[outcome.name]) > 1
         return outcome.status == "running elsewhere" and again and not self._stopping
 
     def _hold(self, name: str) -> Iterator[Notice]:
         job = self._held[name] = self._open[name]
-        self._starts[name].pop()  # it was no start
+        self._starts[name].pop()  # that start did not run
         owner = read_owner(job.folder)
         if owner is not None and name not in self._announced:
             self._announced.add(name)
             yield Notice(f"{name}: waits until {owner} is known to be dead")
 
     def _start_again(self) -> Iterator[Event]:
-        """Start lost jobs, and held ones whose owner is dead."""
+        """Restart lost jobs, and held jobs whose owner is dead."""
         lost, self._lost = self._lost, []
         for why in dict.fromkeys(each.why for each in lost):
             names = [f"{e.job.name} (at {done(e.job)})" for e in lost if e.why == why]
@@ -174,7 +174,7 @@ class _Supervisor:
 
 
 def without_outcome(job: Job, error: str | None = None) -> Outcome:
-    """What a job is, by its folder, whose process brought no outcome back."""
+    """Derive the outcome of a job from its folder, if its process returned none."""
     run = RunFolder(job.folder)
     if run.exists and run.status == "finished":
         return Outcome(job.name, "finished")
@@ -182,18 +182,18 @@ def without_outcome(job: Job, error: str | None = None) -> Outcome:
 
 
 def done(job: Job) -> str:
-    """How far a job's last checkpoint is: ``6,400 frames``."""
+    """Format the progress of a job's last checkpoint: ``6,400 frames``."""
     return f"{RunFolder(job.folder).checkpointed:,} {domain_of(job.config).axis}"
 
 
 def in_vain(job: Job, starts: Sequence[int]) -> int:
-    """How many of a job's last starts went on from the checkpoint that is still the last one."""
+    """Count the latest starts of a job that began at the checkpoint that is still the newest."""
     frames = RunFolder(job.folder).checkpointed
     return next((i for i, each in enumerate(reversed(starts)) if each != frames), len(starts))
 
 
 def stuck(job: Job, starts: Sequence[int], at_limit: bool = False) -> str | None:
-    """Why a job that was stopped is not started again; None: it is, as its checkpoints advance."""
+    """Say why a stopped job is not restarted; None if it is, since its checkpoints advance."""
     count = in_vain(job, starts)
     if at_limit and count:
         return (

@@ -1,4 +1,4 @@
-"""``sweep.json``: every command of a sweep's folder, and every job that they made."""
+"""Reads and writes ``sweep.json``: every command of a sweep's folder, and the resulting jobs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class JobEntry:
     overrides: list[str]
     identity: str  # the hash over its settings
     numerics: int = 0
-    status: str = "waiting"  # the last one that a process which ran the sweep knew
+    status: str = "waiting"  # the latest that the sweep's process knew
     error: str | None = None
-    queue: str | None = None  # its last id in SLURM's queue
+    queue: str | None = None  # its latest id in SLURM's queue
     run: str | None = None  # the id of its run, once it has begun
 
     @property
     def key(self) -> Identity:
-        """Its identity."""
+        """The job's identity."""
         return Identity(self.identity, self.numerics)
 
 
@@ -42,12 +42,12 @@ class SweepFile:
     """The contents of a folder's ``sweep.json``."""
 
     folder: Path
-    commands: list[str] = field(default_factory=list)  # each once, the last one last
+    commands: list[str] = field(default_factory=list)  # without repetitions, the latest last
     entries: list[JobEntry] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> SweepFile:
-        """The file of a sweep's folder; empty where there is none."""
+        """Read the file of a sweep's folder; empty if there is none."""
         path = folder / SWEEP_FILE
         if not path.exists():
             return cls(folder)
@@ -64,11 +64,11 @@ class SweepFile:
 
     @property
     def jobs(self) -> list[tuple[RunFolder, JobEntry]]:
-        """Each entry with the run folder of its job, which may have no run yet."""
+        """Return each entry with the run folder of its job, which may have no run yet."""
         return [(RunFolder(self.folder / each.folder), each) for each in self.entries]
 
     def write(self, command: str, entries: Sequence[JobEntry]) -> None:
-        """Replace the file in one step; each entry takes the place of that of its folder."""
+        """Replace the file in one step; new entries replace old entries of the same folder."""
         now = {each.folder for each in entries}
         kept = [each for each in self.entries if each.folder not in now]
         contents = {

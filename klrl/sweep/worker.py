@@ -1,4 +1,4 @@
-"""Runs one job in the process that a launcher chose. It never raises: it returns an outcome."""
+"""Runs one job in the process that a launcher chose; never raises, but returns an outcome."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from klrl.runs.one_run import forget_start
 from klrl.runs.owner import OwnedElsewhere
 from klrl.sweep.jobs import Job, Outcome, recorded_identity
 
-#: While it is in the sweep's folder, waiting jobs do not begin.
+#: While this file is in the sweep's folder, waiting jobs do not begin.
 STOP_FILE = ".stop"
-#: Seconds between looks for the sweep's process.
+#: Seconds between checks that the sweep's process is alive.
 _LOOK = 0.5
 
 
 def run_job(job: Job) -> Outcome:
-    """Run a job to its end; one that has a checkpoint resumes."""
+    """Run a job to its end, or resume it if it has a checkpoint."""
     started = time.monotonic()
     outcome = _outcome(job)
-    gc.collect()  # its networks and optimizer are in cycles; the next job may need their memory
+    gc.collect()  # reference cycles keep its networks; the next job may need the memory
     return dataclasses.replace(outcome, seconds=time.monotonic() - started)
 
 
 def run_logged(job: Job) -> Outcome:
-    """Run a job beside others: it prints to ``log.txt``, and waits if the sweep was stopped."""
+    """Run a job in parallel to others, printing to ``log.txt``; wait if the sweep was stopped."""
     if (job.folder.parent / STOP_FILE).exists():
         return Outcome(job.name, "waiting")
     own_process_group()
@@ -56,7 +56,7 @@ def run_logged(job: Job) -> Outcome:
 
 @cache
 def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
-    """Compute on the CUDA device of a free slot: a file, locked as long as this process lives."""
+    """Take a free slot, a file locked while this process lives, and compute on its CUDA device."""
     import torch
 
     for number, device in enumerate(slots):
@@ -67,11 +67,11 @@ def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
             break
         except BlockingIOError:
             file.close()
-    return file  # closed where all are taken: a suspect beside this process is on the first device
+    return file  # closed if all are taken (next to a suspect); then it is the default device
 
 
 def run_for(sweep: int, job: Job, locks: Path, slots: Sequence[int]) -> Outcome:
-    """Run a job in a child of the sweep's process, and end with it: with a checkpoint."""
+    """Run a job in a child of the sweep's process; if the sweep dies, stop with a checkpoint."""
 
     def alone() -> bool:
         return sweep not in (os.getpid(), os.getppid())
@@ -91,7 +91,7 @@ def run_for(sweep: int, job: Job, locks: Path, slots: Sequence[int]) -> Outcome:
     finally:
         ended.set()
         if alone():
-            os._exit(1)  # nobody takes the outcome, and the next job is not to begin
+            os._exit(1)  # nobody takes the outcome; do not begin the next job
 
 
 def _outcome(job: Job) -> Outcome:
@@ -102,23 +102,23 @@ def _outcome(job: Job) -> Outcome:
         return Outcome(job.name, "running elsewhere")
     except ConfigError as error:
         if job.folder.is_dir() and set(job.folder.iterdir()) == {job.log}:
-            shutil.rmtree(job.folder, ignore_errors=True)  # it holds what was printed, and no run
+            shutil.rmtree(job.folder, ignore_errors=True)  # it contains a log, but no run
         return Outcome(job.name, "refused", str(error))
     except (Interrupted, KeyboardInterrupt) as stop:
         signum = stop.signum if isinstance(stop, Interrupted) else signal.SIGINT
-        run = RunFolder(job.folder)  # it may have been closing its files
+        run = RunFolder(job.folder)  # the run may have been closing its files
         if not (run.exists and run.status == "finished"):
             return Outcome(job.name, "interrupted", signum=signum)
     except (*FAILURES, OSError) as error:
         return Outcome(job.name, "failed", in_one_line(error, limit=None))
-    except Exception as error:  # a library's, or a bug of klrl's: fixing it takes the traceback
+    except Exception as error:  # a library's error or a bug of klrl: needs the traceback
         traceback.print_exc()
         return Outcome(job.name, "failed", in_one_line(error))
     return Outcome(job.name, "finished", signum=signum)
 
 
 def _run(job: Job) -> int | None:
-    """Run or resume a job; a signal that came when nothing was left to stop."""
+    """Run or resume a job; return a signal that came when nothing was left to stop, else None."""
     import_for_good("klrl.train.loop", domain_of(job.config).module)
     from klrl.train.loop import start
 
@@ -143,8 +143,8 @@ def _run(job: Job) -> int | None:
 
 
 def own_process_group() -> None:
-    """Keep a terminal's Ctrl-C from this process: the sweep receives it and passes it on once."""
-    if os.getpgrp() != os.getpid():  # a second signal would stop the run without its checkpoint
+    """Shield this process from a terminal's Ctrl-C, which the sweep receives and passes on once."""
+    if os.getpgrp() != os.getpid():  # a second signal would stop the run without a checkpoint
         os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it
 
@@ -155,7 +155,7 @@ def _printing_to(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = [os.dup(fd) for fd in (1, 2)]
     with to_append(path) as file:
-        os.utime(file.fileno())  # its time says that the job began, before there is a word in it
+        os.utime(file.fileno())  # its time says that the job began, even if it is empty
         _flush()
         for fd in (1, 2):
             os.dup2(file.fileno(), fd)

@@ -1,7 +1,7 @@
-"""The batch of a language rollout: one TensorDict [B], B = prompts x G, rows of a prompt together.
+"""The batch of a language rollout: a TensorDict [B], B = prompts x G, a prompt's G rows adjacent.
 
-P is the longest prompt, R the longest response of the batch. All masks are by position: whether a
-token is real depends on where it is, never on its id, so that pad == eos loses nothing.
+P is the length of the longest prompt, R that of the longest response. All masks are by position:
+whether a token is real depends on its place, never on its id, so that pad == eos loses nothing.
 
 | key | shape | what |
 |---|---|---|
@@ -9,9 +9,9 @@ token is real depends on where it is, never on its id, so that pad == eos loses 
 | ("tokens", "response") | [B, R] | right-padded, EOS included |
 | ("tokens", "full") | [B, P+R] | both |
 | ("masks", "all_attention_mask") | [B, P+R] | bool: real tokens |
-| ("masks", "all_assistant_mask") | [B, P+R] | bool: tokens that the policy produced here, EOS too |
+| ("masks", "all_assistant_mask") | [B, P+R] | bool: tokens of the policy's response, EOS too |
 | ("log_probs", "full") | [B, P+R] | log pi_old, nats, at the sampling temperature; 0 elsewhere |
-| ("next", "ref_log_probs", "full") | [B, P+R] | log pi_ref, the same; written once per rollout |
+| ("next", "ref_log_probs", "full") | [B, P+R] | log pi_ref likewise; written once per rollout |
 | ("next", "reward_raw") | [B, 1, 1] | the score of the whole response |
 | ("next", "reward") | [B, R, 1] | the score on the last token, minus coef * KL where charged |
 | advantage | [B, R, 1] | written once per rollout |
@@ -36,7 +36,7 @@ REWARD = ("next", "reward")
 
 @dataclass(frozen=True)
 class Responses:
-    """A sampler's responses to N prompts, G each; B = N x G, rows of a prompt together.
+    """A sampler's G responses to each of N prompts; B = N x G, the rows of a prompt adjacent.
 
     Attributes:
         tokens: [B, R] int64, right-padded, EOS included.
@@ -57,7 +57,7 @@ class Responses:
 def make_batch(
     prompt: Tensor, prompt_mask: Tensor, responses: Responses, group_size: int
 ) -> TensorDict:
-    """The batch of a rollout, without scores.
+    """Make the batch of a rollout, without scores.
 
     Args:
         prompt: N prompts [N, P] int64, left-padded.
@@ -69,7 +69,7 @@ def make_batch(
         A checked batch [B].
 
     Raises:
-        ValueError: shapes or masks that do not fit the layout.
+        ValueError: shapes or masks do not fit the layout.
     """
     prompt = prompt.repeat_interleave(group_size, 0)
     prompt_mask = prompt_mask.bool().repeat_interleave(group_size, 0)
@@ -98,12 +98,12 @@ def response_mask(batch: TensorDictBase) -> Tensor:
 
 
 def on_response(batch: TensorDictBase, key: tuple[str, ...]) -> Tensor:
-    """The response's part [B, R] of an entry [B, P+R]."""
+    """Return the response part [B, R] of an entry [B, P+R]."""
     return batch[key][:, prompt_length(batch) :]
 
 
 def on_full(batch: TensorDictBase, value: Tensor) -> Tensor:
-    """A number per response token [B, R] as [B, P+R], 0 on the prompt."""
+    """Extend a number per response token [B, R] to [B, P+R], with 0 on the prompt."""
     return torch.nn.functional.pad(value, (prompt_length(batch), 0))
 
 
@@ -113,15 +113,15 @@ def set_scores(batch: TensorDictBase, scores: Tensor) -> None:
 
 
 def take_prompts(batch: TensorDictBase, prompts: Tensor, group_size: int) -> TensorDictBase:
-    """The rows of some prompts, all G of each: a minibatch.
+    """Select all G rows of some prompts: a minibatch.
 
     Args:
         batch: [N x G].
-        prompts: which, [n] int64.
+        prompts: their indices, [n] int64.
         group_size: G.
 
     Returns:
-        [n x G], a copy, still P and R wide.
+        A copy [n x G]; P and R stay as they are.
     """
     rows = prompts[:, None] * group_size + torch.arange(group_size, device=prompts.device)
     return batch[rows.reshape(-1)]
@@ -131,7 +131,7 @@ def check_batch(batch: TensorDictBase) -> None:
     """Refuse a batch that breaks the layout.
 
     Raises:
-        ValueError: with the entry, the first wrong row and what is wrong with it.
+        ValueError: names the entry, the first wrong row and its fault.
     """
     tokens, size = batch["tokens"], batch.batch_size[0]
     width = prompt_length(batch) + tokens["response"].shape[1]
@@ -162,5 +162,5 @@ def check_batch(batch: TensorDictBase) -> None:
 
 
 def _falls(mask: Tensor) -> Tensor:
-    """[B]: whether a row goes from True to False somewhere."""
+    """Whether a row changes from True to False somewhere, [B]."""
     return (mask[:, :-1] & ~mask[:, 1:]).any(1)

@@ -1,4 +1,4 @@
-"""Prompts from files and folders, by split: JSON lines as they are, the rest by ``datasets``.
+"""Reads prompts of a split from files and folders: JSON lines by klrl, the rest by ``datasets``.
 
 Nothing is downloaded: ``env.data`` is a path on this machine.
 """
@@ -22,11 +22,11 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded
 from klrl.language.data.prompts import CONTENT, Fields, Prompt, parse_row, read_jsonl
 
-#: Data files in a folder.
+#: Suffixes of data files.
 _SUFFIXES = (".jsonl", ".json", ".parquet")
-#: What ``datasets`` writes beside the data of ``save_to_disk``.
+#: Files that mark a folder of ``Dataset.save_to_disk``.
 _SAVED = ("dataset_dict.json", "state.json")
-#: Files that describe data, among those of them.
+#: Files with a data file's suffix that only describe data.
 _DESCRIBING = {*_SAVED, "dataset_info.json", "dataset_infos.json"}
 
 
@@ -39,17 +39,17 @@ def read_prompts(
 ) -> list[Prompt]:
     """Read the prompts of a data set.
 
-    A row has ``prompt`` (a text, or a conversation) or ``messages`` (a conversation), and fields of
-    the user's own, see :func:`klrl.language.data.prompts.read_jsonl`.
+    A row has ``prompt`` (a text or a conversation) or ``messages`` (a conversation), and any other
+    fields of the user, see :func:`klrl.language.data.prompts.read_jsonl`.
 
     Args:
-        path: a file of JSON lines, of a JSON list (``.json``), or parquet; a folder of such files;
-            or one of ``Dataset.save_to_disk``.
-        setting: that names it, for messages.
-        split: of a folder whose files (or data sets) are called by splits, see :func:`_called`;
-            others are read whole.
-        asked_by: the setting that asks for this split; data without splits are then refused. None
-            where the split is only the default.
+        path: a file of JSON lines, a JSON list (``.json``) or parquet; a folder of such files;
+            or a folder of ``Dataset.save_to_disk``.
+        setting: the setting that gives ``path``, for messages.
+        split: which files (or data sets) of a folder to read, if they are named by split, see
+            :meth:`_Split._called`; otherwise all are read.
+        asked_by: the setting that requests this split; data without splits are then refused. None
+            if the split is only the default.
     """
     folder, where = expanded(path), f"{setting}={path}"
     chosen = _Split(split, where, asked_by)
@@ -73,14 +73,14 @@ def read_prompts(
 
 
 def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], list[Prompt]]:
-    """Split off prompts for evaluation, at random but the same for every seed.
+    """Split off prompts for evaluation, at random but equally for every seed.
 
     Args:
         prompts: at least two.
-        share: of them, between 0 and 1; at least one goes, and one stays.
+        share: the share to split off, between 0 and 1; each part gets at least one prompt.
 
     Returns:
-        Those to train on, and those held out, both in their order.
+        The training prompts and the held-out prompts, both in their original order.
     """
     if len(prompts) < 2:
         raise ConfigError(
@@ -93,10 +93,10 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
 
 
 def rows_digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of the rows of some data, in their order; how a file writes them does not count."""
+    """SHA-256 of the rows of some data, in order; independent of the file format."""
     sha = hashlib.sha256()
     for prompt in prompts:
-        # repr: of what parquet has and JSON has not, as dates and bytes.
+        # repr for types that parquet has and JSON lacks, such as dates and bytes.
         sha.update(json.dumps(prompt.row, sort_keys=True, default=repr).encode() + b"\n")
     return sha.hexdigest()
 
@@ -116,7 +116,7 @@ def _read_file(path: str | Path, setting: str) -> list[Prompt]:
 
 
 def _is_list(file: Path) -> bool:
-    """Whether a ``.json`` is one JSON list; others are JSON lines."""
+    """Whether a ``.json`` file is a JSON list; otherwise it is JSON lines."""
     if file.suffix != ".json":
         return False
     with file.open("rb") as content:
@@ -132,7 +132,7 @@ def _prompts(rows: Sequence[Fields], where: str) -> list[Prompt]:
 
 
 def _without_gaps(row: Fields) -> Fields:
-    """A row as it was before a table filled in null for what it lacks."""
+    """Remove nulls that a table filled in: for ``prompt``, ``messages`` and fields of a turn."""
     filled = {k: v for k, v in row.items() if not (k in CONTENT and v is None)}
     for name in CONTENT:
         if isinstance(filled.get(name), list):
@@ -143,7 +143,7 @@ def _without_gaps(row: Fields) -> Fields:
     return filled
 
 
-#: Names of splits, as words of a file's name.
+#: Words of a file's name that name a split.
 _SPLITS = frozenset(
     [
         *("train", "training", "test", "testing", "validation", "valid", "val", "dev"),
@@ -157,7 +157,7 @@ _NO_WORD = re.compile(r"[-._ \d]+")
 
 @dataclass(frozen=True)
 class _Split:
-    """A split of some data; arguments as of :func:`read_prompts`, ``where`` names the data."""
+    """A split of some data; arguments as in :func:`read_prompts`, ``where`` names the data."""
 
     name: str
     where: str
@@ -165,11 +165,11 @@ class _Split:
 
     @property
     def setting(self) -> str:
-        """As a message names it."""
+        """The setting that requests the split, for messages."""
         return f"{self.asked_by or 'env.split'}={self.name}"
 
     def check(self, there: Collection[str]) -> None:
-        """Refuse the split where it is not among these; no splits at all only if asked for."""
+        """Refuse the split if not among these; if there are none, only if it was requested."""
         if there and self.name not in there:
             names = ", ".join(sorted(there))
             raise ConfigError(
@@ -182,7 +182,7 @@ class _Split:
             )
 
     def of(self, files: Sequence[Path], folder: Path) -> list[Path]:
-        """The files of the split; all, where none is called by one."""
+        """Return the files of the split; all files if none is named by a split."""
         called = {file: self._called(file.relative_to(folder)) for file in files}
         named = {file: each for file, each in called.items() if each is not None}
         self.check({split for split, _ in named.values()})
@@ -197,11 +197,11 @@ class _Split:
         return list(chosen or files)
 
     def _called(self, file: Path) -> tuple[str, str] | None:
-        """The split of a file by its name or its folders', and the part of the data that it is of.
+        """Derive the split of a file, and its data set, from its name or its folders' names.
 
-        ``train_sft-00000-of-00002``: the name before the number, if a word of it is a split's. Else
-        that word: ``train.jsonl``, ``gsm8k_train.jsonl``, ``train-0.jsonl``. Else a folder, as in
-        ``train/a.jsonl``. None where these name no split.
+        In ``train_sft-00000-of-00002``: the name before the number, if one of its words names a
+        split. Else that word: ``train.jsonl``, ``gsm8k_train.jsonl``, ``train-0.jsonl``. Else a
+        folder, as in ``train/a.jsonl``. None if none of these names a split.
         """
         shard = _SHARD.fullmatch(file.stem)
         whole = shard[1] if shard else file.stem
@@ -224,7 +224,7 @@ class _Split:
 
 
 def _table(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
-    """The rows of what ``read(datasets)`` gives; neither bars nor logs break a run's lines."""
+    """Return the rows that ``read(datasets)`` returns; suppress its progress bars and logs."""
     if find_spec("datasets") is None:
         raise ConfigError(
             f"{where}: the package datasets is not installed; pip install 'klrl[data]', or give "
@@ -242,7 +242,7 @@ def _table(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
         rows: Sequence[Fields] = read(datasets).to_list()
     except ConfigError:
         raise
-    except Exception as error:  # pyarrow's and datasets' own, which share no base
+    except Exception as error:  # pyarrow's and datasets' have no common base
         raise ConfigError(
             f"{where}: cannot be read ({first_line(error)}); write it anew with datasets"
         ) from error

@@ -16,9 +16,9 @@ from klrl.language.data.prompts import Content, Fields, Prompt
 
 SYSTEM = "You answer in one short sentence."
 REQUEST = "Describe the {topic} in one short sentence of at most {words} words."
-#: Most words of an answer; each prompt asks for one of them.
+#: Limits on the words of an answer; each prompt states one of these.
 MOST_WORDS = (8, 10, 12)
-#: A shorter answer is no sentence.
+#: An answer of fewer words does not count as a sentence.
 LEAST_WORDS = 4
 TOPICS = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split()
 #: One in this many topics belongs to the evaluation split.
@@ -33,7 +33,7 @@ class Instructions:
     """Instruction number i; the settings and i alone determine it.
 
     Args:
-        seed: another seed gives another order.
+        seed: fixes the order.
         split: "train" or "eval". No topic is in both, whatever the seeds.
     """
 
@@ -52,7 +52,7 @@ class Instructions:
 
 
 def topics(split: str) -> list[str]:
-    """The topics of a split, by their checksums."""
+    """Return the topics of a split, which their checksums decide."""
     return [t for t in TOPICS if (zlib.crc32(t.encode()) % EVAL_SHARE > 0) == (split == "train")]
 
 
@@ -75,10 +75,10 @@ def followed_share(
 
 
 def parts(response: str, row: Fields) -> tuple[bool, bool, bool]:
-    """(One sentence, at most so many words, about the topic).
+    """Check the parts: (one sentence, at most that many words, about the topic).
 
-    A sentence begins with a capital, has four words or more and one mark that ends it, at its end:
-    what was cut off is none.
+    A sentence begins with a capital, has four words or more, and has one closing mark, at its end;
+    a truncated response is therefore no sentence.
 
     Args:
         response: text without its EOS.

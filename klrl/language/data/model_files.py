@@ -1,4 +1,4 @@
-"""The files of a model: a folder of ``save_pretrained`` or a hub id; read, or refused in a line.
+"""Reads the files of a model, from a folder of ``save_pretrained`` or a hub id, or refuses them.
 
 No downloaded code is executed: weights are safetensors, pickles and Python files are not even
 fetched, and ``trust_remote_code`` is off. Dropout is switched off, see :func:`silence_dropout`.
@@ -29,15 +29,15 @@ from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.files import expanded, read_plain
 from klrl.language.data.prompts import kind_of
 
-#: Files that are fetched of a hub repository: no pickle, no Python.
+#: Files that are fetched from a hub repository: no pickle, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-#: The same weights again, in other layouts.
+#: Copies of the weights in other formats.
 UNWANTED_FILES = ("consolidated*", "original/*", "onnx/*")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def find_model(model: str | Path) -> Path:
-    """The folder of a model, downloaded first for a hub id.
+    """Return the folder of a model; download a hub id first.
 
     Raises:
         ConfigError: no such folder and no such hub id, or the hub cannot be reached.
@@ -76,7 +76,7 @@ def check_weights(folder: Path, setting: str) -> None:
 
 
 def read_config(folder: Path, setting: str) -> PretrainedConfig:
-    """The model's config, without dropout."""
+    """Read the model's config and switch dropout off."""
     file = folder / "config.json"
     if not file.is_file():
         if (folder / "adapter_config.json").is_file():
@@ -94,7 +94,7 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
         )
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # its checks share no base
+    except Exception as error:  # transformers' checks raise errors without a common base
         raise ConfigError(
             f"{setting}: config.json is no config of a {kind} ({in_one_line(error)}); save it "
             "anew, upgrade transformers, or choose another model"
@@ -106,12 +106,12 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
         )
     silence_dropout(config)
     if getattr(config, "rescale_every", 0):
-        config.rescale_every = 0  # RWKV would divide its weights in place, again after a resume
+        config.rescale_every = 0  # else RWKV divides its weights in place, again at a resume
     return config
 
 
 def read_json(file: Path, setting: str) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read the object in a JSON file; refuse a file without an object."""
     try:
         content = json.loads(read_plain(file))
     except (OSError, ValueError, RecursionError) as error:
@@ -128,9 +128,9 @@ def read_json(file: Path, setting: str) -> dict[str, Any]:
 def silence_dropout(config: PretrainedConfig) -> None:
     """Set every dropout rate to 0, so that training mode and evaluation mode are one function.
 
-    With dropout the updated policy would not be the one that sampled: a ratio other than 1 and a
-    KL(old||new) above 0 before the first update. So would it be with the jitter of routers, which
-    is noise of the training mode; PhiMoE's ``router_jitter_noise`` is a threshold of both modes.
+    With dropout, the policy in training mode would differ from the one that sampled: before the
+    first update, the ratio would not be 1 and KL(old||new) not 0. Router jitter, noise of the
+    training mode, has the same effect; but PhiMoE's ``router_jitter_noise`` is a threshold of both.
     """
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
@@ -149,7 +149,7 @@ def read_weights(
     setting: str,
     lacking: str,
 ) -> PreTrainedModel:
-    """The model; every weight must come from the files. ``lacking`` says why some may not."""
+    """Load the model; refuse one whose files lack a weight, for the reason ``lacking``."""
     try:
         with no_progress_bar():
             loaded: Any = kind.from_pretrained(
@@ -161,7 +161,7 @@ def read_weights(
                 local_files_only=True,
                 output_loading_info=True,
             )
-    except Exception as error:  # a config can name anything: an activation, a way to rotate
+    except Exception as error:  # a config can name an unknown activation or RoPE type
         raise ConfigError(
             f"{setting}: its weights cannot be read ({in_one_line(error)}); fix its config.json, "
             "or fetch or save it anew"
@@ -169,7 +169,7 @@ def read_weights(
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
-        # transformers would initialise them at random and go on.
+        # transformers would initialise missing weights at random and go on.
         raise ConfigError(
             f"{setting}: {len(missing)} weights are not in its files ({missing[0]}, ...); {lacking}"
         )
@@ -178,7 +178,7 @@ def read_weights(
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """Disable transformers' progress bars of loading and saving: they would break a run's lines."""
+    """Disable transformers' progress bars of loading and saving, which would break klrl's lines."""
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

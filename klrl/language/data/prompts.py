@@ -1,4 +1,4 @@
-"""Draws, renders and pads prompts.
+"""Reads, draws, renders and pads prompts.
 
 JSONL file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> tokens.
 """
@@ -24,15 +24,15 @@ from torch.nn.utils.rnn import pad_sequence
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded
 
-#: A tokenizer of ``transformers``; importing its class costs seconds.
+#: A tokenizer of ``transformers``; Any, since importing its class takes seconds.
 Tokenizer: TypeAlias = Any
 #: One turn of a conversation: {"role": ..., "content": ...}.
 Message: TypeAlias = Mapping[str, str]
-#: What a prompt says: plain text, or a conversation.
+#: The content of a prompt: plain text or a conversation.
 Content: TypeAlias = str | Sequence[Message]
-#: All fields of a line of data.
+#: All fields of a row of data.
 Fields: TypeAlias = Mapping[str, Any]
-#: A chat template without arguments.
+#: No arguments for the chat template.
 NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
 
@@ -42,7 +42,7 @@ class Prompt:
 
     Args:
         content: plain text, or a conversation whose last turn is not the assistant's.
-        row: all fields of its line; a reward function gets them.
+        row: all fields of its row of data; a reward function gets them.
         origin: its source, for messages.
     """
 
@@ -57,7 +57,7 @@ class PromptBatch:
 
     Args:
         ids: [N, P] int64.
-        mask: [N, P] bool, True at real tokens; by position, so that a pad may equal EOS.
+        mask: [N, P] bool, True at real tokens; by position, so that the pad id may equal EOS.
         prompts: the N prompts.
     """
 
@@ -72,10 +72,9 @@ class PromptBatch:
 def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     """Read one prompt per line.
 
-    A line is an object with ``prompt`` (a text) or ``messages`` (a conversation of
-    {"role", "content"}, one turn or many, the last one not the assistant's); ``prompt`` may be a
-    conversation too. Other fields are the user's own and reach the reward function. Blank lines are
-    skipped.
+    A line is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
+    A conversation has one {"role", "content"} or several; the last is not the assistant's. All
+    other fields are passed to the reward function. Blank lines are skipped.
     """
     file = expanded(path)
     try:
@@ -100,20 +99,20 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
 def _parse(line: bytes, origin: str) -> Prompt:
     try:
         row = json.loads(line.decode())
-        # Half of a surrogate pair is no text, and no tokenizer takes it.
+        # Half of a surrogate pair is no text: no tokenizer accepts it.
         json.dumps(row, ensure_ascii=False).encode()
-    # ValueError also for a number of thousands of digits.
+    # A number of thousands of digits raises a ValueError, too.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
     return parse_row(row, origin)
 
 
-#: The fields of a row of which one is the prompt.
+#: The fields of a row that may hold the prompt.
 CONTENT = ("prompt", "messages")
 
 
 def parse_row(row: object, origin: str) -> Prompt:
-    """The prompt of a row of a data set."""
+    """Make the prompt of a data set's row; refuse a row without one."""
     if not isinstance(row, dict):
         raise ConfigError(f"{origin}: {kind_of(row)}; write an object with prompt or messages")
     fields = [name for name in CONTENT if name in row]
@@ -129,7 +128,7 @@ def parse_row(row: object, origin: str) -> Prompt:
 
 
 def _check_messages(messages: object, origin: str, name: str) -> None:
-    """Refuse what is no conversation, or one that ends with the assistant's turn."""
+    """Refuse a value that is no conversation, or that ends with the assistant's turn."""
     if not isinstance(messages, list) or not messages:
         raise ConfigError(f"{origin}: {name} is {kind_of(messages)}; give a list of turns")
     for turn, message in enumerate(messages, 1):
@@ -147,7 +146,7 @@ def _check_messages(messages: object, origin: str, name: str) -> None:
 
 
 def kind_of(value: object) -> str:
-    """The JSON type of a value, for messages."""
+    """Name the JSON type of a value, for messages."""
     if isinstance(value, list | dict) and not value:
         return "empty"
     names = {str: "a text", list: "a list", dict: "an object", bool: "a boolean"}
@@ -163,10 +162,10 @@ def encode(
     limit: int | None = None,
     template: Mapping[str, object] = NO_ARGUMENTS,
 ) -> list[int]:
-    """The token ids of a prompt: a conversation through the chat template, ready for an answer.
+    """Return a prompt's token ids; the chat template renders a conversation, ready for an answer.
 
-    A plain text gets the special tokens that the tokenizer puts around texts, except a closing EOS,
-    which no response could follow.
+    A plain text gets the special tokens that the tokenizer puts around texts, but no closing EOS,
+    since no response could follow an EOS.
 
     Args:
         prompt: plain, or a conversation.
@@ -197,7 +196,7 @@ def encode(
 
 
 def names_read(template: str) -> set[str]:
-    """The arguments that a chat template reads."""
+    """Return the names of the arguments that a chat template reads."""
     unmarked = _MARKS.sub("", template)
     try:
         return find_undeclared_variables(_JINJA.parse(unmarked))
@@ -205,7 +204,7 @@ def names_read(template: str) -> set[str]:
         raise ConfigError(f"the chat template cannot be parsed ({first_line(error)})") from error
 
 
-#: As ``transformers`` parses chat templates, without its mark of what the assistant says.
+#: Parses chat templates like ``transformers``, but without its ``{% generation %}`` tag.
 _JINJA = Environment(extensions=["jinja2.ext.loopcontrols"])
 _MARKS = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
 
@@ -217,14 +216,14 @@ def render(
     refused: str,
     **how: bool,
 ) -> dict[str, list[int]]:
-    """A conversation through the chat template: its ``input_ids``, and what else is asked for.
+    """Apply the chat template to a conversation; return ``input_ids`` and what ``how`` requests.
 
     Args:
         tokenizer: with a chat template.
         turns: the conversation.
         template: arguments of the chat template.
-        refused: what to say where the template refuses it; ``{}`` is the reason.
-        how: of ``apply_chat_template``, as ``add_generation_prompt=True``.
+        refused: the error message if the template refuses the conversation; ``{}`` is the reason.
+        how: options of ``apply_chat_template``, as ``add_generation_prompt=True``.
     """
     own = {"tokenize": True, "return_dict": True, **how}
     try:
@@ -237,7 +236,7 @@ def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     """Stack N rows of ids, padded on the left.
 
     Returns:
-        ids [N, P] int64 and mask [N, P] bool, P the longest row.
+        ids [N, P] int64 and mask [N, P] bool; P is the length of the longest row.
     """
     stack = partial(pad_sequence, batch_first=True, padding_side="left")
     ids = stack([torch.tensor(row, dtype=torch.int64) for row in rows], padding_value=pad)
@@ -248,7 +247,7 @@ def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 
 class ShuffledEpochs:
-    """Prompt number i of endless epochs over a data set, each epoch in a new order.
+    """Maps i to the i-th prompt of endless epochs over a data set, each epoch in a new order.
 
     Args:
         prompts: the data set.
@@ -260,7 +259,7 @@ class ShuffledEpochs:
         self._epoch, self._order = -1, np.arange(0)
 
     def __call__(self, index: int) -> Prompt:
-        """The prompt of this number; numbers may come in any order."""
+        """Return the prompt with this number; numbers may come in any order."""
         epoch, position = divmod(index, len(self._prompts))
         if epoch != self._epoch:
             rng = np.random.default_rng((self._seed, epoch))
@@ -269,15 +268,15 @@ class ShuffledEpochs:
 
 
 class PromptStream:
-    """Batches of encoded prompts. Its state is one counter, and what its prompts are.
+    """Serves batches of encoded prompts. Its state is a counter and the digests of the data.
 
     Args:
-        prompt_at: prompt number i: :class:`ShuffledEpochs` or a generator like ``SortDigits``.
+        prompt_at: i -> prompt: :class:`ShuffledEpochs` or a generator like ``SortDigits``.
         tokenizer: of the policy, with a pad token.
         limit: most tokens of a prompt; None for no limit.
         template: arguments of the chat template.
-        rows: "setting=value" that names data -> digest of its rows, so that no run goes on with
-            others: one row more orders all prompts anew.
+        rows: "setting=value" that names data -> digest of its rows. A resume with different rows
+            is refused, since one more row would reorder all prompts.
     """
 
     def __init__(
@@ -293,7 +292,7 @@ class PromptStream:
         self.served = 0
 
     def take(self, count: int) -> PromptBatch:
-        """The next ``count`` prompts."""
+        """Return the next ``count`` prompts, encoded."""
         prompts = [self._prompt_at(self.served + i) for i in range(count)]
         how = (self._tokenizer, self._limit, self._template)
         rows = [encode(prompt, *how) for prompt in prompts]
@@ -301,11 +300,11 @@ class PromptStream:
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
 
     def state_dict(self) -> dict[str, object]:
-        """The counter, and the digests of the rows, if there are any."""
+        """Return the counter, and the digests of the rows, if there are any."""
         return {"served": self.served, **({"rows": dict(self._rows)} if self._rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the prompts that were served."""
+        """Continue after the prompts that were served; refuse a state of different rows."""
         stored = state.get("rows", {})
         for named, digest in self._rows.items():
             if stored.get(named, digest) != digest:

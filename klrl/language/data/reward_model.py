@@ -1,6 +1,6 @@
 """``env.reward=model:FOLDER``: a sequence classifier with one label as reward.
 
-Its logit is the reward. No code of the folder's is run, and only safetensors are read.
+Its logit is the reward. No code from the folder is run, and weights are safetensors only.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from klrl.base.files import expanded
 from klrl.language.data.model_files import check_weights, read_weights
 from klrl.language.data.prompts import Content, Fields, Tokenizer
 
-#: Texts that are scored at a time; those of similar lengths together.
+#: Texts that are scored at a time, sorted by length.
 AT_A_TIME = 32
 
 
 class RewardModel:
-    """A reward function of (prompts, responses, rows): the logit of each text.
+    """A reward function of (prompts, responses, rows) that returns the logit of each text.
 
-    The text of a plain prompt is prompt + response; that of a conversation is rendered by the
-    classifier's own chat template, with the response as the assistant's turn.
+    The text of a plain prompt is prompt + response. The classifier's own chat template renders a
+    conversation, with the response as the assistant's turn.
 
     Args:
         folder: written by ``save_pretrained``, with the classifier's tokenizer.
@@ -49,7 +49,7 @@ class RewardModel:
         try:
             self._config = AutoConfig.from_pretrained(folder, **how)
             self._tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, **how)
-        except Exception as error:  # what a broken file raises has no common base
+        except Exception as error:  # a broken file's errors have no common base
             raise ConfigError(
                 f"{setting}: cannot be read ({in_one_line(error)}); give a folder with a sequence "
                 "classifier and its tokenizer, both of save_pretrained"
@@ -66,10 +66,10 @@ class RewardModel:
         """Read the weights.
 
         Args:
-            chat: whether it will score conversations.
+            chat: whether the model will score conversations.
 
         Raises:
-            ConfigError: they cannot be read, or some are missing; or its tokenizer has no chat
+            ConfigError: weights cannot be read or are missing; or the tokenizer has no chat
                 template and needs one.
         """
         if chat and not self._tokenizer.chat_template:
@@ -97,7 +97,7 @@ class RewardModel:
         rows: Sequence[Fields],
         device: torch.device | None = None,
     ) -> Tensor:
-        """The logits [B] of B texts, on the CPU.
+        """Compute the logits of B texts; return them on the CPU, [B].
 
         Args:
             prompts: texts or conversations.
@@ -106,7 +106,7 @@ class RewardModel:
             device: where to compute.
 
         Raises:
-            ValueError: a text is longer than the classifier takes, or has no token.
+            ValueError: a text is longer than the classifier's context, or has no token.
         """
         self.prepare()
         self._model.to(device or "cpu")
@@ -132,11 +132,11 @@ class RewardModel:
         return ids
 
     def _logits(self, texts: Sequence[list[int]]) -> Tensor:
-        """The logits [n] of n texts, right-padded."""
+        """Compute the logits [n] of n texts, padded on the right."""
         config = self._model.config.get_text_config()
         author = config.pad_token_id
-        # Classifiers on causal models take the last token whose id is not the pad's. Where the
-        # author set none, that is the last token of all: so the pad is an id that no text has.
+        # A classifier on a causal model reads the last token whose id is not the pad id; without
+        # a pad id, the last token of the row. So pad with an id that no text has.
         used = set().union(*texts)
         pad = next(i for i in count() if i not in used) if author is None else author
         rows = [torch.tensor(text) for text in texts]

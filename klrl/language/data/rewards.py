@@ -1,18 +1,18 @@
-"""Reward functions: looked up by name, called on a batch, and checked.
+"""Looks up reward functions by name, calls them on a batch, and checks their scores.
 
 A reward function takes B prompts, B responses and B rows, and returns B numbers::
 
     def reward(prompts, responses, rows):
         return [float(row["answer"] in text) for text, row in zip(responses, rows)]
 
-- prompts: as the data has them, texts or lists of {"role", "content"};
+- prompts: as in the data, texts or lists of {"role", "content"};
 - responses: texts, without the EOS that ended them;
 - rows: all fields of the data file's lines, or a task's own fields.
 
-All of them are copies, which it may change.
+All three are copies, which the function may change.
 
-Beside these three it may have parameters called as in :data:`EXTRAS`, and gets them by name; one
-with ``**kwargs`` gets all. The built-in ``exact`` and ``proxy`` are such functions, and so is a
+It may have more parameters, named as in :data:`EXTRAS`, which it gets by name; a function with
+``**kwargs`` gets all of them. The built-in ``exact`` and ``proxy`` are such functions, and so is a
 :class:`~klrl.language.data.reward_model.RewardModel`. Any failure of a reward function becomes a
 :class:`~klrl.base.errors.RewardError` of one line that names the sample.
 """
@@ -37,15 +37,15 @@ from klrl.config.own.parts import is_reward_model
 from klrl.language.data import instructions, sort_digits
 from klrl.language.data.prompts import Prompt, Tokenizer
 
-#: (prompts, responses, rows, and what it asks for by name) -> scores, B of each.
+#: (prompts, responses, rows, and requested extras by name) -> scores, B of each.
 RewardFunction: TypeAlias = Callable[..., object]
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the sampler knows of B responses beside their texts.
+    """The sampler's data on B responses, in addition to their texts.
 
-    ``truncated``: cut off at ``collector.max_new_tokens``; ids are without padding, with the EOS.
+    ``truncated``: cut off at ``collector.max_new_tokens``. Ids include the EOS, but no padding.
     """
 
     truncated: Sequence[bool]
@@ -55,16 +55,16 @@ class Drawn:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each response, the EOS included."""
+        """The number of tokens of each response, the EOS included."""
         return [len(ids) for ids in self.response_ids]
 
     def __getitem__(self, index: int) -> Drawn:
-        """Of one response alone."""
+        """Return the data of one response."""
         one = slice(index, index + 1)
         return Drawn(self.truncated[one], self.prompt_ids[one], self.response_ids[one], self.device)
 
 
-#: What a reward function may ask for: attributes of :class:`Drawn`.
+#: Extra parameters that a reward function may have: attributes of :class:`Drawn`.
 EXTRAS = ("truncated", "lengths", "prompt_ids", "response_ids", "device")
 BUILT_IN: Mapping[str, RewardFunction] = {
     "exact": sort_digits.exact,
@@ -76,18 +76,18 @@ BUILT_IN: Mapping[str, RewardFunction] = {
 
 #: The largest reward.
 LARGEST = torch.finfo(torch.float32).max
-#: Failures of a user's function. Ctrl-C is none of them; a call of exit is one.
+#: Exceptions that count as a failure of the user's function: also a call of exit, but not Ctrl-C.
 FAILURES = (Exception, SystemExit)
 
 
 def find_reward(name: str) -> RewardFunction:
-    """``env.reward``: a built-in, ``package.module:NAME``, ``FILE.py:NAME``, ``model:FOLDER``.
+    """Find ``env.reward``: a built-in, ``package.module:NAME``, ``FILE.py:NAME``, ``model:FOLDER``.
 
     Modules are searched for on Python's path, then in the current folder.
 
     Raises:
-        ConfigError: no such module or function, an import that fails, or other arguments; a folder
-            that holds no sequence classifier with one label.
+        ConfigError: no such module or function, an import that fails, or wrong parameters; a folder
+            without a sequence classifier with one label.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -117,7 +117,7 @@ def find_reward(name: str) -> RewardFunction:
 
 
 def asked_for(function: RewardFunction) -> tuple[str, ...]:
-    """Which of :data:`EXTRAS` a reward function asks for, by the names of its parameters."""
+    """Return the :data:`EXTRAS` that a reward function requests by the names of its parameters."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:
@@ -131,13 +131,13 @@ def asked_for(function: RewardFunction) -> tuple[str, ...]:
 
 
 class Reward:
-    """A reward function with a name, a time limit and checks of what it returns.
+    """A reward function with a name, a time limit and checks of its scores.
 
-    With a time limit the function runs in its own thread while the caller waits: a hang in C code
-    can be abandoned, and Ctrl-C keeps working. An alarm signal would allow neither, works only on
-    the main thread, and is used by some verifiers themselves. Such verifiers need the main thread:
+    With a time limit, the function runs in its own thread while the caller waits: a hang in C code
+    can be abandoned, and Ctrl-C keeps working. An alarm signal would allow neither, and works only
+    on the main thread. Some verifiers use alarm signals themselves, so they need the main thread:
     ``timeout=None`` calls the function in the caller's thread, without a limit. A function that
-    hangs cannot be ended; its thread dies with the process.
+    hangs cannot be stopped; its thread ends with the process.
 
     Args:
         name: ``env.reward``.
@@ -156,10 +156,10 @@ class Reward:
         """Load a reward model's weights, before anything is written.
 
         Args:
-            chat: whether it will score conversations.
+            chat: whether the function will score conversations.
 
         Raises:
-            ConfigError: they cannot be read, or it cannot score what it will have to.
+            ConfigError: the weights cannot be read, or the model cannot score such prompts.
         """
         prepare = getattr(self._function, "prepare", None)
         if prepare is not None:
@@ -173,7 +173,7 @@ class Reward:
         Args:
             prompts: B prompts, one per response.
             responses: B texts.
-            drawn: what else the function may ask for.
+            drawn: the extras that the function may request.
 
         Returns:
             [B] float32 on the CPU, all finite.
@@ -187,7 +187,7 @@ class Reward:
     def _call(
         self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None
     ) -> object:
-        # Copies: what a function changes in them would be the data of the next iteration.
+        # Copies, so that a function's changes do not reach the data of later iterations.
         contents = [deepcopy(prompt.content) for prompt in prompts]
         rows = [deepcopy(prompt.row) for prompt in prompts]
         asked = () if drawn is None else self._asked
@@ -203,7 +203,7 @@ class Reward:
         drawn: Drawn | None,
         error: BaseException,
     ) -> str:
-        """One line about a batch that failed; names the first sample that fails alone, if any."""
+        """Describe a failed batch in a line; name the first sample that also fails alone."""
         failed = f"env.reward={self._name}: {self._describe(error)} on {len(responses)} samples"
         end = time.monotonic() + (self._timeout or 10.0)
         for i in range(len(responses)):
@@ -223,11 +223,11 @@ class Reward:
             return f"took more than {self._timeout:g} s"
         try:
             text = in_one_line(error)
-        except FAILURES:  # its __str__ is the user's too
+        except FAILURES:  # __str__ may be the user's code too
             text = type(error).__name__
         hint = ""
         if self._timeout is not None and "main thread" in text:
-            # The error of a function that sets signals.
+            # The error of a function that sets a signal handler outside the main thread.
             hint = "; without a time limit it is called on the main thread"
         return f"raised {text}{hint}"
 
@@ -265,7 +265,7 @@ class Reward:
 
 
 def _values(returned: object) -> list[object] | None:
-    """What a function returned, as a list; None if it is none."""
+    """Convert a function's return value to a list; None if that is impossible."""
     if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
         return None
     try:
@@ -275,13 +275,13 @@ def _values(returned: object) -> list[object] | None:
 
 
 def _number(value: Any) -> float:
-    """A score; a ValueError says what it is instead, where it is none that float32 holds."""
+    """Convert a score to float; raise a ValueError if float32 cannot hold it."""
     try:
         shown = f"{value!r:.40}"
     except FAILURES:  # also an int of thousands of digits
         shown = f"a value of type {type(value).__name__}"
     try:
-        # float() would read "0.5" too.
+        # float() would parse the text "0.5" too.
         score = None if isinstance(value, str | bytes | bytearray) else float(value)
     except OverflowError:
         raise ValueError(f"{shown}, too large for float32") from None
@@ -301,7 +301,7 @@ def response_texts(
 ) -> list[str]:
     """Decode responses for a reward function.
 
-    Special tokens inside stay in the text, so that a policy cannot hide them from the reward.
+    Special tokens within a response stay in its text, so that the reward sees them.
 
     Args:
         tokenizer: of the policy.

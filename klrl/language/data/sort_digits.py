@@ -1,7 +1,7 @@
 """A generated, verifiable task: the user gives digits, the assistant sorts them.
 
-The model that answers them is part of klrl: a Llama of 334,176 weights, whose tokenizer has one
-token per digit and ChatML's marks. ``benchmarks/sort_digits_base.py`` trained it.
+The base model is part of klrl: a Llama of 334,176 weights, whose tokenizer has one token per
+digit and ChatML's marks. ``benchmarks/sort_digits_base.py`` trained it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from klrl.language.data.prompts import Content, Fields, Prompt
 #: The base model, as ``save_pretrained`` wrote it.
 BASE_MODEL = Path(__file__).with_name("sort_digits_base")
 DIGITS = "0123456789"
-#: Digits in each worked example. Its two turns are 10 + 2 * 5 = 20 tokens.
+#: Digits in each worked example, whose two turns are 10 + 2 * 5 = 20 tokens.
 SHOT_DIGITS = 5
 #: One in this many digit strings belongs to the evaluation split.
 EVAL_SHARE = 8
@@ -33,7 +33,7 @@ class SortDigits:
         shortest: fewest digits.
         longest: most digits; their number is uniform between the two.
         shots: worked examples before the question, as earlier turns; 4 make 94-token prompts.
-        seed: another seed gives other problems.
+        seed: fixes the problems.
         split: "train" or "eval". No digit string is in both, whatever the seeds.
     """
 
@@ -67,7 +67,7 @@ def _draw(rng: random.Random, count: int, split: str) -> str:
 
 
 def split_of(digits: str) -> str:
-    """The split of a digit string, by its checksum."""
+    """Return the split of a digit string, which its checksum decides."""
     return "train" if zlib.crc32(digits.encode()) % EVAL_SHARE else "eval"
 
 
@@ -91,8 +91,8 @@ def proxy(
 ) -> list[float]:
     """A flawed score: the share of the row's ``digits`` in the sorted start of the response.
 
-    Superfluous digits cost nothing, so it can be hacked: a policy that writes some digits twice,
-    "00112235789", covers more questions than one that answers its own, and its proxy rises while
+    Superfluous digits cost nothing, so the score can be hacked: the response "00112235789", with
+    some digits twice, fits many questions. A policy that learns it raises its proxy score while
     its gold score falls. A correct answer has proxy 1.
     """
     scores = []

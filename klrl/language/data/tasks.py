@@ -1,4 +1,4 @@
-"""The task of a language run: from the ``env`` group to its prompts and rewards."""
+"""Makes the task of a language run from the ``env`` group: its prompts and rewards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WeightedRewards:
     Args:
         names: of the functions.
         weights: ``env.reward_weights``; None for 1 each.
-        timeout: seconds that a call of one may take; None for no limit.
+        timeout: seconds that a call of one function may take; None for no limit.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class WeightedRewards:
         self._weights = [1.0] * len(names) if weights is None else list(weights)
 
     def prepare(self, chat: bool = False) -> None:
-        """What :meth:`Reward.prepare` does, for each."""
+        """Call :meth:`Reward.prepare` of each function."""
         for reward in self._rewards.values():
             reward.prepare(chat)
 
     def parts(
         self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
     ) -> dict[str, Tensor]:
-        """Each function's scores [B] by its label, unweighted; arguments as of :class:`Reward`."""
+        """Return label -> scores [B] of each function, unweighted; called as :class:`Reward`."""
         return {label: reward(prompts, responses, drawn) for label, reward in self._rewards.items()}
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The scores [B]: the weighted sum of :meth:`parts`."""
+        """Return the scores [B]: the weighted sum of :meth:`parts`."""
         weighted = zip(self._weights, parts.values(), strict=True)
         scores = torch.stack([weight * part for weight, part in weighted]).sum(0)
         if not scores.isfinite().all():
@@ -78,12 +78,12 @@ class WeightedRewards:
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
     ) -> Tensor:
-        """The scores [B]; arguments and errors as of :meth:`parts`."""
+        """Return the scores [B]; arguments and errors as of :meth:`parts`."""
         return self.total(self.parts(prompts, responses, drawn))
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Short names: a function's, a folder's; with its module where two are the same."""
+    """Return short names: a function's or a folder's; with its module if two are equal."""
     short = [Path(name.partition(":")[2] or name).name for name in names]
     count = Counter(short)
     return [
@@ -100,12 +100,12 @@ class Task:
         train: prompt number i of training.
         evaluate: prompt number i of the evaluation split.
         reward: what the policy learns from.
-        gold: the intended score, if ``reward`` is another function; measured, never learned from.
+        gold: the intended score, if ``reward`` is a different one; measured, never learned from.
         checked: prompts rendered before anything runs: a file's, or one of the greatest length.
-        evaluations: number of prompts to evaluate on; None for endless.
+        evaluations: number of evaluation prompts; None if they are endless.
         template: arguments of the chat template.
-        read: "setting=value" that names data -> its prompts, as read.
-        notes: lines to open a run with.
+        read: "setting=value" that names data -> the prompts read from it.
+        notes: lines to print when a run begins.
     """
 
     train: Callable[[int], Prompt]
@@ -119,20 +119,20 @@ class Task:
     notes: Sequence[str] = ()
 
     def stream(self, tokenizer: Tokenizer, limit: int | None, split: str = "train") -> PromptStream:
-        """Encoded prompts of a split, from its start."""
+        """Return the stream of a split's encoded prompts, from its start."""
         prompt_at = self.train if split == "train" else self.evaluate
         return PromptStream(prompt_at, tokenizer, limit, self.template, self._digests)
 
     def few(
         self, tokenizer: Tokenizer, limit: int | None, count: int, split: str = "train"
     ) -> PromptBatch:
-        """Encoded prompts that a model is tried with: the shortest, the longest, some of a split.
+        """Encode prompts to test a model with: the shortest, the longest, and some of a split.
 
         Args:
             tokenizer: of the policy.
             limit: most tokens of a prompt; None for no limit.
-            count: prompts, 2 at least.
-            split: of the others.
+            count: number of prompts, at least 2.
+            split: of the prompts that are neither shortest nor longest.
         """
         prompt_at = self.train if split == "train" else self.evaluate
         by_length = sorted(self.checked, key=lambda prompt: len(str(prompt.content)))
@@ -167,7 +167,7 @@ class Task:
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:
-    """The task of the chosen ``env``; ``seed`` fixes the order of its prompts."""
+    """Make the task of the chosen ``env``; ``seed`` fixes the order of its prompts."""
     return factory("env", config, LANGUAGE)(config, seed)
 
 
@@ -180,7 +180,7 @@ def sort_digits(config: SortDigitsConfig, seed: int) -> Task:
     problems = (config.shortest, config.longest, config.shots)
     return Task(
         train=SortDigits(*problems, seed=derived_seed(seed, "prompts")),
-        # The same problems for every run.
+        # seed=0: the same problems for every run.
         evaluate=SortDigits(*problems, seed=0, split="eval"),
         reward=_reward(config),
         gold=None if config.rewards == ["exact"] else Reward("exact", None),
@@ -224,7 +224,7 @@ def text(config: TextConfig, seed: int) -> Task:
 def _splits(
     config: TextConfig, prompts: Sequence[Prompt]
 ) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
-    """The prompts of training, those of evaluation, and a line where the settings name no two."""
+    """Return training prompts, evaluation prompts, and notes if the settings do not name both."""
     path, split = config.eval_data, config.eval_split
     if path is not None or split is not None:
         where = (config.data, "env.data") if path is None else (path, "env.eval_data")

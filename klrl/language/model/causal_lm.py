@@ -1,4 +1,4 @@
-"""Access to a causal LM of ``transformers``: backbone, head, position ids, mode, precision."""
+"""Gives access to a causal LM's backbone, head, position ids, mode and precision."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from klrl.kl.reference import evaluating
 
 #: Hidden states [..., D] -> logits [..., V].
 Head: TypeAlias = Callable[[Tensor], Tensor]
-#: Attribute of a model whose arithmetic has another dtype than its weights: float32's, bfloat16.
+#: Attribute of a mixed model, with float32 weights: the dtype that it computes in, bfloat16.
 COMPUTES_IN = "klrl_computes_in"
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """The causal LM itself; of a ``peft`` model the LM inside, adapters included."""
+    """Return the causal LM itself: of a ``peft`` model the LM inside it, adapters included."""
     network: Any = model
     return network.get_base_model() if hasattr(model, "get_base_model") else network
 
 
 def weight_of(embedding: nn.Module) -> Tensor:
-    """[V, D] of an input or output embedding, which may have adapters."""
+    """Return the weight [V, D] of an input or output embedding, which may have adapters."""
     weight = embedding.weight
     assert isinstance(weight, Tensor)
     return weight
 
 
 def backbone(model: nn.Module) -> Any:
-    """The network without its head; its output has ``last_hidden_state`` [B, T, D]."""
+    """Return the network without its head; its output has ``last_hidden_state`` [B, T, D]."""
     network = unwrapped(model)
     name = _backbone_name(network)
     return network.base_model if name is None else network._modules[name]
 
 
 def _backbone_name(network: PreTrainedModel) -> str | None:
-    """Its name in a causal LM: the family's prefix, or the part that has the input embedding."""
+    """Find the backbone's name: the family's prefix, or the part with the input embedding."""
     if network.base_model_prefix in network._modules:
         return str(network.base_model_prefix)
     embedding = network.get_input_embeddings()
@@ -54,7 +54,7 @@ def _backbone_name(network: PreTrainedModel) -> str | None:
 
 
 def head(model: nn.Module) -> Head:
-    """From hidden states to logits: the output embedding, or :class:`OwnHead` if that is not all.
+    """Return the map from states to logits: output embedding, or :class:`OwnHead` if there is more.
 
     Both have a ``weight`` [V, D].
     """
@@ -64,11 +64,11 @@ def head(model: nn.Module) -> Head:
 
 
 class OwnHead(nn.Module):
-    """What a causal LM's own forward does behind its backbone: it may scale, shift or cap logits.
+    """Applies all that a causal LM's forward does after its backbone, such as scaling of logits.
 
-    Cohere, Granite and Falcon-H1 scale them, Gemma caps them, others cut them off or have a layer
-    before the output embedding. Here the model's own ``forward`` runs with a backbone that returns
-    the given states, so that no family needs a rule of its own.
+    Cohere, Granite and Falcon-H1 scale logits, Gemma caps them, others cut logits off or have a
+    layer before the output embedding. This class runs the model's own ``forward`` with a backbone
+    that returns the given states, so that no family needs special code.
 
     Args:
         network: a causal LM of ``transformers``; its head's weights are shared, not copied.
@@ -80,18 +80,18 @@ class OwnHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[V, D], of the output embedding."""
+        """The weight of the output embedding, [V, D]."""
         return weight_of(self.shell.get_output_embeddings())
 
     def forward(self, states: Tensor) -> Tensor:
-        """[..., D] -> [..., V]."""
+        """Compute logits [..., V] from states [..., D]."""
         mixed = getattr(self.shell, COMPUTES_IN, None)
         with torch.autocast(states.device.type, mixed, enabled=mixed is not None):
             logits = _run(self.shell, states.reshape(1, -1, states.shape[-1]))
         return logits.reshape(*states.shape[:-1], -1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnHead:
-        """Copies the head's weights; backbone, config and the like are shared."""
+        """Copy the head's weights; share backbone, config and the like."""
         copied = OwnHead(self.shell)
         for name, module in self.shell.named_children():
             if not isinstance(module, _Backbone):
@@ -100,7 +100,7 @@ class OwnHead(nn.Module):
 
 
 def _without_backbone(network: PreTrainedModel) -> PreTrainedModel:
-    """A causal LM beside the live one, with the same modules but for its backbone."""
+    """Make a second causal LM that shares all modules of the live one except the backbone."""
     shell = copy(network)
     name = _backbone_name(network) or network.base_model_prefix
     shell._modules = {**network._modules, name: _Backbone(backbone(network))}
@@ -108,7 +108,7 @@ def _without_backbone(network: PreTrainedModel) -> PreTrainedModel:
 
 
 def _run(shell: PreTrainedModel, states: Tensor) -> Tensor:
-    """The logits [1, n, V] that a causal LM's forward makes of states [1, n, D]."""
+    """Compute logits [1, n, V] from states [1, n, D] by a causal LM's forward."""
     stub = backbone(shell)
     stub.states = states
     ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
@@ -120,33 +120,33 @@ def _run(shell: PreTrainedModel, states: Tensor) -> Tensor:
 
 
 def _embedding_alone(network: PreTrainedModel, embedding: nn.Module) -> bool:
-    """Whether logits are those of the output embedding, of the backbone's states, unchanged."""
+    """Whether logits are the output embedding of the backbone's states, with no other step."""
     names = [name for name, module in network.named_children() if module is embedding]
     if len(names) != 1:
         return False
     weight = weight_of(embedding)
     shell, known = _without_backbone(network), _KnownLogits(weight)
     shell._modules[names[0]] = known
-    # Known states go in, known logits come out: neither may be changed on the way.
+    # Feed known states and return known logits: the forward must change neither.
     states = torch.linspace(-3, 3, weight.shape[-1]).to(weight)
     try:
         with torch.no_grad():
             logits = _run(shell, states.reshape(1, 1, -1))
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError):
-        return True  # the preflight compares all heads with the truth
+        return True  # the preflight compares every head with the model's logits
     return torch.equal(known.noted.flatten(), states) and torch.equal(
         logits.flatten().to(known.logits), known.logits
     )
 
 
 class _Backbone(nn.Module):
-    """Stands where the ``real`` backbone stood, and for any part of it; returns ``states``."""
+    """Replaces the ``real`` backbone, and any part of it; returns ``states``."""
 
     states: Tensor | None = None
 
     def __init__(self, real: nn.Module) -> None:
         super().__init__()
-        self.__dict__["real"] = real  # its weights are none of the head's
+        self.__dict__["real"] = real  # not a submodule: its weights are not the head's
 
     def forward(self, *args: Any, **kwargs: Any) -> _States:
         return _States((self.states,))
@@ -157,7 +157,7 @@ class _Backbone(nn.Module):
 
 
 class _States(tuple[Any, ...]):
-    """A backbone's output that has states, and None for whatever else a family asks it for."""
+    """A backbone's output: the states, and None for any other attribute."""
 
     @property
     def last_hidden_state(self) -> Any:
@@ -183,7 +183,7 @@ class _KnownLogits(nn.Module):
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype that it computes in: that of its parameters, unless it is mixed."""
+    """Return the dtype that a model computes in: its parameters' dtype, unless it is mixed."""
     mixed: torch.dtype | None = getattr(unwrapped(model), COMPUTES_IN, None)
     return next(model.parameters()).dtype if mixed is None else mixed
 
@@ -202,14 +202,14 @@ def model_device(model: nn.Module) -> torch.device:
 
 
 def compute_in_bfloat16(model: nn.Module) -> None:
-    """Let a model of float32 weights compute in bfloat16 wherever it is called; its copies too.
+    """Make a model with float32 weights, and its copies, compute in bfloat16 in every call.
 
     Args:
         model: a causal LM; its backbone and its head are changed in place.
     """
     unmixed: list[Any] = [backbone(model), unwrapped(model).get_output_embeddings()]
     for module in unmixed:
-        # A bound method is copied with its module; a closure would go on calling this one.
+        # A deepcopy rebinds a bound method to the copy; a closure would still call this module.
         module.forward = MethodType(_in_bfloat16(type(module)), module)
     setattr(model, COMPUTES_IN, torch.bfloat16)
 
@@ -225,7 +225,7 @@ def _in_bfloat16(kind: type[nn.Module]) -> Any:
 
 @contextmanager
 def in_full_precision(model: nn.Module) -> Iterator[None]:
-    """Inside, a mixed model computes in float32, as its weights are; others are left alone."""
+    """While entered, a mixed model computes in float32; other models are unchanged."""
     network = unwrapped(model)
     mixed = vars(network).pop(COMPUTES_IN, None)
     if mixed is None:
@@ -242,16 +242,16 @@ def in_full_precision(model: nn.Module) -> Iterator[None]:
 
 
 def weights_cast_once(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, a trained weight gets its bfloat16 copy at its first use, not at every call.
+    """While entered, a trained weight is cast to bfloat16 at its first use only, not in every call.
 
-    Autocast keeps its copies until its outermost context ends. This context is that outermost one;
-    it is disabled, so it converts nothing itself. No weight may change inside.
+    Autocast keeps its copies until the outermost autocast context ends. This context is the
+    outermost; it is disabled, so it casts nothing itself. No weight may change while it is entered.
     """
     return torch.autocast(device.type, enabled=False)
 
 
 def in_low_precision(model: nn.Module) -> bool:
-    """Whether rounding shows in its log-probs: it computes in fewer bits than float32."""
+    """Whether a model computes in fewer bits than float32, so that rounding shows in log-probs."""
     return model_dtype(model).itemsize < torch.float32.itemsize
 
 
@@ -259,16 +259,16 @@ def in_low_precision(model: nn.Module) -> bool:
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Position ids [B, T] that count only real tokens, so that left padding shifts none."""
+    """Return position ids [B, T] that count only real tokens: left padding shifts no position."""
     return (mask.long().cumsum(-1) - 1).clamp_min(0)
 
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, except where gradient checkpointing needs the training mode.
+    """While entered, use evaluation mode, unless gradient checkpointing needs training mode.
 
-    ``transformers`` checkpoints in training mode only; such a model must hold no dropout and no
-    other noise (``klrl.language.run.checks`` compares both modes).
+    ``transformers`` checkpoints gradients in training mode only; such a model must have no dropout
+    or other noise (``klrl.language.run.checks`` compares both modes).
     """
     if torch.is_grad_enabled() and checkpoints_gradients(model):
         yield
@@ -278,20 +278,20 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def checkpoints_gradients(model: nn.Module) -> bool:
-    """Whether activations are computed again in the backward pass."""
+    """Whether the backward pass recomputes activations."""
     return bool(getattr(unwrapped(model), "is_activation_checkpointing", False))
 
 
 def sharing_refused(model: nn.Module) -> str | None:
-    """Why, by the model's config, the responses of a prompt cannot share one row; None if they can.
+    """Say why a prompt's responses cannot share one row, by the model's config; None if they can.
 
-    Sharing needs attention that takes any mask, and keys that only position ids tell apart.
+    Sharing needs attention that takes any mask, and keys that depend on position ids only.
     """
     config = unwrapped(model).config.get_text_config()
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
         return f"attention '{attention}' takes no 4-D mask"
-    # Attention is penalised by distance (Press et al. 2022): Bloom, MPT, some Falcons.
+    # ALiBi penalises attention by distance (Press et al. 2022): Bloom, MPT, some Falcons.
     alibi = any(getattr(c, "alibi", False) for c in (config, getattr(config, "attn_config", None)))
     if alibi or config.model_type == "bloom":
         return "its distances go by slot (alibi)"
@@ -307,8 +307,8 @@ class ValueHead(nn.Module):
     """V(s_t) = w . h_t + b, from the hidden state h_t that predicts token t. w and b start at 0.
 
     Args:
-        model: the causal LM whose hidden states it reads; gives width and device. The weights
-            have its dtype, but float32 at least: they learn.
+        model: the causal LM whose hidden states it reads; gives width, device and dtype. The dtype
+            is float32 at least, since w and b are trained.
         detach: keep the critic's gradient out of the policy's network.
     """
 
@@ -322,8 +322,8 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """[B, R, D] -> [B, R], in reward units; 0 at padding, and no gradient from it."""
-        # 0 * NaN is NaN in the weights' gradient, and states are undefined at padding.
+        """Compute values [B, R], in reward units, from states [B, R, D]; 0 at padding, no grad."""
+        # States are undefined at padding: a NaN there would make the weights' gradient NaN.
         states = states.masked_fill(~mask.unsqueeze(-1), 0.0)
         states = (states.detach() if self.detach else states).to(self.linear.weight.dtype)
         value = self.linear(states).squeeze(-1)

@@ -1,7 +1,7 @@
-"""The numbers that all others are compared with: a model's own logits of one row, without padding.
+"""Computes the log-probs that all others are compared with, from a model's own unpadded forward.
 
-Nothing of klrl's is in them: no cache, no mask, no position ids, no head. Also the layout next to
-it, rows packed to the left, which costs one forward for many rows.
+They use no cache, mask, position ids or head of klrl. Also has the layout closest to it: rows
+packed to the left, which needs one forward for many rows.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torc
 
 
 def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
-    """How far a way to sample or score is off, nats, and how far it may be.
+    """Measure how far a way to sample or score is off, nats; return it with its bound.
 
-    Rounding to bfloat16 hides a way that is wrong by .1: a mixed model computes in float32 first.
+    Rounding to bfloat16 could hide an error of 0.1: a mixed model is measured in float32 first.
 
     Args:
         model: a causal LM.
-        measure: the largest difference from plain log-probs, as the model computes when called.
+        measure: computes the largest difference from plain log-probs, in the current precision.
     """
     if model_dtype(model) != next(model.parameters()).dtype:
         with in_full_precision(model):
@@ -64,28 +64,28 @@ def first_right(
     off_by: Callable[[WayT], float],
     wrong: Sequence[str] = (),
 ) -> tuple[WayT, Check]:
-    """The fastest way to sample or score that gives the model's own log-probs.
+    """Choose the fastest way to sample or score that gives the model's own log-probs.
 
     Args:
         model: a causal LM.
-        what: is chosen: to sample or to score.
-        ways: with their words, the fastest first.
+        what: the purpose, for messages: to sample or to score.
+        ways: way -> its words, the fastest first.
         off_by: way -> the largest difference from plain log-probs.
-        wrong: why others are not tried.
+        wrong: why other ways are not tried.
 
     Returns:
-        The way, and its check, with what was wrong with faster ones.
+        The way, and its check, whose text says why faster ways were rejected.
 
     Raises:
-        ValueError: none is right: this family cannot be sampled, or scored.
+        ValueError: no way is right: this model family cannot be sampled, or scored.
     """
     bound, found = AGREEMENT[model_dtype(model)], list(wrong)
     for way, words in ways.items():
         try:
             off, bound = off_and_bound(model, partial(off_by, way))
-        except torch.OutOfMemoryError:  # it says nothing about the family
+        except torch.OutOfMemoryError:  # says nothing about the family
             raise
-        except Exception as error:  # whatever a family's code raises of a mask or a cache
+        except Exception as error:  # a family's code may raise anything on a mask or cache
             found.append(f"{words}: {type(error).__name__}: {first_line(error)}")
             continue
         if off <= bound:
@@ -99,7 +99,7 @@ def first_right(
 
 @torch.no_grad()
 def plain_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
-    """Log-probs of the response tokens, a row at a time, unpadded, from the model's own logits.
+    """Compute log-probs of the response tokens from the model's own logits, row by row, unpadded.
 
     Args:
         model: a causal LM.
@@ -121,17 +121,17 @@ def plain_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
 
 
 def rows_to_compare(batch: TensorDictBase, group_size: int) -> Tensor:
-    """A row of each prompt, another of its G each time, to be compared with the plain forward."""
+    """Choose a row of each prompt, a different one of its G each time, to compare with plain."""
     prompts = torch.arange(len(batch) // group_size, device=batch["tokens", "full"].device)
     return prompts * group_size + prompts % group_size
 
 
 @torch.no_grad()
 def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float:
-    """How far the batch's own log-probs, at temperature 1, are off, nats: the largest difference.
+    """Return the largest error of the batch's stored log-probs, at temperature 1, in nats.
 
-    A row of each prompt is compared with :func:`plain_log_probs`; all, with rows packed to the
-    left, which are compared with the plain ones too.
+    One row of each prompt is compared with :func:`plain_log_probs`. All rows are compared with the
+    left-packed layout, which is itself compared with the plain log-probs.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     sampled = on_response(batch, LOG_PROBS)
@@ -143,16 +143,16 @@ def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float
 
 
 def max_off(*pairs: tuple[Tensor, Tensor]) -> float:
-    """The largest difference within pairs of tensors; NaN where one of them holds it."""
+    """Return the largest difference within pairs of tensors; NaN if a tensor contains NaN."""
     differences = [(one.double() - other.double()).abs().max() for one, other in pairs]
     return float(torch.stack(differences).max())
 
 
 def packed_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
-    """The states from one row per response whose padding is all on the right: the plain forward.
+    """Compute states by the plain forward, in one row per response with all padding on the right.
 
-    A causal model does not see what is behind a token, so neither mask nor position ids are needed,
-    and a recurrent state never meets padding before a prompt.
+    A causal model does not see later tokens, so neither mask nor position ids are needed, and no
+    padding precedes a prompt, where a recurrent state would take it in.
 
     Args:
         model: a causal LM.
@@ -162,7 +162,7 @@ def packed_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
         [B, R, D], differentiable; undefined at padding.
 
     Raises:
-        ValueError: longer than the model's context.
+        ValueError: a row is longer than the model's context.
     """
     real = batch[ATTENTION]
     lengths = real.sum(1)
@@ -178,11 +178,11 @@ def packed_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
 
 
 def plain_states(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The states [B, T, D] of tokens [B, T] by the plain forward: no mask, no cache."""
+    """Compute states [B, T, D] of tokens [B, T] by the plain forward: no mask, no cache."""
     states: Tensor = backbone(model)(input_ids=tokens, use_cache=False).last_hidden_state
     return states
 
 
 def packed(tokens: Tensor, real: Tensor) -> Tensor:
-    """Rows [B, T] with their real tokens moved to the left, in order."""
+    """Move the real tokens of rows [B, T] to the left, in order."""
     return tokens.gather(1, real.long().argsort(dim=1, descending=True, stable=True))

@@ -1,4 +1,4 @@
-"""Any causal language model of ``transformers`` with its tokenizer, as klrl trains it."""
+"""Loads any causal LM of ``transformers`` and its tokenizer, prepared for klrl's training."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from klrl.language.model.causal_lm import compute_in_bfloat16, unwrapped, weight
 
 
 def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
-    """Freeze a model and put trainable adapters beside its layers.
+    """Freeze a model and add trainable adapters to its layers.
 
     Args:
         network: a causal LM; changed in place.
-        settings: ``actor.lora.*`` with r >= 1. Dropout is not applied: it would act in the update
-            but not while sampling, so that the ratio of the first epoch would not be 1.
+        settings: ``actor.lora.*`` with r >= 1. There is no dropout: it would act in the update
+            but not while sampling, so that the first ratio would not be 1.
 
     Returns:
         A ``PeftModel`` around the network.
     """
-    import peft  # check_language_packages has looked for it
+    import peft  # check_language_packages has checked that it is installed
 
     targets = settings.target_modules
     config = peft.LoraConfig(
@@ -62,7 +62,7 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
         with warnings.catch_warnings():
             # peft 0.21 reads a property that transformers 5.23 deprecates.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-            # Adapters on one of two tied weights cannot be merged, which klrl export refuses.
+            # Adapters on one of two tied weights cannot be merged; klrl export refuses to.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
             model: PreTrainedModel = peft.get_peft_model(network, config)
             return model
@@ -75,10 +75,10 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
 
 @contextmanager
 def adapter_off(model: Any) -> Iterator[nn.Module]:
-    """``reference=adapter_off``: the model without its adapters, for scoring.
+    """``reference=adapter_off``: while entered, the model scores without its adapters.
 
-    No weight is copied: inside, the same model computes without its adapters, without gradients
-    and in evaluation mode; adapters and modes are restored afterwards, even after an error.
+    No weight is copied: the same model computes without adapters, without gradients and in
+    evaluation mode; adapters and modes are restored afterwards, even after an error.
 
     Args:
         model: a ``PeftModel``, from :func:`add_lora`.
@@ -92,17 +92,17 @@ def adapter_off(model: Any) -> Iterator[nn.Module]:
         yield model
 
 
-#: Bytes of weights from which a run says what it does before its first row.
+#: Bytes of weights from which a run reports its progress before its first row.
 LARGE = 50_000_000
 
 
 @dataclass(frozen=True)
 class CausalLM:
-    """A model and its tokenizer, checked to belong together.
+    """A model and its tokenizer, which were checked to fit each other.
 
     Args:
-        model: (input_ids [B, T], attention_mask [B, T]) -> logits [B, T, V]; a ``PeftModel`` with
-            LoRA. It is in training mode only with gradient checkpointing, which needs that mode.
+        model: (input_ids [B, T], attention_mask [B, T]) -> logits [B, T, V]; with LoRA a
+            ``PeftModel``. In training mode only if gradient checkpointing needs that mode.
         tokenizer: has EOS, a pad token and, if required, a chat template.
         context: most tokens of prompt and response together; None if the config has no limit.
         eos: ids that end a response, the tokenizer's first.
@@ -142,7 +142,7 @@ def load_causal_lm(
     check_weights(folder, setting)
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
     if (folder / "generation_config.json").exists():
-        # Of a broken one transformers says nothing, and a list of EOS would be lost.
+        # transformers ignores a broken file, and its list of EOS would be lost.
         read_json(folder / "generation_config.json", setting)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if size > LARGE:
@@ -189,7 +189,7 @@ def load_causal_lm(
 
 
 def prompt_limit(context: int | None, response: int) -> int | None:
-    """Most tokens of a prompt that leave room for the response.
+    """Return the most tokens of a prompt that leave room for the response.
 
     Args:
         context: of the model; None for no limit.
@@ -208,10 +208,10 @@ def prompt_limit(context: int | None, response: int) -> int | None:
 def load_tokenizer(
     folder: Path, *, chat: bool, setting: str, say: Callable[[str], None] = print
 ) -> Tokenizer:
-    """The tokenizer of a folder, padding on the left.
+    """Load the tokenizer of a folder, with padding on the left.
 
-    If it has no pad token, EOS is used and ``say`` gets a line: klrl knows padding by position,
-    never by value.
+    If the tokenizer has no pad token, EOS is used and ``say`` gets a line: klrl finds padding by
+    position, never by value.
 
     Args:
         folder: of the model.
@@ -226,15 +226,15 @@ def load_tokenizer(
             f"{setting}: its tokenizer runs code of its own (auto_map), which klrl never does; "
             "choose a model whose tokenizer transformers itself implements"
         )
-    # The folder's tokenizer.json must win over the model's type: for a Qwen2 model, AutoTokenizer
-    # of transformers 5.23 replaces its rules by Qwen2's own.
+    # The folder's tokenizer.json must override the model type's default: for a Qwen2 model,
+    # AutoTokenizer of transformers 5.23 replaces the file's rules by Qwen2's.
     exact = settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
     kind: Any = PreTrainedTokenizerFast if exact else AutoTokenizer
     try:
         tokenizer: Tokenizer = kind.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-    except Exception as error:  # a broken tokenizer.json raises anything, Exception itself too
+    except Exception as error:  # a broken tokenizer.json may raise any exception
         raise ConfigError(
             f"{setting}: no tokenizer can be read from it ({first_line(error)}); save the "
             "model's tokenizer there with save_pretrained"
@@ -259,11 +259,11 @@ def load_tokenizer(
 def end_tokens(
     tokenizer: Tokenizer, eos_token_id: object, setting: str, say: Callable[[str], None] = print
 ) -> tuple[int, ...]:
-    """Ids that end a response: the tokenizer's EOS, and those that the model lists.
+    """Collect the ids that end a response: the tokenizer's EOS, and those that the model lists.
 
-    Chat models list several: Llama 3 has one each for the end of a turn, of a message to a tool and
-    of a text. A single id of the model is ignored: classes of transformers have one by default
-    (Llama's is 2), whatever the tokenizer. ``say`` gets a line if there are several ids.
+    Chat models list several: Llama 3 has ids for the end of a turn, a tool message and a text. A
+    single id of the model is ignored, since it may be the default of a transformers class (Llama's
+    is 2) and not fit the tokenizer. ``say`` gets a line if there are several ids.
 
     Args:
         tokenizer: has an EOS.

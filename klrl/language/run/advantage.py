@@ -1,4 +1,4 @@
-"""Advantages of a language rollout, once per rollout: against its group, or GAE per token."""
+"""Computes the advantages of a language rollout: relative to the group, or GAE per token."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from klrl.language.run.kl import CHARGED
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES
 
-#: A group whose spread is below this share of its scores' size has none: rounding made it.
+#: A spread below this share of the largest |score| of the group is rounding, and counts as none.
 _NO_SPREAD = 1e-6
 
 
 Baseline = Callable[[Tensor, int], Tensor]
-#: ``advantage.baseline`` -> scores [B] and G to what is learned from, [B].
+#: ``advantage.baseline`` -> function from scores [B] and G to scores less their baseline [B].
 BASELINES: dict[str, Baseline] = {}
 
 
 def baseline(*names: str) -> Callable[[Baseline], Baseline]:
-    """Mark a function as the baseline of these names."""
+    """Register a function as the baseline of these names."""
 
     def add(function: Baseline) -> Baseline:
         BASELINES.update(dict.fromkeys(names, function))
@@ -56,22 +56,22 @@ def group_normalized(score: Tensor, group_size: int) -> Tensor:
 
 
 def group_spread(score: Tensor, group_size: int) -> Tensor:
-    """Standard deviation of the scores of each response's group, G - 1 below; [B] -> [B].
+    """Standard deviation of each response's group, with G - 1 in the denominator; [B] -> [B].
 
-    1 for a group whose scores are all equal: it has nothing to be divided by.
+    1 for a group whose scores are all equal, so that it can be divided by.
     """
     return _spread(score, group_size)[0].repeat_interleave(group_size)
 
 
 @baseline("mean")
 def group_centred(score: Tensor, group_size: int) -> Tensor:
-    """s_i minus the mean of the scores of its prompt (Dr. GRPO: Liu et al. 2025), [B] -> [B]."""
+    """s_i minus the mean score of its group (Dr. GRPO: Liu et al. 2025), [B] -> [B]."""
     return _centred(score, group_size).flatten()
 
 
 @baseline("leave_one_out")
 def leave_one_out(score: Tensor, group_size: int) -> Tensor:
-    """s_i minus the mean of the other scores of its prompt (RLOO: Kool et al. 2019), [B] -> [B].
+    """s_i minus the mean of the other scores of its group (RLOO: Kool et al. 2019), [B] -> [B].
 
     s_i - (sum s - s_i) / (G - 1) = G / (G - 1) (s_i - mean).
     """
@@ -85,7 +85,7 @@ def _centred(score: Tensor, group_size: int) -> Tensor:
 
 
 def _spread(score: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """The std of each group, 1 where there is none [N, 1], and where there is none [N, 1]."""
+    """Std of each group, 1 if its scores are equal [N, 1]; and whether they are equal [N, 1]."""
     squares = _centred(score, group_size).square().sum(1, keepdim=True)
     std = (squares / (group_size - 1)).sqrt()
     size = score.reshape(-1, group_size).abs().amax(1, keepdim=True)
@@ -111,18 +111,18 @@ def group_advantage(
 ) -> Tensor:
     """A_t = weight * baseline(score) - coef * KL to go: the KL enters after the normalisation.
 
-    ``normalized`` divides the score by the group's spread and not the KL, so that ``coef`` acts as
-    coef * spread would in the units of the score. ``normalized_shaped`` divides both: within a
-    group it is the advantage of score - coef * KL, up to a factor > 0.
+    ``normalized`` divides only the score by the group's spread, not the KL: in the units of the
+    score, the coefficient is coef * spread. ``normalized_shaped`` divides both: within a group it
+    is the advantage of score - coef * KL, up to a factor > 0.
 
     Args:
         score: one per response [B].
         group_size: G, at least 2.
         baseline: normalized, normalized_shaped, mean or leave_one_out.
-        kl_to_go: [B, R] nats, from :func:`klrl.kl.charge.to_go`: nothing for placement=loss.
+        kl_to_go: [B, R] nats, from :func:`klrl.kl.charge.to_go`; 0 for placement=loss.
         mask: [B, R].
         coef: of the KL.
-        weight: of the score, behind the baseline.
+        weight: of the score, applied after the baseline.
 
     Returns:
         [B, R, 1], 0 at padding.
@@ -139,7 +139,7 @@ def token_gae(
 ) -> tuple[Tensor, Tensor]:
     """GAE over the tokens of each response (Schulman et al. 2016).
 
-    Every response ends at its last token, a truncated one too: its score is all it will get.
+    Every response is terminal at its last token, a truncated one too: no reward can follow.
 
     Args:
         reward: shaped [B, R, 1].
@@ -156,7 +156,7 @@ def token_gae(
     following = torch.cat([state_value[:, 1:], torch.zeros_like(state_value[:, :1])], 1)
     # Reward and value are 0 at padding, so nothing is bootstrapped past the end: no flag is needed.
     never = torch.zeros_like(real)
-    # Not the vectorised one: TorchRL 0.14.1's fails at gamma * lmbda = 0.
+    # Not TorchRL 0.14.1's vectorised function: it fails at gamma * lmbda = 0.
     advantage, target = generalized_advantage_estimate(
         gamma, lmbda, state_value, following, reward, done=never, terminated=never
     )
@@ -167,7 +167,7 @@ Advantage = Callable[[TensorDictBase], TensorDictBase]
 
 
 def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
-    """``advantage=gae``: per token, against the value head.
+    """``advantage=gae``: GAE per token, with the value head.
 
     Returns:
         A function that writes ``advantage``, ``value_target`` and ``state_value``, [B, R, 1] each.
@@ -193,7 +193,7 @@ def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advan
 
 
 def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
-    """``advantage=group``: against the other responses to the prompt.
+    """``advantage=group``: relative to the other responses to the prompt.
 
     Returns:
         A function that writes ``advantage`` [B, R, 1].

@@ -1,8 +1,8 @@
-"""``kl.apply=step``: the published path, with the KL transforms in TorchRL's environment.
+"""``kl.apply=step``: charges the KL in TorchRL's environment, by its published transforms.
 
 DataLoadingPrimer -> ChatEnv -> :class:`ChatPolicy` -> :class:`Score` -> KLRewardTransform or
-RetrieveKL, collected by TorchRL's LLMCollector. Slow: every model scores the rollout in a forward
-of its own, a row per response, and keeps its logits for that long.
+RetrieveKL, collected by TorchRL's LLMCollector. It is slow: each model scores the rollout in its
+own forward, a row per response, and keeps all logits during it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from klrl.language.run.kl import CHARGED, Reference
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import GOLD, PARTS, STATES, PromptRollout
 
-#: Whether a response [B, 1] was cut off: as the policy leaves it, and as the learner reads it.
+#: Whether a response was cut off [B, 1]: the key that the policy writes, and the learner's key.
 _CUT, _TRUNCATED = ("old", "truncated"), ("next", "truncated")
-#: What the policy writes.
+#: The keys that the policy writes.
 _DRAWN = (
     *(("tokens", "prompt"), ("tokens", "response"), ("tokens", "full")),
     *(ATTENTION, ASSISTANT, LOG_PROBS, STATES, _CUT),
@@ -54,14 +54,14 @@ _DRAWN = (
 def in_environment(
     kl: ReferenceKL, config: LanguageConfig, policy: Policy, reference: Reference
 ) -> ReferenceKL:
-    """The same KL, charged by the documented transform at every step of an environment."""
+    """Return the KL with the transform that charges it at each step of an environment."""
     scoring = partial(_wrapped, TransformersWrapper, policy=policy, generate=False)
     ref = scoring(reference, log_probs_key="ref_log_probs")
     how: dict[str, Any] = {"coef": kl.coef, "temperature": config.collector.temperature}
     transform: Any
     if isinstance(config.kl, RetrieveKLConfig):
         gen = scoring(policy.model, log_probs_key="log_probs")
-        # Of token ids: charged is the response, by its mask.
+        # The input is token ids, so the mask of the response says which tokens are charged.
         transform = RetrieveKL(gen, ref, estimator=kl.estimator, assistant_only=False, **how)
         coef = (transform.computation, "coef")
     else:
@@ -71,25 +71,25 @@ def in_environment(
 
 
 def _turns(prompt: Prompt) -> list[Message]:
-    """A conversation; a plain text is what the user says."""
+    """Return a prompt as a conversation; a plain text becomes the user's turn."""
     if isinstance(prompt.content, str):
         return [{"role": "user", "content": prompt.content}]
     return [{"role": turn["role"], "content": turn["content"]} for turn in prompt.content]
 
 
 def _wrapped(kind: Any, network: Any, *, policy: Policy, **how: Any) -> Any:
-    """A model in TorchRL's wrapper, for token ids."""
+    """Wrap a model in TorchRL's wrapper, for token ids."""
     tokenizer = policy.causal.tokenizer
     return kind(network, tokenizer=tokenizer, input_mode="tokens", pad_output=True, **how)
 
 
 class ChatPolicy(TransformersWrapper):
-    """TorchRL's policy wrapper, with klrl's sampler in the place of its own generation.
+    """TorchRL's policy wrapper, with klrl's sampler in place of its generation.
 
-    The one place where a run works around how TorchRL 0.14.1's ``TransformersWrapper`` generates.
-    It draws from torch's global generator, forces the log-prob of the first token to 0, ignores
-    the temperature in the others, and finds padding by value, so that the EOS is lost where
-    pad == eos. tests/language/test_chat.py shows when the faults are gone.
+    It avoids the generation of TorchRL 0.14.1's ``TransformersWrapper``, which draws from torch's
+    global generator, forces the log-prob of the first token to 0, ignores the temperature in the
+    others, and finds padding by value, so that the EOS is lost if pad == eos.
+    tests/language/test_chat.py shows when the faults are fixed.
     """
 
     rollout: ChatRollout
@@ -98,14 +98,14 @@ class ChatPolicy(TransformersWrapper):
         """Answer every conversation; write tokens, masks, log-probs and states of the answers."""
         drawn, history = self.rollout.answer(tensordict), tensordict["history"]
         said = [[{"role": "assistant", "content": text}] for text in self.rollout.responses]
-        # Row by row: TorchRL 0.14.1 extends no batch of conversations of different lengths.
+        # Row by row: TorchRL 0.14.1 cannot extend a batch of conversations of different lengths.
         pairs = zip(history.prompt.unbind(0), History.from_chats(said).unbind(0), strict=True)
         history.full = lazy_stack([prompt.extend(more, inplace=False) for prompt, more in pairs])
         return tensordict.update(drawn.rename_key_(_TRUNCATED, _CUT).exclude("next"))
 
 
 class Score(Transform):
-    """The task's reward of a response, [B, 1, 1], and the scores that it is made of."""
+    """Writes the task's reward of each response, [B, 1, 1], and the terms of its sum."""
 
     def __init__(self, score: Callable[[TensorDictBase], TensorDictBase]) -> None:
         super().__init__(out_keys=["reward"])
@@ -115,14 +115,14 @@ class Score(Transform):
         return next_tensordict.update(self.score(tensordict))
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        """One number per response."""
+        """Declare a reward of one number per response."""
         shape = torch.Size((*reward_spec.shape, 1, 1))
         reward_spec["reward"] = Unbounded(shape=shape, device=reward_spec.device)
         return reward_spec
 
 
 class ChatRollout(PromptRollout):
-    """Rollouts through TorchRL's environment, which scores and charges them.
+    """Makes rollouts in TorchRL's environment, which scores and charges them.
 
     ``transform`` charges the KL; the other arguments are those of :class:`PromptRollout`.
     """
@@ -155,7 +155,7 @@ class ChatRollout(PromptRollout):
         self.built = (self._collector, policy, env, *parts[:-1])
 
     def collect(self) -> TensorDictBase:
-        """The next rollout [B], scored and charged."""
+        """Make the next rollout [B], scored and charged."""
         with set_list_to_stack(True):
             collected = next(self._batches)[:, 0]
         batch, after = self._batch(collected), collected["next"]
@@ -173,7 +173,7 @@ class ChatRollout(PromptRollout):
         self._collector.shutdown()
 
     def _draw(self) -> Iterator[TensorDict]:
-        """The environment's data loader: the next prompts, with the ids that klrl renders."""
+        """Yield the next prompts, with klrl's token ids: the environment's data loader."""
         while True:
             self._taken = prompts = self.prompts.take(self.config.collector.prompts)
             query = History.from_chats([_turns(prompt) for prompt in prompts.prompts])
@@ -181,7 +181,7 @@ class ChatRollout(PromptRollout):
             yield TensorDict({"query": query, **ids}, [len(query)])
 
     def answer(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """A batch [B] of responses to the prompts that the environment shows."""
+        """Sample responses to the environment's prompts, as a batch [B]."""
         every = self.config.collector.group_size
         ids, mask = tensordict["tokens", "prompt"][::every], tensordict[ATTENTION][::every]
         return self.respond(PromptBatch(ids, mask, self._taken.prompts))
@@ -193,7 +193,7 @@ class ChatRollout(PromptRollout):
         return batch["next"].exclude("done").set("reward", batch[SCORE])
 
     def _batch(self, tensordict: TensorDictBase) -> TensorDict:
-        """What the policy wrote, as a batch [B] in klrl's layout."""
+        """Convert what the policy wrote to a batch [B] in klrl's layout."""
         device, size = model_device(self.policy.model), tensordict.batch_size
         batch = TensorDict({key: tensordict[key] for key in _DRAWN}, size, device)
         batch.rename_key_(_CUT, _TRUNCATED)

@@ -1,4 +1,4 @@
-"""What must hold before a language run is believed: how it samples and scores, and its layout."""
+"""The preflight checks of a language run: sampling, scoring, KL at start, EOS, chat template."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from klrl.language.run.sampler import CacheSampler, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout, self_check
 from klrl.train.preflight import Check, kl_at_start, run_checks
 
-#: Prompts that are answered for it.
+#: Prompts that the preflight samples responses to.
 PROMPTS = 4
-#: What the template's mask is tried on: no answer of the data's, around which a template may trim.
+#: The answer that tests the template's mask; not from the data, which a template may trim.
 ANSWER = "1234"
-#: nats per token of rounding alone, from which it is told.
+#: KL by rounding alone, nats per token, from which the preflight reports it.
 SHOWN_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """How policy and reference, which may be another network, are scored."""
+    """The scoring layouts of the policy and of the reference, which may be a different network."""
 
     policy: ScoringLayout
     reference: ScoringLayout
@@ -73,14 +73,14 @@ def preflight_checks(
 
     Args:
         config: the job.
-        policy: as it starts.
+        policy: before its first update.
         reference: pi_ref, None for ``kl=none``.
-        sampler: of the run; may be set to the slower way where the faster is wrong.
+        sampler: of the run; set to a slower way if the faster is wrong.
         prompts: a few.
-        fresh: not resumed: the policy may have to equal its reference.
+        fresh: whether the run is new, not resumed: then the policy may have to equal its reference.
 
     Returns:
-        How the run is to score, and the lines to open it with.
+        The layouts that the run must score with, and the lines to print when the run begins.
     """
     notes: list[Check | str] = []
     group_size = config.collector.group_size
@@ -104,7 +104,7 @@ def preflight_checks(
 
 
 def more_padding(prompts: PromptBatch) -> PromptBatch:
-    """The prompts with three more columns on the left, so that each has padding before it."""
+    """Add three columns on the left of the prompts, so that each row has padding."""
     ids, mask = (torch.nn.functional.pad(x, (3, 0)) for x in (prompts.ids, prompts.mask))
     return replace(prompts, ids=ids, mask=mask)
 
@@ -144,9 +144,9 @@ def _checks(
         states = reference.states(batch, layouts.reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
         source = reference.rule.source
-        untrained = source == NO_ADAPTERS and config.actor.init is None  # trained ones are not off
+        untrained = source == NO_ADAPTERS and config.actor.init is None  # else they are trained
         if fresh and (source == THE_POLICY or untrained):
-            # As the run measures it: in low precision scored again, else kept while sampling.
+            # From the states that the run uses: rescored in low precision, else kept from sampling.
             kl = exact_token_kl(measured, ref, mask)
             remedy = "a fresh policy must be its reference; look at actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
@@ -157,7 +157,7 @@ def _checks(
         tokenizer = policy.causal.tokenizer
         template = config.env.template_kwargs if isinstance(config.env, TextConfig) else {}
         ends = tokenizer.convert_ids_to_tokens(list(policy.special.eos))
-        # A template ends turns with one of them: the one that fits best.
+        # A template ends turns with one EOS of several: take the one that fits best.
         checks = (template_marks(tokenizer, conversation, ANSWER, eos, template) for eos in ends)
         yield min(checks, key=lambda check: check.value)
 
@@ -165,9 +165,9 @@ def _checks(
 def sampled_against_recomputed(
     sampled: Tensor, recomputed: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> Check:
-    """Largest |log pi while sampling - log pi by scoring|, both [B, R] nats at padding whatever.
+    """Largest |log pi while sampling - log pi by scoring|, both [B, R] nats; padding is ignored.
 
-    A temperature, a top-p, a forgotten first token or dropout on one side alone shows here.
+    It finds a temperature, top-p, dropout or forgotten first token on one side only.
     """
     off = (sampled - recomputed).detach().masked_fill(~mask, 0.0).abs().max()
     remedy = "sampling and scoring disagree; try actor.dtype=float32"
@@ -191,10 +191,10 @@ def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorD
 
 
 def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
-    """Responses whose EOS is lost or whose truncation is wrong; the risk where pad == eos.
+    """Count responses that lost their EOS or have a wrong truncation, as may happen if pad == eos.
 
-    A response that is not truncated ends with an EOS inside its mask; a truncated one holds none;
-    none holds an EOS before its end.
+    A response that is not truncated ends with an EOS inside its mask; a truncated one has no EOS;
+    no response has an EOS before its end.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     eos = torch.tensor(special.eos, device=tokens.device)
@@ -214,11 +214,11 @@ def template_marks(
     eos: str | None = None,
     template: Mapping[str, object] = NO_ARGUMENTS,
 ) -> Check:
-    """Positions where the template's assistant mask and the mask by position disagree.
+    """Count positions where the template's assistant mask and the mask by position disagree.
 
-    By position, the prompt is the template's with its generation prompt, and the response is the
-    answer's own tokens and the EOS. A template without ``{% generation %}`` marks nothing: then
-    positions alone are used, and that is said.
+    By position, the prompt is the rendered conversation with the generation prompt, and the
+    response is the answer's tokens and the EOS. A template without ``{% generation %}`` marks
+    nothing: the check then passes and says that only positions are used.
 
     Args:
         tokenizer: of ``transformers``, with a chat template.

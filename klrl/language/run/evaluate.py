@@ -1,4 +1,4 @@
-"""How a language policy is played, one response to each prompt; and how far two are apart there."""
+"""Evaluates a language policy, one response per prompt, and measures how far two are apart."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ from klrl.train.evaluate import (
 from klrl.train.policy_kl import Parties, Visited
 from klrl.train.schedule import Size
 
-#: One row per response: the plain forward, of so many rows at a time.
+#: Score one row per response by the plain forward, this many rows at a time.
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
-#: Batch -> the distributions of its response tokens.
+#: Batch -> the next-token distributions at its response tokens.
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
 #: Prompts answered at a time.
 AT_A_TIME = 256
-#: Between two sets of prompts of an endless task; no evaluation is longer.
+#: Distance of two prompt sets of an endless task, in prompts; longer than any evaluation.
 _APART = 10**9
 
 
 @dataclass(frozen=True)
 class Player:
-    """Who answers, and what is asked.
+    """A policy, and the task whose prompts it answers.
 
     Attributes:
         config: the job: longest response, temperature.
-        policy: answers.
-        task: asks and scores.
-        sampler: of the policy, as the preflight settled it.
+        policy: draws the responses.
+        task: gives the prompts and the scores.
+        sampler: of the policy, in the way that the preflight chose.
     """
 
     config: LanguageConfig
@@ -82,7 +82,7 @@ class Player:
 
     @classmethod
     def of_trained(cls, config: LanguageConfig, policy: Policy, task: Task) -> Player:
-        """With the sampler that a run with this policy takes."""
+        """Make a player with the sampler that a run with this policy uses."""
         limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
         few = more_padding(task.few(policy.causal.tokenizer, limit, PROMPTS, "eval"))
         device, sampler = model_device(policy.model), make_sampler(policy)
@@ -104,18 +104,18 @@ class Player:
         """Answer prompts of the evaluation split, once each.
 
         Args:
-            starts: which prompts, see :func:`places`; its seed is that of the samples too.
-            size: how many; no more than there are in a file.
+            starts: which prompts, see :func:`places`; its seed also seeds the samples.
+            size: how many prompts; a file's are used once at most.
             sampled: from softmax(logits / temperature), as in training; else the likeliest tokens.
-            chosen: evaluations during the run chose this policy; their prompts are left out.
-            reference: both KLs to it are measured at the tokens of the responses.
+            chosen: evaluations during the run selected this policy; their prompts are left out.
+            reference: if given, measure both KLs to it at the tokens of the responses.
         """
         asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
         place = places(starts, asked_for, self.task.evaluations, chosen)
         task, temperature = self.task, self.config.collector.temperature
 
         def scores() -> Iterator[Scores]:
-            """Of :data:`AT_A_TIME` responses at a time."""
+            """Yield the scores of :data:`AT_A_TIME` responses at a time."""
             for asked, batch in self.answers(place, starts, sampled=sampled):
                 samples = (asked.prompts, texts_of(self.policy, batch), drawn_of(batch))
                 rewards = task.reward(*samples).tolist()
@@ -135,7 +135,7 @@ class Player:
     def answers(
         self, place: range, starts: Starts, *, sampled: bool
     ) -> Iterator[tuple[PromptBatch, TensorDict]]:
-        """The prompts at these places, :data:`AT_A_TIME`, and a response to each."""
+        """Yield :data:`AT_A_TIME` of the prompts at a time, with a response to each."""
         causal, config = self.policy.causal, self.config
         limit = prompt_limit(causal.context, config.collector.max_new_tokens)
         prompts = self.task.stream(causal.tokenizer, limit, "eval")
@@ -149,17 +149,17 @@ class Player:
 
 
 def places(starts: Starts, count: int, among: int | None, chosen: bool = False) -> range:
-    """The numbers of an evaluation's prompts.
+    """Choose an evaluation's prompts, by number.
 
-    Of a file, evaluations during a run take the first half, the closing one the second half, and
-    ``klrl evaluate`` begins at the first, whatever its seed; it too takes the second half for the
-    best checkpoint, which the first chose. A file of one prompt has no halves.
+    From a file, evaluations during a run take the first half and the closing one the second half.
+    ``klrl evaluate`` begins at the first prompt, whatever its seed; but for the best checkpoint,
+    which the first half selected, it takes the second half. A file of one prompt has no halves.
 
     Args:
-        starts: which set.
+        starts: which set of prompts.
         count: most prompts.
         among: prompts in the file; None for an endless task.
-        chosen: the policy is the best of evaluations on the first half.
+        chosen: evaluations on the first half selected the policy.
     """
     if among is None:
         known = {IN_RUN: 0, CLOSING: 1}
@@ -202,7 +202,7 @@ def evaluate_trained(
 
 
 def longest_episode(config: LanguageConfig) -> int:
-    """A response is one sample."""
+    """Return 1: a response is one sample."""
     return 1
 
 
@@ -212,9 +212,9 @@ def longest_episode(config: LanguageConfig) -> int:
 def distances(
     parties: Parties, config: LanguageConfig, *, starts: Starts, size: Size, device: torch.device
 ) -> tuple[Iterator[Visited], list[str]]:
-    """What :func:`klrl.train.policy_kl.kl_between` asks of language.
+    """The language part of :func:`klrl.train.policy_kl.kl_between`.
 
-    ``config`` names the task; both policies are taken at its temperature.
+    ``config`` names the task; both policies are measured at its temperature.
     """
     task, temperature = make_task(config.env, config.seed), config.collector.temperature
     load = partial(trained_policy, which=parties.which, device=str(device))
@@ -250,7 +250,7 @@ def distances(
 def measured(
     policy: Scored, other: Scored, batch: TensorDictBase, names: Sequence[str]
 ) -> list[dict[str, np.ndarray]]:
-    """Of each response, divergence -> [T], at each of its tokens."""
+    """Return for each response a map: divergence -> its values [T] at the T tokens, nats."""
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     against = Against(other(batch), names)
     _, [compared] = token_measures(policy(batch), tokens, mask, [against])
@@ -260,7 +260,7 @@ def measured(
 
 
 def scored_by(policy: Policy, temperature: float) -> Scored:
-    """One row per response, the plain forward."""
+    """Return a function that scores batches by a policy, one row per response."""
     own = head(policy.model)
     return lambda batch: NextTokens(
         _LAYOUT.rollout_states(policy.model, batch, _ROWS), own, temperature
@@ -268,14 +268,14 @@ def scored_by(policy: Policy, temperature: float) -> Scored:
 
 
 def scored_by_reference(reference: Reference, temperature: float) -> Scored:
-    """The same of a reference."""
+    """Return a function that scores batches by a reference, one row per response."""
     return lambda batch: reference.next_tokens(reference.states(batch, _LAYOUT, _ROWS), temperature)
 
 
 def other_policy(
     path: Path, config: LanguageConfig, load: Callable[..., Policy], device: torch.device
 ) -> Policy:
-    """The policy of another run, or a model as its folder has it."""
+    """Load the policy of another run, or the model of a folder."""
     if (path / "manifest.json").is_file():
         return load(path, setting="--to", beside=config)
     plain = replace(config.actor, model=str(path), lora=replace(config.actor.lora, r=0), init=None)
@@ -287,12 +287,12 @@ def other_policy(
 def trained_reference(
     run: Path, which: str, policy: Policy, model: str | None, device: str
 ) -> Reference:
-    """The reference of a run as its checkpoint has it, or as its model was before any update.
+    """Load a run's reference from its checkpoint, or make it from the run's base model.
 
     Args:
-        run: its folder.
+        run: the run folder.
         which: last or best.
-        policy: the run's, whose adapters may be switched off.
+        policy: of the run; its adapters may be switched off to give the reference.
         model: where the run's base model is now.
         device: where to put it.
 
@@ -305,7 +305,7 @@ def trained_reference(
         return Reference(rule, policy.model, own=False)
     network = make_policy(network_of_reference(run, config), say=lambda _: None).model
     kept = checkpointed(rule, config)
-    # Else it is the base model's, of whose weights the policy's checkpoint has a digest.
+    # Else the reference has the base weights; the policy's checkpoint has their digest.
     weights = Weights(network, whole=True) if kept else base_digest(network, model)
     component = "reference" if kept else "agent"
     load_component(run, which, component, weights, torch.device(device), say=lambda _: None)

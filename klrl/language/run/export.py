@@ -1,4 +1,4 @@
-"""A trained policy in Hugging Face's format: what ``klrl export`` writes."""
+"""``klrl export``: writes a trained policy in Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from klrl.language.model.causal_lm import unwrapped, weight_of
 from klrl.language.run.load import check_place, find_base, language_config, moved, trained_policy
 from klrl.runs.find import find_run
 
-#: Files of a tokenizer and its chat templates, which are copied as their author wrote them.
+#: Files of a tokenizer and its chat templates, which are copied unchanged.
 _TOKENIZER = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.jinja"),
     "additional_chat_templates/*.jinja",
 )
-#: What a saved config.json says of the weights beside it.
+#: Entries of a saved config.json that describe the weights next to it.
 _OF_WEIGHTS = ("dtype", "architectures", "transformers_version")
 
 
 def export_run(
     run: str, folder: Path, *, which: str = "last", merge: bool = False, model: str | None = None
 ) -> str:
-    """Write a language run's policy as ``save_pretrained`` does, to a new folder.
+    """Write a language run's policy to a new folder, as ``save_pretrained`` does.
 
-    All weights, which ``AutoModelForCausalLM`` loads; or with LoRA the adapters alone, which
-    ``PeftModel`` loads on the run's base model. Config, generation config and tokenizer are the
-    author's: klrl's own changes (no dropout, no sampling defaults, a pad token) are not in them.
-    A value head is left out.
+    It writes all weights, for ``AutoModelForCausalLM``; or with LoRA only the adapters, for
+    ``PeftModel`` with the run's base model. Config, generation config and tokenizer are those of
+    the base model, without klrl's changes (no dropout, no sampling defaults, a pad token). The
+    value head is left out.
 
     Args:
         run: the run folder.
         folder: where to write.
         which: last or best.
-        merge: add the adapters to the weights, and write these.
+        merge: add the adapters to the weights, and write all weights.
         model: the folder where the run's base model is now; None: where it was.
 
     Returns:
-        What was written, in words.
+        A line that says what was written.
 
     Raises:
-        ConfigError: no such run or checkpoint, a control run, no adapters to merge, or adapters
-            that cannot be, the folder exists, or the base model is missing or another.
-        OSError: it cannot be written; nothing is left.
+        ConfigError: no such run or checkpoint, a control run, no adapters to merge or adapters that
+            cannot be merged, the folder exists, or the base model is missing or changed.
+        OSError: the folder cannot be written; nothing is left there.
     """
     config = moved(language_config(find_run(run, "RUN"), "RUN"), model)
     if folder.exists() or folder.is_symlink():
@@ -74,7 +74,7 @@ def export_run(
 
 
 def _check_mergeable(model: Any, config: LanguageConfig) -> None:
-    """Refuse adapters on one of embedding and head where these share a weight."""
+    """Refuse to merge adapters on embedding or head if the two share a weight."""
     network = unwrapped(model)
     pair = network.get_input_embeddings(), network.get_output_embeddings()
     tied = len({weight_of(each).data_ptr() for each in pair}) == 1
@@ -86,7 +86,7 @@ def _check_mergeable(model: Any, config: LanguageConfig) -> None:
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
-    """Of the weights that are written."""
+    """Return the dtype of the weights that are written."""
     trained = [p.dtype for name, p in model.named_parameters() if "lora_" in name]
     return trained[0] if trained else next(model.parameters()).dtype
 
@@ -95,10 +95,10 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
     source = find_model(find_base(config))
     if adapters_alone:
         (settings,) = model.peft_config.values()
-        # A hub id, or a path that is valid everywhere here.
+        # A hub id, or a path that is valid from any folder of this machine.
         local = expanded(find_base(config)).is_dir()
         settings.base_model_name_or_path = str(source.resolve() if local else find_base(config))
-        # Adapters of embeddings are among the adapters; the embeddings themselves are the base's.
+        # Adapters of embeddings are saved; the embeddings themselves belong to the base model.
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
         model.save_pretrained(folder)
@@ -119,7 +119,7 @@ def _restore_config(saved: Path, author: Path) -> None:
         dropped = {*_OF_WEIGHTS, "torch_dtype"}
         restored = {name: value for name, value in theirs.items() if name not in dropped}
         restored |= {name: ours[name] for name in _OF_WEIGHTS if name in ours}
-    else:  # of a model with a vision or audio part only the text model was loaded
+    else:  # only the text model of a vision or audio model was loaded
         text = theirs.get("text_config", {})
         rates = {name for name in ours if "drop" in name or "jitter" in name}
         restored = {name: value for name, value in ours.items() if name not in rates}

@@ -1,4 +1,4 @@
-"""KL(policy||reference) of a language rollout: pi_ref, its KL by every estimator, charged once."""
+"""KL(policy||reference) of a language rollout: scores pi_ref, estimates the KL, charges it once."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from klrl.language.run.scoring import ScoringLayout
 
 
 class Reference(FrozenReference):
-    """A model of its own beside the policy's; or the policy's with its adapters switched off."""
+    """A separate model, or the policy's model with its adapters switched off."""
 
     def next_tokens(self, states: Tensor, temperature: float) -> NextTokens:
-        """The distributions behind kept hidden states [B, R, D]."""
+        """Return the next-token distributions of stored hidden states [B, R, D]."""
         own = head(self.module) if self.own else _OffHead(self.module)
         return NextTokens(states, own, temperature)
 
@@ -56,20 +56,20 @@ class Reference(FrozenReference):
             return super().forward(*args, **kwargs)
 
     def states(self, batch: TensorDictBase, layout: ScoringLayout, prompts: int) -> Tensor:
-        """The hidden states [B, R, D] of a rollout, computed once, ``prompts`` at a time."""
+        """Compute the hidden states [B, R, D] of a rollout, ``prompts`` at a time."""
         with nullcontext() if self.own else adapter_off(self.module):
             return layout.rollout_states(self.module, batch, prompts)
 
 
 @dataclass(frozen=True)
 class _OffHead:
-    """The head as it was before its adapters, where it has any."""
+    """The head without its adapters, if it has any."""
 
     model: nn.Module
 
     @property
     def weight(self) -> Tensor:
-        """[V, D]; its size tells how many tokens fit a chunk."""
+        """[V, D]; its size determines how many tokens fit a chunk."""
         return head(self.model).weight  # type: ignore[attr-defined]
 
     def __call__(self, states: Tensor) -> Tensor:
@@ -78,20 +78,20 @@ class _OffHead:
 
 
 def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
-    """Whether a checkpoint must hold the reference: it moves, or cannot be made from the model."""
+    """Whether a checkpoint must contain the reference: it changes, or the base cannot give it."""
     if rule.source == NO_ADAPTERS:
         return False
     return rule.moves or rule.source == OTHER_RUN or config.actor.init is not None
 
 
-#: The exact KL of every token [B, R], and that the other way; another divergence, where that is
-#: charged [B, R]; and what is charged [B, R, 1], without its coefficient.
+#: Keys: the exact KL(policy||reference) of every token [B, R]; the forward KL [B, R]; the charged
+#: divergence [B, R], if not the reverse KL; and the charge [B, R, 1] without its coefficient.
 EXACT, FORWARD, DIVERGENCE = ("kl", "exact"), ("kl", "forward"), ("kl", "divergence")
 CHARGED = ("next", KL_KEY)
 
 
 def no_kl(config: KLConfig) -> None:
-    """``kl=none``: nothing measured, nothing charged."""
+    """``kl=none``: measure and charge nothing."""
 
 
 def legacy(config: LegacyKLConfig) -> ReferenceKL:
@@ -113,15 +113,15 @@ def annotate(
     reference: NextTokens,
     divergence: Divergence = REVERSE,
 ) -> None:
-    """Write log pi_ref of the tokens, and the exact KL of their distributions, once per rollout.
+    """Write log pi_ref of the tokens and their exact KLs, once per rollout.
 
     Args:
         batch: [B]; gets ("next", "ref_log_probs", "full") [B, P+R], ("kl", "exact") and
-            ("kl", "forward") [B, R]; and ("kl", "divergence") [B, R], where another divergence than
-            the reverse KL is charged.
-        policy: the distributions that it was sampled from.
-        reference: pi_ref's of the same tokens.
-        divergence: which is charged.
+            ("kl", "forward") [B, R]; and ("kl", "divergence") [B, R], if the charged one is not
+            the reverse KL.
+        policy: the distributions that the batch was sampled from.
+        reference: the distributions of pi_ref at the same tokens.
+        divergence: the charged one.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     names: dict[tuple[str, str], Which] = {EXACT: "reverse", FORWARD: "forward"}
@@ -129,7 +129,7 @@ def annotate(
         names[DIVERGENCE] = divergence.name
     against = Against(reference, [*dict.fromkeys(names.values())])
     _, [compared] = token_measures(policy, tokens, mask, [against])
-    if REF_LOG_PROBS not in batch.keys(include_nested=True):  # no transform has retrieved them
+    if REF_LOG_PROBS not in batch.keys(include_nested=True):  # no transform wrote them
         batch[REF_LOG_PROBS] = on_full(batch, compared.log_prob)
     for key, name in names.items():
         batch[key] = compared.divergence[name]
@@ -138,11 +138,11 @@ def annotate(
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
     """Write the reward of every token [B, R, 1]: the score on the last, minus coef * KL if charged.
 
-    Where the environment charged the KL, its reward stands.
+    If the environment already charged the KL, the reward is left unchanged.
 
     Args:
-        batch: [B], scored; annotated where there is a KL.
-        kl: how; None leaves the score alone.
+        batch: [B], scored; annotated if there is a KL.
+        kl: how to charge; None: the reward is the score.
     """
     if kl is not None and kl.online:
         return
@@ -160,15 +160,15 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 
 @torch.no_grad()
 def measure(batch: TensorDictBase) -> dict[str, Tensor]:
-    """:func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per token.
+    """Apply :func:`klrl.kl.measure.mean_kl` to an annotated rollout, in nats per token.
 
     Returns:
-        Means over valid tokens; with the suffix ``_seq`` sums over a response, means over
-        responses. Where another divergence is charged, what
-        :func:`klrl.kl.measure.mean_charged` gives too.
+        Means over valid tokens; with the suffix ``_seq``, sums over a response, then means over
+        responses. If the charged divergence is not the reverse KL, also those of
+        :func:`klrl.kl.measure.mean_charged`.
 
     Raises:
-        NonFiniteError: one of them is NaN or infinite.
+        NonFiniteError: a mean is NaN or infinite.
     """
     mask = response_mask(batch)
     log_ratio = on_response(batch, LOG_PROBS) - on_response(batch, REF_LOG_PROBS)

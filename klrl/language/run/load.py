@@ -1,4 +1,4 @@
-"""The policy of a language run: made, read back from a run folder, and what a checkpoint holds."""
+"""Makes the policy of a language run, loads it from a run folder, and defines its checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from klrl.runs.resume import stored_config
 
 @dataclass(frozen=True)
 class Policy:
-    """The model that samples and learns; with ``advantage=gae`` its critic."""
+    """The model that samples and learns, and with ``advantage=gae`` its critic."""
 
     causal: CausalLM
     value_head: ValueHead | None = None
@@ -43,12 +43,12 @@ class Policy:
 
     @property
     def special(self) -> SpecialTokens:
-        """The ids that end a response, and the tokenizer's pad."""
+        """The ids that end a response, and the tokenizer's pad id."""
         return SpecialTokens(self.causal.eos, self.causal.tokenizer.pad_token_id)
 
     @property
     def actor_parameters(self) -> list[nn.Parameter]:
-        """The model's trained parameters: all, or the adapters' alone."""
+        """The trained parameters of the model: all, or only those of the adapters."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @property
@@ -61,7 +61,7 @@ class Policy:
 def make_policy(
     config: LanguageConfig, *, chat: bool = False, say: Callable[[str], None] = print
 ) -> Policy:
-    """Load the model; without ``actor.model``, the small one of ``env=sort_digits``.
+    """Load ``actor.model``; if it is null, the small base model of ``env=sort_digits``.
 
     Args:
         config: the job.
@@ -90,7 +90,7 @@ def make_policy(
 
 
 def find_base(config: LanguageConfig) -> str | Path:
-    """``actor.model``; for null, the small base model of ``env=sort_digits``."""
+    """Return ``actor.model``; if it is null, the small base model of ``env=sort_digits``."""
     if config.actor.model == smollm.NAME:
         return smollm.smollm()
     return BASE_MODEL if config.actor.model is None else config.actor.model
@@ -108,16 +108,16 @@ def trained_policy(
     beside: LanguageConfig | None = None,
     model: str | None = None,
 ) -> Policy:
-    """The policy of a language run, frozen.
+    """Load the policy of a language run, frozen.
 
     Args:
         run: the run folder.
         which: last or best.
         device: where to put it.
         setting: for messages, as in ``reference.path``.
-        beside: a job whose policy it is compared with, see :func:`_computing_as`.
-        model: where the run's base model is now; None: where it was. Whatever is taken from there,
-            its weights must be those of the digest in the checkpoint, if that has one.
+        beside: the job whose policy this one will be compared with, see :func:`_computing_as`.
+        model: where the run's base model is now; None: where it was. If the checkpoint has a
+            digest of the base weights, the weights there must match it.
 
     Raises:
         ConfigError: no such run or checkpoint, a control run, or its model is missing or changed.
@@ -144,13 +144,13 @@ def trained_causal_lm(run: str | Path, which: str = "last", device: str = "cpu")
 def load_reference(
     config: LanguageConfig, policy: Policy, described: Mapping[str, Any] | None
 ) -> Loaded:
-    """Another run's model as pi_ref.
+    """Load the model of another run as pi_ref.
 
     Args:
         config: the job, with ``reference=checkpoint``.
-        policy: the live one; the reference must have its tokens.
-        described: on resume, what this run noted of its reference: its weights then come from
-            this run's own checkpoint, and the other folder may be gone.
+        policy: the live one; the reference must have the same tokens.
+        described: on resume, the manifest's description of the reference: the weights then come
+            from this run's own checkpoint, and the other folder may be gone.
 
     Returns:
         The model, and its description for the manifest.
@@ -175,14 +175,14 @@ def load_reference(
 
 
 def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
-    """The same job with the network of another run, as a manifest describes it."""
+    """Return the job with the network of another run, as a manifest describes it."""
     return replace(config, actor=typed_choice("actor", described))
 
 
 def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
-    """A run's settings with the network of its reference, where that is another run's.
+    """Return a run's settings with the network of its reference, if that is another run's.
 
-    ``config`` says where the run's base model is now; the other network may have the same one.
+    ``config`` says where the run's base model is now; the other network may share that base model.
     """
     if not isinstance(config.reference, CheckpointReferenceConfig):
         return config
@@ -192,7 +192,7 @@ def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
 
 
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
-    """Another job in the precision of this one, where it can be: a KL is then less of rounding."""
+    """Set ``other`` to the precision of ``config`` if possible, so that rounding adds less KL."""
     adapters_on_bfloat16 = other.actor.lora.r and other.actor.dtype == "bfloat16"
     if adapters_on_bfloat16 or other.actor.dtype == "float64":
         return other
@@ -201,7 +201,7 @@ def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConf
 
 
 def computing_in(config: LanguageConfig, dtype: str) -> LanguageConfig:
-    """The same job with weights of float32 and this arithmetic: float32 or mixed."""
+    """Return the job with float32 weights and arithmetic ``dtype``: float32 or mixed."""
     return replace(
         config,
         actor=replace(config.actor, dtype="float32"),
@@ -210,25 +210,25 @@ def computing_in(config: LanguageConfig, dtype: str) -> LanguageConfig:
 
 
 def language_config(run: Path, setting: str = "run") -> LanguageConfig:
-    """The settings of a language run."""
+    """Read the settings of a language run; refuse a control run."""
     config = stored_config(run)
     if not isinstance(config, LanguageConfig):
         raise ConfigError(f"{setting}={run}: is a control run; give a language run")
     return config
 
 
-#: Prefix, before the dtype, of the entry that identifies the base model.
+#: Key of the base model's digest: this prefix, then the dtype.
 BASE = "base_sha256."
-#: Prefix of the critic's weights.
+#: Key prefix of the critic's weights.
 _HEAD = "value_head."
 
 
 @dataclass(frozen=True)
 class BaseDigest:
-    """A digest of the weights that a run started from and that its checkpoint does not hold.
+    """Digest of the base weights, which a run starts from and its checkpoint does not contain.
 
-    SHA-256, [32] uint8. ``model`` is ``actor.model``; digests of two dtypes cannot be compared. To
-    load it is to compare it with that of a checkpoint.
+    SHA-256, [32] uint8. ``model`` is ``actor.model``. Digests of different dtypes cannot be
+    compared. Loading a state compares its digest with this one.
     """
 
     model: str | None
@@ -236,11 +236,11 @@ class BaseDigest:
     digest: Tensor
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The digest, by its dtype."""
+        """Return the digest under a key that names its dtype."""
         return {BASE + self.dtype: self.digest}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """A RuntimeError where the base model's weights are others than the run's were."""
+        """Raise a RuntimeError if the base model's weights differ from those of the run."""
         stored = state.get(BASE + self.dtype)
         if stored is not None and not torch.equal(stored.cpu(), self.digest):
             raise RuntimeError(
@@ -250,7 +250,7 @@ class BaseDigest:
 
 
 def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
-    """The digest of a newly loaded network: of its frozen weights, or of all if none is frozen.
+    """Digest a newly loaded network: its frozen weights, or all weights if none is frozen.
 
     Args:
         network: a causal LM; LoRA adapters are not part of the base.
@@ -267,13 +267,13 @@ def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
 
 
 class Weights:
-    """The part of a model that a checkpoint holds: trained weights, with LoRA the adapters alone.
+    """The part of a model that a checkpoint contains: trained weights; with LoRA, the adapters.
 
     Args:
         model: a causal LM.
         value_head: the critic, if there is one.
-        whole: hold every parameter, trained or not, as for a reference.
-        base: digest of the weights that are not held; saved with them and compared.
+        whole: store every parameter, trained or not, as for a reference.
+        base: digest of the weights that are not stored; saved with the state, compared on load.
     """
 
     def __init__(
@@ -284,14 +284,14 @@ class Weights:
         whole: bool = False,
         base: BaseDigest | None = None,
     ) -> None:
-        named = list(model.named_parameters())  # tied weights once
+        named = list(model.named_parameters())  # lists tied weights once
         self._parameters = {n: p for n, p in named if whole or p.requires_grad}
         if value_head is not None:
             self._parameters |= {_HEAD + n: p for n, p in value_head.named_parameters()}
         self._base = base
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Name -> weight; and the digest of the base model, if there is one."""
+        """Return name -> weight, and the digest of the base model, if there is one."""
         base = {} if self._base is None else self._base.state_dict()
         return {name: p.detach() for name, p in self._parameters.items()} | base
 
@@ -300,8 +300,8 @@ class Weights:
         """Load weights, in place.
 
         Raises:
-            RuntimeError: other names or shapes, or adapters of another base model. A value head may
-                be missing or superfluous: a run with another advantage starts without its own.
+            RuntimeError: names or shapes differ, or the adapters are of a different base model. A
+                value head may be missing or superfluous, since the two runs' advantages may differ.
         """
         if self._base is not None:
             self._base.load_state_dict(state)
@@ -320,7 +320,7 @@ class Weights:
 
 
 def moved(config: LanguageConfig, model: str | None) -> LanguageConfig:
-    """The same job with its base model in another folder; None: where it was."""
+    """Return the job with its base model in folder ``model``; None: where it was."""
     if model is None:
         return config
     if not expanded(model).is_dir():
@@ -331,16 +331,16 @@ def moved(config: LanguageConfig, model: str | None) -> LanguageConfig:
 
 
 def with_model(config: LanguageConfig, model: str | None) -> LanguageConfig:
-    """The same job with another ``actor.model``."""
+    """Return the job with ``actor.model`` replaced."""
     return replace(config, actor=replace(config.actor, model=model))
 
 
 def check_place(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
-    """Look for the base model of a run that is not to be trained.
+    """Refuse a stored run whose base model is missing (for commands that do not train it).
 
     Args:
         config: the run's settings.
-        remedy: how its new place is told.
+        remedy: how the user gives the new place, for the message.
     """
     model = config.actor.model
     if model is None or model == smollm.NAME:
@@ -348,5 +348,5 @@ def check_place(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
     try:
         find_model(model)
     except ConfigError as error:
-        found, _, _ = str(error).rpartition(";")  # its own remedy is for who begins a run
+        found, _, _ = str(error).rpartition(";")  # the original remedy is for new runs
         raise ConfigError(f"{found}; say where it is now with {remedy}") from error

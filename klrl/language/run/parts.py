@@ -1,4 +1,4 @@
-"""The parts of a language run; the algorithm is :meth:`klrl.train.loop.Training.train`."""
+"""Builds the parts of a language run for the loop, :meth:`klrl.train.loop.Training.train`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _say = partial(print, flush=True)
 
 
 class LanguageParts(Parts):
-    """Everything that one language run needs, built from its settings and looked at.
+    """Everything that one language run needs, built from its settings and checked.
 
     Args:
         config: the job.
@@ -54,7 +54,7 @@ class LanguageParts(Parts):
     """
 
     reference: Reference | None
-    #: Of the last rollout, where it was scored again.
+    #: Rounding of the last rollout, if it was rescored.
     _rounding: Mapping[str, float] = {}
     longest_episode = 1  # a response is one sample
 
@@ -71,15 +71,15 @@ class LanguageParts(Parts):
         self.prompts = self.task.stream(tokenizer, limit)
         self.kl = factory("kl", config.kl, config.domain)(config.kl)
         kept = checkpointed(self.reference_rule, config)
-        # Without these weights a checkpoint is worth nothing: with LoRA it holds the adapters
-        # alone, and a reference that it does not hold is made from them.
+        # A checkpoint is useless without these base weights: with LoRA it contains only the
+        # adapters, and a reference that it does not contain is made from the base weights.
         needed = config.actor.lora.r or (self.kl is not None and not kept)
         base = base_digest(self.policy.model, config.actor.model) if needed else None
         self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, "last", "agent", self.weights, self.device)
-        described = before.get("reference") if before else None  # where it is another run's model
+        described = before.get("reference") if before else None  # if it is another run's model
         self.reference = None
         if self.kl is not None:
             self.reference = Reference.start(
@@ -138,24 +138,24 @@ class LanguageParts(Parts):
         return self.policy.model
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """What a row tells of a charged rollout."""
+        """Rewards of a charged rollout, for its row."""
         rewards = rewards_of(batch, self.kl)
         return replace(rewards, own={**rewards.own, **self._rounding})
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
-        """Responses to prompts of the evaluation split."""
+        """Evaluate the policy on prompts of the evaluation split."""
         player = Player(self.config, self.policy, self.task, self.sampler)
         sampled = self.config.eval.sampled
         return player.evaluate(starts, size, sampled=sampled, reference=self.reference)
 
     def callbacks(self) -> Sequence[Callback]:
-        """Shows some responses."""
+        """Return the callback that records some responses."""
         return (ShownSamples(self.config),)
 
     # --------------------------------------------------------------------------------- parts
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
-        """The sampler of responses, from an iteration on."""
+        """Return what makes the rollouts, from this iteration on."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
         if self.kl is not None and self.kl.online:
             from klrl.language.run.chat import ChatRollout
@@ -169,11 +169,11 @@ class LanguageParts(Parts):
 
     @property
     def built(self) -> Sequence[object]:
-        """Of TorchRL's path also collector, policy and environment."""
+        """The objects that were built; with ``kl.apply=step`` also TorchRL's."""
         return (*self.collector.built, *super().built)
 
     def components(self) -> dict[str, Any]:
-        """Weights, optimiser, the place among the prompts, and a reference that must be kept."""
+        """Name -> saved state: weights, optimiser, prompt counter, and the reference if needed."""
         components: dict[str, Any] = {
             "agent": self.weights,
             "optimizer": self.learner.steps.optimizer,

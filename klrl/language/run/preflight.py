@@ -14,8 +14,8 @@ from klrl.runs.machine import check_language_packages
 from klrl.runs.other_task import allowed
 from klrl.runs.resume import stored_config, warn_edited
 
-#: Settings of the task that an evaluation may change, where the task has them; beside these it may
-#: say where the base model is now.
+#: Settings of the task that an evaluation may change, if the task has them. In addition,
+#: ``actor.model`` may say where the base model is now.
 _CHANGEABLE = (
     *("env.reward", "env.shortest", "env.longest"),
     *("env.reward_weights", "env.eval_data", "env.eval_split"),
@@ -23,12 +23,12 @@ _CHANGEABLE = (
 
 
 def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
-    """Refuse a job whose packages, data, reward function, model folder or other run is missing.
+    """Refuse a job that lacks a package, its data, reward function, model folder or another run.
 
     Arguments as :func:`klrl.runs.machine.check_machine`.
     """
     check_language_packages(config)
-    # They import torch and the packages that were just looked for.
+    # These modules import torch and the packages that were just checked.
     from klrl.language.data.tasks import make_task
     from klrl.language.model import smollm
     from klrl.language.run.load import language_config
@@ -53,7 +53,7 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
 
 
 def language_on_task(run: Path, stored: LanguageConfig, overrides: Sequence[str]) -> JobConfig:
-    """:func:`klrl.runs.other_task.config_on_task` of a language run."""
+    """The language part of :func:`klrl.runs.other_task.config_on_task`."""
     changeable = [name for name in _CHANGEABLE if hasattr(stored.env, name.partition(".")[2])]
     changeable.append("actor.model")
     words = quote_paths(allowed(overrides, changeable))

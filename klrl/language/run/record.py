@@ -1,4 +1,4 @@
-"""What a language run writes: what a row tells of its rollout, and some responses to look at."""
+"""Records a language run: the rewards of each row, and some responses to read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
-    """Rewards and responses of a rollout [B], charged as ``kl`` says; None for ``kl=none``."""
+    """Summarise the rewards of a rollout [B]; ``kl`` is None for ``kl=none``."""
     mask = response_mask(batch)
     score, tokens = batch[SCORE].flatten().double(), int(mask.sum())
     own: Row = {
@@ -57,7 +57,7 @@ def _mean(value: torch.Tensor, mask: torch.Tensor) -> float:
 
 
 def _parts(batch: TensorDictBase) -> dict[str, torch.Tensor]:
-    """The scores of each reward, where there are several."""
+    """Label -> scores of each reward function, if there are several."""
     return dict(batch[PARTS].items()) if _has(batch, PARTS) else {}
 
 
@@ -66,18 +66,18 @@ def _has(batch: TensorDictBase, key: tuple[str, ...]) -> bool:
 
 
 def shown_rows(config: LanguageConfig) -> range:
-    """The rows of a rollout that are shown."""
+    """The rows of a rollout that are recorded as samples."""
     size, count = config.frames_per_iteration, config.collector.samples_count
     return range(0, size, max(1, size // count))[:count]
 
 
 class ShownSamples(Callback):
-    """Some responses: of the first iteration, every ``collector.samples_every``, and at the end.
+    """Records responses at the first iteration, every ``collector.samples_every``, and at the end.
 
-    ``weights`` says by its samples so far which policy drew a response. Those at the end are drawn
-    by the policy that the last checkpoint holds, so that ``klrl verify`` can compute their numbers
-    again. They stand as the next iteration's, which a resumed run drops. Nothing is learned from
-    them, so they are not scored.
+    ``weights`` identifies the policy that drew a response, by the samples it had learned from. The
+    responses at the end are drawn by the policy of the last checkpoint, so that ``klrl verify`` can
+    recompute their numbers. Their iteration is the next one, so a resumed run drops them. They are
+    not scored, since nothing is learned from them.
 
     Args:
         config: the job.
@@ -87,7 +87,7 @@ class ShownSamples(Callback):
         self._config = config
 
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
-        """Record them when they are due."""
+        """Record some responses of this rollout if they are due."""
         every, iteration = self._config.collector.samples_every, training.counters.iteration
         if not every or (iteration % every and iteration != 1):
             return
@@ -98,13 +98,13 @@ class ShownSamples(Callback):
         self._record(training, iteration, batch, shown)
 
     def finished(self, training: Loop) -> None:
-        """Draw and record the last ones: groups of responses to the prompts that come next."""
+        """Draw and record the last responses, to the prompts that come next."""
         collector, parts = self._config.collector, training.parts
         if not collector.samples_every:
             return
         before, iteration = parts.prompts.state_dict(), training.counters.iteration
         prompts = parts.prompts.take(collector.samples_count)
-        parts.prompts.load_state_dict(before)  # they are served again
+        parts.prompts.load_state_dict(before)  # the next iteration gets them again
         seed = derived_seed(self._config.seed, "sample", iteration)
         batch = sample(parts.policy, parts.sampler, prompts, self._config, seed)
         set_scores(batch, torch.zeros(len(batch), device=batch.device))
@@ -132,12 +132,12 @@ class ShownSamples(Callback):
         training.recorder.samples([{**line, **drawn_by} for line in lines])
 
 
-#: Of a recorded log-prob and KL: float32 has no more digits of the first.
+#: Decimals of a recorded log-prob and KL; a float32 log-prob has no more.
 _DECIMALS = {"log_probs": 7, "ref_log_probs": 7, "kl": 6}
 
 
 def _line(row: TensorDictBase, tokenizer: Tokenizer) -> dict[str, object]:
-    """What a line of ``samples.jsonl`` says of one row [1] of a rollout: ids, log-probs, scores."""
+    """Return the ids, log-probs and scores of a rollout's row [1], for ``samples.jsonl``."""
     (prompt_ids,), (ids,) = ids_of(row)
     line: dict[str, object] = {
         "truncated": bool(row["next", "truncated"].any()),

@@ -1,4 +1,4 @@
-"""Rollouts of a language run: prompts, responses, scores; one TensorDict [B] per iteration."""
+"""Makes the rollouts of a language run: prompts, responses and scores, one TensorDict [B] each."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from klrl.runs.metrics import Row
 #: The hidden states that the responses were drawn from [B, R, D], and pi_ref's of the same tokens.
 STATES = ("old", "states")
 REF_STATES = ("ref", "states")
-#: The gold score [B, 1, 1], where the reward is another function.
+#: The gold score [B, 1, 1], if the reward is a different function.
 GOLD = ("next", "gold")
-#: By label the scores [B, 1, 1] of which the reward is the weighted sum, where there are several.
+#: Label -> score [B, 1, 1]: the terms of the weighted sum that is the reward, if there are several.
 PARTS = ("next", "reward_parts")
 
 
 def make_sampler(policy: Policy) -> CacheSampler:
-    """The sampler of training."""
+    """Make the sampler of training."""
     return CacheSampler(policy.model, policy.special, keep_states=True)
 
 
 def decoding_of(config: LanguageConfig, *, greedy: bool = False) -> Decoding:
-    """The decoding of training, or a greedy one of responses as long."""
+    """Return the decoding of training; with ``greedy``, the likeliest tokens up to that length."""
     return Decoding(config.collector.max_new_tokens, config.collector.temperature, greedy)
 
 
@@ -59,12 +59,12 @@ class PromptRollout:
         config: the job.
         policy: the live policy.
         sampler: of the policy.
-        task: has the reward.
-        prompts: of training.
-        iteration: of the next call; seeds its samples, so that a resumed run draws the same ones.
-        phase: takes the name of the phase that begins.
-        scored_prompts, responses: the latest rollout's, B of each.
-        built: parts of TorchRL's that it is made of.
+        task: gives the reward.
+        prompts: the stream of training prompts.
+        iteration: of the next call; it seeds the samples, so that a resumed run draws the same.
+        phase: called with the name of each phase that begins.
+        scored_prompts, responses: of the latest rollout, B of each.
+        built: the TorchRL objects that it is made of.
     """
 
     config: LanguageConfig
@@ -79,13 +79,13 @@ class PromptRollout:
     built: tuple[object, ...] = ()
 
     def collect(self) -> TensorDictBase:
-        """The next rollout [B], scored."""
+        """Make the next rollout [B], scored."""
         batch = self.respond(self.prompts.take(self.config.collector.prompts))
         self.score(batch)
         return batch
 
     def respond(self, prompts: PromptBatch) -> TensorDict:
-        """A batch [B] of this iteration's responses to prompts."""
+        """Sample this iteration's responses to the prompts, as a batch [B]."""
         seed = derived_seed(self.config.seed, "sample", self.iteration)
         self.iteration += 1
         group_size = self.config.collector.group_size
@@ -95,7 +95,7 @@ class PromptRollout:
         return batch
 
     def score(self, batch: TensorDictBase) -> None:
-        """Write scores, the parts of which they are the sum, and gold scores."""
+        """Write the scores, the terms of their sum, and the gold scores."""
         self.phase("reward")
         samples = (self.scored_prompts, self.responses, drawn_of(batch))
         parts = self.task.reward.parts(*samples)
@@ -115,7 +115,7 @@ class PromptRollout:
 def sample(
     policy: Policy, sampler: CacheSampler, prompts: PromptBatch, config: LanguageConfig, seed: int
 ) -> TensorDict:
-    """A batch [B] of responses to prompts as in training, without scores."""
+    """Sample responses to prompts as in training, as a batch [B] without scores."""
     generator = torch.Generator(model_device(policy.model)).manual_seed(seed)
     return respond(sampler, prompts, config.collector.group_size, decoding_of(config), generator)
 
@@ -127,7 +127,7 @@ def respond(
     decoding: Decoding,
     generator: torch.Generator,
 ) -> TensorDict:
-    """A batch [B] of responses; with ("old", "states") where the sampler keeps them."""
+    """Sample responses, as a batch [B]; with ("old", "states") if the sampler keeps states."""
     ids, mask = prompts.ids.to(generator.device), prompts.mask.to(generator.device)
     with weights_cast_once(generator.device):
         responses = sampler(ids, mask, group_size, decoding, generator)
@@ -138,18 +138,18 @@ def respond(
 
 
 def texts_of(policy: Policy, batch: TensorDictBase) -> list[str]:
-    """B responses without the EOS that ended them."""
+    """Decode the B responses, without their final EOS."""
     return response_texts(policy.causal.tokenizer, ids_of(batch)[1], policy.special.eos)
 
 
 def drawn_of(batch: TensorDictBase) -> Drawn:
-    """What a reward function may ask for of B responses, beside their texts."""
+    """Collect what a reward function may request of B responses in addition to their texts."""
     truncated = batch["next", "truncated"].flatten().tolist()
     return Drawn(truncated, *ids_of(batch), batch.device or torch.device("cpu"))
 
 
 def ids_of(batch: TensorDictBase) -> tuple[list[list[int]], list[list[int]]]:
-    """The real tokens of B prompts, and those of their responses."""
+    """Return the token ids of B prompts and of their responses, without padding."""
     prompt_mask = batch[ATTENTION][:, : prompt_length(batch)]
     masks = {"prompt": prompt_mask, "response": response_mask(batch)}
     prompts, responses = (
@@ -166,17 +166,17 @@ def ids_of(batch: TensorDictBase) -> tuple[list[list[int]], list[list[int]]]:
 def rescore(
     batch: TensorDictBase, model: nn.Module, layout: ScoringLayout, prompts: int, temperature: float
 ) -> Row:
-    """Write states and log-probs of a rollout anew, as they are scored.
+    """Replace the states and log-probs of a rollout by those computed by scoring.
 
     Args:
-        batch: [B], sampled from the model as it is.
+        batch: [B], sampled from the model with its current weights.
         model: the policy.
-        layout: how it is scored.
-        prompts: at a time.
+        layout: how the model is scored.
+        prompts: how many to score at a time.
         temperature: of sampling.
 
     Returns:
-        :func:`rounding` of the two.
+        :func:`rounding` of the sampled and the scored log-probs.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     sampled = on_response(batch, LOG_PROBS)
@@ -187,11 +187,11 @@ def rescore(
 
 
 def rounding(sampled: Tensor, scored: Tensor, mask: Tensor) -> Row:
-    """How far two ways to compute the same log-probs are apart.
+    """Measure the rounding difference of log-probs from sampling and from scoring.
 
     Args:
         sampled: log pi of the tokens while they were sampled [B, R], nats.
-        scored: the same by scoring.
+        scored: log pi of the same tokens by scoring [B, R], nats.
         mask: [B, R] bool.
 
     Returns:

@@ -1,13 +1,13 @@
-"""Sampling of responses: klrl's own loop, token by token, and three ways to feed the model.
+"""Samples responses token by token, in klrl's own loop, with three ways to feed the model.
 
 | way | a prompt is computed | then |
 |---|---|---|
-| shared | once for its G responses | they share one row, their keys behind one copy of its own |
+| shared | once for its G responses | they share one row: one copy of its keys, then theirs |
 | copied | once for its G responses | each has a row and a copy of the prompt's keys or states |
-| plain | again for every token | the whole row is computed anew; no cache, no padding before it |
+| plain | again for every token | the whole row is recomputed; no cache, no left padding |
 
 Sharing needs attention that takes any mask. Copying needs ``past_key_values`` that can be copied:
-sliding windows, flash attention and hybrid models have them, Mamba has not.
+models with sliding windows, flash attention or hybrid layers qualify, Mamba does not.
 
 The preflight takes the fastest way that gives the model's own log-probs.
 """
@@ -40,7 +40,7 @@ from klrl.train.preflight import Check
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids that end a response, and the id that fills the rest of its row; any, even an EOS."""
+    """The ids that end a response, and the id that pads its row (any id, even an EOS)."""
 
     eos: tuple[int, ...]
     pad: int
@@ -50,8 +50,8 @@ class SpecialTokens:
 class Decoding:
     """Settings for choosing tokens.
 
-    Tokens are drawn from the whole softmax(logits / temperature); or ``greedy``, for evaluation
-    alone, since such a policy has no KL to the reference.
+    Tokens are drawn from the whole softmax(logits / temperature). ``greedy`` takes the likeliest
+    token; it is for evaluation only, since a greedy policy has no KL to the reference.
     """
 
     max_new_tokens: int
@@ -70,9 +70,9 @@ class Decoder(ABC):
         longest: most tokens of a response.
     """
 
-    #: The way, for people.
+    #: The way, in words for a message.
     words: str
-    #: Responses that stand in one row.
+    #: Responses per row.
     width = 1
 
     def __init__(
@@ -82,14 +82,14 @@ class Decoder(ABC):
         self.group_size, self.longest = group_size, longest
 
     def start(self) -> Tensor:
-        """The states that predict the first tokens, [B, D]: a prompt's G are the same."""
+        """Return the states that predict the first tokens, [B, D], equal within a group of G."""
         states = self._prompts()
         self._spread()
         return states.repeat_interleave(self.group_size, 0)
 
     @abstractmethod
     def _prompts(self) -> Tensor:
-        """Compute the prompts; the states [N, D] behind them."""
+        """Run the model on the prompts; return the states [N, D] at their last tokens."""
 
     @abstractmethod
     def _spread(self) -> None:
@@ -97,7 +97,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token to each of n responses; the states [n, D] after them."""
+        """Feed one token to each of n responses; return the states [n, D] at these tokens."""
 
     @abstractmethod
     def keep(self, alive: Tensor) -> None:
@@ -120,7 +120,7 @@ class PromptCache(Decoder):
         return states
 
     def _feed(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-        """The states [n, D] after tokens [rows, width]."""
+        """Feed tokens [rows, width]; return the states [n, D] at them."""
         self.position_ids = self.position_ids + 1
         output = backbone(self.model)(
             input_ids=tokens,
@@ -160,7 +160,7 @@ class SharedCache(PromptCache):
 
 
 class CopiedCache(PromptCache):
-    """A row is a response with its own copy of what the prompt left in the cache."""
+    """A row is a response with its own copy of the prompt's cache."""
 
     words = "cache copied per response"
 
@@ -182,9 +182,9 @@ class CopiedCache(PromptCache):
 
 
 class Recomputed(Decoder):
-    """A row is a response, packed to the left; the whole of it is computed for every token.
+    """A row is a response, packed to the left; every token recomputes the whole row.
 
-    Its cost grows with the square of the length. It asks nothing of a family but to be causal.
+    The cost grows with the square of the length. Any causal model can be sampled this way.
     """
 
     words = "no cache: every token from its whole row"
@@ -214,7 +214,7 @@ class Recomputed(Decoder):
         return states[torch.arange(len(states), device=states.device), self.lengths - 1]
 
 
-#: By name, the fastest first.
+#: Name -> decoder, the fastest first.
 WAYS: dict[str, type[Decoder]] = {
     "shared": SharedCache,
     "copied": CopiedCache,
@@ -222,17 +222,17 @@ WAYS: dict[str, type[Decoder]] = {
 }
 
 
-#: (step, rows [n], their tokens [n]) -> [n] bool: which responses end with it.
+#: (step, rows [n], their new tokens [n]) -> [n] bool: which responses end with this token.
 Ends: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
 
 
 class CacheSampler:
-    """Sampling token by token, in the fastest of :data:`WAYS` that is right.
+    """Samples token by token, in the fastest of :data:`WAYS` that gives the right log-probs.
 
     Args:
         model: a causal LM.
         special: EOS and pad.
-        way: shared, copied or plain; None to begin with what the model's config allows.
+        way: shared, copied or plain; None: the fastest that the model's config allows.
         keep_states: return the hidden states that the tokens were drawn from.
     """
 
@@ -264,7 +264,7 @@ class CacheSampler:
             prompt_mask: [N, P], nonzero at real tokens.
             group_size: G.
             decoding: how tokens are chosen.
-            generator: on the model's device; equal seeds give equal tokens. None for torch's own.
+            generator: on the model's device; equal seeds, equal tokens. None: torch's global one.
 
         Returns:
             N x G rows, those of a prompt together; log-probs are of softmax(logits / temperature),
@@ -284,20 +284,20 @@ class CacheSampler:
             return self._decode((prompt, prompt_mask), group_size, decoding, generator, ends)
 
     def without_states(self) -> CacheSampler:
-        """The same sampler for evaluations, which keep no states."""
+        """Return a sampler for evaluations: the same way, but no states are kept."""
         return CacheSampler(self.model, self.special, way=self.way)
 
     @torch.no_grad()
     def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
-        """Sample a few tokens, compare their log-probs with plain ones, and settle how to sample.
+        """Sample a few tokens, compare their log-probs with plain ones, and choose the way.
 
-        A way that fails or is wrong gives way to the next, slower one.
+        If a way fails or is wrong, the next slower way is tried.
 
         Returns:
-            The check of the way that is taken from now on, with what was wrong with faster ones.
+            The check of the chosen way; its text says why faster ways were rejected.
 
         Raises:
-            ValueError: none is right: this family cannot be sampled.
+            ValueError: no way is right: this model family cannot be sampled.
         """
         few = prompt[:4], prompt_mask[:4]
         if len(prompt) == 1:
@@ -307,7 +307,7 @@ class CacheSampler:
         decoding = Decoding(max_new_tokens=max(1, min(4, room)))
 
         def ends(step: int, rows: Tensor, chosen: Tensor) -> Tensor:
-            # The first prompt's responses end after two tokens: its rows leave the cache.
+            # End the first prompt's responses after two tokens, to test the removal of rows.
             return (rows < group_size) & (step == 1)
 
         def off(way: str) -> float:
@@ -330,7 +330,7 @@ class CacheSampler:
         generator: torch.Generator | None,
         ends: Ends,
     ) -> Responses:
-        """Sample until all B = N x G rows end; ``rows`` are those still in the cache."""
+        """Sample until all B = N x G rows end; ``rows`` are the unfinished ones in the cache."""
         pad, longest = self.special.pad, decoding.max_new_tokens
         decoder = WAYS[self.way](self.model, *prompts, group_size, longest)
         states = decoder.start()
@@ -361,7 +361,7 @@ class CacheSampler:
                 break
             left = [
                 row for row, is_done in enumerate(done.tolist()) if not is_done
-            ]  # the only wait
+            ]  # the only synchronisation with the GPU
             if not left:
                 break
             if (done.numel() - len(left)) * 4 >= done.numel():
@@ -384,6 +384,6 @@ def _choose(log_p: Tensor, decoding: Decoding, generator: torch.Generator | None
     """One token per row from log-probs [rows, V]."""
     if decoding.greedy:
         return log_p.argmax(-1)
-    # argmax p / q with q ~ Exp(1): torch.multinomial, less its checks, which wait for a GPU.
+    # argmax p / q with q ~ Exp(1) is torch.multinomial without its checks, which wait for the GPU.
     p = log_p.exp()
     return p.div_(torch.empty_like(p).exponential_(generator=generator)).argmax(-1)

@@ -1,4 +1,4 @@
-"""Are the lines of ``samples.jsonl`` samples of the task: ids, prompts, texts, rewards, number?"""
+"""Checks ``samples.jsonl`` against the task: ids, prompts, texts, rewards, number of samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
 from klrl.train.verify import Record
 
-#: Recorded numbers have seven decimals, and a mean is a sum of float32.
+#: Relative tolerance: recorded numbers have seven decimals, and a mean sums float32.
 _ROUNDING = 1e-4
 
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
@@ -32,10 +32,10 @@ _Numbers = list[Annotated[float, Field(strict=True)]]
 
 
 class Sample(BaseModel):
-    """A line; log-probs and KL are nats of each response token.
+    """A line of ``samples.jsonl``; log-probs and KL are nats, one number per response token.
 
-    ``iteration`` and ``samples`` say which rollout it is of, ``weights`` the samples before it,
-    which the weights that drew it had learned from. Samples of the last draw have no reward.
+    ``iteration`` and ``samples`` identify its rollout. ``weights`` identifies the policy that drew
+    it, by the number of samples learned from until then. Samples drawn at the end have no reward.
     """
 
     line: int
@@ -58,12 +58,12 @@ class Sample(BaseModel):
         return f"samples.jsonl line {self.line}"
 
 
-#: What is verified -> the entry of a sample.
+#: Verified measure -> the field of a sample.
 RECORDED = {"policy": "log_probs", "reference": "ref_log_probs", "KL": "kl"}
 
 
 def recorded_names(config: LanguageConfig) -> list[str]:
-    """Which of :data:`RECORDED` every sample of a job has; without a reference the policy alone."""
+    """The keys of :data:`RECORDED` that every sample has; without a reference only policy."""
     return list(RECORDED) if config.has_reference else ["policy"]
 
 
@@ -73,14 +73,14 @@ def recorded_names(config: LanguageConfig) -> list[str]:
 def read_samples(
     folder: Path, config: LanguageConfig, run: str, rows: Sequence[Row]
 ) -> tuple[list[Sample], list[str]]:
-    """The samples of a run, and a line about each that is none.
+    """Read the samples of a run; also return a line about each invalid one.
 
-    A last line without an end is being written, and left out.
+    A last line without a newline is still being written, and is left out.
 
     Args:
-        folder: the run's.
+        folder: the run folder.
         config: its settings.
-        run: the folder as it was given, for messages.
+        run: the folder as the user wrote it, for messages.
         rows: of ``metrics.jsonl``.
     """
     files = RunFolder(folder)
@@ -99,7 +99,7 @@ def read_samples(
 
 
 def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> Sample:
-    """A sample that this run may have drawn; a ValueError says what is wrong with another."""
+    """Parse a line; raise a ValueError if this run cannot have drawn the sample."""
     try:
         told = {**json.loads(line), "line": number}
         sample = Sample(**told)
@@ -118,7 +118,7 @@ def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> S
             )
         if name in told and len(getattr(sample, name)) != len(sample.response_ids):
             raise ValueError("is no sample")
-    size = config.frames_per_iteration  # rollouts are alike large
+    size = config.frames_per_iteration  # every rollout has this size
     true = (sample.iteration - 1) * size, sample.iteration * size
     if (sample.weights, sample.samples) != true:
         raise ValueError(
@@ -141,15 +141,15 @@ def check_samples(
     rows: Sequence[Row],
     record: Record,
 ) -> None:
-    """Compare samples with prompts, texts and scores made anew; problems go into the record.
+    """Compare samples with recomputed prompts, texts and scores; add problems to the record.
 
     Args:
         config: the job.
-        policy: its tokenizer and its marks.
-        task: asks and scores.
+        policy: gives tokenizer and special tokens.
+        task: gives prompts and scores.
         samples: of ``samples.jsonl``.
         rows: of ``metrics.jsonl``.
-        record: gets what was found.
+        record: collects the problems.
     """
     found: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
@@ -174,7 +174,7 @@ def check_samples(
 def _asked(
     config: LanguageConfig, policy: Policy, task: Task, found: Mapping[int, Sequence[Sample]]
 ) -> dict[int, PromptBatch]:
-    """The prompt of each sample, by its line; none for samples that are too many."""
+    """Map each sample's line to its prompt; superfluous samples have no entry."""
     collector, asked = config.collector, {}
     limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
     stream = task.stream(policy.causal.tokenizer, limit)
@@ -191,7 +191,7 @@ def _asked(
 def _differs(
     config: LanguageConfig, policy: Policy, sample: Sample, asked: PromptBatch | None
 ) -> Iterator[str]:
-    """The prompt is the task's, and what follows from the ids of the response is true."""
+    """Check that the prompt is the task's, and that a sample's fields agree with its ids."""
     if asked is not None:
         content = asked.prompts[0].content
         content = content if isinstance(content, str) else [dict(turn) for turn in content]
@@ -211,7 +211,7 @@ def _differs(
 def _missing(
     config: LanguageConfig, found: Mapping[int, Sequence[Sample]], told: Mapping[int, Row]
 ) -> Iterator[str]:
-    """As many samples as each iteration that is due has."""
+    """Check that each iteration has as many samples as the job records."""
     every, last = config.collector.samples_every, config.iterations
     wanted = {i: len(shown_rows(config)) for i in told if i and (i == 1 or i % every == 0)}
     if last in told:  # drawn at the end, one for each prompt
@@ -222,7 +222,7 @@ def _missing(
 
 
 def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Iterator[str]:
-    """The means of a row, of which all samples are kept."""
+    """Check the means of a row against its samples, if all of them were recorded."""
     count, tokens = len(samples), sum(len(sample.response_ids) for sample in samples)
     means = {
         "reward/episode": sum(sample.reward or 0.0 for sample in samples) / count,
@@ -242,7 +242,7 @@ def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Ite
 def _scores(
     task: Task, samples: Sequence[Sample], asked: Mapping[int, PromptBatch]
 ) -> Iterator[str]:
-    """Rewards and gold scores, by the task's own functions."""
+    """Check rewards and gold scores against the task's own functions."""
     if not samples:
         return
     drawn = Drawn(
@@ -263,5 +263,5 @@ def _scores(
 
 
 def _equal(one: float, other: float) -> bool:
-    """Up to rounding; NaN equals nothing."""
+    """Compare up to rounding; NaN equals nothing."""
     return abs(one - other) <= _ROUNDING * max(1.0, abs(other))

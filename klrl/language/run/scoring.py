@@ -1,11 +1,10 @@
-"""The hidden states that predict a batch's response tokens: one row per prompt, or per response.
+"""Computes the hidden states that predict response tokens, in one row per prompt or per response.
 
 Shared: one row [prompt | r1 .. rG] with a tree mask (a response attends to the prompt and itself)
 and position ids that restart after the prompt, so that a prompt is computed once for its G
-responses. Packed: row i is [prompt | response i | padding], see
-:func:`packed_states`. Shared rows are packed to the left too, and the last
-token of a response is left out, since nothing is predicted from it. Heads and log-softmaxes follow
-on response tokens alone, in :mod:`klrl.language.model.vocabulary`.
+responses. Packed: row i is [prompt | response i | padding], see :func:`packed_states`. Shared rows
+are packed to the left too, without the last token of each response, since nothing is predicted
+from it. :mod:`klrl.language.model.vocabulary` applies head and log-softmax, to response tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from klrl.language.model.vocabulary import NextTokens, response_log_probs
 
 
 def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> Tensor:
-    """The states from one row per prompt and its G responses; equal to :func:`packed_states`.
+    """Compute the states in one row per prompt and its G responses; equal to :func:`packed_states`.
 
     Args:
         model: a causal LM whose attention takes a 4-D mask.
@@ -49,7 +48,7 @@ def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> T
         [B, R, D], differentiable; undefined at padding.
 
     Raises:
-        ValueError: longer than the model's context.
+        ValueError: a prompt and response are longer than the model's context.
     """
     rows = pack(batch, group_size)
     check_length(unwrapped(model), int(rows.positions.max()) + 2)
@@ -66,7 +65,7 @@ def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> T
 
 @dataclass(frozen=True)
 class SharedRows:
-    """N rows of L tokens, each a prompt and its G responses, packed to the left.
+    """N rows of L tokens; each row is a prompt and its G responses, packed to the left.
 
     Attributes:
         tokens: [N, L].
@@ -140,11 +139,11 @@ def tree_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class ScoringLayout:
-    """The layout in which a model is scored, and why.
+    """The layout in which a model is scored, and the reason for it.
 
     Args:
         group_size: G.
-        shared: one row per prompt, else one per response, packed.
+        shared: one row per prompt; else one packed row per response.
         reason: a line of the preflight: the comparison, or why rows are not shared.
     """
 
@@ -153,7 +152,7 @@ class ScoringLayout:
     reason: str = ""
 
     def states(self, model: nn.Module, batch: TensorDictBase) -> Tensor:
-        """The hidden states [B, R, D] before each response token, differentiable."""
+        """Compute the hidden states [B, R, D] that predict response tokens, differentiable."""
         if self.shared:
             return shared_states(model, batch, self.group_size)
         return packed_states(model, batch)
@@ -161,14 +160,14 @@ class ScoringLayout:
     def next_tokens(
         self, model: nn.Module, batch: TensorDictBase, temperature: float
     ) -> NextTokens:
-        """The distributions of the batch's response tokens under a model, differentiable."""
+        """Compute the next-token distributions at response tokens, differentiable."""
         return NextTokens(self.states(model, batch), head(model), temperature)
 
     @torch.no_grad()
     def rollout_states(
         self, model: nn.Module, batch: TensorDictBase, prompts_at_a_time: int
     ) -> Tensor:
-        """The same without gradient for a whole rollout, as a reference needs it once."""
+        """Compute the states of a whole rollout without gradient, once, as for a reference."""
         count = batch.batch_size[0] // self.group_size
         device = batch["tokens", "full"].device
         pieces = torch.arange(count, device=device).split(prompts_at_a_time)
@@ -176,7 +175,7 @@ class ScoringLayout:
         return torch.cat(states)
 
 
-#: In words, by ``Layout.shared``.
+#: ``ScoringLayout.shared`` -> words for a message.
 NAMES = {
     True: "scored in one row per prompt",
     False: "scored in one row per response, padded on the right",
@@ -185,7 +184,7 @@ NAMES = {
 
 @torch.no_grad()
 def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> ScoringLayout:
-    """Compare the layouts with the model's own log-probs on a few prompts, and choose one.
+    """Compare the layouts with the model's own log-probs on a few prompts; choose a layout.
 
     Args:
         model: a causal LM.
@@ -193,10 +192,10 @@ def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Scor
         group_size: G.
 
     Returns:
-        The first of shared and packed that is right to :data:`AGREEMENT`.
+        Shared, if it is right to within :data:`AGREEMENT`; else packed.
 
     Raises:
-        ValueError: none is; or the head gives other logits than the model itself.
+        ValueError: neither is right, or the head's logits differ from the model's.
     """
     chosen = torch.arange(min(4, len(batch) // group_size), device=batch.device)
     few = take_prompts(batch, chosen, group_size)

@@ -1,4 +1,4 @@
-"""The gradient steps of a language run: minibatches of whole prompts, scored and learned from."""
+"""The gradient steps of a language run, on minibatches of whole groups of responses."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from klrl.objectives.functional import normalized
 from klrl.train.learner import Coefficients, Steps
 
 _Part: TypeAlias = tuple[TensorDictBase, Tensor | None, Tensor | None]
-#: Prompts scored at a time where no gradient is needed, as many as a minibatch at least.
+#: Prompts scored at a time where no gradient is needed, at least those of a minibatch.
 PROMPTS_WITHOUT_GRADIENT = 32
 
 
 class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
-    """Steps of model (or adapters) and value head.
+    """Gradient steps of the model (or its adapters) and the value head.
 
     Args:
         config: the job.
         policy: changed in place.
-        layout: how it is scored.
-        reference: pi_ref, asked again only where the loss charges the exact KL.
+        layout: how the policy is scored.
+        reference: pi_ref; scored again only if the loss charges the exact KL.
         estimator: how the loss charges KL(policy||reference): exact, k1, k2, k3; None: not at all.
-        divergence: of policy and reference, where it charges that exactly.
+        divergence: of policy and reference, which the loss charges if the estimator is exact.
     """
 
     mode = "false"
@@ -77,21 +77,21 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     @property
     def actor_parameters(self) -> list[nn.Parameter]:
-        """What is trained of the model."""
+        """The trained parameters of the model."""
         return self.policy.actor_parameters
 
     def lay_out(self, batch: TensorDictBase) -> TensorDictBase:
-        """The batch [B] as it is; the head that it was sampled with is kept, for KL(old||new)."""
+        """Return the batch [B] unchanged; keep a copy of the sampling head, for KL(old||new)."""
         now: nn.Module = head(self.policy.model)  # type: ignore[assignment]
         moves = any(p.requires_grad for p in now.parameters())
         self._old_head = deepcopy(now).requires_grad_(False) if moves else now
         if moves and in_low_precision(self.policy.model):
-            # As it is computed with, which is half as large.
+            # In the dtype of the arithmetic: half the memory if that is bfloat16.
             self._old_head.to(model_dtype(self.policy.model))
         return batch
 
     def minibatches(self, frames: TensorDictBase) -> Iterator[TensorDictBase]:
-        """Every prompt's group once, shuffled."""
+        """Yield minibatches of whole groups, each group once, in random order."""
         size = self.config.collector.group_size
         # The order comes from the CPU's generator, the same on every device.
         order = torch.randperm(frames.batch_size[0] // size).to(frames["advantage"].device)
@@ -111,14 +111,14 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             whole = {name: torch.cat([each[name] for each in measured]) for name in measured[0]}
             metrics = self.loss.measure(whole, self._learned(minibatch))
             if self.config.loss.mask_truncated:
-                # Of all responses: those that were cut off alone would have an entropy of 0.
+                # Over all responses: if all were truncated, those in the loss would give 0.
                 entropy = masked_mean(-on_response(minibatch, LOG_PROBS), response_mask(minibatch))
                 metrics[self.loss.measures.index("policy/entropy")] = entropy
             return torch.cat([metrics, norm.reshape(1)]).float()
 
     def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
-        """``learner.micro_batch`` prompts each, the share of their loss in the minibatch's (None:
-        all of it), and the spread that its advantages were divided by already.
+        """Yield parts of ``learner.micro_batch`` prompts, the weight of each part's loss (None: the
+        only part), and the spread that the advantages were already divided by.
         """
         size, group_size = self.config.learner.micro_batch, self.config.collector.group_size
         count = minibatch.batch_size[0] // group_size
@@ -135,30 +135,30 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             yield take_prompts(minibatch, prompts, group_size), share, spread
 
     def _learned(self, batch: TensorDictBase) -> Tensor:
-        """The tokens [B, R] that the loss sees: all, or those of responses that ended."""
+        """Mask [B, R] of the tokens in the loss: all, or only those of responses that ended."""
         mask = response_mask(batch)
         return mask & ~batch["next", "truncated"] if self.config.loss.mask_truncated else mask
 
     def loss_terms(
         self, batch: TensorDictBase, coefficients: Coefficients, spread: Tensor | None = None
     ) -> LossTerms:
-        """The loss of a minibatch [B].
+        """Compute the loss of a minibatch [B].
 
         Args:
-            batch: its tokens.
-            coefficients: of its terms.
-            spread: that its advantages were divided by already, see :class:`PolicyLoss`.
+            batch: the minibatch.
+            coefficients: of the loss's terms.
+            spread: what the advantages were already divided by, see :class:`PolicyLoss`.
         """
         scored = self.score(batch)
         beta, kl_coef = scored.log_prob.new_tensor([coefficients.beta, coefficients.kl_ref])
         return self.loss(scored, beta, kl_coef, spread)
 
     def score(self, batch: TensorDictBase) -> Scored:
-        """What policy and critic say of its tokens [B, R]; one forward, differentiable."""
+        """Score the batch's tokens [B, R] by policy and critic; one forward, differentiable."""
         mask, old_log_prob = self._learned(batch), on_response(batch, LOG_PROBS)
         policy = self.layout.next_tokens(self.policy.model, batch, self._temperature)
         log_prob, exact_ref, kl_old = self._measures(policy, batch, mask)
-        # Without a bonus of the sampling policy, from its own tokens: E[-log pi] costs nothing.
+        # Without a bonus, the sampling policy's entropy from its tokens, E[-log pi], at no cost.
         entropy = token_entropy(policy, mask) if self.loss.entropy_bonus else -old_log_prob
         charged = self.loss.reference_estimator is not None
         return Scored(
@@ -176,7 +176,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def _measures(
         self, policy: NextTokens, batch: TensorDictBase, mask: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """log pi_theta of the tokens, its charged divergence if exact, KL(old||new); [B, R]."""
+        """Return log pi_theta, the divergence if charged exactly, KL(old||new); [B, R], nats."""
         against: list[Against] = []
         charged, exact_old = self.loss.divergence.name, self.loss.kl_old == "exact"
         if self.loss.reference_estimator == "exact" and self.reference is not None:
@@ -196,7 +196,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         return log_prob, found.pop().divergence[charged] if found else None, kl_old
 
     def _critic(self, states: Tensor, batch: TensorDictBase, mask: Tensor) -> dict[str, Tensor]:
-        """The values and what they are compared with; nothing without a value head."""
+        """Return the values, old values and targets; an empty dict without a value head."""
         if self.policy.value_head is None:
             return {}
         target, old = (batch[key].squeeze(-1) for key in ("value_target", "state_value"))
@@ -217,18 +217,18 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         return float(total / response_mask(frames).sum())
 
     def positions_per_unit(self, frames: TensorDictBase) -> float:
-        """1, or with ``loss.unit=sequence`` the tokens of a response, in the mean."""
+        """Return 1, or with ``loss.unit=sequence`` the mean number of tokens per response."""
         if self.loss.unit != "sequence":
             return 1.0
         return float(response_mask(frames).sum()) / len(frames)
 
     def _old(self, batch: TensorDictBase) -> NextTokens:
-        """The distributions that the batch was sampled from."""
+        """Return the distributions that the batch was sampled from."""
         return NextTokens(batch[STATES], self._old_head, self._temperature)
 
 
 def prompts_at_a_time(config: LanguageConfig) -> int:
-    """In one forward without gradient: no more than in one with it, where that is limited."""
+    """Return the prompts per forward without gradient; ``learner.micro_batch`` limits it too."""
     if config.learner.micro_batch is not None:
         return config.learner.micro_batch
     return max(PROMPTS_WITHOUT_GRADIENT, config.collector.prompts // config.learner.minibatches)
@@ -246,8 +246,8 @@ class Optimizer(torch.optim.AdamW):
     def __init__(
         self, config: OptimConfig, parameters: list[nn.Parameter], weight_decay: float
     ) -> None:
-        # fused: one pass over weight, gradient and moments: a third of the time on a CPU, and no
-        # table of square roots beside them. It takes their memory as contiguous (torch 2.13).
+        # fused: one pass over weight, gradient and moments takes a third of the time on a CPU and
+        # needs no extra tensor of square roots. It assumes contiguous memory (torch 2.13).
         fused = all(p.is_contiguous() for p in parameters)
         super().__init__(
             parameters, lr=config.lr, eps=config.eps, weight_decay=weight_decay, fused=fused
@@ -255,13 +255,13 @@ class Optimizer(torch.optim.AdamW):
         self._max_norm = config.max_grad_norm
 
     def clipped_step(self, lr: float) -> Tensor:
-        """Clip the gradient, update and drop it; returns the norm before clipping."""
+        """Clip the gradient, step, and drop the gradient; return its norm before clipping."""
         (group,) = self.param_groups
         group["lr"] = lr
         norm = torch.nn.utils.clip_grad_norm_(group["params"], self._max_norm)
         if torch.isfinite(norm):  # else the checkpoint keeps the last finite weights
             self.step()
-        self.zero_grad()  # now: they would lie beside the next forward's activations
+        self.zero_grad()  # now: frees memory for the next forward
         return norm
 
 

@@ -1,9 +1,9 @@
-"""Are the recorded numbers of a language run true? Its samples, computed again without klrl.
+"""Checks the recorded numbers of a language run: recomputes its samples, not by klrl's code.
 
-Log-probs and KLs of ``samples.jsonl`` from its token ids: each sample is one row without padding
-through the model's own forward and logits in float32, softmax in float64. klrl only loads the
-weights. A sample can be computed again where the weights that drew it are there: the model's own
-(before the first update), or those of a checkpoint. A fixed reference serves all samples.
+Log-probs and KLs of ``samples.jsonl`` are recomputed from its token ids: each sample is one row
+without padding, with the model's own forward and logits in float32 and softmax in float64. klrl
+only loads the weights. A sample can be recomputed if the weights that drew it still exist: the base
+model's (before the first update), or a checkpoint's. A fixed reference serves all samples.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ from klrl.runs.rows import rows_so_far
 from klrl.runs.state import Component
 from klrl.train.verify import Record, verify_record
 
-#: Most nats that a recorded number of a float32 run may be off: the largest, and the mean.
+#: Bounds on the error of the recorded numbers of a float32 run, nats: the largest, and the mean.
 LARGEST, MEAN = 1e-4, 1e-5
-#: The mean in a lower precision, where the run recorded no floor of its own.
+#: Bound on the mean error in a lower precision, if the run recorded no rounding floor.
 _LOW_MEAN = 5e-2
-#: And where it did, the least: a logit of size 1 is rounded by so much.
+#: Lower limit of that bound if the run recorded a floor: the rounding of a logit of size 1.
 _ROUNDING = torch.finfo(torch.bfloat16).eps
-#: A single token may be off by so many times the mean: rounding of thirty layers has a long tail,
-#: 12 times the root of its mean square on SmolLM2.
+#: The largest error may be this many times the mean bound: the rounding errors of thirty layers
+#: have a long tail, on SmolLM2 up to 12 times their root mean square.
 _TAIL = 20
 
 
 @dataclass
 class Comparison:
-    """How far recorded numbers are from those computed again, in nats per token.
+    """The difference between recorded and recomputed numbers, in nats per token.
 
     Attributes:
-        name: policy or reference, whose log-probs they are; or KL(policy||reference), exact.
-        bounds: the largest difference, and the largest mean.
-        samples, tokens: how many were computed again.
-        largest, total, squares: the largest difference, their sum, and that of their squares.
-        values: the sum of the true numbers.
-        place: of the largest.
+        name: policy or reference (log-probs), or KL (exact KL(policy||reference)).
+        bounds: on the largest difference, and on the mean.
+        samples, tokens: how many were recomputed.
+        largest, total, squares: the largest difference, the sum, and the sum of squares.
+        values: the sum of the recomputed numbers.
+        place: where the largest difference is.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether both are within the bounds."""
+        """Whether the largest and the mean difference are within the bounds."""
         return self.largest <= self.bounds[0] and self.mean <= self.bounds[1]
 
     def add(self, recorded: Sequence[float], computed: Tensor, place: str) -> None:
@@ -115,10 +115,10 @@ class Comparison:
 
 @dataclass
 class Verdict:
-    """What :func:`verify_run` found.
+    """The result of :func:`verify_run`.
 
-    ``bounds`` are the largest difference and the largest mean that are allowed, nats per token;
-    ``not_computed`` is by measure the number of samples whose weights are gone.
+    ``bounds`` are the allowed largest difference and mean difference, nats per token;
+    ``not_computed`` maps a measure to the number of samples whose weights are gone.
     """
 
     bounds: tuple[float, float]
@@ -130,13 +130,13 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the record is true as far as it could be computed again."""
+        """Whether all numbers that could be recomputed are right."""
         true = not (self.problems or self.record.problems)
         return true and all(each.ok for each in self.measures)
 
 
 def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -> Verdict:
-    """Compute the numbers of a run's samples again.
+    """Recompute the numbers of a run's samples and compare.
 
     Args:
         run: the run folder.
@@ -145,7 +145,7 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
 
     Raises:
         ConfigError: no such run, a control run, no samples with token ids, its model is missing or
-            changed, or no sample can be computed again.
+            changed, or no sample can be recomputed.
     """
     folder = find_run(str(run), "RUN")
     config = moved(language_config(folder, "RUN"), model)
@@ -185,12 +185,12 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
 
 
 def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float]:
-    """The largest difference and the largest mean, by the precision of the run.
+    """The bounds on the largest and on the mean difference, by the precision of the run.
 
     In 16 bits a KL has a floor, which the run measured: KL = E[d^2] / 2 for small differences d of
-    log-probs, so that the mean of |d| is at most sqrt(2 floor). Two ways to sample may round alike,
-    with a floor near 0; what is computed here in float32 rounds as neither does. Its largest
-    difference may be :data:`_TAIL` times as large.
+    log-probs, so that the mean of |d| is at most sqrt(2 floor). If sampling and scoring round
+    alike, the floor is near 0, but the float32 numbers computed here round differently from both.
+    The largest difference may be :data:`_TAIL` times as large.
     """
     if config.actor.dtype in ("float32", "float64") and not config.mixed:
         return LARGEST, MEAN
@@ -200,10 +200,10 @@ def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float
 
 
 def _bound_kl(measures: Mapping[str, Comparison]) -> None:
-    """In 16 bits: bound the mean difference of the KL by what rounding can do to it.
+    """In 16 bits: bound the mean difference of the KL by the effect of rounding.
 
-    With log-probs that are off by e_p and e_r (roots of the mean squares, of policy and reference)
-    a KL is off by at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL): to the second order in e,
+    If e_p and e_r are the root mean square errors of the log-probs of policy and reference, that
+    of the KL is at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL): to the second order in e,
     by Cauchy and Schwarz, as KL = E[d^2] / 2 for small differences d of log-probs.
     """
     if not all(name in measures and measures[name].tokens for name in RECORDED):
@@ -216,7 +216,7 @@ def _bound_kl(measures: Mapping[str, Comparison]) -> None:
 
 
 def _fits(policy: Policy, sample: Sample, problems: list[str]) -> bool:
-    """Whether the model can read a sample; a problem if not, or if its text is another."""
+    """Whether the model can read a sample; adds a problem if not, or if its text differs."""
     network, ids = unwrapped(policy.model), [*sample.prompt_ids, *sample.response_ids]
     size = len(weight_of(network.get_input_embeddings()))
     try:
@@ -236,22 +236,22 @@ def _fits(policy: Policy, sample: Sample, problems: list[str]) -> bool:
 
 
 def unmixed(config: LanguageConfig) -> LanguageConfig:
-    """The same job with arithmetic as precise as its weights: a mixed one's are float32."""
+    """Return the job with arithmetic as precise as its weights: mixed becomes float32."""
     return computing_in(config, "float32") if config.mixed else config
 
 
 class Sources:
-    """Policy and reference as they were when a sample was drawn, as far as they are there.
+    """Policy and reference as they were when a sample was drawn, if the weights still exist.
 
     Args:
         folder: the run folder.
         config: its settings.
 
     Attributes:
-        policy: the run's, with other weights from call to call.
-        notes: checkpoints that are damaged, a line each.
-        vouched: whether the model's own weights are known to be the run's. Only a checkpoint that
-            needs them beside it has a digest of them.
+        policy: the run's network; :meth:`at` loads different weights into it.
+        notes: a line for each damaged checkpoint.
+        vouched: whether the base model's weights are known to be the run's. Only a checkpoint that
+            does not contain them has their digest.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
@@ -272,27 +272,27 @@ class Sources:
         self._kept = checkpointed(self._rule, config)
         self._reference = self._make_reference(folder) if config.has_reference else None
         if self._newest is not None:
-            # Nothing is told of a record beside another base model than the run's.
+            # With a different base model nothing can be said about the record.
             self._load(base, self._newest, "agent")
 
     def _make_reference(self, folder: Path) -> nn.Module | None:
-        """A model of its own; None where it does not move and its weights are gone."""
+        """Make a separate reference model; None if it never changes and its weights are gone."""
         if self._rule.source == OTHER_RUN:
             network = unmixed(network_of_reference(folder, self._config))
             model = make_policy(network, say=lambda _: None).model
         else:
             model = deepcopy(self.policy.model)
         _in_float(model)
-        if self._kept and not self._rule.moves:  # any checkpoint holds the one that there is
+        if self._kept and not self._rule.moves:  # it never changes: any checkpoint will do
             if self._newest is None:
                 return None
             self._load(Weights(model, whole=True), self._newest, "reference")
         return model
 
     def at(self, samples: int) -> tuple[nn.Module | None, nn.Module | None]:
-        """Policy and reference after so many samples; to be asked in ascending order.
+        """Load policy and reference as they were after ``samples``; call in ascending order.
 
-        None where the weights of that time are gone.
+        Returns None for either if its weights of that time are gone.
         """
         entry = self._entries.get(samples)
         there = entry is not None or (samples == 0 and self._config.actor.init is None)
@@ -316,7 +316,7 @@ class Sources:
 
 
 def _in_float(model: nn.Module) -> None:
-    """In float32 at least, without dropout, gradients or checkpointing."""
+    """Set a model to float32 or more, without dropout, gradients or checkpointing."""
     if next(model.parameters()).dtype != torch.float64:
         model.float()
     model.requires_grad_(False).eval()
@@ -333,7 +333,7 @@ def table_of(model: nn.Module, sample: Sample, temperature: float) -> Tensor:
 def _numbers(
     sample: Sample, policy: nn.Module | None, reference: nn.Module | None, temperature: float
 ) -> dict[str, Tensor]:
-    """What a sample's entries should be [n], as far as the models are there."""
+    """Compute the true entries [n] of a sample, for the models that are given."""
     models, chosen = (("policy", policy), ("reference", reference)), sample.response_ids
     tables = {
         name: table_of(each, sample, temperature) for name, each in models if each is not None
