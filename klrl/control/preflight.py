@@ -226,8 +226,8 @@ def _check_id(env_id: str) -> None:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
         raise ConfigError(
-            f"env.id={env_id}: {first_line(error).rstrip('.')}; one that a module registers is given "
-            f"as env.id=module:{name}"
+            f"env.id={env_id}: {first_line(error).rstrip('.')}; one that a module registers is "
+            f"given as env.id=module:{name}"
         ) from error
     except (ModuleNotFoundError, TypeError, ValueError) as error:  # ``..name``, or an empty name
         extra = EXTRAS.get(module)

@@ -118,7 +118,8 @@ def examine_loss(
         raise ConfigError(f"--stale {stale}: give 0 or more")
     if placement != "loss" and divergence == "none":
         raise ConfigError(
-            f"--divergence none: --placement {placement} has nothing to charge; leave one of them out"
+            f"--divergence none: --placement {placement} has nothing to charge; leave one of "
+            "them out"
         )
     if placement == "reward" and divergence not in (None, "reverse"):
         raise ConfigError(

@@ -181,7 +181,7 @@ def evaluate_trained(
     which: str,
     device: torch.device,
 ) -> Evaluation:
-    """:func:`klrl.train.evaluate.evaluate_run` of a language run.
+    """:func:`klrl.train.evaluate_run.evaluate_run` of a language run.
 
     ``config`` names the task, and where the base model is now.
     """
