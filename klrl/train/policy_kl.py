@@ -158,7 +158,7 @@ def _told(
 ) -> PolicyKL:
     found = [episode for wave in visited for episode in wave.episodes]
     labels = ("policy", "reference") if parties.other is None else ("run", "other")
-    states = {parties.run: labels[0], parties.other: labels[1]}.get(parties.on, str(parties.on))
+    states = {parties.other: labels[1], parties.run: labels[0]}.get(parties.on, str(parties.on))
     return PolicyKL(
         {
             f"{name.format(*labels)} on {states}": distance([each[key] for each in found])

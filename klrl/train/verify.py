@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,13 @@ from klrl.train.schedule import schedule
 #: Allowed relative difference of a repeated evaluation, on the run's machine and versions. On
 #: others rounding may differ, so the standard error is allowed there.
 _SAME = 1e-3
+#: What no check covers.
+_UNSEEN = (
+    *("times", "losses and other numbers of training beyond these digests"),
+    *("evaluations before the closing one", "gold scores and parts of rewards of samples"),
+    *("the seed of a control run", "command, machine and versions of the manifest"),
+    *("pictures and loggers' files", "digests that were made anew after a change"),
+)
 
 
 @dataclass
@@ -59,8 +67,10 @@ def verify_record(folder: Path, config: JobConfig, device: str = "cpu") -> Recor
     entries = list(whole_entries(folder, damaged))
     for file in (files.metrics, files.samples):
         _compare(file, entries, record)
-    _evaluations(folder, config, device, record)
-    record.unseen += ["times", "losses and other numbers of training beyond these digests"]
+    rows = read_rows(files.metrics, say=lambda line: None) if files.metrics.is_file() else []
+    _check_rows(rows, config, files.status, record)
+    _evaluations(folder, config, rows, device, record)
+    record.unseen += _UNSEEN
     return record
 
 
@@ -84,24 +94,45 @@ def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None
         record.unseen.append(f"digests of {behind} lines of {file.name} behind the last checkpoint")
 
 
-def _evaluations(folder: Path, config: JobConfig, device: str, record: Record) -> None:
+def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: Record) -> None:
+    """Every iteration has its row, and a finished run has them all."""
+    done = [int(row["iteration"]) for row in rows]
+    axis, size = domain_of(config).axis, config.frames_per_iteration
+    if done and done != list(range(min(done[0], 1), done[-1] + 1)):
+        record.problems.append("metrics.jsonl: rows of some iterations are missing")
+    for row in rows:
+        if row.get(axis) != row["iteration"] * size:
+            record.problems.append(
+                f"metrics.jsonl: iteration {row['iteration']} has {axis}={row.get(axis)}, "
+                f"and each has {size}"
+            )
+    last = done[-1] if done else 0
+    if last > config.iterations or (status == "finished" and last < config.iterations):
+        record.problems.append(
+            f"metrics.jsonl: ends with iteration {last}, and the run has {config.iterations}"
+        )
+
+
+def _evaluations(
+    folder: Path, config: JobConfig, rows: Sequence[Row], device: str, record: Record
+) -> None:
     """Repeat the closing evaluations of the last and the best checkpoint, and compare."""
-    file = RunFolder(folder).metrics
-    rows = read_rows(file, say=lambda line: None) if file.is_file() else []
-    last = rows[-1] if rows else {}
-    done = rows and last.get("iteration") == config.iterations
-    if not (done and config.eval.final and "eval/return" in last):
+    last = next((row for row in rows if row["iteration"] == config.iterations), Row())
+    if not (config.eval.final and "eval/return" in last):
         record.unseen.append("evaluations: the run has no closing one")
         return
     manifest = RunFolder(folder).manifest
     here = (manifest.get("host"), manifest.get("versions")) == (platform.node(), versions())
+    if not here:
+        record.unseen.append(
+            "differences within a standard error: the manifest names another host or versions"
+        )
     domain = domain_of(config)
     longest = domain.function("longest")(config)
-    for which, names in (
-        ("last", ("eval/return", "eval/kl_ref", "eval/kl_ref_forward")),
-        ("best", ("eval/best_return",)),
-    ):
-        if not any(name in last for name in names):
+    for which, prefix in (("last", "eval/"), ("best", "eval/best_")):
+        if which == "best" and "eval/best_return" not in last:
+            if (folder / "checkpoints" / which).exists():
+                record.unseen.append("the best checkpoint: no evaluation of it is recorded")
             continue
         try:
             played: Row = domain.function("evaluate")(
@@ -116,15 +147,18 @@ def _evaluations(folder: Path, config: JobConfig, device: str, record: Record) -
         except (EnvError, RewardError, NonFiniteError) as error:
             record.unseen.append(f"evaluation of the {which} checkpoint ({first_line(error)})")
             continue
-        for name in names:
-            if name not in last:
-                continue
-            now = played[name.replace("best_", "")]
+        names = list(played) if which == "last" else ["eval/return", "eval/return_se"]
+        compared = {name.replace("eval/", prefix): name for name in names if name in played}
+        record.looked.append(f"{', '.join(compared)}, played again")
+        for label, name in compared.items():
+            now = played[name]
             allowed = 1e-6 + _SAME * abs(now)
             if not here:
-                allowed = max(allowed, last.get(f"{name}_se", 0.0))
-            record.looked.append(f"{name}, played again")
-            if not abs(last[name] - now) <= allowed:
+                allowed = max(allowed, played.get(f"{name}_se", 0.5 * abs(now)))
+            if label not in last:
+                missing = record.problems if here else record.unseen
+                missing.append(f"{label}: is not recorded, the {which} checkpoint has {now:.6g}")
+            elif not abs(last[label] - now) <= allowed:
                 record.problems.append(
-                    f"{name}: {last[name]:.6g} is recorded, the {which} checkpoint has {now:.6g}"
+                    f"{label}: {last[label]:.6g} is recorded, the {which} checkpoint has {now:.6g}"
                 )

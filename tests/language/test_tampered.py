@@ -73,6 +73,11 @@ def last_draw(line: dict) -> bool:
     return "reward" not in line
 
 
+def rewarded(lines: Lines) -> None:
+    for line in lines:
+        line.setdefault("reward", 1.0)
+
+
 def best(lines: Lines) -> Lines:
     return sorted(lines, key=lambda line: -line.get("reward", 0))[:5]
 
@@ -100,10 +105,10 @@ def byte(pattern: str) -> Change:
     return change
 
 
-def forged(run: Path) -> None:
-    """The evaluation, with digests that fit."""
+def resigned(change: Change, run: Path) -> None:
+    """Change rows, with digests that fit."""
     before = (run / "metrics.jsonl").read_bytes()
-    row("eval/return", lambda value: value + 5)(run)
+    change(run)
     after = (run / "metrics.jsonl").read_bytes()
     for manifest in run.glob("checkpoints/*/*/manifest.json"):
         content = manifest.read_text()
@@ -115,6 +120,47 @@ def forged(run: Path) -> None:
         content = content.replace(f'"bytes": {mark["bytes"]}', f'"bytes": {len(mine)}', 1)
         content = content.replace(mark["sha256"], digest, 1).replace(told["sha256"], "0" * 64)
         manifest.write_text(content.replace("0" * 64, hashlib.sha256(content.encode()).hexdigest()))
+
+
+def forged(run: Path) -> None:
+    """The evaluation, with digests that fit."""
+    resigned(row("eval/return", lambda value: value + 5), run)
+
+
+def from_elsewhere(run: Path) -> None:
+    """The same with errors that allow it, where another host's allow anything."""
+    text("manifest.json", '"host": "', '"host": "not-')(run)
+
+    def change(run: Path) -> None:
+        row("eval/return", lambda value: value + 1000)(run)
+        row("eval/return_se", lambda value: 1000.0)(run)
+
+    resigned(change, run)
+
+
+def without(key: str) -> Change:
+    return edited(
+        "metrics.jsonl", lambda lines: [{k: line[k] for k in line if k != key} for line in lines]
+    )
+
+
+def invented(lines: Lines) -> Lines:
+    before, last = lines[-2:]
+    more = {key: 2 * last[key] - before[key] for key in ("iteration", "frames")}
+    return [*lines, {**last, **more, "eval/return": 99.0}]
+
+
+#: Changes of the rows that fit digests which were made anew -> where the problem is.
+RESIGNED: dict[str, tuple[Change, str]] = {
+    "an error halved": (row("eval/return_se", lambda value: value / 2), "eval/return_se: "),
+    "more episodes": (row("eval/episodes", lambda value: value * 10), "eval/episodes: "),
+    "no KL of the evaluation": (without("eval/kl_ref"), "eval/kl_ref: is not recorded"),
+    "a row gone": (
+        edited("metrics.jsonl", lambda lines: [lines[0], *lines[2:]]),
+        "metrics.jsonl: ",
+    ),
+    "other frames": (row("frames", lambda value: value + 64), "metrics.jsonl: iteration"),
+}
 
 
 #: What was done -> how.
@@ -153,6 +199,7 @@ TAMPERED: dict[str, Change] = {
     "a log-prob of the last draw": sample("log_probs", first_changed, where=last_draw),
     "a log-prob of the reference": sample("ref_log_probs", first_changed, where=last_draw),
     "a KL of a sample": sample("kl", first_changed, where=last_draw),
+    "a reward of the last draw": edited("samples.jsonl", rewarded),
     "another iteration": sample("iteration", lambda value: value + 1),
     "samples in another order": edited("samples.jsonl", lambda lines: [*lines[1::-1], *lines[2:]]),
     "settings": text(".hydra/config.yaml", "coef: 0.1", "coef: 0.3"),
@@ -202,9 +249,17 @@ def test_a_control_run_is_verified(tmp_path) -> None:
     assert run_klrl("verify", "run") == 0
     config = klrl.load_run(run).config
     assert verify_record(run, config).problems == []
-    forged(run)
-    (problem,) = verify_record(run, config).problems
-    assert problem.startswith("eval/return: ")
+    for change, words in RESIGNED.values():
+        copy = shutil.copytree(run, tmp_path / "copy")
+        resigned(change, copy)
+        assert verify_record(copy, config).problems[0].startswith(words)
+        shutil.rmtree(copy)
+    copy = shutil.copytree(run, tmp_path / "copy")
+    from_elsewhere(copy)
+    problems = verify_record(copy, config).problems
+    assert [problem.split(":")[0] for problem in problems] == ["eval/return", "eval/return_se"]
+    edited("metrics.jsonl", invented)(run)
+    assert "ends with iteration" in verify_record(run, config).problems[0]
     assert run_klrl("verify", "run") == 1
 
 

@@ -126,6 +126,7 @@ def test_a_run_without_another_is_compared_with_its_reference(cartpoles) -> None
     assert next(iter(alone.distances)) == "KL(policy||reference) on policy"
     same = kl_between("first", "first", episodes=9)
     assert max(each.worst for each in same.distances.values()) < 1e-15
+    assert next(iter(same.distances)) == "KL(run||other) on run"
 
 
 def test_the_error_of_the_mean_covers_it() -> None:

@@ -254,7 +254,9 @@ def measured(
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     against = Against(other(batch), names)
     _, [compared] = token_measures(policy(batch), tokens, mask, [against])
-    table = {str(name): each.double().cpu() for name, each in compared.divergence.items()}
+    table = {
+        str(name): each.clamp(min=0).double().cpu() for name, each in compared.divergence.items()
+    }
     rows = enumerate(mask.cpu())
     return [{name: each[row][real].numpy() for name, each in table.items()} for row, real in rows]
 

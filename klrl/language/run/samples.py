@@ -158,6 +158,8 @@ def check_samples(
     asked = _asked(config, policy, task, found)
     for sample in samples:
         record.problems += _differs(config, policy, sample, asked.get(sample.line))
+        if sample.iteration > config.iterations and sample.reward is not None:
+            record.problems.append(f"{sample}: has a reward, and none after the run is scored")
     for iteration, group in found.items():
         if iteration <= config.iterations and len(group) == config.frames_per_iteration:
             record.problems += _counted(config, group, told.get(iteration, {}))
