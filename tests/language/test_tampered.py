@@ -178,6 +178,7 @@ TAMPERED: dict[str, Change] = {
     "the last row gone": edited("metrics.jsonl", lambda lines: lines[:-1]),
     "a row twice": edited("metrics.jsonl", lambda lines: [*lines[:2], *lines[1:]]),
     "no rows": lambda run: (run / "metrics.jsonl").unlink(),
+    "no samples": lambda run: (run / "samples.jsonl").unlink(),
     "an evaluation with digests that fit": forged,
     "scores raised": sample("reward", lambda value: value + 5),
     "prompts replaced": sample("prompt", other),

@@ -84,6 +84,8 @@ def read_samples(
         rows: of ``metrics.jsonl``.
     """
     files = RunFolder(folder)
+    if not files.samples.is_file() and config.collector.samples_every:
+        return [], ["samples.jsonl: is missing"]
     if not files.samples.is_file():
         raise ConfigError(f"{run}: has no samples.jsonl; set collector.samples_every >= 1")
     reached = max([files.checkpointed, *(int(row.get("samples") or 0) for row in rows)])
