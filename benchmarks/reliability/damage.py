@@ -115,13 +115,17 @@ def prompts(r: random.Random) -> Input:
 
 #: Groups of one's own, with a choice to start from that fits a control job.
 _GROUPS = {"kl": "retrieve", "env": "pendulum", "loss": "klpen", "optim": "adam", "learner": "ppo"}
+#: A choice of the user's that starts from one of klrl's, and a setting of each group.
+OWN = "defaults:\n  - {}\n  - _self_\n\n{}\n"
+_SET = {"kl": "coef: 0.2", "loss": "dtarg: 0.02", "optim": "lr: 0.001", "learner": "epochs: 2"}
 
 
 def yamls(r: random.Random) -> Input:
     """A choice, or an experiment, of the user's own, below ``--config-dir``."""
     group = r.choice([*_GROUPS, "experiment"])
     start = _GROUPS.get(group, "pendulum_quick")
-    text = (ROOT / "conf" / group / f"{start}.yaml").read_bytes()
+    preset = ROOT / "conf" / group / f"{start}.yaml"
+    text = preset.read_bytes() if preset.is_file() else OWN.format(start, _SET[group]).encode()
     whole = r.random() < 0.25
     if not whole:
         way = r.random()
