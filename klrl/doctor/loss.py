@@ -112,20 +112,7 @@ def examine_loss(
         ConfigError: a loss that cannot be called as docs/doctor.md says, or has no gradient.
         LossError: the loss raises.
     """
-    if seeds < 2:
-        raise ConfigError(f"--seeds {seeds}: give 2 or more")
-    if stale < 0:
-        raise ConfigError(f"--stale {stale}: give 0 or more")
-    if placement != "loss" and divergence == "none":
-        raise ConfigError(
-            f"--divergence none: --placement {placement} has nothing to charge; leave one of "
-            "them out"
-        )
-    if placement == "reward" and divergence not in (None, "reverse"):
-        raise ConfigError(
-            f"--divergence {divergence}: --placement reward charges k1, whose gradient is that of "
-            "the reverse KL; leave one of them out"
-        )
+    _check_options(placement, divergence, stale, seeds)
     torch.set_num_threads(1)
     if isinstance(loss, str):
         loss = find_loss(loss, settings or {}, placement, divergence)
@@ -157,6 +144,24 @@ def examine_loss(
         loss.name, loss.described, placement, divergence, scope, stale, coef, seeds,
         loss.has_return, kinds,
     )  # fmt: skip
+
+
+def _check_options(placement: str, divergence: str | None, stale: int, seeds: int) -> None:
+    """Refuse options that make no sense, whatever the loss."""
+    if seeds < 2:
+        raise ConfigError(f"--seeds {seeds}: give 2 or more")
+    if stale < 0:
+        raise ConfigError(f"--stale {stale}: give 0 or more")
+    if placement != "loss" and divergence == "none":
+        raise ConfigError(
+            f"--divergence none: --placement {placement} has nothing to charge; leave one of "
+            "them out"
+        )
+    if placement == "reward" and divergence not in (None, "reverse"):
+        raise ConfigError(
+            f"--divergence {divergence}: --placement reward charges k1, whose gradient is that of "
+            "the reverse KL; leave one of them out"
+        )
 
 
 def parts_of(loss: Loss, of_kl: bool, gradient: Callable[[float], Tensor]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ Two conventions, told apart by an argument for an actor (docs/doctor.md):
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
 
 
-class Loss:
+class Loss(ABC):
     """A function, or what builds a LossModule, with the keywords that the user gives it."""
 
     described: str  # its convention
@@ -77,13 +78,13 @@ class Loss:
         self.charges = placement != "reward" and divergence != "none"
         self._take()
 
+    @abstractmethod
     def _take(self) -> None:
         """Read the arguments of the call; refuse what cannot be given."""
-        raise NotImplementedError
 
+    @abstractmethod
     def value(self, numbers: Numbers, coef: float) -> Tensor:
         """The loss of a batch, a scalar."""
-        raise NotImplementedError
 
     def at_logits(self, problem: Problem, coef: float) -> Tensor:
         """The gradient of the batch's loss at the logits of each step, [N, steps, actions]."""

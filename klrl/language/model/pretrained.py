@@ -155,12 +155,7 @@ def load_causal_lm(
         setting,
         "it was saved without its language-model head, or broke while being saved",
     )
-    rows = len(weight_of(network.get_input_embeddings()))
-    if len(tokenizer) > rows:
-        raise ConfigError(
-            f"{setting}: its tokenizer has {len(tokenizer)} tokens, its embedding {rows} rows; "
-            "they do not belong together: resize_token_embeddings, or take the right tokenizer"
-        )
+    _check_vocabulary(network, tokenizer, setting)
     eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)
     # The author's sampling defaults (top_k, top_p, penalties) would change the samples and the KL.
     network.generation_config = GenerationConfig(
@@ -174,18 +169,32 @@ def load_causal_lm(
     if lora is not None:
         network = add_lora(network, lora)
     if gradient_checkpointing:
-        asked = "actor.gradient_checkpointing=true"
-        if config.model_type == "phimoe":
-            raise ConfigError(
-                f"{asked}: phimoe draws its experts at random in training mode, which "
-                "checkpointing needs; set it to false"
-            )
-        try:
-            unwrapped(network).activation_checkpointing_enable({"use_reentrant": False})
-        except ValueError as error:
-            raise ConfigError(f"{asked}: {setting} does not support it; set it to false") from error
+        _checkpoint_activations(network, config.model_type, setting)
     placed: nn.Module = nn.Module.to(network, device).train(gradient_checkpointing)
     return CausalLM(placed, tokenizer, context_of(config), eos)
+
+
+def _check_vocabulary(network: PreTrainedModel, tokenizer: Tokenizer, setting: str) -> None:
+    rows = len(weight_of(network.get_input_embeddings()))
+    if len(tokenizer) > rows:
+        raise ConfigError(
+            f"{setting}: its tokenizer has {len(tokenizer)} tokens, its embedding {rows} rows; "
+            "they do not belong together: resize_token_embeddings, or take the right tokenizer"
+        )
+
+
+def _checkpoint_activations(network: PreTrainedModel, kind: str, setting: str) -> None:
+    """Drop activations in the forward pass, and recompute them in the backward pass."""
+    asked = "actor.gradient_checkpointing=true"
+    if kind == "phimoe":
+        raise ConfigError(
+            f"{asked}: phimoe draws its experts at random in training mode, which checkpointing "
+            "needs; set it to false"
+        )
+    try:
+        unwrapped(network).activation_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ConfigError(f"{asked}: {setting} does not support it; set it to false") from error
 
 
 def prompt_limit(context: int | None, response: int) -> int | None:
