@@ -232,7 +232,7 @@ def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
 def test_a_training_mode_that_is_another_function_is_refused(
     family, line, tmp_path, exits, monkeypatch
 ) -> None:
-    monkeypatch.setattr(model_files, "silence_dropout", lambda config: None)
+    monkeypatch.setattr(model_files, "disable_dropout", lambda config: None)
     model = tiny(family)
     model.config.router_jitter_noise = 0.5
     model.save_pretrained(tmp_path / "model")

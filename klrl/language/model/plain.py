@@ -20,9 +20,9 @@ from klrl.kl.from_logits import tempered_log_softmax
 from klrl.language.data.batch import (
     ATTENTION,
     LOG_PROBS,
-    on_response,
     prompt_length,
     response_mask,
+    response_part,
 )
 from klrl.language.model.causal_lm import (
     backbone,
@@ -134,7 +134,7 @@ def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float
     left-packed layout, which is itself compared with the plain log-probs.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
-    sampled = on_response(batch, LOG_PROBS)
+    sampled = response_part(batch, LOG_PROBS)
     states = packed_states(model, batch)
     scored = response_log_probs(NextTokens(states, head(model)), tokens, mask)
     rows = rows_to_compare(batch, group_size)

@@ -18,7 +18,7 @@ from klrl.envs.llm.transforms.kl.tokens import MARKS_ASSISTANT
 from klrl.kl.estimators import masked_mean
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import NO_ADAPTERS, THE_POLICY
-from klrl.language.data.batch import LOG_PROBS, on_response, response_mask
+from klrl.language.data.batch import LOG_PROBS, response_mask, response_part
 from klrl.language.data.prompts import (
     NO_ARGUMENTS,
     Message,
@@ -123,7 +123,7 @@ def _checks(
     temperature = config.collector.temperature
     scored = layouts.policy.next_tokens(policy.model, batch, temperature)
     recomputed = response_log_probs(scored, batch["tokens", "response"], mask)
-    sampled = on_response(batch, LOG_PROBS)
+    sampled = response_part(batch, LOG_PROBS)
     yield sampled_against_recomputed(sampled, recomputed, mask, dtype)
     if checkpoints_gradients(policy.model):
         yield _training_mode(policy.model, layouts.policy, batch)

@@ -38,7 +38,7 @@ from klrl.language.run.load import (
     trained_policy,
     with_model,
 )
-from klrl.language.run.rollout import decoding_of, drawn_of, make_sampler, respond, texts_of
+from klrl.language.run.rollout import decoding_of, extras_of, make_sampler, respond, texts_of
 from klrl.language.run.sampler import CacheSampler
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.checkpoint import load_component
@@ -84,7 +84,7 @@ class Player:
     def of_trained(cls, config: LanguageConfig, policy: Policy, task: Task) -> Player:
         """Make a player with the sampler that a run with this policy uses."""
         limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
-        few = more_padding(task.few(policy.causal.tokenizer, limit, PROMPTS, "eval"))
+        few = more_padding(task.trial_batch(policy.causal.tokenizer, limit, PROMPTS, "eval"))
         device, sampler = model_device(policy.model), make_sampler(policy)
         try:
             sampler.self_check(few.ids.to(device), few.mask.to(device), config.collector.group_size)
@@ -117,7 +117,7 @@ class Player:
         def scores() -> Iterator[Scores]:
             """Yield the scores of :data:`AT_A_TIME` responses at a time."""
             for asked, batch in self.answers(place, starts, sampled=sampled):
-                samples = (asked.prompts, texts_of(self.policy, batch), drawn_of(batch))
+                samples = (asked.prompts, texts_of(self.policy, batch), extras_of(batch))
                 rewards = task.reward(*samples).tolist()
                 gold = () if task.gold is None else task.gold(*samples).tolist()
                 kls: Sequence[dict[str, np.ndarray]] = ()

@@ -14,7 +14,7 @@ from klrl.base.errors import ConfigError, RewardError, first_line
 from klrl.base.files import read_plain
 from klrl.config import LanguageConfig
 from klrl.language.data.prompts import PromptBatch
-from klrl.language.data.rewards import Drawn
+from klrl.language.data.rewards import Extras
 from klrl.language.data.tasks import Task
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.run.load import Policy
@@ -249,13 +249,13 @@ def _scores(
     """Check rewards and gold scores against the task's own functions."""
     if not samples:
         return
-    drawn = Drawn(
+    extras = Extras(
         [sample.truncated is True for sample in samples],
         [sample.prompt_ids for sample in samples],
         [sample.response_ids for sample in samples],
     )
     prompts = [asked[sample.line].prompts[0] for sample in samples]
-    given = prompts, [str(sample.response) for sample in samples], drawn
+    given = prompts, [str(sample.response) for sample in samples], extras
     table = {"reward": task.reward(*given)}
     if task.gold is not None:
         table["gold"] = task.gold(*given)
