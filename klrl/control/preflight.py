@@ -28,7 +28,7 @@ from klrl.config import (
     RetrieveKLConfig,
 )
 from klrl.config.choices import choices_for
-from klrl.config.own import errors_of
+from klrl.config.own import config_errors
 from klrl.control.action_space import (
     FAMILIES,
     conversion,
@@ -186,7 +186,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         ) from error
     except (Exception, SystemExit) as error:  # someone else's code: it may raise anything
         if isinstance(env, CustomEnvConfig):
-            with errors_of("env", env):
+            with config_errors("env", env):
                 raise
         fix = f"fix {env.arguments}{' or env.wrappers' * bool(env.wrappers)}"
         raise ConfigError(

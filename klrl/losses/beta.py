@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from klrl.config import KLPENConfig
-from klrl.config.own import make_tried
+from klrl.config.own import try_part
 from klrl.kl.controllers import moves
 from klrl.objectives.functional import factor, moves_beta
 
@@ -19,7 +19,7 @@ class BetaRule:
     """A fixed beta, and the rule of ``loss=clip``, which has no KL(old||new) penalty."""
 
     every_forward = False  # update on each minibatch's KL, not the rollout's
-    forgets = False  # has state that ``state_dict`` does not hold
+    unsaved = False  # has state that ``state_dict`` does not hold
 
     def __init__(self, beta: float = 0.0, dtarg: float = math.inf) -> None:
         self.beta, self.dtarg = beta, dtarg
@@ -90,9 +90,9 @@ def own_beta_rule(config: KLPENConfig) -> BetaRule:
     given = {"config": config, "beta": config.beta, "dtarg": config.dtarg}
     use = moves("beta", [2 * config.dtarg])
     setting, part = "loss.own_beta_rule", config.own_beta_rule
-    made, forgets = make_tried(setting, part, given, BetaRule, use)
+    made, unsaved = try_part(setting, part, given, BetaRule, use)
     rule: BetaRule = made
-    rule.forgets = forgets
+    rule.unsaved = unsaved
     return rule
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from klrl.config import ClipConfig, CustomLossConfig, KLPENConfig, LossConfig
-from klrl.config.own import Unfit, make_tried
+from klrl.config.own import PartError, try_part
 from klrl.kl.charge import penalized
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
@@ -110,7 +110,7 @@ class PolicyLoss(ABC):
     max_alpha: float = 1.0  # how many times as long a step may become
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
-    forgets = False  # has state, which no checkpoint saves
+    unsaved = False  # has state, which no checkpoint saves
 
     def __init__(
         self,
@@ -302,28 +302,28 @@ def custom(
     tokens = config.reduction not in ("mean", "sum")
     use = partial(_try, tokens=tokens)
     # Checkpoints do not save a loss's state_dict.
-    made, forgets = make_tried("loss", config, given, PolicyLoss, use, saved=False)
+    made, unsaved = try_part("loss", config, given, PolicyLoss, use, saved=False)
     loss: PolicyLoss = made
-    loss.forgets = forgets
+    loss.unsaved = unsaved
     return loss
 
 
 def _try(loss: PolicyLoss, *, tokens: bool) -> None:
     """Call a custom loss on synthetic positions: frames [8], or tokens [2, 4] with padding."""
     if not hasattr(loss, "config"):
-        raise Unfit("its __init__ does not call PolicyLoss's; add super().__init__(**given)")
+        raise PartError("its __init__ does not call PolicyLoss's; add super().__init__(**given)")
     scored = example(tokens=tokens)
     real = scored.without_padding()
     gain = loss.gain(real, real.advantage, scored.log_prob.new_tensor(loss.beta_rule().beta))
     shape = tuple(scored.log_prob.shape)
     if not isinstance(gain, Tensor) or tuple(gain.shape) != shape:
         gave = f"shape {tuple(gain.shape)}" if isinstance(gain, Tensor) else type(gain).__name__
-        raise Unfit(f"gain returned {gave} for positions of shape {shape}; give one each")
+        raise PartError(f"gain returned {gave} for positions of shape {shape}; give one each")
     if not torch.isfinite(gain).all():
-        raise Unfit("gain is not finite at finite log-probs; look for log 0 and 0 / 0")
+        raise PartError("gain is not finite at finite log-probs; look for log 0 and 0 / 0")
     moving = [getattr(scored, name) for name in _MOVES]
     grads = torch.autograd.grad(gain.sum(), moving, allow_unused=True) if gain.requires_grad else ()
     if not any(grad is not None for grad in grads):
-        raise Unfit("gain has no gradient in the policy; look for detach() and no_grad()")
+        raise PartError("gain has no gradient in the policy; look for detach() and no_grad()")
     if not all(torch.isfinite(grad).all() for grad in grads if grad is not None):
-        raise Unfit("gain has a gradient that is not finite; look for log 0 and 0 / 0")
+        raise PartError("gain has a gradient that is not finite; look for log 0 and 0 / 0")

@@ -25,8 +25,8 @@ from klrl.base.files import make_folder, read_plain, replace_file, to_update
 from klrl.base.tables import LOADER
 from klrl.config import JobConfig
 from klrl.config.identity import identity
-from klrl.config.own import manifest_of
-from klrl.config.own.trust import note
+from klrl.config.own import manifest_entries
+from klrl.config.own.trust import record_code
 from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
 from klrl.runs.owner import Claim, owning, process_start, read_owner
@@ -232,7 +232,7 @@ class RunFolder:
             # A resumed run keeps the number of its start, since its first rows were computed so.
             "numerics": before.get("numerics", 1) if before else key.numerics,
             "domain": config.domain,
-            **({"own": own} if (own := manifest_of(config)) else {}),
+            **({"own": own} if (own := manifest_entries(config)) else {}),
             "git_commit": _git_commit(),
             "python": platform.python_version(),
             "versions": versions(),
@@ -242,7 +242,7 @@ class RunFolder:
             **more,
         }
         self._write(manifest)
-        self.guard.call("code that you ran", note, self.path, config)
+        self.guard.call("code that you ran", record_code, self.path, config)
         return manifest
 
     def close(self, status: str, **more: object) -> None:

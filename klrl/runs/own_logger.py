@@ -6,7 +6,7 @@ from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.config import CustomLoggerConfig
-from klrl.config.own import find_target, make_own
+from klrl.config.own import import_target, make_own
 from klrl.runs.loggers import Logger, Opened, Running, Samples, Video, guarded
 from klrl.runs.metrics import Row
 
@@ -24,7 +24,7 @@ def custom_run(config: CustomLoggerConfig, opened: Opened) -> Running:
 
 def check_logger(config: CustomLoggerConfig) -> None:
     """Refuse a class without a method ``log``, before the run opens."""
-    target = find_target("logger", config)
+    target = import_target("logger", config)
     if isinstance(target, type) and not callable(getattr(target, "log", None)):
         raise ConfigError(
             f"logger.target={config.target}: has no method log; add log(self, row), which takes a "

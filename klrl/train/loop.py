@@ -332,7 +332,7 @@ class Training:
             "loss": self.parts.learner.loss,
             "loss.own_beta_rule": self.parts.learner.beta_rule,
         }
-        if lost := [setting for setting, part in parts.items() if getattr(part, "forgets", False)]:
+        if lost := [setting for setting, part in parts.items() if getattr(part, "unsaved", False)]:
             say(f"resume: a resumed run begins anew with {lost[0]}, whose state is not saved")
         built = [f"{type(each).__module__}.{type(each).__name__}" for each in self.parts.built]
         files.update(built=built, **self.parts.resume | ({"resume": "anew"} if lost else {}))

@@ -48,7 +48,7 @@ def parts_in(group: str, part: ChoiceConfig) -> Iterator[tuple[str, OwnPart]]:
                 yield f"{group}.{f.name}[{i}]", each
 
 
-def named_code(env: Env) -> Iterator[tuple[str, str, object]]:
+def env_code(env: Env) -> Iterator[tuple[str, str, object]]:
     """The code of ``env.id=module:Id`` and ``env.reward=module:function``: setting, value, args.
 
     Leaves out environments of klrl and of the packages that klrl and its extras require.
