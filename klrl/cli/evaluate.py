@@ -24,7 +24,7 @@ def evaluate_command(argv: list[str]) -> int:
 
     import torch
 
-    from klrl.runs.returns import told_kls
+    from klrl.runs.returns import kl_lines
     from klrl.train.evaluate_run import evaluate_run
     from klrl.train.film import check_film, film_run
 
@@ -36,7 +36,7 @@ def evaluate_command(argv: list[str]) -> int:
     task = " ".join(word for word in args.overrides if not word.startswith("actor.model="))
     task = f" on {task}" if task else ""
     told = [f"{result.line}{task} ({args.which} checkpoint of {escaped(args.run)})"]
-    told += told_kls(result.row, result.domain)
+    told += kl_lines(result.row, result.domain)
     row: dict[str, float | str] = {**result.row, "episodes": len(result.returns)}
     if args.video:
         filmed = film_run(folder, args.overrides, **how)

@@ -68,7 +68,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "optim": {},
     # control: (Asked) -> Rollout; language: (the parts of a language run) -> Rollout
     "collector": {},
-    # (config, opened) -> a context manager that yields loggers
+    # (config, logged) -> a context manager that yields loggers
     "logger": {},
 }
 

@@ -23,7 +23,7 @@ from klrl.base.files import make_folder, sync
 from klrl.base.text import warn
 from klrl.runs.entry import CheckpointEntry, DamagedEntry, write_entry
 from klrl.runs.folder import run_id
-from klrl.runs.one_run import another_run
+from klrl.runs.one_run import other_run_error
 from klrl.runs.owner import STAGING, remove_leftovers
 from klrl.runs.state import Component, State
 
@@ -209,7 +209,7 @@ def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
         with suppress(DamagedEntry):  # reported when it is loaded
             theirs = CheckpointEntry(path).metadata.get("run")
             if theirs != run:
-                raise another_run(f"{setting}: {path}", theirs, run)
+                raise other_run_error(f"{setting}: {path}", theirs, run)
 
 
 def _restore(component: Component, state: State | None, place: str, name: str) -> None:

@@ -111,8 +111,8 @@ class CheckpointEntry:
             self.frames = int(manifest["frames"])
             self.metadata = dict(manifest["metadata"])
             self._files = {
-                str(name): (int(told["bytes"]), str(told["sha256"]))
-                for name, told in manifest["files"].items()
+                str(name): (int(listed["bytes"]), str(listed["sha256"]))
+                for name, listed in manifest["files"].items()
             }
 
     def check(self) -> None:
@@ -150,7 +150,7 @@ class CheckpointEntry:
     def digests(self, components: Iterable[str]) -> dict[str, str]:
         """SHA-256 of the components' tensors, as :meth:`check` found them."""
         named = {name: self._files.get(f"{name}.safetensors") for name in components}
-        return {name: told[1] for name, told in named.items() if told is not None}
+        return {name: listed[1] for name, listed in named.items() if listed is not None}
 
     def state(self, component: str, device: torch.device) -> Any:
         """A component's state, with its tensors on ``device``; None if the entry lacks it.

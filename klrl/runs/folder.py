@@ -62,9 +62,9 @@ UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, Arith
 
 def why_unreadable(error: BaseException) -> str:
     """Say in one line why a run folder cannot be read."""
-    told = first_line(error)
+    line = first_line(error)
     known = isinstance(error, OSError | BrokenRun)
-    return told if known else f"its settings or rows are broken ({told})"
+    return line if known else f"its settings or rows are broken ({line})"
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._manifest = path / "manifest.json"
         self._claim: Claim | None = None
-        self._held: Manifest | None = None
+        self._last_written: Manifest | None = None
         self.guard = Guard(self._note_failure)
 
     @property
@@ -158,7 +158,7 @@ class RunFolder:
     @property
     def _written(self) -> Manifest:
         """The manifest that this process wrote, even if the file has changed since."""
-        return self.manifest if self._held is None else self._held
+        return self.manifest if self._last_written is None else self._last_written
 
     @property
     def status(self) -> str:
@@ -274,7 +274,7 @@ class RunFolder:
 
     def _write(self, manifest: Manifest) -> None:
         replace_file(self._manifest, _as_text(manifest))
-        self._held = manifest
+        self._last_written = manifest
 
 
 def _as_text(manifest: Manifest) -> str:

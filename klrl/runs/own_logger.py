@@ -7,19 +7,19 @@ from typing import Any
 from klrl.base.errors import ConfigError
 from klrl.config import CustomLoggerConfig
 from klrl.config.own import import_target, make_own
-from klrl.runs.loggers import Logger, Opened, Running, Samples, Video, guarded
+from klrl.runs.loggers import LoggedRun, Logger, OpenLoggers, Samples, Video, guarded
 from klrl.runs.metrics import Row
 
 
-def custom_run(config: CustomLoggerConfig, opened: Opened) -> Running:
+def custom_run(config: CustomLoggerConfig, logged: LoggedRun) -> OpenLoggers:
     """``logger=custom``; if the logger fails, the run goes on without it."""
     given = {
-        "folder": opened.folder,
-        "settings": opened.settings,
-        "group": opened.group,
-        "axis": opened.domain.axis,
+        "folder": logged.folder,
+        "settings": logged.settings,
+        "group": logged.group,
+        "axis": logged.domain.axis,
     }
-    return guarded(opened, OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given)))
+    return guarded(logged, OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given)))
 
 
 def check_logger(config: CustomLoggerConfig) -> None:

@@ -40,7 +40,7 @@ class Phases:
         self.name, self._began = name, now
 
     @property
-    def lasts(self) -> float:
+    def seconds(self) -> float:
         """Seconds since the phase began."""
         return time.perf_counter() - self._began
 
@@ -148,7 +148,7 @@ class Progress:
         now = self._row, self._phases.name
         if self._line.live or now != self._shown:
             self._shown = now
-            self._write(lambda: f"{self.line()} | {now[1]} {self._phases.lasts:.0f} s")
+            self._write(lambda: f"{self.line()} | {now[1]} {self._phases.seconds:.0f} s")
 
     def _write(self, text: Callable[[], str]) -> None:
         with self._lock:

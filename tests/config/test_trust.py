@@ -201,7 +201,7 @@ def test_a_module_that_klrl_asks_for_is_known_only_where_it_is_installed(
 ) -> None:
     """``python -m klrl evaluate .`` has the run's folder on the path."""
     run = foreign(env={"id": "evil:Evil-v0"})
-    monkeypatch.setattr("klrl.base.sources.asked_for", lambda: frozenset({"evil"}))
+    monkeypatch.setattr("klrl.base.sources.requirements", lambda: frozenset({"evil"}))
     monkeypatch.syspath_prepend(str(run))
     assert exits("evaluate", str(run), "--episodes", "1") == 2
     assert f"env.id would import and call evil:Evil-v0 from {run}" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from klrl.base.errors import ConfigError, with_line
-from klrl.base.imports import import_users, named_in
+from klrl.base.imports import import_user_module, named_in
 from klrl.config.checks import NoValueError
 from klrl.config.fields import OwnPart
 
@@ -74,7 +74,7 @@ def import_target(setting: str, part: OwnPart) -> Callable[..., Any]:
         raise ConfigError(f"{text}: write package.module:Name")
     if module == "__main__":
         raise ConfigError(f"{text}: has no file; write it into a module")
-    found = named_in(text, import_users(text, module, part.path), module, name)
+    found = named_in(text, import_user_module(text, module, part.path), module, name)
     if inspect.iscoroutinefunction(found):
         raise ConfigError(f"{text}: is an async function; name a plain one")
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from klrl.base.sources import of_klrl
+from klrl.base.sources import belongs_to_klrl
 from klrl.config.choices import CHOICES
 from klrl.config.fields import ChoiceConfig, OwnPart
 from klrl.config.jobs import Env, JobConfig
@@ -58,7 +58,7 @@ def env_code(env: Env) -> Iterator[tuple[str, str, object]]:
             module, _, function = name.partition(":")
             if function and not is_reward_model(module, function):
                 yield "env.reward", name, None
-    elif ":" in env.id and not isinstance(env, OwnPart) and not of_klrl(top_level(env.id)):
+    elif ":" in env.id and not isinstance(env, OwnPart) and not belongs_to_klrl(top_level(env.id)):
         yield "env.id", env.id, env.kwargs
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from klrl.base.sources import reached
+from klrl.base.sources import imported_files
 from klrl.config.fields import OwnPart
 from klrl.config.own.find import config_errors, make_own
 from klrl.config.own.parts import top_level
@@ -83,7 +83,7 @@ def _state_of(part: object, given: Iterable[object]) -> object:
 
 def _module_state(part: OwnPart) -> dict[tuple[int, str], object]:
     """The attributes of the user's modules and of their classes and functions, to compare."""
-    named = reached(top_level(str(part.target)), [str(Path.cwd())])
+    named = imported_files(top_level(str(part.target)), [str(Path.cwd())])
     tops = {name for name, files in named.items() if files}
     modules = [m for name, m in sys.modules.items() if name.partition(".")[0] in tops]
     return {

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from klrl.base.cache import Untrusted, private_folder, state_dir, trusted
 from klrl.base.errors import ConfigError, first_line
-from klrl.base.files import in_place
+from klrl.base.files import open_in_place
 from klrl.base.sources import find, source_of
 from klrl.config.fields import OwnPart
 from klrl.config.jobs import Env, JobConfig
@@ -53,7 +53,7 @@ def record_code(run: Path, config: JobConfig) -> None:
     """
     found = _codes(own_parts(config), config.env)
     for key in [_run_key(run, found), *map(_digest, found)] if found else ():
-        os.close(in_place(_ledger() / key, os.O_WRONLY))
+        os.close(open_in_place(_ledger() / key, os.O_WRONLY))
 
 
 def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:

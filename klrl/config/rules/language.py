@@ -83,7 +83,7 @@ def check_model(c: LanguageConfig) -> None:
         raise ConfigError(f"actor.model=null: env={c.env.name} needs a model; {remedy}")
 
 
-def check_digits(c: LanguageConfig) -> None:
+def check_sort_digits(c: LanguageConfig) -> None:
     """Lists have valid lengths; klrl's base model gets no shots, since it was trained without."""
     env = c.env
     if not isinstance(env, SortDigitsConfig):

@@ -12,7 +12,7 @@ from klrl.config.fields import ChoiceConfig, OwnPart, Settings, added, choice, n
 ALL = ("*",)
 
 
-@registered("logger", "none", "metrics.jsonl alone", both="runs.loggers:no_run", free=ALL)
+@registered("logger", "none", "metrics.jsonl alone", both="runs.loggers:no_logger", free=ALL)
 @registered("logger", "csv", "a CSV file per metric", both="runs.loggers:csv_run", free=ALL)
 @registered(
     "logger",

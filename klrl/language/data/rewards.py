@@ -212,10 +212,10 @@ class Reward:
             try:
                 self._call(prompts[i : i + 1], responses[i : i + 1], extras and extras[i])
             except FAILURES as alone:
-                told = self._describe(alone)
+                reason = self._describe(alone)
                 if isinstance(alone, TookTooLong):
-                    told = f"{self._describe(error)}, and hangs on this one alone"
-                return f"{self._sample(i, prompts, responses)}: {told}"
+                    reason = f"{self._describe(error)}, and hangs on this one alone"
+                return f"{self._sample(i, prompts, responses)}: {reason}"
         return f"{failed}, on none of them alone"
 
     def _describe(self, error: BaseException) -> str:
