@@ -35,14 +35,14 @@ def evaluate_command(argv: list[str]) -> int:
     result = evaluate_run(folder, args.overrides, episodes=args.episodes, **how)
     task = " ".join(word for word in args.overrides if not word.startswith("actor.model="))
     task = f" on {task}" if task else ""
-    told = [f"{result.line}{task} ({args.which} checkpoint of {escaped(args.run)})"]
-    told += kl_lines(result.row, result.domain)
+    lines = [f"{result.line}{task} ({args.which} checkpoint of {escaped(args.run)})"]
+    lines += kl_lines(result.row, result.domain)
     row: dict[str, float | str] = {**result.row, "episodes": len(result.returns)}
     if args.video:
         filmed = film_run(folder, args.overrides, **how)
-        told.append(filmed.line)
+        lines.append(filmed.line)
         row["video"] = str(filmed.video.mp4)
-    print(json.dumps(row) if args.json else "\n".join(told))
+    print(json.dumps(row) if args.json else "\n".join(lines))
     return 0
 
 

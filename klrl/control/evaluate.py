@@ -329,9 +329,9 @@ def _drawn(config: EnvConfig) -> VectorGymEnv:
     except Exception as error:  # Gymnasium, simulators and OpenGL may raise anything
         if env is not None:
             env.close()
-        told = str(error) if isinstance(error, EnvError) else in_one_line(error)
+        reason = str(error) if isinstance(error, EnvError) else in_one_line(error)
         raise ConfigError(
-            f"--video: {config.id} cannot be drawn with render_mode={_MODE}: {told}; see "
+            f"--video: {config.id} cannot be drawn with render_mode={_MODE}: {reason}; see "
             "docs/runs.md, Videos"
         ) from error
     return env

@@ -19,7 +19,7 @@ from klrl.control.actor import (
 )
 from klrl.control.distributions import Family
 from klrl.control.encoders import Unpacked, given_sizes
-from klrl.control.kl import made_up
+from klrl.control.kl import synthetic_observations
 from klrl.control.networks import PolicyNet, ValueNet
 
 #: ``actor.distribution`` -> the function that builds its agent.
@@ -70,7 +70,7 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     agent = _AGENTS[config.distribution](config, env, **how)
     plain, layout = agent.policy_net, agent.layout
     inputs = plain.inputs if layout is None else given_sizes(layout)
-    seen = made_up(layout, plain.inputs, 6)
+    seen = synthetic_observations(layout, plain.inputs, 6)
 
     def made(setting: str, part: OwnPart, sizes: Mapping[str, object]) -> nn.Module:
         network: nn.Module = make_own(setting, part, sizes, nn.Module, _WHAT)

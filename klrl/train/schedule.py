@@ -39,10 +39,10 @@ class Schedule:
 
     def line(self, domain: Domain, longest: int | None) -> str:
         """The schedule as a line of text."""
-        each = f"({_told(self.size, longest)} {domain.episode}s each)"
+        each = f"({_count_text(self.size, longest)} {domain.episode}s each)"
         none = "none during the run (eval.share is too small for one at each end)"
         during = f"{len(self.iterations)} during the run {each}" if self.iterations else none
-        closing = f"{_told(self.closing, longest)} {domain.episode}s at the end"
+        closing = f"{_count_text(self.closing, longest)} {domain.episode}s at the end"
         return f"evaluations: {during}, then {closing}"
 
 
@@ -52,7 +52,7 @@ def fitting(size: Size, longest: int | None) -> int:
     return episodes if steps is None else min(episodes, steps // (longest or USUAL_STEPS))
 
 
-def _told(size: Size, longest: int | None) -> str:
+def _count_text(size: Size, longest: int | None) -> str:
     """The number of episodes as text: the least that fit, and the most if they are short."""
     least = fitting(size, longest)
     return f"{least}" if least == size.episodes else f"{least} to {size.episodes}"

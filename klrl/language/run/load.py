@@ -319,7 +319,7 @@ class Weights:
             parameter.copy_(stored[name])
 
 
-def moved(config: LanguageConfig, model: str | None) -> LanguageConfig:
+def relocated(config: LanguageConfig, model: str | None) -> LanguageConfig:
     """Return the job with its base model in folder ``model``; None: where it was."""
     if model is None:
         return config
@@ -335,7 +335,7 @@ def with_model(config: LanguageConfig, model: str | None) -> LanguageConfig:
     return replace(config, actor=replace(config.actor, model=model))
 
 
-def check_place(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
+def check_base(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
     """Refuse a stored run whose base model is missing (for commands that do not train it).
 
     Args:
