@@ -6,12 +6,12 @@ import math
 
 #: Significant digits of a mean in a table; one less if its error is a tenth of the mean or more.
 _SIGNIFICANT = 3
-#: Above this many decimal places, a number goes by significant digits, as 1.2e-07.
+#: Above this many decimal places, a number is written with significant digits, as 1.2e-07.
 _MOST_DECIMALS = 5
 
 
 def number(value: float, digits: int, *, signed: bool = False) -> str:
-    """Format a number with ``digits`` significant digits (0: a whole number); zero has no sign.
+    """Format a number with ``digits`` significant digits (0: as a whole number); zero has no sign.
 
     Large numbers are written in full: 1.2346e+05 is hard to read.
     """
@@ -50,12 +50,12 @@ def places(value: float, error: float | None) -> int | None:
 
 
 def _usable(error: float, value: float) -> bool:
-    """Whether an error can round a mean: not if it is zero, or rounding noise of equal numbers."""
+    """Whether a mean can be rounded to an error that is neither zero nor mere rounding noise."""
     return math.isfinite(error) and error > 0 and error >= 1e-12 * abs(value)
 
 
 def show(value: float, decimals: int | None, *, signed: bool = False) -> str:
-    """Format a number with ``decimals`` places, as 4742.3 with -1: ``4,740``; None: 3 digits."""
+    """Format a number with ``decimals`` places: 4742.3 with -1 is ``4,740``. None: 3 digits."""
     if decimals is None or decimals > _MOST_DECIMALS:
         return number(value, _SIGNIFICANT, signed=signed)
     return _fixed(value, decimals, signed=signed)

@@ -282,7 +282,7 @@ def test_ones_own_code_is_known(mine: Path, tmp_path: Path, capsys, monkeypatch)
     assert exits(f"resume={mine}", "frames=128") == 2
     assert "has changed since this run began" in capsys.readouterr().err
     assert evaluated(moved) == 2, "a run at another place may be anyone's"
-    assert "no run of yours has run that" in capsys.readouterr().err
+    assert "none of your runs has called it" in capsys.readouterr().err
 
     (tmp_path / "maze.py").write_text(MAZE, encoding="utf-8")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another-user"))

@@ -76,7 +76,8 @@ def current_source(text: str, target: str) -> Source:
     """The source of ``package.module:Name`` that this process imported, or would import.
 
     Raises:
-        ConfigError: the files have changed since the import, or do not exist; ``text`` comes first.
+        ConfigError: the files have changed since the import, or do not exist. The message begins
+            with ``text``.
     """
     top = top_level(target)
     try:

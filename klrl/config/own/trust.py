@@ -65,12 +65,12 @@ def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
     listed = list(parts)
     found = _codes(listed, env)
     asked = [c for c in found if not {_digest(c), f"{c.setting}={c.call}"} & NAMED]
-    why = "no run of yours has run that"
+    why = "none of your runs has called it"
     if asked and not trusted(run):
         try:
             known = {path.name for path in _ledger().iterdir()}
         except (Untrusted, OSError, RuntimeError) as error:  # RuntimeError: no home folder
-            known, why = set(), f"what you have run cannot be read ({first_line(error)})"
+            known, why = set(), f"the record of code you ran is unreadable ({first_line(error)})"
         for code in [c for c in asked if not {_digest(c), _run_key(run, found)} & known]:
             raise ConfigError(
                 f"{run}: {code.setting} would import and call {code.call:.200} from "
