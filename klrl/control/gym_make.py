@@ -49,7 +49,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
         made: object = make_own("env", config, {})
         with config_errors("env", config):  # a TorchRL environment may compute its specs only here
-            if "torchrl.envs" in sys.modules:  # imported, if ``made`` is one
+            if "torchrl.envs" in sys.modules:  # else ``made`` is no TorchRL environment
                 from klrl.control.torchrl_env import as_gym
 
                 made = as_gym(config.named, made)
@@ -93,6 +93,6 @@ def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasi
 
 
 def _log(message: str) -> None:
-    # MuJoCo 4 warns so about Gymnasium's half_cheetah.xml at every start; klrl cannot fix it.
+    # MuJoCo 4 prints this about Gymnasium's half_cheetah.xml at every start; klrl cannot fix it.
     level = logging.DEBUG if "is deprecated and will be removed" in message else logging.WARNING
     logging.getLogger("mujoco").log(level, message)

@@ -1,7 +1,7 @@
-"""The losses of KLPEN and clipped PPO, from a policy's numbers for a minibatch to a scalar.
+"""Computes the losses of KLPEN and clipped PPO from the outputs of policy and critic.
 
-The losses depend on no domain, have no state and change no coefficient, so a forward in evaluation
-has no effects. :mod:`klrl.losses.beta` changes beta.
+The losses depend on no domain, have no state and change no coefficient, so a forward pass has no
+side effects. :mod:`klrl.losses.beta` changes beta.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class PolicyLoss(ABC):
 
     #: The attributes below that the loss group sets; a subclass extends its base's tuple.
     of_settings: tuple[str, ...] = ()
-    #: KL(old||new) of a minibatch: exact; sampled, an estimate with its gradient; or measured,
-    #: without a gradient, since the loss does not charge it.
+    #: How KL(old||new) is computed: exact; sampled, a differentiable estimate; or measured, without
+    #: a gradient, since the loss does not charge it.
     kl_old: str = "measured"
-    target_kl: float | None = None  # nats per unit; an update's epochs end above 1.5 target_kl
-    unit: str | None = None  # of target_kl and dtarg: sequence, a response's sum; else a position
-    line_search: str = "none"  # which steps are scaled to dtarg: back (too long ones) or both
+    target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
+    unit: str | None = None  # of target_kl and dtarg: sequence (a response's sum) or position
+    line_search: str = "none"  # which steps it scales to dtarg: none, back (too long), or both
     max_alpha: float = 1.0  # how many times as long a step may become
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
@@ -160,8 +160,8 @@ class PolicyLoss(ABC):
             scored: outputs of policy and critic for the minibatch.
             beta: coefficient of KL(old||new), a scalar; only KLPEN reads it.
             kl_coef: coefficient of KL(policy||reference), a scalar, if the loss charges that KL.
-            spread: for a part of a minibatch, whose advantage is normalised already: the divisor
-                of that normalisation; None: the advantage is normalised here.
+            spread: the divisor of the advantage's normalisation, if the caller normalised it over
+                the whole minibatch; None: it is normalised here.
         """
         c, s = self.config, scored.without_padding()
         advantage, kl_ref = s.advantage, self._kl_ref(s)
@@ -185,17 +185,17 @@ class PolicyLoss(ABC):
         return LossTerms(-self._reduce(gained, s.mask), measured)
 
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """The weight of some rows' [B] loss in the minibatch's loss, a weighted sum of such losses.
+        """The weight of the loss of some ``rows`` [B]; the minibatch's loss is the weighted sum.
 
-        A mean over some rows has a different divisor than the minibatch's mean. For any reduction
-        that is a weighted sum, its values on ones give the weight.
+        A mean over some rows has a different divisor than the minibatch's mean. Every reduction is
+        a weighted sum, so reducing ones gives the weight.
         """
         ones = mask.double()
         own = self._reduce(ones[rows], mask[rows])  # 0 where no position of these rows is real
         return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
     def weights(self, kl_coef: float) -> dict[str, float]:
-        """Factors of charged metrics in the minimised loss, if they are not 1."""
+        """Metric -> its factor in the minimised loss; metrics without an entry have factor 1."""
         return {
             "loss/objective": -1.0,
             "loss/critic": self.config.critic_coeff,
@@ -204,7 +204,7 @@ class PolicyLoss(ABC):
         }
 
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
-        """One number of a minibatch for each of :attr:`measures`.
+        """Reduce each metric of a minibatch to a number, in the order of :attr:`measures`.
 
         A metric that is declared as charged is reduced like the loss, any other to its mean.
         """
@@ -281,7 +281,7 @@ class ClipLoss(PolicyLoss):
 
 # ------------------------------------------------------------------------------- loss=custom
 
-#: The fields of Scored through which a loss has a gradient to the policy.
+#: The fields of Scored that carry the loss's gradient to the policy.
 _MOVES = ("log_prob", "kl_old", "entropy")
 
 
