@@ -346,9 +346,9 @@ def test_a_variable_in_a_stored_config_is_not_read(
     run = foreign(env={"kwargs": {"g": "${oc.env:KLRL_SECRET}"}})
     assert exits(*DOORS[door](run)) == 2
     said = capsys.readouterr()
-    assert "${oc.env:KLRL_SECRET} is no plain value" in said.err
+    assert "${oc.env:KLRL_SECRET} is an interpolation" in said.err
     found = [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
     assert not found
     assert "hunter2" not in said.out + said.err
-    with pytest.raises(ConfigError, match="is no plain value"):
+    with pytest.raises(ConfigError, match="is an interpolation"):
         klrl.run(yaml.safe_load((run / ".hydra/config.yaml").read_text("utf-8")))
