@@ -12,7 +12,7 @@ from typing import Any
 from klrl.config import KLPENConfig
 from klrl.config.own import try_part
 from klrl.kl.controllers import moves
-from klrl.objectives.functional import factor, moves_beta
+from klrl.objectives.functional import factor, is_finite_kl
 
 
 class BetaRule:
@@ -50,7 +50,7 @@ class DoublingBeta(BetaRule):
 
     def update(self, kl: float) -> float:
         """Update beta by the rollout's KL, within beta_min .. beta_max."""
-        if not moves_beta(kl, self.beta):
+        if not is_finite_kl(kl, self.beta):
             return self.beta
         c = self.config
         self.beta = min(max(self.beta * self.factor(kl), c.beta_min), c.beta_max)

@@ -279,7 +279,7 @@ def other_policy(
 ) -> Policy:
     """Load the policy of another run, or the model of a folder."""
     if (path / "manifest.json").is_file():
-        return load(path, setting="--to", beside=config)
+        return load(path, setting="--to", compared_with=config)
     plain = replace(config.actor, model=str(path), lora=replace(config.actor.lora, r=0), init=None)
     policy = make_policy(replace(config, actor=plain, device=str(device)), say=lambda _: None)
     policy.model.requires_grad_(False).eval()
