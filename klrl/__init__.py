@@ -35,7 +35,7 @@ _WHERE = {
     "run": "klrl.api",
 }
 
-if find_spec("fcntl") is None:  # whatever is imported: as a command, and from Python
+if find_spec("fcntl") is None:  # checked for the command and for imports alike
     print("klrl: runs on Linux and macOS; on Windows, install it in WSL", file=sys.stderr)
     raise SystemExit(2)
 

@@ -47,8 +47,8 @@ def import_for_good(*modules: str) -> None:
     """Import modules that klrl's process keeps until its end, and freeze all objects.
 
     The collector skips frozen objects: a full collection would take half a second and find all of
-    them in use. Freezing also keeps every other object of that moment, so it happens only when a
-    module is new, not before each job of a process.
+    them in use. Freezing also keeps all other objects that exist at that moment, so it happens only
+    when a module is new, not before each job of a process.
     """
     if all(module in sys.modules for module in modules):
         return

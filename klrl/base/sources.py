@@ -42,7 +42,7 @@ def source_of(module: str, folders: Sequence[str] = ()) -> Source:
 
     The digest covers all ``.py`` files of the top-level package, or the one file. It also covers
     the modules that these import anywhere in their code, except those that a version identifies.
-    An import by a computed name is not seen. ``folders`` are searched after Python's path.
+    Imports by a computed name are not found. ``folders`` are searched after Python's path.
 
     Raises:
         ImportError: the module has no file.
@@ -105,7 +105,7 @@ def _installed(place: Path) -> bool:
 
 
 def _released(top: str, place: Path) -> bool:
-    """Whether a version identifies a package: Python's, a requirement of klrl, or from an index."""
+    """Whether a version identifies the source: of Python, a requirement of klrl, or an index."""
     if top in requirements() or not _PACKAGES & set(place.parts):
         return _installed(place)
     found = _distribution(top)
@@ -173,7 +173,7 @@ def _version(top: str, *, installed: bool) -> str | None:
 
 
 def _distribution(top: str, *, by_name: bool = False) -> importlib.metadata.Distribution | None:
-    """The distribution of a top-level module; ``by_name``: only one that has the module's name."""
+    """The distribution of a top-level module; ``by_name``: only if it has the module's name."""
     # Looking through all distributions takes a tenth of a second.
     for name in (top,) if by_name else (top, *_owners().get(top, ())):
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -230,7 +230,7 @@ def _checked(path: Path) -> CheckpointEntry:
     entry = CheckpointEntry(path)
     entry.check()
     if path.name.removeprefix("frames-").lstrip("0") != str(entry.frames).lstrip("0"):
-        raise DamagedEntry(f"manifest.json: is of {entry.frames:,}, and its name is another")
+        raise DamagedEntry(f"manifest.json: is of {entry.frames:,}, and its name says otherwise")
     return entry
 
 

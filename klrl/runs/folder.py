@@ -229,7 +229,7 @@ class RunFolder:
             "host": platform.node(),
             "argv": before.get("argv", start["argv"]),
             "config_hash": key.settings,
-            # A resumed run keeps the number of its start, since its first rows were computed so.
+            # A resumed run keeps the number of the klrl that computed its first rows.
             "numerics": before.get("numerics", 1) if before else key.numerics,
             "domain": config.domain,
             **({"own": own} if (own := manifest_entries(config)) else {}),
@@ -325,7 +325,7 @@ def _git_commit() -> str | None:
 
 def _git(*argv: str) -> str:
     # The repository may come from someone else; the settings switched off here can run programs.
-    # They go through variables: on the command line, a name with = in it would be cut there.
+    # They are set by variables: on the command line, git would cut a name at its first =.
     off = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
     for scope in ("--local", "--worktree"):
         words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp", r"^filter\.")

@@ -33,7 +33,7 @@ _FOLDERS = (
     *(".hydra", "csv", "tensorboard", "videos", "wandb"),
     *("checkpoints/last", "checkpoints/best"),
 )
-#: Queues' environment variables of a job's id, and SLURM's of how often it was started again.
+#: Environment variables: a queue's id of a job, and SLURM's count of how often it was restarted.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
 _PROCESSES = Path("/proc")  # of Linux
@@ -179,7 +179,7 @@ class Claim:
             _close(self._file)
             raise
         if before is not None:
-            warn(f"{run}: taken over from {before}, which ended without a word")
+            warn(f"{run}: taken over from {before}, which did not end cleanly")
         self._ended = threading.Event()
         threading.Thread(target=self._renew, daemon=True).start()
 

@@ -134,7 +134,7 @@ def parse_row(line: bytes) -> Row | None:
 
 
 def run_named_in(line: bytes, run: str | None, unnamed: str | None = None) -> object:
-    """The id of the run that a line names, ``run`` if expected; ``unnamed`` if it names none."""
+    """The id of the run in a line; ``unnamed`` if it has none. ``run`` is the expected id."""
     if run is None or f'"{run}"'.encode() in line[:64]:  # avoids parsing a long line
         return run
     return (_parse(line) or {}).get(RUN, unnamed)

@@ -63,8 +63,8 @@ class Distance:
         error: standard error of ``mean`` over episodes; None for one episode.
         median, q90, q99: quantiles over the states.
         worst: the largest value, at ``step`` of ``episode``, both counted from 0.
-        total: the mean over episodes of the sum over an episode. For the KL from a policy to
-            another, in that policy's own states, the KL of whole episodes (chain rule).
+        total: the mean over episodes of the sum over an episode. For KL(a||b) in the states of a,
+            this is the KL of whole episodes (chain rule).
         total_error: standard error of ``total``; None for one episode.
     """
 

@@ -81,7 +81,7 @@ def test_a_sample_that_fails_alone_is_called_with_what_is_its_own() -> None:
 
 def test_an_unknown_parameter_is_refused_when_the_function_is_found() -> None:
     Path("asks_reward.py").write_text("def score(prompts, responses, rows, tokens): ...\n")
-    with pytest.raises(ConfigError, match="it may ask for truncated, lengths, prompt_ids, resp"):
+    with pytest.raises(ConfigError, match="it may also have truncated, lengths, prompt_ids, resp"):
         find_reward("asks_reward:score")
 
 

@@ -74,7 +74,7 @@ def changes_state(part: OwnPart, function: object, use: Callable[[], object]) ->
 
 
 def _state_of(part: object, given: Iterable[object]) -> object:
-    """The state of an object, to compare; equal to no other if the object cannot be pickled."""
+    """The state of an object, to compare; unequal to all others if the object cannot be pickled."""
     part = getattr(part, "__self__", part)  # a method's object
     if isinstance(part, types.FunctionType):
         part = [cell.cell_contents for cell in part.__closure__ or ()], vars(part)

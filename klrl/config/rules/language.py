@@ -60,7 +60,7 @@ def check_reward_weights(c: LanguageConfig) -> None:
 
 
 def check_data(c: LanguageConfig) -> None:
-    """Data files are named, training data remain, and no template argument is klrl's to set."""
+    """Data files are named, training data remain, and template arguments are not klrl's own."""
     if not isinstance(c.env, TextConfig):
         return
     refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")

@@ -43,7 +43,7 @@ class LoggerConfig(ChoiceConfig):
     remedy="pip install wandb, or choose logger=none",
 )
 class WandbConfig(LoggerConfig):
-    """Wandb beside metrics.jsonl; offline unless a key is found."""
+    """Wandb in addition to metrics.jsonl; offline unless a key is found."""
 
     #: auto (WANDB_MODE, else online with a key, else offline), offline or online
     mode: str = choice("auto", "offline", "online")
@@ -65,11 +65,11 @@ class CustomLoggerConfig(OwnPart, LoggerConfig):
 class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
-    #: a number: every so many iterations instead, at any cost; 0 = none at all
+    #: a number: evaluate every that many iterations instead, at any cost; 0 = never
     every: Optional[int] = number(ge=0)
     episodes: int = number(ge=1)  # of an evaluation during the run; language: responses
-    #: at most so many in a run, the first before the first update, the last after the last; 0 =
-    #: none at all
+    #: most evaluations in a run: the first before the first update, the last after the last one;
+    #: 0 = none
     evaluations: int = added(number(ge=0), 10)
     steps: int = added(number(ge=1), 10_000)  # that it may take at most
     #: environment steps of all of these together, as a share of the training's: less than 10 % of

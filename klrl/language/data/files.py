@@ -167,7 +167,7 @@ class _Split:
         return f"{self.set_by or 'env.split'}={self.name}"
 
     def check(self, there: Collection[str]) -> None:
-        """Refuse the split if not among these; if there are none, only if it was requested."""
+        """Refuse a split that is not in ``there``; if ``there`` is empty, only a requested one."""
         if there and self.name not in there:
             names = ", ".join(sorted(there))
             raise ConfigError(
@@ -176,7 +176,7 @@ class _Split:
         if not there and self.set_by is not None:
             raise ConfigError(
                 f"{self.setting}: {self.where} has no splits; drop it, or give a folder of files "
-                "that are called by splits"
+                "that are named by split"
             )
 
     def of(self, files: Sequence[Path], folder: Path) -> list[Path]:
@@ -208,7 +208,7 @@ class _Split:
             return whole, str(file.with_name(whole))
         if len(set(words)) > 1:
             raise ConfigError(
-                f"{self.where}: {file.as_posix()} is called by two splits, {' and '.join(words)}; "
+                f"{self.where}: {file.as_posix()} is named by two splits, {' and '.join(words)}; "
                 "rename it"
             )
         if words:

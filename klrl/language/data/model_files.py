@@ -130,7 +130,8 @@ def disable_dropout(config: PretrainedConfig) -> None:
 
     With dropout, the policy in training mode would differ from the one that sampled: before the
     first update, the ratio would not be 1 and KL(old||new) not 0. Router jitter, noise of the
-    training mode, has the same effect; but PhiMoE's ``router_jitter_noise`` is a threshold of both.
+    training mode, has the same effect. PhiMoE's ``router_jitter_noise`` is a threshold, used in
+    both modes, and is kept.
     """
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):

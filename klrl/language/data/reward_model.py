@@ -25,7 +25,7 @@ from klrl.base.files import expanded
 from klrl.language.data.model_files import check_weights, read_weights
 from klrl.language.data.prompts import Content, Fields, Tokenizer
 
-#: Texts that are scored at a time, sorted by length.
+#: Texts per batch, sorted by length.
 BATCH_SIZE = 32
 
 

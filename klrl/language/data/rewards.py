@@ -11,10 +11,10 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 
 All three are copies, which the function may change.
 
-It may have more parameters, named as in :data:`EXTRAS`, which it gets by name; a function with
-``**kwargs`` gets all of them. The built-in ``exact`` and ``proxy`` are such functions, and so is a
-:class:`~klrl.language.data.reward_model.RewardModel`. Any failure of a reward function becomes a
-:class:`~klrl.base.errors.RewardError` of one line that names the sample.
+A reward function may have more parameters, named as in :data:`EXTRAS`, which klrl passes by name;
+a function with ``**kwargs`` gets all of them. The built-in ``exact`` and ``proxy`` are reward
+functions, and so is a :class:`~klrl.language.data.reward_model.RewardModel`. Any failure of a
+reward function becomes a :class:`~klrl.base.errors.RewardError` of one line that names the sample.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def find_reward(name: str) -> RewardFunction:
     except TypeError as error:
         raise ConfigError(
             f"{setting}: cannot be called as {attribute}(prompts, responses, rows) ({error}); give "
-            f"it these three arguments; beside them it may ask for {', '.join(EXTRAS)}"
+            f"it these three arguments; it may also have {', '.join(EXTRAS)}"
         ) from error
     except ValueError:
         pass  # some functions written in C have no signature
