@@ -38,7 +38,7 @@ A = TypeVar("A", bound=Acting)
 #: Longer episodes are cut off and do not count, since some environments never end an episode.
 MAX_STEPS = 10_000
 MAX_COPIES = 100
-#: Steps for which noise is drawn at a time.
+#: Noise is drawn for this many steps at a time.
 _NOISE_STEPS = 250
 
 
@@ -205,7 +205,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
         stored = control_config(path)
         for name, theirs, here in policy_kind(stored.env, stored.actor).differences(on):
             raise ConfigError(
-                f"{setting}={path}: its {name} is {theirs}, and {here} where the states are; give "
+                f"{setting}={path}: its {name} is {theirs}, and the states need {here}; give "
                 "runs with the same"
             )
 
@@ -214,7 +214,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
 
 #: Draws in each state, for a divergence of Gaussians without a closed form.
 DRAWS = 64
-#: States, and numbers of their observations, that are measured at a time.
+#: Most states, and most numbers in their observations, that are measured at a time.
 _STATES, _NUMBERS = 2**13, 2**20
 
 #: States [..., D] -> divergence -> [...].

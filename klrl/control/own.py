@@ -110,7 +110,7 @@ def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...
     for first, second, single in zip(outputs, again, apart, strict=True):
         if not (torch.equal(first, second) and torch.allclose(first, single, atol=1e-4)):
             raise PartError(
-                "what it says of an observation depends on chance, on earlier calls or on other "
+                "its output for an observation depends on chance, on earlier calls or on other "
                 "observations; leave dropout, noise, hidden states and batch normalisation out"
             )
     _require_used(outputs, dict(network.named_parameters()))

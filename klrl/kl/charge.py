@@ -159,9 +159,8 @@ def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
 
 #: A line at the start of a run with a custom divergence.
 BLIND = (
-    "kl.divergence=custom: E_pi[f] sees no action that the policy never takes (of a Gaussian: that "
-    "no draw of the policy hits), whatever mass the reference has there; that E_pi[f] >= 0 is not "
-    "checked"
+    "kl.divergence=custom: E_pi[f] ignores actions that the policy never takes (a Gaussian: never "
+    "draws), however likely the reference makes them; klrl does not check that E_pi[f] >= 0"
 )
 #: Largest value of a custom function at log-ratio 0, where policy and reference agree; nats.
 _ZERO = 1e-6

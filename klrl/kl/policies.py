@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 
 from klrl.kl.estimators import sum_beyond
 from klrl.kl.reference import FrozenPolicy
-from klrl.kl.saturated import PRE_TANH, any_kept, any_lost, beside, draw, log_probs, warn
+from klrl.kl.saturated import PRE_TANH, any_kept, any_lost, draw, log_probs, sibling, warn
 from klrl.kl.shapes import add_heads
 
 #: The key of the joint log-prob in older TorchRL policies; read if the current key is missing.
@@ -146,7 +146,7 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
 def written_keys(tensordict: TensorDictBase, keys: Sequence[Key | None]) -> list[Key]:
     """The keys of the log-probs in a transition: ``keys``, or :data:`OLDER_KEY`, or []."""
     named = [as_key(key) for key in keys if key is not None]
-    older = [beside(key, OLDER_KEY) for key in named[:1]]
+    older = [sibling(key, OLDER_KEY) for key in named[:1]]
     return next((found for found in (named, older) if has_all(tensordict, found)), [])
 
 

@@ -392,5 +392,5 @@ def _networks(
 def _new_spellings(kwargs: dict[str, object]) -> dict[str, object]:
     both = [old for old, new in _RENAMED.items() if old in kwargs and new in kwargs]
     if both:
-        raise ValueError(f"{both[0]}: given beside {_RENAMED[both[0]]}; give one of them")
+        raise ValueError(f"{both[0]}: given together with {_RENAMED[both[0]]}; give one of them")
     return {_RENAMED.get(name, name): value for name, value in kwargs.items()}

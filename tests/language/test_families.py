@@ -174,7 +174,7 @@ def test_distances_of_slots_share_no_row_in_any_precision(family: str) -> None:
     """Alibi's penalty goes by slot: in 16 bits its error was within the rounding."""
     model, (ids, mask) = tiny(family).to(torch.bfloat16), prompts(pads=2)
     sampler = CacheSampler(model, SPECIAL)
-    assert "not shared: its distances go by slot (alibi)" in str(
+    assert "not shared: its attention goes by place in the row (alibi)" in str(
         sampler.self_check(ids, mask, GROUP)
     )
     assert sampler.way == "copied"

@@ -170,7 +170,7 @@ def _filled_in(
             zero = zero & ~_expand(_any_beyond(leaf != 0, tensordict.ndim), zero)
     if not zero.any():
         return zero
-    # If the log-prob is 0 for any parameters, the policy has a single action.
+    # A log-prob that is 0 whatever the parameters belongs to a policy with a single action.
     data = parameters_or_one(tensordict, _parameter_keys(sampler), zero)
     with torch.no_grad():
         return zero & (_log_prob(data, sampler, sampler.get_dist(data), log_prob.ndim) != 0)

@@ -155,7 +155,7 @@ class LanguageParts(Parts):
     # --------------------------------------------------------------------------------- parts
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
-        """Return what makes the rollouts, from this iteration on."""
+        """Return the object that makes the rollouts from this iteration on."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
         if self.kl is not None and self.kl.online:
             from klrl.language.run.chat import ChatRollout
