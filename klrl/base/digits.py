@@ -30,7 +30,7 @@ def mean_and_error(value: float, error: float | None, digits: int) -> str:
         return number(value, digits)
     decimals = None
     if _usable(error, value):
-        # Rounded first: 9.96 has two digits as 10.
+        # Round the error first: 9.96 becomes 10, whose second digit is the unit.
         decimals = 1 - int(f"{error:.1e}".partition("e")[2])
     if decimals is None or decimals > _MOST_DECIMALS:
         return f"{number(value, digits)} +- {number(error, 2)}"

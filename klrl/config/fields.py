@@ -92,9 +92,9 @@ class OwnPart(Settings):
 
     #: package.module:Name, from the current folder or PYTHONPATH; see docs/extending.md
     target: Optional[str] = field(default=None, metadata={"value": MISSING})
-    #: its arguments, as in args.x=1; of its defaults, numbers, texts and null are shown
+    #: its arguments, as in args.x=1; defaults are shown if they are numbers, texts or null
     args: dict[str, Any] = field(default_factory=dict)
-    #: a folder to search as well; klrl notes the one where it found the module
+    #: a further folder to search; klrl stores the folder in which it found the module
     path: Optional[str] = field(default=None, metadata={"free": True})
     #: a digest over its local files, part of the job's identity; set by klrl
     source: Optional[str] = None
