@@ -99,7 +99,7 @@ def choose(
         except Untrusted as error:
             return "false", str(error)
         except BadPackage as error:
-            unusable = f"{error}, learner.compile=aot builds it anew"
+            unusable = f"{error}, learner.compile=aot rebuilds it"
     if mode != "false" and not cxx():
         return "false", f"learner.compile={mode} needs a C++ compiler, and there is none"
     return mode, unusable if mode == "false" else None

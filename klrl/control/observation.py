@@ -145,7 +145,7 @@ class Layout:
             mask = _at(observation, entry)
         elif mask is None:
             if not ended:
-                raise Misfit(f"info has no {MASK}, which env.action_mask=info asks for")
+                raise Misfit(f"info has no {MASK}, which env.action_mask=info requires")
             mask = np.zeros(entry.size)
         if isinstance(mask, tuple | list):  # a mask for each choice, as in MultiDiscrete.sample
             mask = np.concatenate([np.asarray(part).reshape(-1) for part in mask])

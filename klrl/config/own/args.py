@@ -43,7 +43,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
         elif p.default is p.empty:
             gives = f" (it gives {', '.join(given)})" if given else ""
             raise NoValueError(
-                f"{text}: asks for {name}, which klrl does not give{gives}; add "
+                f"{text}: requires {name}, which klrl does not give{gives}; add "
                 f"{setting}.args.{name}=..., or give it a default"
             )
         elif isinstance(p.default, bool | int | float | str | None):

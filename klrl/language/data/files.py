@@ -242,7 +242,7 @@ def _table(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
         raise
     except Exception as error:  # pyarrow's and datasets' have no common base
         raise ConfigError(
-            f"{where}: cannot be read ({first_line(error)}); write it anew with datasets"
+            f"{where}: cannot be read ({first_line(error)}); write it again with datasets"
         ) from error
     finally:
         datasets.logging.set_verbosity(verbosity)

@@ -97,7 +97,7 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
     except Exception as error:  # transformers' checks raise errors without a common base
         raise ConfigError(
             f"{setting}: config.json is no config of a {kind} ({in_one_line(error)}); save it "
-            "anew, upgrade transformers, or choose another model"
+            "again, upgrade transformers, or choose another model"
         ) from error
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ConfigError(
@@ -116,11 +116,11 @@ def read_json(file: Path, setting: str) -> dict[str, Any]:
         content = json.loads(read_plain(file))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{setting}: {file.name} is not JSON ({first_line(error)}); save it anew"
+            f"{setting}: {file.name} is not JSON ({first_line(error)}); save it again"
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{setting}: {file.name} is {json_type(content)}, not an object; save it anew"
+            f"{setting}: {file.name} is {json_type(content)}, not an object; save it again"
         )
     return content
 
@@ -165,7 +165,7 @@ def read_weights(
     except Exception as error:  # a config can name an unknown activation or RoPE type
         raise ConfigError(
             f"{setting}: its weights cannot be read ({in_one_line(error)}); fix its config.json, "
-            "or fetch or save it anew"
+            "or fetch or save it again"
         ) from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])

@@ -163,7 +163,7 @@ def over_tokens(
     elif real.numel() <= chunk:
         values = function(*flat)
     else:
-        # Each piece casts the head's weight anew: one shared copy would sum gradients in bfloat16.
+        # Each piece casts the head's weight again: one shared copy would sum gradients in bfloat16.
         pieces = _split(flat, chunk // _PART_RECOMPUTED)
         again = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
         values = torch.cat([again(*piece) for piece in pieces], 1)
