@@ -57,7 +57,7 @@ def parser() -> Parser:
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=...; "
-    other += "actor.model=FOLDER, where a language run's base model is now"
+    other += "actor.model=FOLDER, if a language run's base model was moved"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     parser.add_flag("--sampled", "sample actions (tokens) as in training")
     parser.add_flag("--video", "film the first episode: RUN/videos, and the loggers")

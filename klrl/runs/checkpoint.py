@@ -194,7 +194,7 @@ def _load(
                 refused[path] = error
             continue
         for other, damage in refused.items():
-            say(f"checkpoint {other} is refused ({damage}); {path.name} is taken")
+            say(f"checkpoint {other} is refused ({damage}); {path.name} is used")
         return entry, list(refused)
     why = [f"{path.name}/{damage}" for path, damage in refused.items()] or ["none at all"]
     raise ConfigError(

@@ -65,15 +65,15 @@ class CustomLoggerConfig(OwnPart, LoggerConfig):
 class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
-    #: a number: evaluate every that many iterations instead, at any cost; 0 = never
+    #: a number: iterations between evaluations instead, at any cost; 0 = none
     every: Optional[int] = number(ge=0)
     episodes: int = number(ge=1)  # of an evaluation during the run; language: responses
     #: most evaluations in a run: the first before the first update, the last after the last one;
     #: 0 = none
     evaluations: int = added(number(ge=0), 10)
     steps: int = added(number(ge=1), 10_000)  # that it may take at most
-    #: environment steps of all of these together, as a share of the training's: less than 10 % of
-    #: its time
+    #: environment steps of these evaluations / those of training; 1 takes less than 10 % of the
+    #: training's time
     share: float = added(number(gt=0), 1.0)
     #: episodes after the last iteration, from other start states; 0 = none
     final: int = added(number(ge=0), 0)
