@@ -60,7 +60,7 @@ _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
 #: Prompts answered at a time.
 CHUNK = 256
-#: Distance of two prompt sets of an endless task, in prompts; longer than any evaluation.
+#: Prompts between the starts of two sets of an endless task: more than any evaluation takes.
 _APART = 10**9
 
 
@@ -242,7 +242,7 @@ def distances(
     answered = player.answers(place, starts, sampled=True)
     both = scored_by(policy, temperature), other
     visited = (Visited(measured(*both, batch, MEASURED)) for _, batch in answered)
-    notes = [] if temperature == 1 else [f"of softmax(logits / {temperature:g}), as they sample"]
+    notes = [] if temperature == 1 else [f"of softmax(logits / {temperature:g}), as sampled"]
     return visited, notes
 
 
