@@ -54,7 +54,7 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play episodes in fresh copies of the environment, one from each start state.
 
-    If ``size`` has too few steps for all episodes, a wave starts only as many as certainly fit.
+    If ``size`` has too few steps for all episodes, only those start together that certainly fit.
     Sampling does not change torch's global generator. With a ``reference``, both KLs are measured
     in the states of the episodes.
     """
@@ -278,7 +278,7 @@ def measured_names(family: Family) -> tuple[Sequence[str], list[str]]:
     if isinstance(family, MultiCategorical) and math.prod(family.counts) > MOST_JOINT:
         many = f"{math.prod(family.counts)} joint actions, more than {MOST_JOINT}"
         return MEASURED[:2], [f"js and tv are left out: {many}"]
-    note = f"js and tv by {DRAWS} draws in each state: of Gaussians they have no closed form"
+    note = f"js and tv are estimated by {DRAWS} draws in each state: no closed form for Gaussians"
     return MEASURED, [note] * ("loc" in family.param_keys)
 
 

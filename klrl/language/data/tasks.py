@@ -101,7 +101,7 @@ class Task:
         evaluate: prompt number i of the evaluation split.
         reward: what the policy learns from.
         gold: the intended score, if ``reward`` is a different one; measured, never learned from.
-        checked: prompts rendered before anything runs: a file's, or one of the greatest length.
+        checked: prompts rendered before anything runs: all of a file, or one of maximal length.
         evaluations: number of evaluation prompts; None if they are endless.
         template: arguments of the chat template.
         read: "setting=value" that names data -> the prompts read from it.

@@ -115,7 +115,7 @@ def trained_policy(
         which: last or best.
         device: where to put it.
         setting: for messages, as in ``reference.path``.
-        compared_with: the job to whose policy this one will be compared, see :func:`_computing_as`.
+        compared_with: the job with whose policy this one is compared, see :func:`_computing_as`.
         model: where the run's base model is now; None: where it was. If the checkpoint has a
             digest of the base weights, the weights there must match it.
 
