@@ -26,7 +26,7 @@ from klrl.kl.shapes import add_heads, like_reward, reward_shape
 ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
 #: A log-prob that differs by more (nats, plus nats per nat) belongs to a different action.
 TOLERANCE = 1e-2
-#: Share of its range, at each bound, where a TanhNormal's action does not determine its sample.
+#: An action of a TanhNormal this near a bound, in shares of its range, may have many samples.
 EDGE = 1e-4
 
 
