@@ -16,7 +16,7 @@ from klrl.objectives.functional import factor, is_finite_kl
 
 
 class BetaRule:
-    """A fixed beta, and the rule of ``loss=clip``, which has no KL(old||new) penalty."""
+    """A fixed beta; also the rule of ``loss=clip``, whose beta is 0: no KL(old||new) penalty."""
 
     every_forward = False  # update on each minibatch's KL, not the rollout's
     unsaved = False  # has state that ``state_dict`` does not hold

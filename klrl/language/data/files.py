@@ -197,9 +197,9 @@ class _Split:
     def _split_of(self, file: Path) -> tuple[str, str] | None:
         """Derive the split of a file, and its data set, from its name or its folders' names.
 
-        In ``train_sft-00000-of-00002``: the name before the number, if one of its words names a
-        split. Else that word: ``train.jsonl``, ``gsm8k_train.jsonl``, ``train-0.jsonl``. Else a
-        folder, as in ``train/a.jsonl``. None if none of these names a split.
+        A split is named by a word of the file's name, as in ``train.jsonl``, ``gsm8k_train.jsonl``
+        and ``train-0.jsonl``, or else by a folder, as in ``train/a.jsonl``; None if by neither. A
+        shard as ``train_sft-00000-of-00002`` has the whole name before its number as split.
         """
         shard = _SHARD.fullmatch(file.stem)
         whole = shard[1] if shard else file.stem
@@ -208,7 +208,7 @@ class _Split:
             return whole, str(file.with_name(whole))
         if len(set(words)) > 1:
             raise ConfigError(
-                f"{self.where}: {file.as_posix()} is named by two splits, {' and '.join(words)}; "
+                f"{self.where}: {file.as_posix()} names two splits, {' and '.join(words)}; "
                 "rename it"
             )
         if words:
