@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from klrl.base.imports import look_up
+from klrl.base.imports import lazy_attribute
 
 __all__ = [
     "Callback",
@@ -35,7 +35,7 @@ _WHERE = {
     "run": "klrl.api",
 }
 
-if find_spec("fcntl") is None:  # whatever is imported: as a command, and from Python
+if find_spec("fcntl") is None:  # checked for the command and for imports alike
     print("klrl: runs on Linux and macOS; on Windows, install it in WSL", file=sys.stderr)
     raise SystemExit(2)
 
@@ -43,7 +43,7 @@ if find_spec("fcntl") is None:  # whatever is imported: as a command, and from P
 def __getattr__(name: str) -> Any:
     if name in ("kl", "losses"):
         return import_module(f"klrl.{name}")
-    return look_up(__name__, _WHERE, name)
+    return lazy_attribute(__name__, _WHERE, name)
 
 
 def __dir__() -> list[str]:

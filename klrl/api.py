@@ -141,7 +141,7 @@ class Run(os.PathLike[str]):
 
         Returns:
             ``returns`` (one per episode that ended), ``row`` (``eval/return``, its standard error
-            ``eval/return_se``, ``eval/episodes``), ``told``.
+            ``eval/return_se``, ``eval/episodes``), ``line``.
         """
         from klrl.train.evaluate_run import evaluate_run
 

@@ -360,7 +360,7 @@ def language_run(config: JobConfig, fill: float | None = None) -> OneStep:
         reference.module.base_model.of_token[:V] = fill
 
     def ref_log_prob(batch: TensorDict) -> Tensor:
-        return layout.on_response(batch, layout.REF_LOG_PROBS)[:, 0]
+        return layout.response_part(batch, layout.REF_LOG_PROBS)[:, 0]
 
     run = OneStep(training, language_batch(1), heads, ref_log_prob, kept_gradients(training))
     if fill is not None:

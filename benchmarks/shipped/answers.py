@@ -16,8 +16,8 @@ from klrl.config.compose import compose
 from klrl.language.data.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
-    on_response,
     response_mask,
+    response_part,
 )
 from klrl.language.data.tasks import make_task
 from klrl.language.model.causal_lm import head
@@ -128,9 +128,9 @@ def _beside_base(
     """Of each token [B, R]: log base, and the exact KL(policy||base); 0 at padding."""
     mask = response_mask(batch)
     if policy is base:
-        log_base = on_response(batch, LOG_PROBS)
+        log_base = response_part(batch, LOG_PROBS)
         return log_base.where(mask, 0.0), torch.zeros_like(log_base)
     of_policy = NextTokens(batch[STATES], head(policy.model), temperature)
     of_base = NextTokens(packed_states(base.model, batch), head(base.model), temperature)
     annotate(batch, of_policy, of_base)
-    return on_response(batch, REF_LOG_PROBS).where(mask, 0.0), batch[EXACT].where(mask, 0.0)
+    return response_part(batch, REF_LOG_PROBS).where(mask, 0.0), batch[EXACT].where(mask, 0.0)

@@ -1,1 +1,1 @@
-"""Utilities for every room: errors, files, text, signals. They import nothing else of klrl."""
+"""Utilities for all of klrl: errors, files, text, signals. They import nothing else of klrl."""

@@ -107,7 +107,7 @@ def check_digest(path: Path) -> None:
     _check_owner(path)
     _check_owner(_digest_path(path))
     if _digest_path(path).read_text(encoding="utf-8").strip() != _sha256(path):
-        raise Untrusted("it is damaged, its SHA-256 is another")
+        raise Untrusted("it is damaged, its SHA-256 does not match")
 
 
 def _digest_path(path: Path) -> Path:

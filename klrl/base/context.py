@@ -21,7 +21,7 @@ def context_of(config: object) -> int | None:
     """The context length, in tokens, of a model with this config; None if it has no limit.
 
     With longrope (Ding et al. 2024, arXiv:2402.13753) it is the length before extension: as soon as
-    one row of a batch is longer, ``transformers`` rotates all rows by other frequencies, so that a
+    one row of a batch is longer, ``transformers`` changes the rotation of all rows, so that a
     sequence's log-probs would depend on the other rows.
     """
     return _limit(config)[1]

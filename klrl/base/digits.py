@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 #: Significant digits of a mean in a table; one less if its error is a tenth of the mean or more.
-_MOST = 3
-#: Above this many decimal places, a number goes by significant digits, as 1.2e-07.
-_LONGEST = 5
+_SIGNIFICANT = 3
+#: Above this many decimal places, a number is written with significant digits, as 1.2e-07.
+_MOST_DECIMALS = 5
 
 
 def number(value: float, digits: int, *, signed: bool = False) -> str:
-    """Format a number with ``digits`` significant digits (0: a whole number); zero has no sign.
+    """Format a number with ``digits`` significant digits (0: as a whole number); zero has no sign.
 
     Large numbers are written in full: 1.2346e+05 is hard to read.
     """
@@ -29,10 +29,10 @@ def mean_and_error(value: float, error: float | None, digits: int) -> str:
     if error is None:
         return number(value, digits)
     decimals = None
-    if _limits(error, value):
-        # Rounded first: 9.96 has two digits as 10.
+    if _usable(error, value):
+        # Round the error first: 9.96 becomes 10, whose second digit is the unit.
         decimals = 1 - int(f"{error:.1e}".partition("e")[2])
-    if decimals is None or decimals > _LONGEST:
+    if decimals is None or decimals > _MOST_DECIMALS:
         return f"{number(value, digits)} +- {number(error, 2)}"
     return " +- ".join(_fixed(each, decimals) for each in (value, error))
 
@@ -42,22 +42,22 @@ def places(value: float, error: float | None) -> int | None:
 
     Keeps three digits of the larger of mean and error; two if the error >= a tenth of the mean.
     """
-    if not error or not _limits(error, value):
+    if not error or not _usable(error, value):
         return None
     size = max(abs(value), error)
-    digits = _MOST if error < abs(value) / 10 else _MOST - 1
+    digits = _SIGNIFICANT if error < abs(value) / 10 else _SIGNIFICANT - 1
     return digits - 1 - math.floor(math.log10(size))
 
 
-def _limits(error: float, value: float) -> bool:
-    """Whether an error can round a mean: not if it is zero, or rounding noise of equal numbers."""
+def _usable(error: float, value: float) -> bool:
+    """Whether a mean can be rounded to an error that is neither zero nor mere rounding noise."""
     return math.isfinite(error) and error > 0 and error >= 1e-12 * abs(value)
 
 
 def show(value: float, decimals: int | None, *, signed: bool = False) -> str:
-    """Format a number with ``decimals`` places, as 4742.3 with -1: ``4,740``; None: 3 digits."""
-    if decimals is None or decimals > _LONGEST:
-        return number(value, _MOST, signed=signed)
+    """Format a number with ``decimals`` places: 4742.3 with -1 is ``4,740``. None: 3 digits."""
+    if decimals is None or decimals > _MOST_DECIMALS:
+        return number(value, _SIGNIFICANT, signed=signed)
     return _fixed(value, decimals, signed=signed)
 
 

@@ -87,16 +87,16 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def to_append(path: Path) -> BinaryIO:
-    """Open a file for appending, unbuffered; create a missing one. Errors as :func:`in_place`."""
-    return os.fdopen(in_place(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
+    """Open a file to append, unbuffered; create a missing one. Errors as :func:`open_in_place`."""
+    return os.fdopen(open_in_place(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
 
 
 def to_update(path: Path) -> BinaryIO:
     """Open a file for changes in place, unbuffered; create a missing one. Errors as above."""
-    return os.fdopen(in_place(path, os.O_RDWR), "r+b", buffering=0)
+    return os.fdopen(open_in_place(path, os.O_RDWR), "r+b", buffering=0)
 
 
-def in_place(path: Path, flags: int) -> int:
+def open_in_place(path: Path, flags: int) -> int:
     """Open a file without truncating it, and return the descriptor; create a missing file.
 
     Raises:
@@ -121,11 +121,11 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def refuse_link(path: Path, told: str = "") -> None:
-    """Refuse to write through a link; ``told`` is the link's name in the message."""
+def refuse_link(path: Path, name: str = "") -> None:
+    """Refuse to write through a link; ``name`` is the link's name in the message."""
     if path.is_symlink():
         raise ConfigError(
-            f"{told or f'{path}:'} is a link, and what it leads to would be overwritten; put a "
+            f"{name or f'{path}:'} is a link, and what it leads to would be overwritten; put a "
             "copy in its place"
         )
 

@@ -16,7 +16,7 @@ from klrl.base.errors import ConfigError, with_line
 from klrl.base.text import nearest
 
 
-def look_up(module: str, where: Mapping[str, str], name: str) -> object:
+def lazy_attribute(module: str, where: Mapping[str, str], name: str) -> object:
     """Serve a module's ``__getattr__``: import the name from its real module on first use.
 
     Raises:
@@ -47,8 +47,8 @@ def import_for_good(*modules: str) -> None:
     """Import modules that klrl's process keeps until its end, and freeze all objects.
 
     The collector skips frozen objects: a full collection would take half a second and find all of
-    them in use. Freezing also keeps every other object of that moment, so it happens only when a
-    module is new, not before each job of a process.
+    them in use. Freezing also keeps all other objects that exist at that moment, so it happens only
+    when a module is new, not before each job of a process.
     """
     if all(module in sys.modules for module in modules):
         return
@@ -58,7 +58,7 @@ def import_for_good(*modules: str) -> None:
         gc.freeze()
 
 
-def import_users(setting: str, module: str, folder: str | None = None) -> ModuleType:
+def import_user_module(setting: str, module: str, folder: str | None = None) -> ModuleType:
     """Import a user's module from Python's path, the current folder, or ``folder``.
 
     Args:
@@ -83,7 +83,7 @@ def import_users(setting: str, module: str, folder: str | None = None) -> Module
 def import_named(setting: str, source: str) -> ModuleType:
     """Import a user's module by its name or its file: ``package.module`` or ``path/file.py``."""
     if not source.endswith(".py"):
-        return import_users(setting, source)
+        return import_user_module(setting, source)
     path = Path(source).resolve()
     if not path.is_file():
         raise ConfigError(f"{setting}: no such file {source}; fix the path")

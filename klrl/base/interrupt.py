@@ -70,7 +70,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._signals = ExitStack()
-        self._signals.enter_context(stop_signals(self._ask))
+        self._signals.enter_context(stop_signals(self._on_signal))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,7 +85,7 @@ class StopRequest:
         """Request a stop, as Ctrl-C does."""
         self.signum = self.signum or signal.SIGINT
 
-    def _ask(self, signum: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         before = self.signum
         if stops_at_once(signum, before):
             raise Interrupted(signum)

@@ -42,7 +42,7 @@ def source_of(module: str, folders: Sequence[str] = ()) -> Source:
 
     The digest covers all ``.py`` files of the top-level package, or the one file. It also covers
     the modules that these import anywhere in their code, except those that a version identifies.
-    An import by a computed name is not seen. ``folders`` are searched after Python's path.
+    Imports by a computed name are not found. ``folders`` are searched after Python's path.
 
     Raises:
         ImportError: the module has no file.
@@ -50,10 +50,10 @@ def source_of(module: str, folders: Sequence[str] = ()) -> Source:
     file = Path(module).resolve() if module.endswith(".py") else None
     top = module.partition(".")[0] if file is None else str(file)
     folders = folders if file is None else [*folders, str(file.parent)]  # for its imports
-    places = _places(top, folders)
+    places = _source_paths(top, folders)
     if not places:
         raise ImportError(f"{top} has no source file")
-    digest = None if _known(top, places[0]) else _digest(top, folders)
+    digest = None if _released(top, places[0]) else _digest(top, folders)
     return Source(str(places[0].parent), digest, _version(top, installed=_installed(places[0])))
 
 
@@ -71,23 +71,23 @@ def find(top: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
 
 
 @cache
-def asked_for() -> frozenset[str]:
+def requirements() -> frozenset[str]:
     """The packages that klrl and its extras require, by import name: ``ale_py``."""
     try:
-        asked = importlib.metadata.requires("klrl") or ()
+        lines = importlib.metadata.requires("klrl") or ()
     except importlib.metadata.PackageNotFoundError:
         return frozenset()
-    names = (re.match(r"[\w.-]+", each) for each in asked)
+    names = (re.match(r"[\w.-]+", each) for each in lines)
     return frozenset(name[0].lower().replace("-", "_") for name in names if name)
 
 
-def of_klrl(top: str) -> bool:
+def belongs_to_klrl(top: str) -> bool:
     """Whether a top-level module is klrl, or an installed requirement of klrl."""
-    places = _places(top) if top in asked_for() else []
+    places = _source_paths(top) if top in requirements() else []
     return top == "klrl" or bool(places and _installed(places[0]))
 
 
-def _places(top: str, folders: Sequence[str] = ()) -> list[Path]:
+def _source_paths(top: str, folders: Sequence[str] = ()) -> list[Path]:
     """The file of a top-level module, or the folders of a package; empty without source files."""
     spec = find(top, folders)
     if spec is None:
@@ -104,9 +104,9 @@ def _installed(place: Path) -> bool:
     return bool(_PACKAGES & set(place.parts)) or any(place.is_relative_to(each) for each in library)
 
 
-def _known(top: str, place: Path) -> bool:
-    """Whether a version identifies a package: Python's, a requirement of klrl, or from an index."""
-    if top in asked_for() or not _PACKAGES & set(place.parts):
+def _released(top: str, place: Path) -> bool:
+    """Whether a version identifies the source: of Python, a requirement of klrl, or an index."""
+    if top in requirements() or not _PACKAGES & set(place.parts):
         return _installed(place)
     found = _distribution(top)
     # pip writes this file for a package from a folder, a file or a repository.
@@ -116,14 +116,14 @@ def _known(top: str, place: Path) -> bool:
 def _digest(top: str, folders: Sequence[str]) -> str:
     """A digest over the names and bytes of all files that a top-level module reaches."""
     digest = hashlib.sha256()
-    for name, files in sorted(reached(top, folders).items()):
+    for name, files in sorted(imported_files(top, folders).items()):
         for inner, file in files:
             digest.update(f"{name}/{inner}\0".encode())
             digest.update(file.read_bytes() + b"\0")
     return digest.hexdigest()[:_DIGITS]
 
 
-def reached(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
+def imported_files(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
     """``top`` and each module it imports -> (name, file) pairs; none if a version identifies it."""
     found: dict[str, list[tuple[str, Path]]] = {}
     waiting = [top]
@@ -131,7 +131,7 @@ def reached(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]
         name = waiting.pop()
         if name in found or name in sys.stdlib_module_names or name == "klrl":
             continue
-        places = [place for place in _places(name, folders) if not _known(name, place)]
+        places = [place for place in _source_paths(name, folders) if not _released(name, place)]
         found[name] = [each for place in places for each in _files(place)]
         waiting += [other for _, file in found[name] for other in _imported(file)]
     return found
@@ -173,7 +173,7 @@ def _version(top: str, *, installed: bool) -> str | None:
 
 
 def _distribution(top: str, *, by_name: bool = False) -> importlib.metadata.Distribution | None:
-    """The distribution of a top-level module; ``by_name``: only one that has the module's name."""
+    """The distribution of a top-level module; ``by_name``: only if it has the module's name."""
     # Looking through all distributions takes a tenth of a second.
     for name in (top,) if by_name else (top, *_owners().get(top, ())):
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""Reads klrl's tables, each a YAML next to its module; one line names a wrong entry."""
+"""Reads klrl's tables, each a YAML next to its module; errors name the wrong entry in a line."""
 
 from __future__ import annotations
 

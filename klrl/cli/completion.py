@@ -1,4 +1,4 @@
-"""A script that completes klrl's commands, flags, settings and values; else files and folders.
+"""A script that completes klrl's commands, flags, settings and values, or files and folders.
 
     eval "$(klrl completion bash)"       in ~/.bashrc
     eval "$(klrl completion zsh)"        in ~/.zshrc, after compinit
@@ -6,7 +6,7 @@
 At each <TAB> it runs klrl completion query -- WORDS...
 """
 
-# So nothing here imports torch.
+# Nothing here imports torch, since a completion must be fast.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -24,7 +24,7 @@ def evaluate_command(argv: list[str]) -> int:
 
     import torch
 
-    from klrl.runs.returns import told_kls
+    from klrl.runs.returns import kl_lines
     from klrl.train.evaluate_run import evaluate_run
     from klrl.train.film import check_film, film_run
 
@@ -35,14 +35,14 @@ def evaluate_command(argv: list[str]) -> int:
     result = evaluate_run(folder, args.overrides, episodes=args.episodes, **how)
     task = " ".join(word for word in args.overrides if not word.startswith("actor.model="))
     task = f" on {task}" if task else ""
-    told = [f"{result.line}{task} ({args.which} checkpoint of {escaped(args.run)})"]
-    told += told_kls(result.row, result.domain)
+    lines = [f"{result.line}{task} ({args.which} checkpoint of {escaped(args.run)})"]
+    lines += kl_lines(result.row, result.domain)
     row: dict[str, float | str] = {**result.row, "episodes": len(result.returns)}
     if args.video:
         filmed = film_run(folder, args.overrides, **how)
-        told.append(filmed.line)
+        lines.append(filmed.line)
         row["video"] = str(filmed.video.mp4)
-    print(json.dumps(row) if args.json else "\n".join(told))
+    print(json.dumps(row) if args.json else "\n".join(lines))
     return 0
 
 
@@ -57,7 +57,7 @@ def parser() -> Parser:
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=...; "
-    other += "actor.model=FOLDER, where a language run's base model is now"
+    other += "actor.model=FOLDER, if a language run's base model was moved"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     parser.add_flag("--sampled", "sample actions (tokens) as in training")
     parser.add_flag("--video", "film the first episode: RUN/videos, and the loggers")

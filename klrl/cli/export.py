@@ -53,5 +53,5 @@ def check_language_run(run: str) -> None:
 
 def add_model(parser: Parser) -> None:
     """Add the option ``--model``."""
-    where = "where the run's base model is now, if it is not where it was (actor.model)"
+    where = "the folder of the run's base model (actor.model), if it was moved"
     parser.add_argument("--model", metavar="FOLDER", help=where)

@@ -35,7 +35,7 @@ def parser() -> Parser:
     """The argument list."""
     parser = Parser(
         prog="klrl ls",
-        description="Runs and sweeps of a folder, the newest last; of a sweep's folder, its jobs.",
+        description="List the runs and sweeps of a folder, or the jobs of a sweep, newest last.",
     )
     parser.add_argument(
         "folder", nargs="?", default="outputs", metavar="FOLDER", help="default: outputs"

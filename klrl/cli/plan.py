@@ -2,7 +2,7 @@
 
     klrl plan -m sweep=NAME kl=legacy,retrieve seed=0,1,2 launcher=joblib
 
-Takes the arguments of klrl, checks every job, measures one of each kind for some seconds and
+Takes the arguments of klrl, checks every job, measures one job of each kind for a few seconds, and
 prints jobs, frames, speed, time and memory. Nothing is written.
 """
 

@@ -30,8 +30,8 @@ def verify_command(argv: list[str]) -> int:
 
         record = verify_record(folder, config, args.device)
         ok = not record.problems
-        told = {"ok": ok, **vars(record)}
-        print(json.dumps(told, indent=1) if args.json else "\n".join(record.lines))
+        content = {"ok": ok, **vars(record)}
+        print(json.dumps(content, indent=1) if args.json else "\n".join(record.lines))
     else:
         check_language_run(args.run)
 

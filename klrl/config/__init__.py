@@ -2,7 +2,7 @@
 """Declares every setting with its schema; ``rules`` checks settings against each other.
 
 No file in here imports torch or gymnasium, so that ``--help`` and config errors print at once. To
-add a choice or a setting: ``schemas/``.
+add a choice or a setting, see ``schemas/``.
 """
 
 from klrl.config.choices import (

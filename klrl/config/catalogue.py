@@ -23,7 +23,7 @@ class KnownSetting:
 
     key: str  # as ``kl.estimator``
     type: str  # the declared type, as ``list[int]``
-    allowed: tuple[str, ...]  # its closed list of values; empty without one
+    allowed: tuple[str, ...]  # the only values it may have; empty: any
     schemas: tuple[str, ...] = ()  # the group's choices that have it; empty outside any group
 
     @property

@@ -115,8 +115,8 @@ def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
     for group, base in get_type_hints(JOBS[domain]).items():
         if group in GROUPS and not isinstance(parts[group], base):
             raise ConfigError(
-                f"{group}={parts[group].name}: its schema {type(parts[group]).__name__} lacks what "
-                f"every {group} has; derive it from {getattr(base, '__name__', base)}"
+                f"{group}={parts[group].name}: its schema {type(parts[group]).__name__} lacks "
+                f"settings that every {group} has; derive it from {getattr(base, '__name__', base)}"
             )
     return domain
 
@@ -135,7 +135,7 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfi
 
 
 def typed_choice(group: str, settings: object) -> Any:
-    """Type and check a group's settings from a manifest, as those of a command line."""
+    """Type and check a group's settings from a manifest, like those of a command line."""
     node = settings.get(group) if isinstance(settings, Mapping) else None
     check_plain(f"{group}: its stored settings", node)
     cfg = OmegaConf.structured(RootConfig)
@@ -262,13 +262,13 @@ def check_names_unset(overridden: Iterable[str]) -> None:
             raise ConfigError(f"{key}: set by the choice; choose with {group}=...")
         users = {"args", "kwargs"}.intersection(names)  # below these keys names are the user's
         if group in ALL_CHOICES and not users and FOUND_OUT.intersection(names):
-            raise ConfigError(f"{key}: klrl finds it out; drop it")
+            raise ConfigError(f"{key}: klrl sets it; drop it")
 
 
 def check_plain(where: str, value: object) -> None:
     """Refuse interpolations, as ``${oc.env:HOME}``, that remain in settings."""
     if isinstance(value, str) and "${" in value:
-        raise ConfigError(f"{where}: {value:.80} is no plain value; write its value there")
+        raise ConfigError(f"{where}: {value:.80} is an interpolation; write its value instead")
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             check_plain(where, each)

@@ -68,7 +68,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "optim": {},
     # control: (Asked) -> Rollout; language: (the parts of a language run) -> Rollout
     "collector": {},
-    # (config, opened) -> a context manager that yields loggers
+    # (config, logged) -> a context manager that yields loggers
     "logger": {},
 }
 
@@ -117,7 +117,7 @@ def registered(
         more.setdefault("remedy", f"pip install 'klrl[{more.get('package')}]'")
         if name in ALL_CHOICES.get(group, (name,)):  # no such group, or the name is taken
             raise ConfigError(
-                f"@registered({group!r}, {name!r}) of {schema.__name__}: give a name of its own in "
+                f"@registered({group!r}, {name!r}) of {schema.__name__}: give an unused name in "
                 f"one of the groups {', '.join(ALL_CHOICES)}"
             )
         ALL_CHOICES[group][name] = Choice(schema, factories, what or said, **more)

@@ -94,7 +94,7 @@ _OPEN = re.compile(r"(env\.(template_)?kwargs|launcher\.slurm|\w+\.args|\w+\.own
 
 
 def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
-    """Let ``env.kwargs.g=9.81`` add a key: Hydra wants ``++`` where a dictionary is open."""
+    """Let ``env.kwargs.g=9.81`` add a key: Hydra requires ``++`` for keys of open dictionaries."""
     return [f"++{each}" if _OPEN.match(each) else each for each in overrides]
 
 
@@ -161,7 +161,7 @@ class Composer:
         return config
 
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
-        # Hydra composes all up to the last override of a third form: ~kl.coef or kl={coef: 1}.
+        # Hydra composes all overrides up to the last of any other form: ~kl.coef, kl={coef: 1}.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
         start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
         chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))

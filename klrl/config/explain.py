@@ -79,8 +79,8 @@ _NO_MEMORY = (
     "; klrl has no recurrent policy: let it see several observations at once, with "
     "'env.wrappers=[{target: FrameStackObservation, args: {stack_size: 4}}]'"
 )
-_WHOLE = "; klrl samples from all of the policy, whose KL it measures: see collector.temperature"
-#: Word of another library, or a setting that takes no list -> what to use in klrl instead.
+_WHOLE = "; klrl samples from the whole policy, since it measures its KL: see collector.temperature"
+#: A word of other libraries, or a setting that takes no list -> a hint at what klrl has instead.
 _ANSWERS = {
     "learning_rate": "; did you mean optim.lr?",
     "total_timesteps": "; did you mean frames?",
@@ -94,7 +94,7 @@ _ANSWERS = {
 
 
 def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> ConfigError:
-    """The error of a YAML that sets what the choice lacks: ``experiment=text collector=vector``."""
+    """The error of a YAML whose setting the choice lacks: ``experiment=text collector=vector``."""
     kind, name, group, key = match.groups()
     if kind == group:
         meant = nearest(key, [each.name for each in settings().values() if each.group == group])

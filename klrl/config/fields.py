@@ -14,7 +14,7 @@ Declaration = Any
 
 
 class Settings:
-    """Base of dataclasses of settings: refuses to set a name without a field, as a typo."""
+    """Base of dataclasses of settings: refuses to set a name that is no field, such as a typo."""
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set a field; for an unknown name the AttributeError suggests the nearest one."""
@@ -92,13 +92,13 @@ class OwnPart(Settings):
 
     #: package.module:Name, from the current folder or PYTHONPATH; see docs/extending.md
     target: Optional[str] = field(default=None, metadata={"value": MISSING})
-    #: its arguments, as in args.x=1; of its defaults, numbers, texts and null are shown
+    #: its arguments, as in args.x=1; defaults are shown if they are numbers, texts or null
     args: dict[str, Any] = field(default_factory=dict)
-    #: a folder to search as well; klrl notes the one where it found the module
+    #: a further folder to search; klrl stores the folder in which it found the module
     path: Optional[str] = field(default=None, metadata={"free": True})
-    #: a digest over its local files, part of the job's identity; klrl's to set
+    #: a digest over its local files, part of the job's identity; set by klrl
     source: Optional[str] = None
-    version: Optional[str] = None  # of its distribution, where it has one; klrl's to set
+    version: Optional[str] = None  # of its distribution, where it has one; set by klrl
 
 
 def own_part() -> Declaration:

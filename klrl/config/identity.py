@@ -11,13 +11,13 @@ from typing import NamedTuple
 from klrl.config.choices import CHOICES, choice_of
 from klrl.config.jobs import JobConfig
 
-#: Incremented when a change of klrl makes equal settings give rows that differ by more than
-#: rounding; a release alone does not increment it.
+#: Incremented when a change of klrl changes the rows of equal settings by more than rounding; a
+#: release alone does not increment it.
 NUMERICS = 3
 
 
 class Identity(NamedTuple):
-    """Equal for two jobs that compute the same rows."""
+    """The identity of a job; jobs with equal identities compute the same rows."""
 
     settings: str  # :func:`settings_hash`
     numerics: int  # :data:`NUMERICS` of the klrl that computes the rows; 0 if unknown
@@ -37,9 +37,9 @@ def settings_hash(config: JobConfig) -> str:
 def canonical(config: JobConfig) -> dict[str, object]:
     """The settings that change a job's results, in a canonical form: 1 and 1.0 are the same.
 
-    Leaves out the registry's free settings; a later setting while it keeps the earlier behaviour
-    (``added`` in :mod:`klrl.config.fields`); the folder of a custom part (its source counts); the
-    settings of evaluations if the run has none.
+    Leaves out settings that change no result: the registry's free settings, the folder of a custom
+    part, and the evaluation settings of a run without evaluations. Also leaves out a newer setting
+    at the value with which klrl behaves as before (``added`` in :mod:`klrl.config.fields`).
     """
     settings: dict[str, object] = {}
     for f in dataclasses.fields(config):

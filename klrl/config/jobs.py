@@ -24,7 +24,7 @@ from klrl.config.schemas.record import CheckpointConfig, EvalConfig, LoggerConfi
 
 @dataclass
 class JobConfig(Settings, ABC):
-    """The settings that control and language jobs share, checked and typed."""
+    """The settings that the jobs of both domains share, checked and typed."""
 
     frames: int
     seed: int
@@ -124,8 +124,8 @@ class LanguageConfig(JobConfig):
     def mixed(self) -> bool:
         """Whether float32 weights are trained with bfloat16 arithmetic.
 
-        True with ``learner.dtype=mixed``, and for a bfloat16 actor without adapters: an Adam step
-        of 1e-6 is below the spacing of bfloat16 weights.
+        True with ``learner.dtype=mixed``, and for a bfloat16 actor without adapters: bfloat16
+        weights are spaced too widely for an Adam step of 1e-6.
         """
         whole = self.actor.lora.r == 0
         return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")

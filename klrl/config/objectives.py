@@ -1,6 +1,7 @@
-"""Declares published objectives of language by name: ``loss=grpo advantage=grpo``.
+"""Declares the published objectives of language jobs by name: ``loss=grpo advantage=grpo``.
 
-Each is two presets: ``loss=NAME`` changes ``loss=clip``, ``advantage=NAME`` ``advantage=group``.
+Each objective is two presets: ``loss=NAME``, which changes settings of ``loss=clip``, and
+``advantage=NAME``, which changes settings of ``advantage=group``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
-    """Values that replace some settings of a group's choice ``below``."""
+    """A group's choice ``below`` with other values of some of its settings."""
 
     what: str
     below: str

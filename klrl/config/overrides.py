@@ -1,4 +1,4 @@
-"""Splits a command line's overrides into a sweep's and its jobs', and expands the jobs.
+"""Separates the overrides of a sweep from those of its jobs, and lists the jobs.
 
 The grammar and the order of the jobs are Hydra's (``a=1,2``, ``a=range(3)``, ``a=glob(*)``).
 """

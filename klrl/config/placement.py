@@ -7,8 +7,8 @@ from enum import Enum
 
 from klrl.base.errors import ConfigError
 
-#: Where the penalty is charged: in the reward, in the loss, or in the reward and each step's own KL
-#: also in the loss (split).
+#: Where the penalty is charged: in the reward, in the loss, or (split) in the reward and, for each
+#: step's own KL, also in the loss.
 PLACEMENTS = ("reward", "loss", "split")
 #: A custom function (``kl.own_estimator``, ``kl.own_divergence``). A custom estimator is treated
 #: like k2: it is sampled, and in the reward it does not give the gradient of a KL.

@@ -44,7 +44,7 @@ class SubmititConfig(LauncherConfig):
 
     #: slurm, local (processes of this machine, to try out) or auto (slurm where it is found)
     cluster: str = choice("slurm", "local", "auto")
-    #: a job that is warned of it writes a checkpoint, is queued again and goes on
+    #: minutes; before they are over a job writes a checkpoint, is queued again and goes on
     timeout_min: int = number(240, ge=1)
     cpus_per_task: int = number(1, ge=1)  # of each job
     gpus_per_node: int = number(0, ge=0)  # of each job
@@ -96,7 +96,7 @@ class SearchConfig(ChoiceConfig):
 class OptunaConfig(SearchConfig):
     """Values chosen by the results so far (Optuna's TPE); seeds are averaged inside a trial."""
 
-    trials: int = number(20, ge=1)  # trials in all, those of an earlier start counted
+    trials: int = number(20, ge=1)  # trials in all, including those of an earlier start
     at_once: int = number(1, ge=1)  # trials that are chosen together, to run side by side
     metric: str = setting("eval/return")  # its last value, averaged over the seeds
     direction: str = choice("maximize", "minimize")  # or minimize

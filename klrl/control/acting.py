@@ -98,7 +98,7 @@ class NumpyActing:
         return self._decide(out)
 
     def action(self, sample: Array) -> Array:
-        """Squashed for TanhNormal, else the sample."""
+        """The action behind a sample: squashed for TanhNormal, else the sample."""
         if not isinstance(self._family, TanhNormalFamily):
             return sample
         return self._low + self._half_width * (np.tanh(sample) + 1)
@@ -192,5 +192,5 @@ class TorchActing:
         return self._family.act(params, noise).cpu().numpy()
 
     def action(self, sample: Array) -> Array:
-        """Squashed for TanhNormal, else the sample."""
+        """The action behind a sample: squashed for TanhNormal, else the sample."""
         return self._family.action(torch.from_numpy(sample)).numpy()

@@ -41,17 +41,17 @@ def require_served(setting: str, space: Space) -> None:
         if not np.issubdtype(space.dtype, np.floating):
             raise ConfigError(
                 f"{setting}: its actions are {space.dtype} of shape {space.shape}; "
-                "a Box of floats is served; wrap the environment"
+                "only a Box of floats is supported; wrap the environment"
             )
     elif not is_discrete(space):
         raise ConfigError(
             f"{setting}: its action space is {type(space).__name__}; "
-            "Box, Discrete, MultiDiscrete and MultiBinary are served; wrap the environment"
+            "only Box, Discrete, MultiDiscrete and MultiBinary are supported; wrap the environment"
         )
 
 
 def kind_of(space: Space) -> object:
-    """The number of actions, numbers of them, or shape; equal for policies with equal actions."""
+    """The number of actions, several such numbers, or a shape; equal for equal actions."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):

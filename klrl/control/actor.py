@@ -166,7 +166,7 @@ def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) ->
 
 
 def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=categorical``: one, or a product of several; arguments as in :func:`make_agent`."""
+    """``actor=categorical``: one or a product of several categoricals; see :func:`make_agent`."""
     logits = _logits_of(env.action_spec_unbatched)
     assert logits is not None  # see preflight
     family, outputs = logits

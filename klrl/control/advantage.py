@@ -17,7 +17,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 
 from klrl.config import AdvantageConfig, CustomAdvantageConfig
-from klrl.config.own import Unfit, make_tried
+from klrl.config.own import PartError, try_part
 from klrl.control.kl import RAW_REWARD_KEY
 from klrl.kl.charge import KL_KEY, weighted_reward
 
@@ -96,7 +96,7 @@ def custom(
     }
     follower = deepcopy(normalizer)
     trial, use = {"normalizer": lambda: follower}, partial(_try, critic)
-    return OwnAdvantage(*make_tried("advantage", config, given, object, use, trial=trial))
+    return OwnAdvantage(*try_part("advantage", config, given, object, use, trial=trial))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class OwnAdvantage:
     """The user's function of a rollout."""
 
     part: Any  # for the checkpoint, if it has state_dict and load_state_dict
-    forgets: bool  # whether it has state but not these methods
+    unsaved: bool  # whether it has state but not these methods
 
     @torch.no_grad()
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
@@ -120,14 +120,14 @@ def _try(critic: TensorDictModule, estimate: Callable[[TensorDictBase], object])
     for key in ("advantage", "value_target", "state_value"):
         value = batch.get(key, None)
         if value is None:
-            raise Unfit(f"wrote no {key}; write it into the rollout, [N, T, 1]")
+            raise PartError(f"wrote no {key}; write it into the rollout, [N, T, 1]")
         if value.shape != (2, 3, 1) or value.dtype != torch.float32:
-            raise Unfit(
+            raise PartError(
                 f"wrote {key} of shape {tuple(value.shape)}, {value.dtype}; give [N, T, 1] = "
                 "(2, 3, 1), float32"
             )
         if not value.isfinite().all():
-            raise Unfit(f"wrote {key} that is not finite")
+            raise PartError(f"wrote {key} that is not finite")
 
 
 def _made_up(critic: TensorDictModule) -> TensorDict:

@@ -45,10 +45,11 @@ from klrl.config import Config, OwnPart, RetrieveKLConfig
 from klrl.control.step import Step, StepParts, eager_step, pure_step
 from klrl.runs.machine import cxx
 
-#: Gradient steps from which building a package pays; it saves about 2 ms for every three steps.
+#: A run with at least this many gradient steps builds a package, which saves 2 ms in three steps.
 AUTO_STEPS = 10_000
 
-#: The loss's settings that a step does not read, or gets as a tensor; a package serves any value.
+#: Settings of the loss that one package can serve with any value: a step does not read them, or
+#: receives them as a tensor.
 NOT_COMPILED = {
     *("beta", "dtarg", "dtarg_end", "increment", "decrement", "beta_rule", "gain"),
     *("line_search", "max_alpha", "beta_min", "beta_max", "target_kl", "own_beta_rule"),
@@ -87,7 +88,7 @@ def choose(
         own += [f"kl.{name}" for name, chosen in charged.items() if chosen == "custom"]
     if own and asked != "jit":
         # A package's key covers settings and klrl's sources, not the user's sources.
-        return "false", f"own {' and '.join(own)} (learner.compile=jit tries to compile)"
+        return "false", f"custom {' and '.join(own)} (learner.compile=jit tries to compile)"
     mode, unusable = decide(config, device, asked), None
     if device.type != "cpu":
         return mode, None
@@ -98,7 +99,7 @@ def choose(
         except Untrusted as error:
             return "false", str(error)
         except BadPackage as error:
-            unusable = f"{error}, learner.compile=aot builds it anew"
+            unusable = f"{error}, learner.compile=aot rebuilds it"
     if mode != "false" and not cxx():
         return "false", f"learner.compile={mode} needs a C++ compiler, and there is none"
     return mode, unusable if mode == "false" else None
@@ -122,7 +123,7 @@ def prepare(
 ) -> Prepared:
     """Make the step of a mode; an eager step if :func:`choose` says so, or if the mode fails.
 
-    ``example``: arguments like the later ones: (flat, exp_avg, exp_avg_sq, count, rows,
+    ``example``: arguments like those of later steps: (flat, exp_avg, exp_avg_sq, count, rows,
     coefficients).
     """
     package = partial(package_path, problem, example)

@@ -43,7 +43,7 @@ Params = Mapping[str, Tensor]
 class Family(ABC):
     """A distribution family; ``actor.py`` chooses it.
 
-    The methods here hold for families without sampled numbers, whose sample is the action.
+    The methods of this class suit families with closed forms, whose sample is the action.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Normal(Family):
         return standard_error(self._draws(name, p, q, noise))
 
     def _draws(self, name: Which, p: Params, q: Params, noise: Tensor) -> Tensor:
-        """Estimates [..., samples]; each noise gives a draw of p and of q. A tanh would cancel."""
+        """Estimates [..., samples]; each noise draws from p and from q. A tanh would cancel out."""
         p, q = ({key: value.unsqueeze(-2) for key, value in x.items()} for x in (p, q))
         at_p, at_q = (
             Normal.log_prob(self, p, draw) - Normal.log_prob(self, q, draw)
@@ -298,7 +298,7 @@ class MultiCategorical(Categorical):
         return super().log_prob(self._each(params), sample).sum(-1)
 
     def kl(self, p: Params, q: Params) -> Tensor:
-        """sum_i KL(p_i || q_i), as for every pair of products."""
+        """sum_i KL(p_i || q_i), since the factors are independent."""
         return super().kl(self._each(p), self._each(q)).sum(-1)
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:

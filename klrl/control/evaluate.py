@@ -38,7 +38,7 @@ A = TypeVar("A", bound=Acting)
 #: Longer episodes are cut off and do not count, since some environments never end an episode.
 MAX_STEPS = 10_000
 MAX_COPIES = 100
-#: Steps for which noise is drawn at a time.
+#: Noise is drawn for this many steps at a time.
 _NOISE_STEPS = 250
 
 
@@ -54,7 +54,7 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play episodes in fresh copies of the environment, one from each start state.
 
-    If ``size`` has too few steps for all episodes, a wave starts only as many as certainly fit.
+    If ``size`` has too few steps for all episodes, only those start together that certainly fit.
     Sampling does not change torch's global generator. With a ``reference``, both KLs are measured
     in the states of the episodes.
     """
@@ -205,7 +205,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
         stored = control_config(path)
         for name, theirs, here in policy_kind(stored.env, stored.actor).differences(on):
             raise ConfigError(
-                f"{setting}={path}: its {name} is {theirs}, and {here} where the states are; give "
+                f"{setting}={path}: its {name} is {theirs}, and the states need {here}; give "
                 "runs with the same"
             )
 
@@ -214,7 +214,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
 
 #: Draws in each state, for a divergence of Gaussians without a closed form.
 DRAWS = 64
-#: States, and numbers of their observations, that are measured at a time.
+#: Most states, and most numbers in their observations, that are measured at a time.
 _STATES, _NUMBERS = 2**13, 2**20
 
 #: States [..., D] -> divergence -> [...].
@@ -278,7 +278,7 @@ def measured_names(family: Family) -> tuple[Sequence[str], list[str]]:
     if isinstance(family, MultiCategorical) and math.prod(family.counts) > MOST_JOINT:
         many = f"{math.prod(family.counts)} joint actions, more than {MOST_JOINT}"
         return MEASURED[:2], [f"js and tv are left out: {many}"]
-    note = f"js and tv by {DRAWS} draws in each state: of Gaussians they have no closed form"
+    note = f"js and tv are estimated by {DRAWS} draws in each state: no closed form for Gaussians"
     return MEASURED, [note] * ("loc" in family.param_keys)
 
 
@@ -329,9 +329,9 @@ def _drawn(config: EnvConfig) -> VectorGymEnv:
     except Exception as error:  # Gymnasium, simulators and OpenGL may raise anything
         if env is not None:
             env.close()
-        told = str(error) if isinstance(error, EnvError) else in_one_line(error)
+        reason = str(error) if isinstance(error, EnvError) else in_one_line(error)
         raise ConfigError(
-            f"--video: {config.id} cannot be drawn with render_mode={_MODE}: {told}; see "
+            f"--video: {config.id} cannot be drawn with render_mode={_MODE}: {reason}; see "
             "docs/runs.md, Videos"
         ) from error
     return env

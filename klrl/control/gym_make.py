@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
-from klrl.config.own import Unfit, errors_of, make_own
+from klrl.config.own import PartError, config_errors, make_own
 
 _WRAPPED = "name a gymnasium.Wrapper, or a function that returns an environment in one"
 
@@ -48,16 +48,16 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
 def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
         made: object = make_own("env", config, {})
-        with errors_of("env", config):  # a TorchRL environment may compute its specs only here
-            if "torchrl.envs" in sys.modules:  # imported, if ``made`` is one
+        with config_errors("env", config):  # a TorchRL environment may compute its specs only here
+            if "torchrl.envs" in sys.modules:  # else ``made`` is no TorchRL environment
                 from klrl.control.torchrl_env import as_gym
 
                 made = as_gym(config.named, made)
             if not isinstance(made, gymnasium.Env):
-                raise Unfit(f"made {type(made).__name__}; return a gymnasium.Env or an EnvBase")
+                raise PartError(f"made {type(made).__name__}; return a gymnasium.Env or an EnvBase")
             for space in ("observation_space", "action_space"):
                 if not isinstance(getattr(made, space, None), gymnasium.Space):
-                    raise Unfit(f"has no {space}; set one in its __init__")
+                    raise PartError(f"has no {space}; set one in its __init__")
         return made
     return make_gym(config.id, config.kwargs)
 
@@ -93,6 +93,6 @@ def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasi
 
 
 def _log(message: str) -> None:
-    # MuJoCo 4 warns so about Gymnasium's half_cheetah.xml at every start; klrl cannot fix it.
+    # MuJoCo 4 prints this about Gymnasium's half_cheetah.xml at every start; klrl cannot fix it.
     level = logging.DEBUG if "is deprecated and will be removed" in message else logging.WARNING
     logging.getLogger("mujoco").log(level, message)

@@ -210,7 +210,7 @@ def preflight_checks(
         return []
     like = next(agent.actor.parameters())
     size = env.observation_spec_unbatched["observation"].shape[-1]
-    seen = made_up(agent.layout, size, OBSERVATIONS)
+    seen = synthetic_observations(agent.layout, size, OBSERVATIONS)
     seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # keep bytes
     policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
     remedy = "report this: a fresh policy must be its reference"
@@ -218,7 +218,7 @@ def preflight_checks(
     return run_checks([kl_at_start(kl, CONTROL, like.dtype, remedy)])
 
 
-def made_up(layout: Layout | None, size: int, count: int) -> torch.Tensor:
+def synthetic_observations(layout: Layout | None, size: int, count: int) -> torch.Tensor:
     """Fixed synthetic observations [count, D] to try networks with."""
     if layout is not None:
         return torch.from_numpy(layout.drawn(np.random.default_rng(0), count))

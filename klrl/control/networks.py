@@ -1,4 +1,4 @@
-"""Policy and critic: orthogonally initialised MLPs over normalised observations; and both fused."""
+"""Policy and critic: orthogonal MLPs on normalised observations, evaluated singly or together."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Networks(nn.Module):
         return (*self.policy.of_normalized(normalized), value)
 
     def in_order(self) -> list[nn.Parameter]:
-        """Each parameter once; matching layers of the trunks are adjacent, so a view spans both."""
+        """Each parameter once; matching layers of both trunks are adjacent: one view spans both."""
         # The user's own networks have no trunk.
         pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=False)
         parameters = [p for pair in pairs for p in pair] + list(self.parameters())
@@ -230,7 +230,7 @@ class PairedNetworks:
         self._activations = [x for x in self._policy.trunk if not isinstance(x, nn.Linear)]
         trunks = {id(x) for net in (self._policy, self._value) for x in net.trunk.parameters()}
         rest = [p for p in networks.in_order() if id(p) not in trunks]
-        #: Tensors for the gradient; together they cover the flat tensor, in its order.
+        #: Tensors to differentiate by; together they cover the flat tensor of parameters, in order.
         self.leaves: list[Tensor] = [x for pair in self._weights for x in pair] + list(rest)
 
     def __call__(self, normalized: Tensor) -> tuple[Tensor, ...]:

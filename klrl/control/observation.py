@@ -145,7 +145,7 @@ class Layout:
             mask = _at(observation, entry)
         elif mask is None:
             if not ended:
-                raise Misfit(f"info has no {MASK}, which env.action_mask=info asks for")
+                raise Misfit(f"info has no {MASK}, which env.action_mask=info requires")
             mask = np.zeros(entry.size)
         if isinstance(mask, tuple | list):  # a mask for each choice, as in MultiDiscrete.sample
             mask = np.concatenate([np.asarray(part).reshape(-1) for part in mask])
@@ -205,7 +205,7 @@ def layout_of(
     if from_info:
         entries.append(_mask_entry(setting, action))
     if all(entry.kind == "mask" for entry in entries):
-        raise ConfigError(f"{setting}: its observation is a mask alone; add what it shows")
+        raise ConfigError(f"{setting}: its observation is only a mask; add an observation to it")
     ordered = tuple(sorted(entries, key=lambda entry: KINDS.index(entry.kind)))
     bytes_hold = all(e.kind != "vector" and max(e.counts, default=0) <= 256 for e in ordered)
     return Layout(ordered, "uint8" if bytes_hold else "float32", from_info)
@@ -283,7 +283,7 @@ class Packed(gymnasium.Wrapper):
 
 
 def _leaves(space: Space, path: Path) -> Iterator[tuple[Path, Space]]:
-    """(path, space) of every part that holds no others."""
+    """(path, space) of every part that has no parts itself."""
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
             yield from _leaves(inner, (*path, key))
@@ -321,7 +321,7 @@ def _mask_entry(setting: str, action: Space) -> ObservationPart:
         counts = tuple(map(int, action.nvec.reshape(-1)))
     else:
         raise ConfigError(
-            f"{setting}: {MASK} masks Discrete and MultiDiscrete actions, and its are "
+            f"{setting}: {MASK} masks Discrete and MultiDiscrete actions, and its actions are "
             f"{type(action).__name__}; set env.action_mask=none, or wrap the environment"
         )
     return ObservationPart(MASK, (MASK,), "mask", (sum(counts),), counts)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
 from klrl.config import CustomActorConfig, OwnPart
-from klrl.config.own import Unfit, errors_of, make_own
+from klrl.config.own import PartError, config_errors, make_own
 from klrl.control.actor import (
     Agent,
     categorical_agent,
@@ -19,7 +19,7 @@ from klrl.control.actor import (
 )
 from klrl.control.distributions import Family
 from klrl.control.encoders import Unpacked, given_sizes
-from klrl.control.kl import made_up
+from klrl.control.kl import synthetic_observations
 from klrl.control.networks import PolicyNet, ValueNet
 
 #: ``actor.distribution`` -> the function that builds its agent.
@@ -70,19 +70,19 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     agent = _AGENTS[config.distribution](config, env, **how)
     plain, layout = agent.policy_net, agent.layout
     inputs = plain.inputs if layout is None else given_sizes(layout)
-    seen = made_up(layout, plain.inputs, 6)
+    seen = synthetic_observations(layout, plain.inputs, 6)
 
     def made(setting: str, part: OwnPart, sizes: Mapping[str, object]) -> nn.Module:
         network: nn.Module = make_own(setting, part, sizes, nn.Module, _WHAT)
         return network if layout is None else Unpacked(layout, network)
 
     network = made("actor", config, {"inputs": inputs, "outputs": plain.outputs})
-    with errors_of("actor", config):
+    with config_errors("actor", config):
         whole = _try_policy(network, plain, agent.family, seen)
     agent.actor[0].module = OwnPolicyNet(plain.normalizer, network, plain, whole=whole)
     if config.own_critic is not None:
         critic = made("actor.own_critic", config.own_critic, {"inputs": inputs})
-        with errors_of("actor.own_critic", config.own_critic):
+        with config_errors("actor.own_critic", config.own_critic):
             _try(critic, seen, [1])
         agent.critic.module = OwnValueNet(plain.normalizer, critic, plain.inputs)
     return agent
@@ -93,7 +93,7 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tens
     gaussian = len(family.param_keys) == 2
     outputs = _try(network, seen, [plain.outputs] * len(family.param_keys))
     if gaussian and len(outputs) == 2 and not (outputs[1] > 0).all():
-        raise Unfit(
+        raise PartError(
             "its second output is the scale of a Gaussian, and it is not above 0; give it an exp "
             "or a softplus"
         )
@@ -101,16 +101,16 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tens
 
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
-    """Try a network on observations [6, D]; returns its outputs: one or all of widths ``most``."""
+    """Try a network on observations [6, D]; returns its outputs: one or all, of widths ``most``."""
     outputs, again = (_outputs(network, seen.reshape(2, 3, -1), most) for _ in range(2))
     if not all(torch.isfinite(each).all() for each in outputs):
-        raise Unfit("its outputs are not finite; look at its initialisation")
+        raise PartError("its outputs are not finite; look at its initialisation")
     alone = zip(*(_outputs(network, each[None], most) for each in seen), strict=True)
     apart = [torch.cat(each).reshape(a.shape) for a, each in zip(outputs, alone, strict=True)]
     for first, second, single in zip(outputs, again, apart, strict=True):
         if not (torch.equal(first, second) and torch.allclose(first, single, atol=1e-4)):
-            raise Unfit(
-                "what it says of an observation depends on chance, on earlier calls or on other "
+            raise PartError(
+                "its output for an observation depends on chance, on earlier calls or on other "
                 "observations; leave dropout, noise, hidden states and batch normalisation out"
             )
     _require_used(outputs, dict(network.named_parameters()))
@@ -125,9 +125,9 @@ def _outputs(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor,
     if not 1 <= len(gave) <= len(expected) or gave != expected[: len(gave)]:
         wanted = f"{expected[0]}, or two of them (loc, scale)" if len(most) > 1 else expected[0]
         shown = gave[0] if len(gave) == 1 else gave
-        raise Unfit(f"gave {shown} for observations {tuple(seen.shape)}; give {wanted}")
+        raise PartError(f"gave {shown} for observations {tuple(seen.shape)}; give {wanted}")
     if not all(each.dtype == torch.float32 for each in outputs):
-        raise Unfit("its outputs are not float32")
+        raise PartError("its outputs are not float32")
     return outputs
 
 
@@ -135,11 +135,11 @@ def _require_used(outputs: tuple[Tensor, ...], parameters: dict[str, nn.Paramete
     """Require a gradient for every parameter, since the step differentiates by all of them."""
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
-            raise Unfit(f"{name} requires no gradient; make it a buffer")
+            raise PartError(f"{name} requires no gradient; make it a buffer")
     total = torch.stack([each.sum() for each in outputs]).sum()
     if not total.requires_grad:
-        raise Unfit("its outputs have no gradient; remove detach or no_grad")
+        raise PartError("its outputs have no gradient; remove detach or no_grad")
     grads = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     for name, grad in zip(parameters, grads, strict=True):
         if grad is None:
-            raise Unfit(f"its forward does not use {name}; remove that parameter")
+            raise PartError(f"its forward does not use {name}; remove that parameter")

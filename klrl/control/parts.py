@@ -12,7 +12,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 
 from klrl.base.seeds import derived_seed, seed_generators
 from klrl.config import CheckpointReferenceConfig, Config, factory
-from klrl.config.own import saves
+from klrl.config.own import has_state_dict
 from klrl.control.actor import make_agent
 from klrl.control.advantage import OwnAdvantage, RewardNormalizer
 from klrl.control.env import make_copies, transformed
@@ -172,7 +172,7 @@ class ControlParts(Parts):
             components["reference"] = self.reference.module
         if self._reward_normalizer is not None:
             components["reward_normalizer"] = self._reward_normalizer
-        if isinstance(own := self.estimate_advantage, OwnAdvantage) and saves(own.part):
+        if isinstance(own := self.estimate_advantage, OwnAdvantage) and has_state_dict(own.part):
             components["advantage"] = own.part
         return components
 

@@ -28,7 +28,7 @@ from klrl.config import (
     RetrieveKLConfig,
 )
 from klrl.config.choices import choices_for
-from klrl.config.own import errors_of
+from klrl.config.own import config_errors
 from klrl.control.action_space import (
     FAMILIES,
     conversion,
@@ -42,7 +42,7 @@ from klrl.control.gym_make import make_one
 from klrl.control.observation import MASK, Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
 
-#: Largest number of joint actions of a MultiDiscrete for a js or tv, sums over all of them.
+#: Most joint actions of a MultiDiscrete over which a js or tv is summed.
 MOST_JOINT = 4096
 
 
@@ -84,8 +84,8 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     of_users = isinstance(actor, CustomActorConfig) and actor.own_critic is None
     if of_users and layout is not None and layout.images:
         raise ConfigError(
-            "actor.own_critic=null: klrl's critic beside a network of your own is an MLP, which "
-            "reads no images; add actor.own_critic.target=package.module:Name"
+            "actor.own_critic=null: next to a custom network klrl's critic is an MLP, which "
+            "cannot read images; add actor.own_critic.target=package.module:Name"
         )
     _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
     copy.close()
@@ -114,11 +114,13 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
     if actor.chosen == "tanh_normal" and not (
         np.isfinite([space.low, space.high]).all() and (space.low < space.high).all()
     ):
-        raise ConfigError(f"{text} have no finite bound below another; choose {setting}=normal")
+        raise ConfigError(
+            f"{text} lack a finite lower bound below the upper one; choose {setting}=normal"
+        )
 
 
 class PolicyKind(NamedTuple):
-    """The kind of a policy, equal for policies that act on one task, whatever their networks."""
+    """The kind of a policy: equal for any two policies of one task, whatever their networks."""
 
     distribution: str
     observation: object
@@ -186,7 +188,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         ) from error
     except (Exception, SystemExit) as error:  # someone else's code: it may raise anything
         if isinstance(env, CustomEnvConfig):
-            with errors_of("env", env):
+            with config_errors("env", env):
                 raise
         fix = f"fix {env.arguments}{' or env.wrappers' * bool(env.wrappers)}"
         raise ConfigError(

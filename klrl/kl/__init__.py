@@ -5,7 +5,7 @@ itself imports neither TorchRL's environments nor ray nor transformers. The tran
 :mod:`klrl.envs`.
 """
 
-from klrl.base.imports import look_up
+from klrl.base.imports import lazy_attribute
 
 _WHERE = {
     "AdaptiveKLController": "klrl.kl.controllers",
@@ -33,7 +33,7 @@ __all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> object:
-    return look_up(__name__, _WHERE, name)
+    return lazy_attribute(__name__, _WHERE, name)
 
 
 def __dir__() -> list[str]:

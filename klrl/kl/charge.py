@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from klrl.config import OwnPart, RetrieveKLConfig
-from klrl.config.own import Unfit, errors_of, find_target, moved_by
+from klrl.config.own import PartError, changes_state, config_errors, import_target
 from klrl.config.placement import OWN, PLACEMENTS
 from klrl.kl.coefficient import coefficient
 from klrl.kl.divergences import REVERSE, Divergence, Which
@@ -159,9 +159,8 @@ def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
 
 #: A line at the start of a run with a custom divergence.
 BLIND = (
-    "kl.divergence=custom: E_pi[f] sees no action that the policy never takes (of a Gaussian: that "
-    "no draw of the policy hits), whatever mass the reference has there; that E_pi[f] >= 0 is not "
-    "checked"
+    "kl.divergence=custom: E_pi[f] ignores actions that the policy never takes (a Gaussian: never "
+    "draws), however likely the reference makes them; klrl does not check that E_pi[f] >= 0"
 )
 #: Largest value of a custom function at log-ratio 0, where policy and reference agree; nats.
 _ZERO = 1e-6
@@ -170,32 +169,32 @@ _ZERO = 1e-6
 def chosen_estimator(config: RetrieveKLConfig) -> Estimator:
     """The estimator that ``kl.estimator`` names, or the user's function."""
     own = config.estimator == OWN
-    return _tried("kl.own_estimator", config.own_estimator) if own else config.estimator
+    return _checked("kl.own_estimator", config.own_estimator) if own else config.estimator
 
 
 def chosen_divergence(config: RetrieveKLConfig) -> Which:
     """The divergence that ``kl.divergence`` names, or the user's function."""
     own = config.divergence == OWN
-    return _tried("kl.own_divergence", config.own_divergence) if own else config.divergence
+    return _checked("kl.own_divergence", config.own_divergence) if own else config.divergence
 
 
-def _tried(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
-    """Try the user's function once; set ``forgets`` if it has state, which no checkpoint saves."""
-    function = partial(find_target(setting, part), **part.args)
+def _checked(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
+    """Try the user's function once; set ``unsaved`` if it has state, which no checkpoint saves."""
+    function = partial(import_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
-    with errors_of(setting, part):
+    with config_errors(setting, part):
         value = function(log_ratio)
         if not isinstance(value, Tensor) or value.shape != log_ratio.shape:
             gave = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise Unfit(f"returned {gave} for log-ratios of shape (3, 3); give one each")
+            raise PartError(f"returned {gave} for log-ratios of shape (3, 3); give one each")
         if not value.isfinite().all():
-            raise Unfit("is not finite at log-ratios of -2 to 2")
+            raise PartError("is not finite at log-ratios of -2 to 2")
         if not value.requires_grad:
-            raise Unfit("has no gradient in the log-ratio; remove detach or no_grad")
+            raise PartError("has no gradient in the log-ratio; remove detach or no_grad")
         if abs(zero := float(value[1, 1].detach())) > _ZERO:
-            raise Unfit(
+            raise PartError(
                 f"is {zero:.3g} where policy and reference agree (log-ratio 0); a divergence is 0 "
                 "there"
             )
-        function.forgets = moved_by(part, function.func, lambda: function(log_ratio))  # type: ignore[attr-defined]
+        function.unsaved = changes_state(part, function.func, lambda: function(log_ratio))  # type: ignore[attr-defined]
     return function

@@ -114,4 +114,4 @@ def coefficient_of_part(read: type = Tensor) -> property:
     def put(self: Compose, value: float | Tensor) -> None:
         part(self).coef = value
 
-    return property(get, put, doc="Reward per nat; may be moved.")
+    return property(get, put, doc="Reward per nat; may be changed.")

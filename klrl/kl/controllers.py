@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from klrl.config import ControllerConfig
-from klrl.config.own import Unfit, make_tried
+from klrl.config.own import PartError, try_part
 
 
 class HasCoef(Protocol):
@@ -40,7 +40,7 @@ class FixedKLController:
         coef: reward per nat; or the object that keeps the coefficient, which is changed in place.
     """
 
-    forgets = False  # has state that ``state_dict`` does not hold
+    unsaved = False  # has state that ``state_dict`` does not hold
 
     def __init__(self, coef: Coef) -> None:
         self._keeper = Number(float(coef)) if isinstance(coef, float | int) else coef
@@ -277,9 +277,9 @@ class OwnKLController(FixedKLController):
         start = coef if isinstance(coef, float | int) else coef.coef
         given, trial = {"coef": coef, "frames": frames}, {"coef": lambda: Number(start)}
         use = moves("kl.coef", [0.01, 1.0])
-        made, forgets = make_tried("controller", config, given, FixedKLController, use, trial=trial)
+        made, unsaved = try_part("controller", config, given, FixedKLController, use, trial=trial)
         controller: FixedKLController = made
-        controller.forgets = forgets
+        controller.unsaved = unsaved
         return controller
 
 
@@ -290,6 +290,6 @@ def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:
         for kl in kls:
             moved = trial.update(kl)
             if not (isinstance(moved, float | int) and math.isfinite(moved) and moved >= 0):
-                raise Unfit(f"{name}={moved!r} after a KL of {kl:g} nats; give a number >= 0")
+                raise PartError(f"{name}={moved!r} after a KL of {kl:g} nats; give a number >= 0")
 
     return use

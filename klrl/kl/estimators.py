@@ -70,7 +70,7 @@ def estimate_kl(
         log_prob: log pi(a|s), any shape, nats.
         ref_log_prob: log pi_ref(a|s), the same shape.
         estimator: k1, k2, k3 or a function of the log-ratio.
-        mask: the same shape, bool or 0 and 1; the result is 0 at False positions, even at NaN.
+        mask: the same shape, bool or 0 and 1; at False the result is 0, even for NaN inputs.
     """
     function = function_of(estimator)
     if log_prob.shape != ref_log_prob.shape:
@@ -111,11 +111,11 @@ def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
-    """KL(dist || ref_dist) in closed form, nats, event dimensions summed: ``dist.batch_shape``.
+    """KL(dist || ref_dist) in closed form, nats, summed over event dimensions to the batch shape.
 
-    Normal, IndependentNormal, TanhNormal, Categorical, OneHotCategorical, masked categoricals,
-    Bernoulli, whatever else torch knows a closed form for, and CompositeDistribution (the sum over
-    its heads). TanhNormals must have the same bounds, composites the same heads.
+    Supports Normal, IndependentNormal, TanhNormal, Categorical, OneHotCategorical, masked
+    categoricals, Bernoulli, all pairs for which torch has a closed form, and CompositeDistribution
+    (the sum over its heads). TanhNormals must have the same bounds, composites the same heads.
 
     Raises:
         NotImplementedError: no closed form is known; both types are named.
@@ -144,7 +144,8 @@ def _composite(dist: CompositeDistribution, ref_dist: CompositeDistribution) -> 
     """Heads are independent given the state, so their KLs add."""
     if set(dist.dists) != set(ref_dist.dists):
         raise ValueError(
-            f"heads {sorted(map(str, dist.dists))} and {sorted(map(str, ref_dist.dists))}"
+            f"heads {sorted(map(str, dist.dists))} and {sorted(map(str, ref_dist.dists))}: "
+            "must be the same"
         )
     batch_dims = len(dist.batch_shape)
     heads = (exact_kl(head, ref_dist.dists[name]) for name, head in dist.dists.items())

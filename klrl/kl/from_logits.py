@@ -58,7 +58,7 @@ def log_probs_and_kls(
     """
     for other in others:
         if any(name not in CLOSED_FORM for name in other.names):
-            raise ValueError(f"names={other.names}: choose of {', '.join(CLOSED_FORM)}")
+            raise ValueError(f"names={other.names}: choose from {', '.join(CLOSED_FORM)}")
         if other.logits.requires_grad and torch.is_grad_enabled():
             raise ValueError("the logits of a q require a gradient: detach them")
     which = [(other.temperature, tuple(other.names)) for other in others]

@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 
 from klrl.kl.estimators import sum_beyond
 from klrl.kl.reference import FrozenPolicy
-from klrl.kl.saturated import PRE_TANH, any_kept, any_lost, beside, draw, log_probs, warn
+from klrl.kl.saturated import PRE_TANH, any_kept, any_lost, draw, log_probs, sibling, warn
 from klrl.kl.shapes import add_heads
 
 #: The key of the joint log-prob in older TorchRL policies; read if the current key is missing.
@@ -36,7 +36,7 @@ def score(
     The result's shape begins with the batch's shape; see :mod:`klrl.kl.shapes`. For several heads
     it is their sum. Saturated actions of a TanhNormal get a sample before tanh in the transition
     (:func:`keep_pre_tanh`). The transition may be on the CPU and the policy on a GPU. The model
-    gets a shallow copy, since it writes its parameters into its input.
+    gets a shallow copy, since a model writes the distribution's parameters into its input.
 
     ``keys``: keys of the sampling policy's log-probs; default those of ``model``.
     """
@@ -60,7 +60,7 @@ def keep_pre_tanh(
     tensordict: TensorDictBase,
     keys: Sequence[Key] | None = None,
 ) -> None:
-    """:func:`klrl.kl.saturated.draw`, if a transition has the parameters that it was sampled with.
+    """Call :func:`klrl.kl.saturated.draw` if a transition has the parameters of its distribution.
 
     ``model`` has the distribution family of the sampling policy; ``keys`` as in :func:`score`.
     """
@@ -80,7 +80,7 @@ def where_kept(
     dist: Distribution,
     log_prob: Tensor | TensorDictBase,
 ) -> Tensor | TensorDictBase:
-    """Compute a log-prob from the samples before tanh, if a transition has them; else return it.
+    """Recompute ``log_prob`` from the samples before tanh if a transition has them, or return it.
 
     Warns if an action is saturated and its sample before tanh is missing.
 
@@ -123,8 +123,8 @@ def require_reference(name: str, model: object) -> None:
     carried = [key for key in getattr(model, "in_keys", ()) if as_key(("next", key)) in written]
     if carried:
         raise ValueError(
-            f"{name}: is recurrent (carries {carried[0]} from step to step), and would be asked "
-            "with the hidden state of the policy that sampled; give a policy without one"
+            f"{name}: is recurrent (carries {carried[0]} from step to step), and would read "
+            "the hidden state of the policy that sampled; give a policy without one"
         )
 
 
@@ -146,7 +146,7 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
 def written_keys(tensordict: TensorDictBase, keys: Sequence[Key | None]) -> list[Key]:
     """The keys of the log-probs in a transition: ``keys``, or :data:`OLDER_KEY`, or []."""
     named = [as_key(key) for key in keys if key is not None]
-    older = [beside(key, OLDER_KEY) for key in named[:1]]
+    older = [sibling(key, OLDER_KEY) for key in named[:1]]
     return next((found for found in (named, older) if has_all(tensordict, found)), [])
 
 

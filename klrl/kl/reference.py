@@ -41,7 +41,7 @@ def flat_policy(model: T) -> T:
         return model
     parts: list[nn.Module] = []
     for part in trunk:
-        # In KLPENPPOLoss's note the trunk is an ActorCriticOperator, which contains the head.
+        # In KLPENPPOLoss's example the trunk is an ActorCriticOperator, which contains the head.
         inner = list(part.module.children()) if isinstance(part, TensorDictSequential) else []
         parts += inner[: inner.index(last)] if last in inner else [part]
     parts += flat_policy(last).module.children()

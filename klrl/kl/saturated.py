@@ -95,7 +95,7 @@ def log_probs(
 ) -> dict[ActionKey, Tensor]:
     """log pi(a|s) of every head, from the sample before tanh if the batch has one.
 
-    The key is the action's + ``_log_prob``, the shape that of the head's distribution.
+    The key is the action's key + ``_log_prob``; the shape is that of the head's distribution.
     """
     each = {}
     for key, head in _heads(dist, action_key):
@@ -135,7 +135,7 @@ def warn() -> None:
     )
 
 
-def beside(key: ActionKey, name: str = PRE_TANH) -> ActionKey:
+def sibling(key: ActionKey, name: str = PRE_TANH) -> ActionKey:
     """The key ``name`` at the same level as ``key``."""
     return (*key[:-1], name) if isinstance(key, tuple) else name
 
@@ -143,7 +143,7 @@ def beside(key: ActionKey, name: str = PRE_TANH) -> ActionKey:
 def kept_at(dist: Distribution, action_key: ActionKey) -> ActionKey:
     """The key of a sample before tanh; in a composite it includes the action's name."""
     composite = isinstance(dist, CompositeDistribution)
-    return _suffixed(action_key, PRE_TANH) if composite else beside(action_key)
+    return _suffixed(action_key, PRE_TANH) if composite else sibling(action_key)
 
 
 def saturated(dist: TanhNormal, action: Tensor) -> Tensor:

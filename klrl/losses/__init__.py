@@ -6,7 +6,7 @@ TorchRL's objectives.
 
 from typing import TYPE_CHECKING
 
-from klrl.base.imports import look_up
+from klrl.base.imports import lazy_attribute
 from klrl.losses.beta import BetaRule, DoublingBeta, ForwardBeta, make_beta_rule
 from klrl.losses.policy import PolicyLoss
 
@@ -27,4 +27,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    return look_up(__name__, _WHERE, name)
+    return lazy_attribute(__name__, _WHERE, name)

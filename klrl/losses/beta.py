@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from klrl.config import KLPENConfig
-from klrl.config.own import make_tried
+from klrl.config.own import try_part
 from klrl.kl.controllers import moves
-from klrl.objectives.functional import factor, moves_beta
+from klrl.objectives.functional import factor, is_finite_kl
 
 
 class BetaRule:
-    """A fixed beta, and the rule of ``loss=clip``, which has no KL(old||new) penalty."""
+    """A fixed beta; also the rule of ``loss=clip``, whose beta is 0: no KL(old||new) penalty."""
 
     every_forward = False  # update on each minibatch's KL, not the rollout's
-    forgets = False  # has state that ``state_dict`` does not hold
+    unsaved = False  # has state that ``state_dict`` does not hold
 
     def __init__(self, beta: float = 0.0, dtarg: float = math.inf) -> None:
         self.beta, self.dtarg = beta, dtarg
@@ -50,7 +50,7 @@ class DoublingBeta(BetaRule):
 
     def update(self, kl: float) -> float:
         """Update beta by the rollout's KL, within beta_min .. beta_max."""
-        if not moves_beta(kl, self.beta):
+        if not is_finite_kl(kl, self.beta):
             return self.beta
         c = self.config
         self.beta = min(max(self.beta * self.factor(kl), c.beta_min), c.beta_max)
@@ -90,9 +90,9 @@ def own_beta_rule(config: KLPENConfig) -> BetaRule:
     given = {"config": config, "beta": config.beta, "dtarg": config.dtarg}
     use = moves("beta", [2 * config.dtarg])
     setting, part = "loss.own_beta_rule", config.own_beta_rule
-    made, forgets = make_tried(setting, part, given, BetaRule, use)
+    made, unsaved = try_part(setting, part, given, BetaRule, use)
     rule: BetaRule = made
-    rule.forgets = forgets
+    rule.unsaved = unsaved
     return rule
 
 

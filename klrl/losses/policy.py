@@ -1,7 +1,7 @@
-"""The losses of KLPEN and clipped PPO, from a policy's numbers for a minibatch to a scalar.
+"""Computes the losses of KLPEN and clipped PPO from the outputs of policy and critic.
 
-The losses depend on no domain, have no state and change no coefficient, so a forward in evaluation
-has no effects. :mod:`klrl.losses.beta` changes beta.
+The losses depend on no domain, have no state and change no coefficient, so a forward pass has no
+side effects. :mod:`klrl.losses.beta` changes beta.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from klrl.config import ClipConfig, CustomLossConfig, KLPENConfig, LossConfig
-from klrl.config.own import Unfit, make_tried
+from klrl.config.own import PartError, try_part
 from klrl.kl.charge import penalized
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
@@ -101,16 +101,16 @@ class PolicyLoss(ABC):
 
     #: The attributes below that the loss group sets; a subclass extends its base's tuple.
     of_settings: tuple[str, ...] = ()
-    #: KL(old||new) of a minibatch: exact; sampled, an estimate with its gradient; or measured,
-    #: without a gradient, since the loss does not charge it.
+    #: How KL(old||new) is computed: exact; sampled, a differentiable estimate; or measured, without
+    #: a gradient, since the loss does not charge it.
     kl_old: str = "measured"
-    target_kl: float | None = None  # nats per unit; an update's epochs end above 1.5 target_kl
-    unit: str | None = None  # of target_kl and dtarg: sequence, a response's sum; else a position
-    line_search: str = "none"  # which steps are scaled to dtarg: back (too long ones) or both
+    target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
+    unit: str | None = None  # of target_kl and dtarg: sequence (a response's sum) or position
+    line_search: str = "none"  # which steps it scales to dtarg: none, back (too long), or both
     max_alpha: float = 1.0  # how many times as long a step may become
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
-    forgets = False  # has state, which no checkpoint saves
+    unsaved = False  # has state, which no checkpoint saves
 
     def __init__(
         self,
@@ -160,8 +160,8 @@ class PolicyLoss(ABC):
             scored: outputs of policy and critic for the minibatch.
             beta: coefficient of KL(old||new), a scalar; only KLPEN reads it.
             kl_coef: coefficient of KL(policy||reference), a scalar, if the loss charges that KL.
-            spread: for a part of a minibatch, whose advantage is normalised already: the divisor
-                of that normalisation; None: the advantage is normalised here.
+            spread: the divisor of the advantage's normalisation, if the caller normalised it over
+                the whole minibatch; None: it is normalised here.
         """
         c, s = self.config, scored.without_padding()
         advantage, kl_ref = s.advantage, self._kl_ref(s)
@@ -185,17 +185,17 @@ class PolicyLoss(ABC):
         return LossTerms(-self._reduce(gained, s.mask), measured)
 
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """The weight of some rows' [B] loss in the minibatch's loss, a weighted sum of such losses.
+        """The weight of the loss of some ``rows`` [B]; the minibatch's loss is the weighted sum.
 
-        A mean over some rows has a different divisor than the minibatch's mean. For any reduction
-        that is a weighted sum, its values on ones give the weight.
+        A mean over some rows has a different divisor than the minibatch's mean. Every reduction is
+        a weighted sum, so reducing ones gives the weight.
         """
         ones = mask.double()
         own = self._reduce(ones[rows], mask[rows])  # 0 where no position of these rows is real
         return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
     def weights(self, kl_coef: float) -> dict[str, float]:
-        """Factors of charged metrics in the minimised loss, if they are not 1."""
+        """Metric -> its factor in the minimised loss; metrics without an entry have factor 1."""
         return {
             "loss/objective": -1.0,
             "loss/critic": self.config.critic_coeff,
@@ -204,7 +204,7 @@ class PolicyLoss(ABC):
         }
 
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
-        """One number of a minibatch for each of :attr:`measures`.
+        """Reduce each metric of a minibatch to a number, in the order of :attr:`measures`.
 
         A metric that is declared as charged is reduced like the loss, any other to its mean.
         """
@@ -281,7 +281,7 @@ class ClipLoss(PolicyLoss):
 
 # ------------------------------------------------------------------------------- loss=custom
 
-#: The fields of Scored through which a loss has a gradient to the policy.
+#: The fields of Scored that carry the loss's gradient to the policy.
 _MOVES = ("log_prob", "kl_old", "entropy")
 
 
@@ -302,28 +302,28 @@ def custom(
     tokens = config.reduction not in ("mean", "sum")
     use = partial(_try, tokens=tokens)
     # Checkpoints do not save a loss's state_dict.
-    made, forgets = make_tried("loss", config, given, PolicyLoss, use, saved=False)
+    made, unsaved = try_part("loss", config, given, PolicyLoss, use, saved=False)
     loss: PolicyLoss = made
-    loss.forgets = forgets
+    loss.unsaved = unsaved
     return loss
 
 
 def _try(loss: PolicyLoss, *, tokens: bool) -> None:
     """Call a custom loss on synthetic positions: frames [8], or tokens [2, 4] with padding."""
     if not hasattr(loss, "config"):
-        raise Unfit("its __init__ does not call PolicyLoss's; add super().__init__(**given)")
+        raise PartError("its __init__ does not call PolicyLoss's; add super().__init__(**given)")
     scored = example(tokens=tokens)
     real = scored.without_padding()
     gain = loss.gain(real, real.advantage, scored.log_prob.new_tensor(loss.beta_rule().beta))
     shape = tuple(scored.log_prob.shape)
     if not isinstance(gain, Tensor) or tuple(gain.shape) != shape:
         gave = f"shape {tuple(gain.shape)}" if isinstance(gain, Tensor) else type(gain).__name__
-        raise Unfit(f"gain returned {gave} for positions of shape {shape}; give one each")
+        raise PartError(f"gain returned {gave} for positions of shape {shape}; give one each")
     if not torch.isfinite(gain).all():
-        raise Unfit("gain is not finite at finite log-probs; look for log 0 and 0 / 0")
+        raise PartError("gain is not finite at finite log-probs; look for log 0 and 0 / 0")
     moving = [getattr(scored, name) for name in _MOVES]
     grads = torch.autograd.grad(gain.sum(), moving, allow_unused=True) if gain.requires_grad else ()
     if not any(grad is not None for grad in grads):
-        raise Unfit("gain has no gradient in the policy; look for detach() and no_grad()")
+        raise PartError("gain has no gradient in the policy; look for detach() and no_grad()")
     if not all(torch.isfinite(grad).all() for grad in grads if grad is not None):
-        raise Unfit("gain has a gradient that is not finite; look for log 0 and 0 / 0")
+        raise PartError("gain has a gradient that is not finite; look for log 0 and 0 / 0")

@@ -64,7 +64,7 @@ def clipped_surrogate(
 def reference_kl(
     estimator: Estimator, log_prob: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor
 ) -> Tensor:
-    """KL(pi_theta || pi_ref) of the loss from actions of pi_old, [B]; its gradient is the KL's.
+    """Estimate KL(pi_theta || pi_ref) and its gradient from actions of pi_old, [B].
 
     With w = pi_theta / pi_old and r = log pi_theta - log pi_ref: k1 is w r and k3 is w k3(r), with
     w differentiable; k2 is w.detach() r^2 / 2. Without w, k1 would have gradient 0, and k3 the
@@ -81,8 +81,8 @@ def critic_loss(
 ) -> Tensor:
     """Distance of V_theta(s) to the rollout's return estimate, [B]; ``l2`` has no factor 1/2.
 
-    With ``clip_value``, the larger of this distance and the distance of the value clipped to at
-    most ``clip_value`` from the rollout's value (TorchRL's pessimistic clipping).
+    With ``clip_value``, V_theta(s) is also clipped to within ``clip_value`` of the rollout's value,
+    and the larger of the two distances counts (TorchRL's pessimistic clipping).
     """
     distance = _DISTANCES[kind]
     loss = distance(value, target, reduction="none")
@@ -129,8 +129,8 @@ REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 }
 
 
-def moves_beta(kl: float, beta: float) -> bool:
-    """Whether a KL is finite; warns that a KL that is not is ignored."""
+def is_finite_kl(kl: float, beta: float) -> bool:
+    """Whether a KL is finite; warns if it is not, since beta then stays."""
     if math.isfinite(kl):
         return True
     warnings.warn(f"KL(old||new)={kl}: beta stays at {beta}", stacklevel=3)

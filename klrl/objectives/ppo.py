@@ -38,7 +38,7 @@ from klrl.kl.policies import (
 )
 from klrl.kl.reference import FrozenPolicy, flat_policy
 from klrl.kl.saturated import any_lost
-from klrl.objectives.functional import factor, moves_beta, reference_kl
+from klrl.objectives.functional import factor, is_finite_kl, reference_kl
 
 _RENAMED = {"entropy_coef": "entropy_coeff", "critic_coef": "critic_coeff"}
 
@@ -253,7 +253,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         ``kl`` is the mean KL(old||new) of an iteration's whole rollout after the update, nats per
         frame. A KL that is not finite is ignored with a warning.
         """
-        if not moves_beta(float(kl), float(self.beta)):
+        if not is_finite_kl(float(kl), float(self.beta)):
             return float(self.beta)
         moved = float(self.beta) * factor(
             float(kl), self.dtarg, float(self.increment), float(self.decrement)
@@ -392,5 +392,5 @@ def _networks(
 def _new_spellings(kwargs: dict[str, object]) -> dict[str, object]:
     both = [old for old, new in _RENAMED.items() if old in kwargs and new in kwargs]
     if both:
-        raise ValueError(f"{both[0]}: given beside {_RENAMED[both[0]]}; give one of them")
+        raise ValueError(f"{both[0]}: given together with {_RENAMED[both[0]]}; give one of them")
     return {_RENAMED.get(name, name): value for name, value in kwargs.items()}

@@ -24,7 +24,7 @@ from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate, estimate, estimate_curve
 from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
-#: Number of settings drawn at first, which a chart can still distinguish; the page lets one choose.
+#: Number of settings drawn at first: a chart can still distinguish them. The page can show others.
 SHOWN = 7
 #: Most points of a curve; rows between two points are averaged.
 POINTS = 60
@@ -65,7 +65,7 @@ class Chart:
     series: dict[int, list[Point]]  # index of the setting -> its points by x
     log: bool = False  # whether y is logarithmic; points at or below 0 are left out
     front: list[int] | None = None  # settings on the front, by x; None for learning curves
-    result: bool = True  # other charts explain results, below a fold
+    result: bool = True  # other charts explain the results, and are folded
 
     @property
     def missing(self) -> list[str]:
@@ -172,7 +172,7 @@ def _grid(runs: Sequence[ReadRun], metric: str) -> NDArray[np.float64]:
 def _at(
     grid: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Mean of y over each interval (grid[i - 1], grid[i]]; an empty one has the value before it."""
+    """Mean of y over each interval (grid[i - 1], grid[i]]; an empty one has the previous value."""
     answer = np.full(len(grid), np.nan)
     recorded = np.isfinite(y)
     interval = np.searchsorted(grid, x[recorded])

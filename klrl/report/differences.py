@@ -42,8 +42,8 @@ class Difference:
 def differences_of(lines: Sequence[Line], key: str = "return") -> list[Difference]:
     """Compare, in one measure, all pairs of a task's settings with :data:`ENOUGH` seeds.
 
-    p is adjusted over all pairs even if only those with the best are shown, since the same numbers
-    choose the best.
+    p is adjusted over all pairs even if only those with the best are shown, since the best was
+    chosen from the same numbers.
     """
     pairs: list[tuple[int, int, float, bool]] = []
     sums: list[Weighted] = []

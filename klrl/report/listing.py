@@ -54,7 +54,7 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """List the runs and sweeps of a folder, newest last; of a sweep's folder, its jobs in order."""
+    """List the runs and sweeps of a folder, newest last, or the jobs of a sweep in order."""
     if not folder.is_dir():
         what = "a file" if folder.exists() else "no such folder"
         raise ConfigError(f"{folder}: {what}; give a folder of runs, as outputs")

@@ -21,7 +21,7 @@ SCORES = ("return", "eval_return", "eval_best", "gold", "eval_gold")
 
 EPISODE_REWARD = "reward/episode"
 _REWARDS = (EPISODE_REWARD, "reward/raw")
-#: Closed forms first, then k3, which is unbiased and never negative too.
+#: Closed forms first, then k3, which is also unbiased and never negative.
 _KLS = ("kl/ref/exact_seq", "kl/ref/exact", "kl/ref/k3_seq", "kl/ref/k3")
 
 #: A measure that is not a metric of a row.
@@ -180,7 +180,7 @@ class Line:
     estimates: dict[str, Estimate | None]  # Measure.key -> estimate; None if no seed has the number
 
     def seeds(self, key: str) -> Array:
-        """Return the numbers of this measure, of the runs that have one."""
+        """Return the numbers of this measure for the runs that have it."""
         values = self.values.get(key, np.zeros(0))
         return values[np.isfinite(values)]
 

@@ -58,14 +58,14 @@ def returns_text(line: Line) -> str:
 
 
 def label(line: Line) -> str:
-    """Return a setting's name, with the seeds that finished or have a return, if not all."""
+    """Return a setting's name; if not all seeds finished or have a return, with their number."""
     seeds = seeds_text(line.setting)
     told = ", ".join(t for t in (seeds if "of" in seeds else "", returns_text(line)) if t)
     return f"{line.setting.name} ({told})" if told else line.setting.name
 
 
 def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
-    """Count short runs: index of a setting -> its runs that ended before the task's most frames.
+    """Count the runs that ended before the expected length: index of a setting -> number.
 
     The expected length is the largest budget of any setting of the task (if unknown, the longest
     run), so that unequal budgets are marked too. Failed runs are reported separately.
@@ -82,7 +82,7 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
 
 
 def remarks(settings: Sequence[Setting]) -> list[str]:
-    """List remarks, a sentence each, that a reader needs to compare these settings of a task."""
+    """List remarks, one sentence each, for readers who compare these settings of a task."""
     runs = [run for setting in settings for run in setting.runs if "eval/return" in run.columns]
     sampled = sum(run.domain.evaluation.startswith("sampled") for run in runs)
     if not 0 < sampled < len(runs):

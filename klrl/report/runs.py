@@ -118,7 +118,7 @@ def find_runs(paths: Sequence[str]) -> Inventory:
 
 
 def _without_copies(runs: Sequence[ReadRun], skipped: list[str]) -> list[ReadRun]:
-    """Drop copies of a run, which are no further seeds; keep the copy that came farthest."""
+    """Keep one copy of each run, the longest: copies are not additional seeds."""
     farthest: dict[str, ReadRun] = {}
     for run in sorted(runs, key=lambda run: -run.end):
         first = farthest.setdefault(run.manifest.get("id") or str(run.path), run)
@@ -177,7 +177,7 @@ def _read_run(folder: Path) -> ReadRun:
 
 
 def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
-    """Return typed presets that say more than the stored choice: klpen_held, stored as klpen."""
+    """Return presets of the command line whose names the settings do not store: klpen_held."""
     words = (str(word).removeprefix("--").partition("=") for word in argv)
     typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}
     # Any other name may come from an earlier start that a resume has overridden.
@@ -232,8 +232,8 @@ def mark_own_seeds(
     """Replace a run's own seed in paths of trained runs by ``seed=*``, in all settings.
 
     Seeds 0 and 1 that start from ``outputs/base/seed=0`` and ``outputs/base/seed=1`` then have
-    equal settings. A path is unchanged if no other seed of the same settings has its own seed in
-    the path: runs that all start from ``outputs/base/seed=0`` already have equal settings.
+    equal settings. Other paths are unchanged: runs that all start from ``outputs/base/seed=0``
+    already have equal settings.
     """
     result = [dict(each) for each in settings]
     others = [{k: v for k, v in each.items() if k not in _PATHS} for each in settings]

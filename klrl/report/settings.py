@@ -1,4 +1,4 @@
-"""Groups runs that differ only in their seed into settings; lists the jobs that are in none."""
+"""Groups runs that differ only in their seed into settings; lists all other jobs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from klrl.base.files import make_folder, sync
 from klrl.base.text import warn
 from klrl.runs.entry import CheckpointEntry, DamagedEntry, write_entry
 from klrl.runs.folder import run_id
-from klrl.runs.one_run import another_run
+from klrl.runs.one_run import other_run_error
 from klrl.runs.owner import STAGING, remove_leftovers
 from klrl.runs.state import Component, State
 
@@ -194,7 +194,7 @@ def _load(
                 refused[path] = error
             continue
         for other, damage in refused.items():
-            say(f"checkpoint {other} is refused ({damage}); {path.name} is taken")
+            say(f"checkpoint {other} is refused ({damage}); {path.name} is used")
         return entry, list(refused)
     why = [f"{path.name}/{damage}" for path, damage in refused.items()] or ["none at all"]
     raise ConfigError(
@@ -209,7 +209,7 @@ def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
         with suppress(DamagedEntry):  # reported when it is loaded
             theirs = CheckpointEntry(path).metadata.get("run")
             if theirs != run:
-                raise another_run(f"{setting}: {path}", theirs, run)
+                raise other_run_error(f"{setting}: {path}", theirs, run)
 
 
 def _restore(component: Component, state: State | None, place: str, name: str) -> None:
@@ -230,7 +230,7 @@ def _checked(path: Path) -> CheckpointEntry:
     entry = CheckpointEntry(path)
     entry.check()
     if path.name.removeprefix("frames-").lstrip("0") != str(entry.frames).lstrip("0"):
-        raise DamagedEntry(f"manifest.json: is of {entry.frames:,}, and its name is another")
+        raise DamagedEntry(f"manifest.json: is of {entry.frames:,}, and its name says otherwise")
     return entry
 
 

@@ -29,7 +29,7 @@ _STATE = "state.json"
 _NAME = "klrl.checkpoint"
 _VERSION = 3
 _OURS = re.compile(r"state\.json|\w+\.safetensors")
-#: Stands in the manifest for its own digest while that digest is computed.
+#: Placeholder for the manifest's digest while that digest is computed.
 _BLANK = "0" * 64
 #: Exceptions while parsing a file with wrong contents.
 _UNREADABLE = (
@@ -104,15 +104,15 @@ class CheckpointEntry:
             raw = (path / MANIFEST).read_bytes()
             manifest = json.loads(raw)
             if (manifest["format"], manifest["format_version"]) != (_NAME, _VERSION):
-                raise ValueError("its format is another version's of klrl")
+                raise ValueError("its format is that of another version of klrl")
             digest = str(manifest["sha256"])
             if _digest(raw.replace(digest.encode(), _BLANK.encode(), 1)) != digest:
-                raise ValueError("its SHA-256 is another")
+                raise ValueError("its SHA-256 does not match")
             self.frames = int(manifest["frames"])
             self.metadata = dict(manifest["metadata"])
             self._files = {
-                str(name): (int(told["bytes"]), str(told["sha256"]))
-                for name, told in manifest["files"].items()
+                str(name): (int(listed["bytes"]), str(listed["sha256"]))
+                for name, listed in manifest["files"].items()
             }
 
     def check(self) -> None:
@@ -127,7 +127,7 @@ class CheckpointEntry:
                 raise DamagedEntry(f"{name}: has {present[name]:,} bytes, not {length:,}")
             with reading(name), (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise ValueError("its SHA-256 is another")
+                    raise ValueError("its SHA-256 does not match")
 
     def _lengths(self) -> dict[str, int]:
         """File name -> bytes; refuses files that the manifest does not list, and missing files."""
@@ -150,7 +150,7 @@ class CheckpointEntry:
     def digests(self, components: Iterable[str]) -> dict[str, str]:
         """SHA-256 of the components' tensors, as :meth:`check` found them."""
         named = {name: self._files.get(f"{name}.safetensors") for name in components}
-        return {name: told[1] for name, told in named.items() if told is not None}
+        return {name: listed[1] for name, listed in named.items() if listed is not None}
 
     def state(self, component: str, device: torch.device) -> Any:
         """A component's state, with its tensors on ``device``; None if the entry lacks it.

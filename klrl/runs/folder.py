@@ -25,8 +25,8 @@ from klrl.base.files import make_folder, read_plain, replace_file, to_update
 from klrl.base.tables import LOADER
 from klrl.config import JobConfig
 from klrl.config.identity import identity
-from klrl.config.own import manifest_of
-from klrl.config.own.trust import note
+from klrl.config.own import manifest_entries
+from klrl.config.own.trust import record_code
 from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
 from klrl.runs.owner import Claim, owning, process_start, read_owner
@@ -62,9 +62,9 @@ UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, Arith
 
 def why_unreadable(error: BaseException) -> str:
     """Say in one line why a run folder cannot be read."""
-    told = first_line(error)
+    line = first_line(error)
     known = isinstance(error, OSError | BrokenRun)
-    return told if known else f"its settings or rows are broken ({told})"
+    return line if known else f"its settings or rows are broken ({line})"
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._manifest = path / "manifest.json"
         self._claim: Claim | None = None
-        self._held: Manifest | None = None
+        self._last_written: Manifest | None = None
         self.guard = Guard(self._note_failure)
 
     @property
@@ -158,7 +158,7 @@ class RunFolder:
     @property
     def _written(self) -> Manifest:
         """The manifest that this process wrote, even if the file has changed since."""
-        return self.manifest if self._held is None else self._held
+        return self.manifest if self._last_written is None else self._last_written
 
     @property
     def status(self) -> str:
@@ -229,10 +229,10 @@ class RunFolder:
             "host": platform.node(),
             "argv": before.get("argv", start["argv"]),
             "config_hash": key.settings,
-            # A resumed run keeps the number of its start, since its first rows were computed so.
+            # A resumed run keeps the number of the klrl that computed its first rows.
             "numerics": before.get("numerics", 1) if before else key.numerics,
             "domain": config.domain,
-            **({"own": own} if (own := manifest_of(config)) else {}),
+            **({"own": own} if (own := manifest_entries(config)) else {}),
             "git_commit": _git_commit(),
             "python": platform.python_version(),
             "versions": versions(),
@@ -242,7 +242,7 @@ class RunFolder:
             **more,
         }
         self._write(manifest)
-        self.guard.call("code that you ran", note, self.path, config)
+        self.guard.call("code that you ran", record_code, self.path, config)
         return manifest
 
     def close(self, status: str, **more: object) -> None:
@@ -274,7 +274,7 @@ class RunFolder:
 
     def _write(self, manifest: Manifest) -> None:
         replace_file(self._manifest, _as_text(manifest))
-        self._held = manifest
+        self._last_written = manifest
 
 
 def _as_text(manifest: Manifest) -> str:
@@ -325,7 +325,7 @@ def _git_commit() -> str | None:
 
 def _git(*argv: str) -> str:
     # The repository may come from someone else; the settings switched off here can run programs.
-    # They go through variables: on the command line, a name with = in it would be cut there.
+    # They are set by variables: on the command line, git would cut a name at its first =.
     off = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
     for scope in ("--local", "--worktree"):
         words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp", r"^filter\.")

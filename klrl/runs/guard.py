@@ -56,8 +56,8 @@ class Guard:
             line = in_one_line(error)
             if part not in STREAMS:  # streams report it themselves
                 with suppress(OSError, ValueError):
-                    told = f"klrl: {part}: {line}; {instead or self._instead}"
-                    print(told, file=sys.stderr, flush=True)
+                    message = f"klrl: {part}: {line}; {instead or self._instead}"
+                    print(message, file=sys.stderr, flush=True)
             with suppress(OSError, ValueError):  # as on a full disk, which ends the run elsewhere
                 self._note(part, line)
 

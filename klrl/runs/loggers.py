@@ -53,12 +53,12 @@ class Logger:
 
 
 #: The return type of each factory of ``logger``.
-Running: TypeAlias = AbstractContextManager[Sequence[Logger]]
+OpenLoggers: TypeAlias = AbstractContextManager[Sequence[Logger]]
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The run for which a logger is opened."""
+class LoggedRun:
+    """The run that a logger logs."""
 
     folder: Path
     settings: dict[str, object]  # the job's settings, for wandb's config
@@ -72,50 +72,50 @@ class Opened:
 
 
 @contextmanager
-def open_loggers(config: LoggerConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+def open_loggers(config: LoggerConfig, logged: LoggedRun) -> Iterator[Sequence[Logger]]:
     """Open the chosen logger, and those of ``logger.also`` with default settings."""
     with ExitStack() as stack:
         loggers: list[Logger] = []
         also = (choice_of("logger", name).schema(name=name) for name in config.also)
         for each in (config, *also):
-            run = factory("logger", each, opened.domain.name)
-            loggers += stack.enter_context(run(each, opened))
+            run = factory("logger", each, logged.domain.name)
+            loggers += stack.enter_context(run(each, logged))
         yield loggers
 
 
-def no_run(config: LoggerConfig, opened: Opened) -> Running:
+def no_logger(config: LoggerConfig, logged: LoggedRun) -> OpenLoggers:
     """``logger=none``: no logger; ``metrics.jsonl`` is written in any case."""
     return nullcontext(())
 
 
 @contextmanager
-def guarded(opened: Opened, part: str, begin: Callable[[], Logger]) -> Iterator[Sequence[Logger]]:
+def guarded(logged: LoggedRun, part: str, make: Callable[[], Logger]) -> Iterator[Sequence[Logger]]:
     """Open a logger that may fail without ending the run; close it at the end."""
-    logger = opened.guard.call(part, begin)
+    logger = logged.guard.call(part, make)
     try:
         yield () if logger is None else (logger,)
     finally:
         if logger is not None:
-            opened.guard.call(part, logger.close)
+            logged.guard.call(part, logger.close)
 
 
 def _in_folder(
-    make: type[_TensorboardLogger | _CSVLogger], config: LoggerConfig, opened: Opened
-) -> Running:
+    make: type[_TensorboardLogger | _CSVLogger], config: LoggerConfig, logged: LoggedRun
+) -> OpenLoggers:
     # A resumed run computes some rows again, which TorchRL's loggers cannot delete. So their files
     # are written again from metrics.jsonl, which was cut at the checkpoint.
     def begin() -> _TorchRLLogger:
-        for each in make_folder(opened.folder / make.part).rglob("*"):
+        for each in make_folder(logged.folder / make.part).rglob("*"):
             refuse_link(each)
-        if opened.rows is not None:
-            for old in (opened.folder / make.part).glob(make.written):
+        if logged.rows is not None:
+            for old in (logged.folder / make.part).glob(make.written):
                 old.unlink()
-        logger = make(opened)
-        for row in opened.rows() if opened.rows is not None else ():
+        logger = make(logged)
+        for row in logged.rows() if logged.rows is not None else ():
             logger.log(row)
         return logger
 
-    return guarded(opened, make.part, begin)
+    return guarded(logged, make.part, begin)
 
 
 class _TorchRLLogger(Logger):
@@ -143,10 +143,10 @@ class _CSVLogger(_TorchRLLogger):
 
     part, written = "csv", "scalars/**/*.csv"
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, logged: LoggedRun) -> None:
         from torchrl.record.loggers.csv import CSVLogger
 
-        super().__init__(CSVLogger(self.part, log_dir=str(opened.folder)), opened.domain.axis)
+        super().__init__(CSVLogger(self.part, log_dir=str(logged.folder)), logged.domain.axis)
 
 
 class _TensorboardLogger(_TorchRLLogger):
@@ -154,13 +154,13 @@ class _TensorboardLogger(_TorchRLLogger):
 
     part, written = "tensorboard", "events.out.tfevents.*"
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, logged: LoggedRun) -> None:
         from torchrl.record.loggers.tensorboard import TensorboardLogger
 
-        logger = TensorboardLogger(self.part, log_dir=str(opened.folder))
-        super().__init__(logger, opened.domain.axis)
-        if opened.rows is not None:
-            self._text("settings", json.dumps(opened.settings, indent=2, default=str))
+        logger = TensorboardLogger(self.part, log_dir=str(logged.folder))
+        super().__init__(logger, logged.domain.axis)
+        if logged.rows is not None:
+            self._text("settings", json.dumps(logged.settings, indent=2, default=str))
 
     def log_samples(self, samples: Samples) -> None:
         """Show responses at the step of the previous row."""

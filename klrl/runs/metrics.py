@@ -110,7 +110,7 @@ def _declared() -> dict[str, Metric]:
         for domain in DOMAINS.values():
             metric.of(domain)  # refuses unknown terms
         if metric.name in found:
-            raise ConfigError(f"{where}: stands there twice; drop one")
+            raise ConfigError(f"{where}: is declared twice; drop one")
         for each in SAMPLED if "ESTIMATOR" in metric.name else ("",):
             name, title, what = (
                 text.replace("ESTIMATOR", each) for text in (metric.name, metric.title, metric.what)
@@ -145,7 +145,7 @@ PART = "reward/part/"
 
 
 def metric_of(name: str, domain: Domain) -> Metric:
-    """A metric with the domain's terms; a metric of a different version has only its name."""
+    """A metric with the domain's terms; an undeclared metric has only its name."""
     metric = METRICS.get(name)
     if metric is None and name.startswith(PART):
         label, unit = name.removeprefix(PART), f"reward per {domain.episode}"

@@ -7,13 +7,13 @@ import re
 from klrl.base.errors import ConfigError
 from klrl.base.files import read_plain
 from klrl.runs.folder import RunFolder, run_id
-from klrl.runs.rows import run_of
+from klrl.runs.rows import run_named_in
 
 #: Files whose first line is a comment with the run's id.
 _SETTINGS = (".hydra/config.yaml", ".hydra/overrides.yaml")
 
 
-def another_run(what: str, theirs: object, run: str | None) -> ConfigError:
+def other_run_error(what: str, theirs: object, run: str | None) -> ConfigError:
     """The error of a file that belongs to a different run than its folder's manifest."""
     return ConfigError(
         f"{what}: is of run {str(theirs)[:8]}, and manifest.json of run {str(run)[:8]}; put the "
@@ -33,13 +33,13 @@ def check_one_run(files: RunFolder, setting: str) -> None:
         first = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
         theirs = first.removeprefix("# run ")
         if own is not None and theirs not in (first, own):
-            raise another_run(f"{setting}: {path}", theirs, own)
+            raise other_run_error(f"{setting}: {path}", theirs, own)
     for path in rows:
         if not path.is_file():
             raise ConfigError(f"{setting}: {path} is no plain file; put the run's own back")
         for number, line in enumerate(read_plain(path).split(b"\n"), 1):
-            if (named := run_of(line, own, own)) != own:
-                raise another_run(f"{setting}: line {number} of {path}", named, own)
+            if (named := run_named_in(line, own, own)) != own:
+                raise other_run_error(f"{setting}: line {number} of {path}", named, own)
 
 
 def forget_start(files: RunFolder) -> None:

@@ -6,25 +6,25 @@ from typing import Any
 
 from klrl.base.errors import ConfigError
 from klrl.config import CustomLoggerConfig
-from klrl.config.own import find_target, make_own
-from klrl.runs.loggers import Logger, Opened, Running, Samples, Video, guarded
+from klrl.config.own import import_target, make_own
+from klrl.runs.loggers import LoggedRun, Logger, OpenLoggers, Samples, Video, guarded
 from klrl.runs.metrics import Row
 
 
-def custom_run(config: CustomLoggerConfig, opened: Opened) -> Running:
+def custom_run(config: CustomLoggerConfig, logged: LoggedRun) -> OpenLoggers:
     """``logger=custom``; if the logger fails, the run goes on without it."""
     given = {
-        "folder": opened.folder,
-        "settings": opened.settings,
-        "group": opened.group,
-        "axis": opened.domain.axis,
+        "folder": logged.folder,
+        "settings": logged.settings,
+        "group": logged.group,
+        "axis": logged.domain.axis,
     }
-    return guarded(opened, OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given)))
+    return guarded(logged, OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given)))
 
 
 def check_logger(config: CustomLoggerConfig) -> None:
     """Refuse a class without a method ``log``, before the run opens."""
-    target = find_target("logger", config)
+    target = import_target("logger", config)
     if isinstance(target, type) and not callable(getattr(target, "log", None)):
         raise ConfigError(
             f"logger.target={config.target}: has no method log; add log(self, row), which takes a "

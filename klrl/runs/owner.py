@@ -21,25 +21,25 @@ from subprocess import getstatusoutput
 from typing import Any
 
 from klrl.base.errors import ConfigError, OwnerError
-from klrl.base.files import in_place, refuse_link
+from klrl.base.files import open_in_place, refuse_link
 from klrl.base.text import warn
 
 OWNER_FILE = "owner.json"
 #: Seconds between heartbeats; seconds of silence after which an owner on another machine is dead.
-BEAT, SILENT = 20, 180
+BEAT_SECONDS, SILENT_SECONDS = 20, 180
 #: Files that klrl writes in place, and folders that it writes into: no link is allowed for these.
 _IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt")
 _FOLDERS = (
     *(".hydra", "csv", "tensorboard", "videos", "wandb"),
     *("checkpoints/last", "checkpoints/best"),
 )
-#: Queues' environment variables of a job's id, and SLURM's of how often it was started again.
+#: Environment variables: a queue's id of a job, and SLURM's count of how often it was restarted.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
 _PROCESSES = Path("/proc")  # of Linux
 #: Temporary files and folders that a killed owner leaves behind.
 STAGING = ".staging-"
-_LEFT = (
+_LEFTOVERS = (
     f"checkpoints/{STAGING}*",
     *("manifest.tmp", "metrics.tmp", "samples.tmp"),
     *(".hydra/config.tmp", ".hydra/overrides.tmp", ".curves.png-*"),
@@ -83,7 +83,7 @@ class Owner:
             return lives_here(asdict(self))
         if self.job == this.job is not None and self.restarts < this.restarts:
             return False  # the queue started this job again, here
-        return this.heartbeat - self.heartbeat < SILENT
+        return this.heartbeat - self.heartbeat < SILENT_SECONDS
 
     @property
     def how_to_stop(self) -> str:
@@ -179,7 +179,7 @@ class Claim:
             _close(self._file)
             raise
         if before is not None:
-            warn(f"{run}: taken over from {before}, which ended without a word")
+            warn(f"{run}: taken over from {before}, which did not end cleanly")
         self._ended = threading.Event()
         threading.Thread(target=self._renew, daemon=True).start()
 
@@ -192,7 +192,7 @@ class Claim:
         run = self._path.parent
         if not run.is_dir():
             raise OwnerError(f"{run}: was moved or deleted while the run went on")
-        if time.time() - self._seen > SILENT / 2 or not self._is_named():
+        if time.time() - self._seen > SILENT_SECONDS / 2 or not self._is_named():
             self._beat()
         if self._lost:
             raise OwnerError(
@@ -207,7 +207,7 @@ class Claim:
         _close(self._file)
 
     def _renew(self) -> None:
-        while not self._ended.wait(BEAT):
+        while not self._ended.wait(BEAT_SECONDS):
             self._beat()
 
     def _is_named(self) -> bool:
@@ -253,7 +253,7 @@ os.register_at_fork(after_in_child=_close_all)
 def _locked(run: Path) -> int:
     path = run / OWNER_FILE
     while True:
-        descriptor = in_place(path, os.O_RDWR)
+        descriptor = open_in_place(path, os.O_RDWR)
         _open.add(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -286,7 +286,7 @@ def _refusal(run: Path, setting: str, owner: Owner | None) -> OwnedElsewhere:
 
 def remove_leftovers(run: Path) -> None:
     """Remove the unfinished files of a killed process; only the owner may call this."""
-    for pattern in _LEFT:
+    for pattern in _LEFTOVERS:
         for path in run.glob(pattern):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -312,8 +312,8 @@ def process_start(pid: int) -> str | None:
 def _start_by_ps(pid: int) -> str | None:
     """When a process started, to the second, for macOS, which has no ``/proc``."""
     # The output must not depend on the user's language and time zone.
-    status, told = getstatusoutput(f"LC_ALL=C TZ=UTC ps -o stat= -o lstart= -p {pid}")
-    state, _, started = told.partition(" ")
+    status, output = getstatusoutput(f"LC_ALL=C TZ=UTC ps -o stat= -o lstart= -p {pid}")
+    state, _, started = output.partition(" ")
     return None if status or state.startswith("Z") else started.strip()
 
 

@@ -40,7 +40,7 @@ class Phases:
         self.name, self._began = name, now
 
     @property
-    def lasts(self) -> float:
+    def seconds(self) -> float:
         """Seconds since the phase began."""
         return time.perf_counter() - self._began
 
@@ -71,7 +71,7 @@ class Progress:
         self._guard = guard or Guard(lambda part, error: None)
         self._axis = domain.axis
         metrics = [metric for metric in metrics_of(domain).values() if metric.short]
-        # Metrics that every iteration has come first: a narrow terminal cuts the last ones.
+        # Metrics of every iteration come first: a narrow terminal cuts the last ones.
         self._metrics = sorted(metrics, key=lambda metric: metric.name.startswith("eval/"))
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
@@ -148,7 +148,7 @@ class Progress:
         now = self._row, self._phases.name
         if self._line.live or now != self._shown:
             self._shown = now
-            self._write(lambda: f"{self.line()} | {now[1]} {self._phases.lasts:.0f} s")
+            self._write(lambda: f"{self.line()} | {now[1]} {self._phases.seconds:.0f} s")
 
     def _write(self, text: Callable[[], str]) -> None:
         with self._lock:

@@ -15,16 +15,16 @@ from klrl.domains import domain_of
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import Manifest, RunFolder
-from klrl.runs.loggers import Logger, Opened, Samples, open_loggers
+from klrl.runs.loggers import LoggedRun, Logger, Samples, open_loggers
 from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Phases, Progress, duration
-from klrl.runs.returns import LARGE_SHARE, penalty_share, told_evaluation, told_kls, with_error
+from klrl.runs.returns import LARGE_SHARE, evaluation_text, kl_lines, penalty_share, with_error
 from klrl.runs.rows import RowFile, read_rows, rows_so_far
 from klrl.runs.state import State
 
 
 @contextmanager
-def keep_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iterator[None]:
+def recording_status(files: RunFolder, config: JobConfig, counters: Counters) -> Iterator[None]:
     """Write the run's final status to ``manifest.json``, and draw its curves."""
     axis = domain_of(config).axis
     try:
@@ -137,12 +137,12 @@ def recording(
     total = config.iterations * config.frames_per_iteration
     settings, guard = dataclasses.asdict(config), files.guard
     so_far = partial(read_rows, files.metrics)
-    opened = Opened(
+    logged = LoggedRun(
         files.path, settings, group, manifest["wandb_id"], domain, guard, so_far, files.update
     )
     try:
         with (
-            open_loggers(config.logger, opened) as loggers,
+            open_loggers(config.logger, logged) as loggers,
             Progress(total, domain, done=counters.frames, guard=guard, phases=phases) as progress,
         ):
             yield Recorder(files, metrics, samples, loggers, progress, run)
@@ -157,13 +157,13 @@ def _evaluated(row: Row, config: JobConfig) -> list[str]:
     if "eval/return" not in row and "eval/cut" not in row:
         return []
     domain, best = domain_of(config), "eval/best_return"
-    lines = [told_evaluation(row, domain, domain.how(config), row.get("time/evaluation"))]
-    lines += told_kls(row, domain)
+    lines = [evaluation_text(row, domain, domain.how(config), row.get("time/evaluation"))]
+    lines += kl_lines(row, domain)
     if best in row:
         same = row[best] == row.get("eval/return")  # the last policy is the best, or as good
         value = with_error(row, best, domain)
-        told = f"the same {domain.score}" if same else f"{domain.score} {value}"
-        lines.append(f"best checkpoint, by the evaluations during the run: {told}")
+        shown = f"the same {domain.score}" if same else f"{domain.score} {value}"
+        lines.append(f"best checkpoint, by the evaluations during the run: {shown}")
     return lines
 
 

@@ -42,7 +42,7 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
 
 
 def edited_settings(run: Path) -> str | None:
-    """A line of error if the stored settings do not fit the manifest's ``config_hash``, else None.
+    """An error message if the stored settings do not fit the manifest's ``config_hash``, else None.
 
     A resume with changes rewrites both.
     """

@@ -41,13 +41,13 @@ def penalty_share(rows: Sequence[Row]) -> float:
     return charged / rewards if rewards else 0.0
 
 
-def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:
-    """Describe the score of an evaluation in words; ``how`` names its actions, as greedy."""
+def evaluation_text(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:
+    """Describe the score of an evaluation in words; ``how``: how actions are chosen, as greedy."""
     cut = int(row.get("eval/cut", 0))
     if "eval/return" not in row:
         why = f"none of {cut} {domain.episode}s ended ({how})"
         limit = "env.wrappers=[{target: TimeLimit, args: {max_episode_steps: 1000}}]"
-        return f"no {domain.score}: {why}; a task without ends needs a limit: '{limit}'"
+        return f"no {domain.score}: {why}; episodes that never end need a limit: '{limit}'"
     count, over = (
         int(row.get("eval/episodes", 0)),
         "standard error over " * ("eval/return_se" in row),
@@ -61,7 +61,7 @@ def told_evaluation(row: Row, domain: Domain, how: str, seconds: float | None = 
     return f"{domain.score} {with_error(row, 'eval/return', domain)}{gold} ({', '.join(played)})"
 
 
-def told_kls(row: Row, domain: Domain) -> list[str]:
+def kl_lines(row: Row, domain: Domain) -> list[str]:
     """A line with the KLs of policy and reference in an evaluation's states; empty without KLs."""
     if "eval/kl_ref" not in row:
         return []

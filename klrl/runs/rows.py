@@ -18,7 +18,7 @@ from klrl.runs.metrics import RUN, Row
 #: A position in a file: the number of ``bytes`` up to it, and their ``sha256``.
 Mark: TypeAlias = Mapping[str, Any]
 #: How many bad lines a message names.
-_NAMED = 5
+_MOST_NAMED = 5
 
 
 class RowFile:
@@ -118,13 +118,13 @@ def each_row(
             bad += [number] * (number < len(lines))
             continue
         at = row.get("iteration")
-        if run_of(line, run) != run or (at is not None and not at > last):  # or NaN
+        if run_named_in(line, run) != run or (at is not None and not at > last):  # or NaN
             other.append(number)
         else:
             last = last if at is None else at
             yield row
-    tell_lines(path, bad, say)
-    tell_lines(path, other, say, "another run's, or behind a later one")
+    report_lines(path, bad, say)
+    report_lines(path, other, say, "another run's, or behind a later one")
 
 
 def parse_row(line: bytes) -> Row | None:
@@ -133,8 +133,8 @@ def parse_row(line: bytes) -> Row | None:
     return row if all(map(_is_value, row.values())) else None
 
 
-def run_of(line: bytes, run: str | None, unnamed: str | None = None) -> object:
-    """The id of the run that a line names, ``run`` if expected; ``unnamed`` if it names none."""
+def run_named_in(line: bytes, run: str | None, unnamed: str | None = None) -> object:
+    """The id of the run in a line; ``unnamed`` if it has none. ``run`` is the expected id."""
     if run is None or f'"{run}"'.encode() in line[:64]:  # avoids parsing a long line
         return run
     return (_parse(line) or {}).get(RUN, unnamed)
@@ -146,12 +146,12 @@ def _is_value(value: object) -> bool:
     return value is None or isinstance(value, float)
 
 
-def tell_lines(
+def report_lines(
     path: Path, numbers: Sequence[int], say: Callable[[str], None] = warn, what: str = "no row"
 ) -> None:
     """Report in one line which lines of a file are left out, if any."""
     if numbers:
-        named = ", ".join(map(str, numbers[:_NAMED])) + ", ..." * (len(numbers) > _NAMED)
+        named = ", ".join(map(str, numbers[:_MOST_NAMED])) + ", ..." * (len(numbers) > _MOST_NAMED)
         say(f"{path}: left out: line{'s' * (len(numbers) > 1)} {named}: {what}")
 
 
@@ -179,7 +179,7 @@ def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
         warn(f"{path}: rows up to {after:,} {axis} were changed after the checkpoint")
     if not content:
         return
-    tell_lines(path, bad)
+    report_lines(path, bad)
     with to_update(path) as file:
         file.truncate(min(end, len(content)))
         if end > len(content):  # end a partial line, so that the next row starts a new line
@@ -190,8 +190,8 @@ def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
 def _end_of_kept(content: bytes, axis: str, after: int) -> tuple[int, list[int]]:
     """The byte where the rows up to a checkpoint end, by their frames, and the bad lines before."""
     lines = content.split(b"\n")
-    told = [(_parse(line) or {}).get(axis) for line in lines]
-    frames = [value if isinstance(value, int | float) else None for value in told]
+    values = [(_parse(line) or {}).get(axis) for line in lines]
+    frames = [value if isinstance(value, int | float) else None for value in values]
     before = [n for n, each in enumerate(frames, 1) if each is not None and each <= after]
     later = [n for n, each in enumerate(frames) if each is not None and each > after]
     least, most = max(before, default=0), min(later, default=len(frames))

@@ -35,7 +35,7 @@ class OwnFolder:
         self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
 
     def make(self) -> None:
-        """Make the folder; ``remove_unstarted`` removes all of it even after a signal meanwhile."""
+        """Make the folder; ``remove_unstarted`` removes it, even if a signal interrupts this."""
         try:
             # Two runs never share a new folder, whose name has the microsecond.
             self.path.mkdir(parents=True, exist_ok=self._given is not None)

@@ -62,7 +62,9 @@ def encode(value: object, tensors: dict[str, Tensor], path: tuple[str, ...] = ()
         return {"kind": "tuple" if isinstance(value, tuple) else "list", "items": items}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"a state has a {type(value).__name__} at {'/'.join(path)}; no file holds that")
+    raise TypeError(
+        f"a state has a {type(value).__name__} at {'/'.join(path)}; no checkpoint can store that"
+    )
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -95,7 +97,7 @@ def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
     header, end = {}, 0
     for name, tensor in ordered:
         if tensor.dtype not in DTYPES:
-            raise TypeError(f"the tensor {name} is {tensor.dtype}; no checkpoint holds that")
+            raise TypeError(f"the tensor {name} is {tensor.dtype}; no checkpoint can store that")
         begin, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": DTYPES[tensor.dtype],

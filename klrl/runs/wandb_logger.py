@@ -10,7 +10,7 @@ from typing import Any
 from klrl.base.errors import Interrupted
 from klrl.base.files import refuse_link
 from klrl.config import WandbConfig
-from klrl.runs.loggers import Logger, Opened, Samples, Video
+from klrl.runs.loggers import LoggedRun, Logger, Samples, Video
 from klrl.runs.machine import wandb_mode
 from klrl.runs.metrics import Row, metrics_of
 
@@ -54,42 +54,42 @@ class WandbLogger(Logger):
 
 
 @contextmanager
-def wandb_run(config: WandbConfig, opened: Opened) -> Iterator[Sequence[Logger]]:
+def wandb_run(config: WandbConfig, logged: LoggedRun) -> Iterator[Sequence[Logger]]:
     """``logger=wandb``: one wandb run per job; an exception inside marks the run as failed.
 
     Without a server the run is logged offline; if wandb itself fails, klrl logs nothing to wandb.
     """
-    run = opened.guard.call(WandbLogger.part, _open_run, config, opened)
+    run = logged.guard.call(WandbLogger.part, _open_run, config, logged)
     # Not `with run`: wandb would print its own traceback, even for Ctrl-C.
     code = 1
     try:
-        yield () if run is None else (WandbLogger(run, opened.domain.axis),)
+        yield () if run is None else (WandbLogger(run, logged.domain.axis),)
         code = 0
     except Interrupted as stop:
         code = stop.exit_code
         raise
     finally:
         if run is not None:
-            opened.guard.call(WandbLogger.part, run.finish, exit_code=code)
-        if opened.guard.has_failed(WandbLogger.part):
-            _let_go()
+            logged.guard.call(WandbLogger.part, run.finish, exit_code=code)
+        if logged.guard.has_failed(WandbLogger.part):
+            _end_service()
 
 
-def _open_run(config: WandbConfig, opened: Opened) -> Any:
+def _open_run(config: WandbConfig, logged: LoggedRun) -> Any:
     """Open a wandb run and define its metrics; offline if the server does not accept the run."""
     mode = wandb_mode(config.mode)
     try:
-        run = _init(config, opened, mode)
+        run = _init(config, logged, mode)
     except Exception as error:
         if mode != "online":
             raise
-        _let_go()
-        opened.guard.failed("wandb's server", error, "logs offline; wandb sync uploads it later")
-        run = _init(config, opened, "offline")
-    if opened.note is not None and run.id != opened.run_id:  # a wandb agent sets its own id
-        opened.note(wandb_id=run.id)
-    axis = opened.domain.axis
-    for metric in metrics_of(opened.domain).values():
+        _end_service()
+        logged.guard.failed("wandb's server", error, "logs offline; wandb sync uploads it later")
+        run = _init(config, logged, "offline")
+    if logged.note is not None and run.id != logged.run_id:  # a wandb agent sets its own id
+        logged.note(wandb_id=run.id)
+    axis = logged.domain.axis
+    for metric in metrics_of(logged.domain).values():
         step = None if metric.name == axis else axis
         # Counts are hidden: their charts are straight lines.
         run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
@@ -97,10 +97,10 @@ def _open_run(config: WandbConfig, opened: Opened) -> Any:
     return run
 
 
-def _init(config: WandbConfig, opened: Opened, mode: Any) -> Any:
+def _init(config: WandbConfig, logged: LoggedRun, mode: Any) -> Any:
     import wandb
 
-    folder, group = opened.folder, opened.group
+    folder, group = logged.folder, logged.group
     refuse_link(folder / "wandb")
     return wandb.init(
         project=config.project,
@@ -109,11 +109,11 @@ def _init(config: WandbConfig, opened: Opened, mode: Any) -> Any:
         group=group,
         job_type="train",
         name=f"{group}/{folder.name}" if group else folder.name,
-        id=opened.run_id,
+        id=logged.run_id,
         resume="allow",
         # Absolute: wandb's one service per process may have started in another folder.
         dir=str(folder.resolve()),
-        config=opened.settings,
+        config=logged.settings,
         mode=mode,
         settings=wandb.Settings(
             silent=True,
@@ -125,7 +125,7 @@ def _init(config: WandbConfig, opened: Opened, mode: Any) -> Any:
     )
 
 
-def _let_go() -> None:
+def _end_service() -> None:
     """End wandb's service, which would keep the run's id in use and print a traceback at exit."""
     import wandb
 

@@ -1,4 +1,4 @@
-"""Calls SLURM's commands and parses their output; does without its accounting, often off."""
+"""Calls SLURM's commands and parses their output, without its accounting, which is often off."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_queue(submissions: Path) -> dict[str, str] | None:
 
 
 def _about(job: str) -> dict[str, str]:
-    """Return SLURM's fields of a job in the queue, or lately there; empty if it is unknown."""
+    """Return SLURM's fields of a job in the queue, or recently in it; empty if it is unknown."""
     told = _ask("scontrol", "--oneliner", "show", "job", job) or ""
     return dict(re.findall(r"(?:^|\s)([A-Za-z:]+)=(\S*)", told))
 

@@ -32,7 +32,7 @@ class Lost:
     why: str = "lost with their processes or machines"
     #: Frames (samples) at each of its starts, if the supervisor did not make all of the starts.
     starts: Sequence[int] | None = None
-    #: Whether the time limit stopped it: then any start without a checkpoint would end likewise.
+    #: Whether the time limit stopped it: without a new checkpoint, the next start would end so too.
     at_limit: bool = False
     #: Its status if it is not restarted.
     status: str = "failed"
@@ -187,7 +187,7 @@ def done(job: Job) -> str:
 
 
 def in_vain(job: Job, starts: Sequence[int]) -> int:
-    """Count the latest starts of a job that began at the checkpoint that is still the newest."""
+    """Count the last starts of a job that all began at its newest checkpoint."""
     frames = RunFolder(job.folder).checkpointed
     return next((i for i, each in enumerate(reversed(starts)) if each != frames), len(starts))
 

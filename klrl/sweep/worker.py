@@ -67,7 +67,7 @@ def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
             break
         except BlockingIOError:
             file.close()
-    return file  # closed if all are taken (next to a suspect); then it is the default device
+    return file  # closed if no slot is free (next to a suspect): then the default device
 
 
 def run_for(sweep: int, job: Job, locks: Path, slots: Sequence[int]) -> Outcome:

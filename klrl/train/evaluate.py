@@ -14,7 +14,7 @@ from klrl.base.errors import NonFiniteError
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.domains import Domain
 from klrl.runs.metrics import Row
-from klrl.runs.returns import told_evaluation
+from klrl.runs.returns import evaluation_text
 
 Array = np.ndarray
 
@@ -125,7 +125,7 @@ class Evaluation:
     @property
     def line(self) -> str:
         """The result as a line of text."""
-        return told_evaluation(self.row, self.domain, self.how)
+        return evaluation_text(self.row, self.domain, self.how)
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:

@@ -47,7 +47,7 @@ def evaluate_run(
         NonFiniteError: a step returned NaN or infinity.
         RewardError: the reward function failed.
     """
-    folder, config = asked_of(run, "RUN", words, episodes=episodes, seed=seed, device=device)
+    folder, config = stored_job(run, "RUN", words, episodes=episodes, seed=seed, device=device)
     domain = domain_of(config)
     evaluated: Evaluation = domain.function("evaluate")(
         folder,
@@ -61,7 +61,7 @@ def evaluate_run(
     return evaluated
 
 
-def asked_of(
+def stored_job(
     run: str | Path,
     setting: str,
     words: Sequence[str],

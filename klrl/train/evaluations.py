@@ -37,7 +37,7 @@ class Played(Protocol):
 
 
 class Evaluations:
-    """Evaluate the policy when it is due, record the best return, make the closing evaluations.
+    """Evaluates the policy when an evaluation is due, and at the end; records the best return.
 
     ``tell`` calls the named hook of every callback with the run and the further arguments.
     """
@@ -85,15 +85,15 @@ class Evaluations:
     def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
         """After the last iteration, evaluate the last and the best policy.
 
-        Both start from the same states, none of which chose the best. The closing evaluation
-        replaces the row's, and the row gets the seconds of all evaluations.
+        Both start from the same states, which had no part in choosing the best. The closing
+        evaluation replaces the row's, and the row gets the seconds of all evaluations.
         """
         if self._counters.iteration < self._last or not self.schedule.closing.episodes:
             return
         try:
             self._play(row, CLOSING, self.schedule.closing)
         except (EnvError, RewardError, NonFiniteError) as error:  # training is done
-            files.guard.failed("closing evaluation", error, "the run is whole without it")
+            files.guard.failed("closing evaluation", error, "the run is complete without it")
             return
         if self._counters.best_return is None:
             return

@@ -14,7 +14,7 @@ from klrl.runs.checkpoint import Counters, load_component
 from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.guard import Guard
-from klrl.runs.loggers import Opened, Video, open_loggers
+from klrl.runs.loggers import LoggedRun, Video, open_loggers
 from klrl.runs.machine import device_of
 from klrl.runs.other_task import config_on_task
 from klrl.runs.resume import stored_config
@@ -94,7 +94,7 @@ def _show(folder: Path, own: JobConfig, domain: Domain, video: Video, which: str
     sweep = folder.parent.name if (folder.parent / "sweep.json").exists() else None
     guard = Guard(lambda part, error: None, "the files are there")
     run_id = RunFolder(folder).manifest["wandb_id"]
-    opened = Opened(folder, asdict(own), sweep, run_id, domain, guard)
-    with open_loggers(own.logger, opened) as loggers:
+    logged = LoggedRun(folder, asdict(own), sweep, run_id, domain, guard)
+    with open_loggers(own.logger, logged) as loggers:
         for logger in loggers:
             guard.call(logger.part, logger.log_video, video, at)

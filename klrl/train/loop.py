@@ -30,7 +30,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
 from klrl.runs.one_run import check_one_run
 from klrl.runs.progress import Phases
-from klrl.runs.record import Recorder, keep_status, recording
+from klrl.runs.record import Recorder, recording, recording_status
 from klrl.runs.state import Component
 from klrl.train.callbacks import Callback
 from klrl.train.evaluate import Evaluation, Starts
@@ -303,7 +303,7 @@ class Training:
             compile=steps.mode,
             evaluation="sampled" if self.config.eval.sampled else self.domain.mode,
         )
-        stack.enter_context(keep_status(files, self.config, self.counters))
+        stack.enter_context(recording_status(files, self.config, self.counters))
         self.recorder = stack.enter_context(
             recording(
                 files,
@@ -332,7 +332,7 @@ class Training:
             "loss": self.parts.learner.loss,
             "loss.own_beta_rule": self.parts.learner.beta_rule,
         }
-        if lost := [setting for setting, part in parts.items() if getattr(part, "forgets", False)]:
+        if lost := [setting for setting, part in parts.items() if getattr(part, "unsaved", False)]:
             say(f"resume: a resumed run begins anew with {lost[0]}, whose state is not saved")
         built = [f"{type(each).__module__}.{type(each).__name__}" for each in self.parts.built]
         files.update(built=built, **self.parts.resume | ({"resume": "anew"} if lost else {}))

@@ -22,7 +22,7 @@ from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.resume import stored_config
 from klrl.train.evaluate import Starts, mean_over_states
-from klrl.train.evaluate_run import asked_of
+from klrl.train.evaluate_run import stored_job
 from klrl.train.schedule import Size
 
 #: Divergence -> the template of its name for two policies.
@@ -63,8 +63,8 @@ class Distance:
         error: standard error of ``mean`` over episodes; None for one episode.
         median, q90, q99: quantiles over the states.
         worst: the largest value, at ``step`` of ``episode``, both counted from 0.
-        total: the mean over episodes of the sum over an episode. For the KL from a policy to
-            another, in that policy's own states, the KL of whole episodes (chain rule).
+        total: the mean over episodes of the sum over an episode. For KL(a||b) in the states of a,
+            this is the KL of whole episodes (chain rule).
         total_error: standard error of ``total``; None for one episode.
     """
 
@@ -101,8 +101,8 @@ class PolicyKL:
     @property
     def row(self) -> dict[str, Any]:
         """The whole result, as ``--json`` prints it."""
-        told = {"episodes": self.episodes, "states": self.states, "cut": self.cut}
-        return {**{name: vars(each) for name, each in self.distances.items()}, **told}
+        counts = {"episodes": self.episodes, "states": self.states, "cut": self.cut}
+        return {**{name: vars(each) for name, each in self.distances.items()}, **counts}
 
 
 def kl_between(
@@ -135,7 +135,7 @@ def kl_between(
     """
     folder = find_run(str(run), "RUN")
     setting, acting = ("RUN", run) if on is None else ("--on", on)
-    actor, config = asked_of(acting, setting, words, episodes=episodes, seed=seed, device=device)
+    actor, config = stored_job(acting, setting, words, episodes=episodes, seed=seed, device=device)
     domain = domain_of(config)
     parties = Parties(folder, None if other is None else _other(other, domain), actor, which)
     _check(parties, domain)
@@ -150,10 +150,10 @@ def kl_between(
             device=device_of(device),
         )
         visited: list[Visited] = list(waves)
-    return _told(parties, domain, visited, notes)
+    return _policy_kl(parties, domain, visited, notes)
 
 
-def _told(
+def _policy_kl(
     parties: Parties, domain: Domain, visited: Sequence[Visited], notes: Sequence[str]
 ) -> PolicyKL:
     found = [episode for wave in visited for episode in wave.episodes]

@@ -11,7 +11,8 @@ from klrl.domains import Domain
 
 #: Assumed longest episode, in steps, of an environment that declares no limit.
 USUAL_STEPS = 1_000
-#: Smallest share of ``eval.episodes`` in an evaluation; if that is too long, fewer are made.
+#: Smallest share of ``eval.episodes`` in an evaluation; if it takes too long, klrl evaluates less
+#: often.
 _LEAST = Fraction(1, 4)
 #: Fewer episodes have no standard error.
 _FEWEST = 2
@@ -39,10 +40,10 @@ class Schedule:
 
     def line(self, domain: Domain, longest: int | None) -> str:
         """The schedule as a line of text."""
-        each = f"({_told(self.size, longest)} {domain.episode}s each)"
+        each = f"({_count_text(self.size, longest)} {domain.episode}s each)"
         none = "none during the run (eval.share is too small for one at each end)"
         during = f"{len(self.iterations)} during the run {each}" if self.iterations else none
-        closing = f"{_told(self.closing, longest)} {domain.episode}s at the end"
+        closing = f"{_count_text(self.closing, longest)} {domain.episode}s at the end"
         return f"evaluations: {during}, then {closing}"
 
 
@@ -52,8 +53,8 @@ def fitting(size: Size, longest: int | None) -> int:
     return episodes if steps is None else min(episodes, steps // (longest or USUAL_STEPS))
 
 
-def _told(size: Size, longest: int | None) -> str:
-    """The number of episodes as text: the least that fit, and the most if they are short."""
+def _count_text(size: Size, longest: int | None) -> str:
+    """The number of episodes as text: ``8``, or ``3 to 8`` if only short episodes let 8 fit."""
     least = fitting(size, longest)
     return f"{least}" if least == size.episodes else f"{least} to {size.episodes}"
 
@@ -62,8 +63,8 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     """Plan the evaluations of a run from its settings alone.
 
     Without ``eval.every``, all evaluations during the run together take at most ``eval.share`` of
-    the training's steps. An evaluation's step usually costs less than a frame of training, which
-    includes the update; with a slow simulator and few running copies a little more (hopper: 1.1).
+    the training's steps. A step of an evaluation usually costs less than a frame of training, which
+    includes the update; with a slow simulator it may cost a little more (hopper: 1.1 frames).
     ``longest``: steps of the longest episode; None if not known; 1 for language.
     """
     evals = config.eval
@@ -89,7 +90,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
 
 
 def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
-    """How many evaluations fit in ``steps``; 0 if not even one at each end of the run does."""
+    """How many evaluations fit in ``steps``; 0 if one at each end of the run is too much."""
     most = fitting(largest, longest)
     least = min(most, max(_FEWEST, int(_LEAST * largest.episodes)))
     for count in range(wanted, 2, -1):

@@ -63,7 +63,7 @@ METRICS, UNREAD = "runs/metrics.yaml", "config/rules/unread.yaml"
     [
         (METRICS, "panel: speed", "panle: speed", "unexpected keyword argument 'panle'"),
         (METRICS, "panel: speed", "panel: sped", "panel=sped: there are score, kl, coefficient"),
-        (METRICS, "name: policy/gap", "name: policy/entropy", "policy/entropy: stands there twice"),
+        (METRICS, "name: policy/gap", "name: policy/entropy", "policy/entropy: is declared twice"),
         (METRICS, 'unit: "nats per {unit}"', 'unit: "nats per {unt}"', "has no term 'unt'"),
         (UNREAD, "\ncontrol:", "\ncontrl:", "its parts are both, control, language"),
     ],

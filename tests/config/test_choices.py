@@ -132,7 +132,7 @@ KLPEN = CHOICES["loss"]["klpen"].factories
 @pytest.mark.parametrize(
     ("schema", "factories", "says"),
     [
-        (Bare, KLPEN, "Bare: its schema Bare lacks what every loss has; derive "),
+        (Bare, KLPEN, "Bare: its schema Bare lacks settings that every loss has; derive "),
         (ClipConfig, MORE, "ClipConfig has no setting epsilon; declare it there"),
         (KLPENConfig, {CONTROL: "klrl.losses.no:No"}, "klrl/losses/no.py: has no No, which klrl/c"),
     ],

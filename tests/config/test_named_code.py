@@ -10,7 +10,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.sources import source_of
 from klrl.config.compose import job_config
 from klrl.config.identity import settings_hash
-from klrl.config.own import changed_sources, check_sources, manifest_of
+from klrl.config.own import changed_sources, check_sources, manifest_entries
 from tests.conftest import QUICK
 from tests.runs.commands import exits
 from tests.runs.commands import manifest_of as stored_manifest
@@ -74,7 +74,7 @@ def test_the_source_of_a_reward_counts(tmp_path: Path, reward: str) -> None:
     first = job_config(words)
     assert settings_hash(first) == settings_hash(job_config(words))
     source = f"source {source_of(name.partition(':')[0], [str(tmp_path)]).digest}"
-    assert manifest_of(first) == {name: {"source": source}}
+    assert manifest_entries(first) == {name: {"source": source}}
     check_sources(first)
     write(tmp_path / "mine.py", REWARD.replace("1.0", "5.0"))
     assert settings_hash(job_config(words)) != settings_hash(first)

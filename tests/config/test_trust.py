@@ -201,7 +201,7 @@ def test_a_module_that_klrl_asks_for_is_known_only_where_it_is_installed(
 ) -> None:
     """``python -m klrl evaluate .`` has the run's folder on the path."""
     run = foreign(env={"id": "evil:Evil-v0"})
-    monkeypatch.setattr("klrl.base.sources.asked_for", lambda: frozenset({"evil"}))
+    monkeypatch.setattr("klrl.base.sources.requirements", lambda: frozenset({"evil"}))
     monkeypatch.syspath_prepend(str(run))
     assert exits("evaluate", str(run), "--episodes", "1") == 2
     assert f"env.id would import and call evil:Evil-v0 from {run}" in capsys.readouterr().err
@@ -282,7 +282,7 @@ def test_ones_own_code_is_known(mine: Path, tmp_path: Path, capsys, monkeypatch)
     assert exits(f"resume={mine}", "frames=128") == 2
     assert "has changed since this run began" in capsys.readouterr().err
     assert evaluated(moved) == 2, "a run at another place may be anyone's"
-    assert "no run of yours has run that" in capsys.readouterr().err
+    assert "none of your runs has called it" in capsys.readouterr().err
 
     (tmp_path / "maze.py").write_text(MAZE, encoding="utf-8")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another-user"))
@@ -346,9 +346,9 @@ def test_a_variable_in_a_stored_config_is_not_read(
     run = foreign(env={"kwargs": {"g": "${oc.env:KLRL_SECRET}"}})
     assert exits(*DOORS[door](run)) == 2
     said = capsys.readouterr()
-    assert "${oc.env:KLRL_SECRET} is no plain value" in said.err
+    assert "${oc.env:KLRL_SECRET} is an interpolation" in said.err
     found = [p for p in tmp_path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
     assert not found
     assert "hunter2" not in said.out + said.err
-    with pytest.raises(ConfigError, match="is no plain value"):
+    with pytest.raises(ConfigError, match="is an interpolation"):
         klrl.run(yaml.safe_load((run / ".hydra/config.yaml").read_text("utf-8")))

@@ -255,9 +255,9 @@ def test_a_mask_is_read_where_it_is_asked_for() -> None:
         ),
         (
             spaces.Dict(a=TWO, action_mask=spaces.MultiBinary(1)), spaces.Box(-1, 1, (1,)), "auto",
-            "masks Discrete and MultiDiscrete actions, and its are Box",
+            "masks Discrete and MultiDiscrete actions, and its actions are Box",
         ),
-        (spaces.Dict(action_mask=spaces.MultiBinary(2)), TWO, "auto", "is a mask alone"),
+        (spaces.Dict(action_mask=spaces.MultiBinary(2)), TWO, "auto", "is only a mask"),
     ],
     ids=range(4),
 )  # fmt: skip

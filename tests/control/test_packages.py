@@ -218,9 +218,9 @@ def test_a_package_with_one_other_bit_is_not_loaded_but_built_anew(
     data = bytearray(file.read_bytes())
     data[10 if place == "digest" else int(len(data) * place)] ^= 1
     file.write_bytes(data)
-    damaged = f"package {kept.name[:8]} is not used: it is damaged, its SHA-256 is another"
+    damaged = f"package {kept.name[:8]} is not used: it is damaged, its SHA-256 does not match"
     line = eager_line(settings, "auto", *PACKAGED)
-    assert line == f"update: eager; {damaged}, learner.compile=aot builds it anew"
+    assert line == f"update: eager; {damaged}, learner.compile=aot rebuilds it"
     assert loaded == []
     monkeypatch.setattr(compiled, "build_package", lambda *_: copied(package, kept.parent))
     lines = learn(settings, "aot", *PACKAGED)[2]

@@ -158,7 +158,7 @@ def test_a_damaged_state_costs_a_checkpoint_and_no_bit(capsys) -> None:
     assert exits(f"resume={PART}") == 0
     said = capsys.readouterr()
     (line,) = said.err.splitlines()
-    assert "rollout.safetensors: its SHA-256 is another" in line
+    assert "rollout.safetensors: its SHA-256 does not match" in line
     assert "resumed at 128 frames" in said.out
     assert compare_bits(WHOLE, PART)[0]
 

@@ -139,7 +139,7 @@ def test_there_is_no_second_derivative() -> None:
 
 def test_what_has_no_gradient_here_is_refused() -> None:
     z, a = tables(2)
-    with pytest.raises(ValueError, match=r"names=\('js',\): choose of reverse, forward"):
+    with pytest.raises(ValueError, match=r"names=\('js',\): choose from reverse, forward"):
         log_probs_and_kls(z, chosen(), [Other(a, 1.0, ("js",))], 1.0)
     with pytest.raises(ValueError, match="require a gradient"):
         log_probs_and_kls(z, chosen(), [Other(a.requires_grad_(), 1.0, BOTH)], 1.0)

@@ -12,8 +12,8 @@ from klrl.language.data.batch import (
     Responses,
     check_batch,
     make_batch,
-    on_full,
-    on_response,
+    pad_to_full,
+    response_part,
     set_scores,
     take_prompts,
 )
@@ -63,8 +63,8 @@ def test_the_layout_by_hand() -> None:
     assert batch[LOG_PROBS][1].tolist() == [0, 0, -1.5, 0, 0]
     assert batch["next", "done"].all()
     assert batch["next", "truncated"].tolist() == [[False], [False], [False], [True]]
-    assert on_response(batch, LOG_PROBS).shape == (4, 3)
-    assert torch.equal(on_full(batch, on_response(batch, LOG_PROBS)), batch[LOG_PROBS])
+    assert response_part(batch, LOG_PROBS).shape == (4, 3)
+    assert torch.equal(pad_to_full(batch, response_part(batch, LOG_PROBS)), batch[LOG_PROBS])
     set_scores(batch, torch.arange(4.0))
     assert batch[SCORE].shape == (4, 1, 1)
     assert take_prompts(batch, torch.tensor([1]), 2)[SCORE].flatten().tolist() == [2, 3]

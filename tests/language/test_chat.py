@@ -25,8 +25,8 @@ from klrl.language.data.batch import (
     REF_LOG_PROBS,
     REWARD,
     SCORE,
-    on_response,
     response_mask,
+    response_part,
 )
 from klrl.language.model.pretrained import adapter_off
 from klrl.language.run.chat import ChatPolicy, Score
@@ -67,8 +67,8 @@ def three_iterations(config) -> list[dict[str, Tensor]]:
             {
                 "tokens": batch["tokens", "full"],
                 "mask": mask,
-                "log_probs": on_response(batch, LOG_PROBS),
-                "ref_log_probs": on_response(batch, REF_LOG_PROBS),
+                "log_probs": response_part(batch, LOG_PROBS),
+                "ref_log_probs": response_part(batch, REF_LOG_PROBS),
                 "kl": batch[CHARGED].squeeze(-1),
                 "reward": batch[REWARD].squeeze(-1),
                 "score": batch[SCORE].flatten(),

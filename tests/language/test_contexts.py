@@ -87,6 +87,6 @@ def test_a_model_is_tried_with_the_shortest_and_the_longest_prompt(tmp_path) -> 
     data.write_text("\n".join(map(json.dumps, rows)))
     task = make_task(TextConfig(name="text", data=str(data), reward="lengths:reward"), 0)
     for split in ("train", "eval"):
-        few = task.few(tokenizer(), None, 4, split)
+        few = task.trial_batch(tokenizer(), None, 4, split)
         assert len(few.prompts) == 4
         assert {"12", "1" * 30} <= {prompt.content for prompt in few.prompts}

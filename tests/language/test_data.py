@@ -188,7 +188,7 @@ def test_splits_are_found_where_files_are_called_by_them(names, split, found) ->
         (["main/train.jsonl", "socratic/train.jsonl", "main/test.jsonl"],
          "env.split=train: env.data=folder has it in main/train.jsonl and socratic/train.jsonl; "),
         (["train_test.jsonl", "train.jsonl"],
-         "env.data=folder: train_test.jsonl is called by two splits, train and test; rename it"),
+         "env.data=folder: train_test.jsonl names two splits, train and test; rename it"),
     ],
     ids=str,
 )  # fmt: skip

@@ -174,7 +174,7 @@ def test_distances_of_slots_share_no_row_in_any_precision(family: str) -> None:
     """Alibi's penalty goes by slot: in 16 bits its error was within the rounding."""
     model, (ids, mask) = tiny(family).to(torch.bfloat16), prompts(pads=2)
     sampler = CacheSampler(model, SPECIAL)
-    assert "not shared: its distances go by slot (alibi)" in str(
+    assert "not shared: its attention goes by place in the row (alibi)" in str(
         sampler.self_check(ids, mask, GROUP)
     )
     assert sampler.way == "copied"
@@ -232,7 +232,7 @@ def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
 def test_a_training_mode_that_is_another_function_is_refused(
     family, line, tmp_path, exits, monkeypatch
 ) -> None:
-    monkeypatch.setattr(model_files, "silence_dropout", lambda config: None)
+    monkeypatch.setattr(model_files, "disable_dropout", lambda config: None)
     model = tiny(family)
     model.config.router_jitter_noise = 0.5
     model.save_pretrained(tmp_path / "model")

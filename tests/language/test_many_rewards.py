@@ -17,7 +17,7 @@ from transformers import (
 
 from klrl.base.errors import ConfigError, RewardError
 from klrl.language.data.prompts import Prompt
-from klrl.language.data.rewards import Drawn, Reward, find_reward
+from klrl.language.data.rewards import Extras, Reward, find_reward
 from klrl.language.data.tasks import WeightedRewards
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
@@ -26,7 +26,7 @@ from tests.transforms import llm_toys as toys
 
 PROMPTS = [Prompt(str(i), {"answer": str(i)}, f"line {i}") for i in range(3)]
 TEXTS = ["0", "11", "222"]
-DRAWN = Drawn(
+REWARD_EXTRAS = Extras(
     truncated=[False, True, False],
     prompt_ids=[[5], [6, 6], [7]],
     response_ids=[[1, 2], [3], [4, 4, 2]],
@@ -40,7 +40,7 @@ def test_a_function_gets_what_its_parameters_name() -> None:
         got.update(lengths=lengths, truncated=truncated, ids=response_ids, prompt=prompt_ids)
         return [float(length) for length in lengths]
 
-    assert Reward("mine:score", 5.0, score)(PROMPTS, TEXTS, DRAWN).tolist() == [2, 1, 3]
+    assert Reward("mine:score", 5.0, score)(PROMPTS, TEXTS, REWARD_EXTRAS).tolist() == [2, 1, 3]
     assert got == {
         "lengths": [2, 1, 3],  # the EOS counts
         "truncated": [False, True, False],
@@ -56,7 +56,7 @@ def test_any_keywords_are_all_of_them() -> None:
         got.update(more)
         return [0.0] * 3
 
-    Reward("mine:score", None, score)(PROMPTS, TEXTS, DRAWN)
+    Reward("mine:score", None, score)(PROMPTS, TEXTS, REWARD_EXTRAS)
     assert set(got) == {"truncated", "lengths", "prompt_ids", "response_ids", "device"}
     assert got["device"] == torch.device("cpu")
 
@@ -76,12 +76,12 @@ def test_a_sample_that_fails_alone_is_called_with_what_is_its_own() -> None:
         return [1 / (length - 1) for length in lengths]
 
     with pytest.raises(RewardError, match="sample 1 of 3 .line 1, response '11'.: raised ZeroDiv"):
-        Reward("mine:score", None, score)(PROMPTS, TEXTS, DRAWN)
+        Reward("mine:score", None, score)(PROMPTS, TEXTS, REWARD_EXTRAS)
 
 
 def test_an_unknown_parameter_is_refused_when_the_function_is_found() -> None:
     Path("asks_reward.py").write_text("def score(prompts, responses, rows, tokens): ...\n")
-    with pytest.raises(ConfigError, match="it may ask for truncated, lengths, prompt_ids, resp"):
+    with pytest.raises(ConfigError, match="it may also have truncated, lengths, prompt_ids, resp"):
         find_reward("asks_reward:score")
 
 
@@ -118,8 +118,8 @@ def test_rewards_of_one_name_are_told_apart() -> None:
     for name in ("a_reward", "b_reward"):
         Path(f"{name}.py").write_text("def score(prompts, responses, rows): return [1.0] * 3\n")
     both = WeightedRewards(["a_reward:score", "b_reward:score"], [2.0, 3.0], None)
-    assert list(both.parts(PROMPTS, TEXTS, DRAWN)) == ["a_reward.score", "b_reward.score"]
-    assert both(PROMPTS, TEXTS, DRAWN).tolist() == [5.0] * 3
+    assert list(both.parts(PROMPTS, TEXTS, REWARD_EXTRAS)) == ["a_reward.score", "b_reward.score"]
+    assert both(PROMPTS, TEXTS, REWARD_EXTRAS).tolist() == [5.0] * 3
 
 
 def classifier(kind: str, pad: int | None = None, labels: int = 1) -> Path:

@@ -155,7 +155,7 @@ def test_without_a_pad_token_eos_takes_its_place_and_that_is_said() -> None:
     assert loaded.tokenizer.pad_token_id in loaded.eos
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id
     assert said == [
-        "actor.model=model: no pad token; padding with EOS, told apart by position",
+        "actor.model=model: no pad token; padding with EOS; padding is found by position",
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 from klrl.base.errors import ConfigError, RewardError
 from klrl.doctor.user_code import load
 from klrl.language.data.prompts import Prompt
-from klrl.language.data.rewards import Drawn, Reward, find_reward, response_texts
+from klrl.language.data.rewards import Extras, Reward, find_reward, response_texts
 from tests.transforms import llm_toys as toys
 
 PROMPTS = [Prompt(str(i), {"answer": str(i), "digits": str(i)}, f"line {i}") for i in range(5)]
@@ -140,7 +140,7 @@ def test_what_it_asks_for_is_a_copy_too() -> None:
         response_ids[0].clear()
         return [0.0]
 
-    drawn = Drawn([False], [[1]], [[2, 3]])
+    drawn = Extras([False], [[1]], [[2, 3]])
     reward(score)(PROMPTS[:1], ["x"], drawn)
     assert drawn.response_ids == drawn[0].response_ids == [[2, 3]]
 

@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from klrl.language.data.batch import LOG_PROBS, REF_LOG_PROBS, on_full, on_response, response_mask
+from klrl.language.data.batch import (
+    LOG_PROBS,
+    REF_LOG_PROBS,
+    pad_to_full,
+    response_mask,
+    response_part,
+)
 from klrl.language.model.causal_lm import head
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
 from klrl.language.run.kl import EXACT
@@ -68,8 +74,8 @@ def test_each_number_is_that_of_a_plain_forward(job: Callable, reference: str) -
 
     scored = steps.score(frames)
     found = {
-        "log pi_old": (on_response(batch, LOG_PROBS), chosen(old)),
-        "log pi_ref": (on_response(batch, REF_LOG_PROBS), chosen(ref)),
+        "log pi_old": (response_part(batch, LOG_PROBS), chosen(old)),
+        "log pi_ref": (response_part(batch, REF_LOG_PROBS), chosen(ref)),
         "KL(old||ref)": (batch[EXACT], torch.cat(kl(old, ref))),
         "log pi": (scored.log_prob, chosen(new)),
         "KL(new||ref)": (scored.exact_ref, torch.cat(kl(new, ref))),
@@ -89,9 +95,9 @@ def test_a_rollout_is_scored_again_at_its_temperature() -> None:
     """Where rounding shows: states, log-probs, and how far the sampled ones were off."""
     model, batch = network(), rollout()
     mask, plain = response_mask(batch), of_tokens(truth(model, batch, T), batch)
-    batch[LOG_PROBS] = on_full(batch, (plain + 0.25).float().masked_fill(~mask, 0.0))
+    batch[LOG_PROBS] = pad_to_full(batch, (plain + 0.25).float().masked_fill(~mask, 0.0))
     told = rescore(batch, model, ScoringLayout(GROUP, False, ""), 2, T)
-    scored = on_response(batch, LOG_PROBS).double()
+    scored = response_part(batch, LOG_PROBS).double()
     torch.testing.assert_close(scored, plain, rtol=1e-4, atol=1e-5)
     kept = NextTokens(batch[STATES], head(model), T)
     again = response_log_probs(kept, batch["tokens", "response"], mask).detach().double()

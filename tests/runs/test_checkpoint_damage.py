@@ -48,7 +48,7 @@ def test_a_damaged_entry_is_refused_and_the_one_before_taken(file, damage, read,
     assert snapshot(RUN) == before, "reading writes nothing"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"checkpoint {entry(128)} is refused ({file}: ")
-    assert line.endswith("; frames-000000000064 is taken")
+    assert line.endswith("; frames-000000000064 is used")
 
 
 @pytest.mark.integration
@@ -114,7 +114,7 @@ def test_a_newer_format_is_refused_by_name(capsys) -> None:
     path = entry(128) / "manifest.json"
     path.write_text(path.read_text().replace('"format_version": 3', '"format_version": 4'))
     assert load() == 64
-    assert "format is another version's of klrl" in capsys.readouterr().err
+    assert "format is that of another version of klrl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("step", [100, 128])

@@ -214,7 +214,9 @@ def test_a_closing_evaluation_that_fails_costs_no_finished_run(monkeypatch, caps
     last = rows_of("run")[-1]
     assert last["eval/episodes"] == 4, "that of the run stays"
     told = capsys.readouterr().err.splitlines()
-    line = "klrl: closing evaluation: EnvError: the simulator is gone; the run is whole without it"
+    line = (
+        "klrl: closing evaluation: EnvError: the simulator is gone; the run is complete without it"
+    )
     assert told == [line]
     assert manifest_of(Path("run"))["status"] == "finished"
 
@@ -250,7 +252,9 @@ def test_an_environment_that_never_ends_has_no_return_and_no_best(capsys) -> Non
     assert not any("eval/return" in row for row in rows)
     assert {p.name for p in Path("run/checkpoints").iterdir()} == {"last"}
     said = capsys.readouterr().out
-    assert "no return: none of 2 episodes ended (deterministic); a task without ends needs" in said
+    assert (
+        "no return: none of 2 episodes ended (deterministic); episodes that never end need" in said
+    )
     (limit,) = {word for word in said.split("'") if word.startswith("env.wrappers=")}
     assert exits(*WORDS, *words[:2], limit.replace("1000", "9"), "hydra.run.dir=limited") == 0
     assert any("eval/return" in row for row in rows_of("limited"))

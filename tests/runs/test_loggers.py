@@ -9,7 +9,7 @@ import pytest
 
 from klrl.domains import CONTROL, LANGUAGE
 from klrl.runs.folder import RunFolder
-from klrl.runs.loggers import Opened, open_loggers
+from klrl.runs.loggers import LoggedRun, open_loggers
 
 written = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator", reason="needs klrl[tensorboard]"
@@ -56,11 +56,11 @@ def series(rows: list[dict]) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def opened(folder: Path, rows=None, domain=CONTROL) -> Opened:
+def opened(folder: Path, rows=None, domain=CONTROL) -> LoggedRun:
     settings = {"kl": {"coef": 0.1}}
     guard = RunFolder(folder).guard
     so_far = None if rows is None else lambda: rows
-    return Opened(folder, settings, None, "id", domain, guard, so_far)
+    return LoggedRun(folder, settings, None, "id", domain, guard, so_far)
 
 
 def test_rows_are_read_back_by_csv_and_by_tensorboard(settings, tmp_path) -> None:

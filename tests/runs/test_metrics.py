@@ -27,7 +27,7 @@ from klrl.report.__main__ import main as report
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
-from klrl.runs.loggers import Opened
+from klrl.runs.loggers import LoggedRun
 from klrl.runs.metrics import METRICS, PANELS, Metric, metrics_of
 from klrl.runs.progress import Progress
 from klrl.runs.record import summary
@@ -296,7 +296,7 @@ def test_wandb_has_every_metric_of_the_domain_against_its_axis(
         def finish(self, exit_code: int) -> None: ...
 
     monkeypatch.setattr(wandb, "init", lambda **_: Run())
-    opened = Opened(tmp_path, {}, None, "id", domain, RunFolder(tmp_path).guard)
+    opened = LoggedRun(tmp_path, {}, None, "id", domain, RunFolder(tmp_path).guard)
     with wandb_run(settings("logger=wandb").logger, opened):
         pass
     assert set(defined) == {*metrics_of(domain), "*"}

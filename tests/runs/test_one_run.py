@@ -137,7 +137,7 @@ def test_a_renamed_entry_is_refused_and_the_one_before_taken(capsys) -> None:
     assert load_component(Path("run"), "last", "agent", Held(), CPU) == 64
     told = capsys.readouterr().err
     assert "frames-000000000999 is refused" in told
-    assert "manifest.json: is of 128, and its name is another" in told
+    assert "manifest.json: is of 128, and its name says otherwise" in told
 
 
 def test_an_entry_of_another_run_is_refused_by_whoever_loads_it() -> None:

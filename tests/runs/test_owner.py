@@ -17,7 +17,7 @@ import pytest
 from klrl.base.errors import ConfigError, OwnerError
 from klrl.runs import owner
 from klrl.runs.folder import RunFolder
-from klrl.runs.owner import OWNER_FILE, SILENT, Claim, OwnedElsewhere, owning, process_start
+from klrl.runs.owner import OWNER_FILE, SILENT_SECONDS, Claim, OwnedElsewhere, owning, process_start
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, manifest_of, rows_of
 
@@ -58,7 +58,7 @@ def test_the_owner_is_named_while_the_folder_is_owned_and_not_after(monkeypatch)
 
 
 def test_the_heartbeat_is_renewed(monkeypatch) -> None:
-    monkeypatch.setattr(owner, "BEAT", 0.01)
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.01)
     with owning(RUN):
         first = owner_now()["heartbeat"]
         deadline = time.monotonic() + 10
@@ -89,7 +89,7 @@ def test_without_locks_the_file_decides(monkeypatch) -> None:
     "alive",
     [
         {},
-        {"host": "elsewhere", "pid": 1, "silent": SILENT // 3},
+        {"host": "elsewhere", "pid": 1, "silent": SILENT_SECONDS // 3},
         {"host": "elsewhere", "pid": 1, "job": "77"},  # two steps of one job
         {"host": "elsewhere", "pid": 1, "job": "78"},
     ],
@@ -113,7 +113,7 @@ def test_a_living_owner_keeps_the_folder(alive, monkeypatch) -> None:
     [
         {"pid": 2**22 + 1},
         {"pid_started": "1"},
-        {"host": "elsewhere", "pid": 1, "heartbeat": int(time.time()) - SILENT - 1},
+        {"host": "elsewhere", "pid": 1, "heartbeat": int(time.time()) - SILENT_SECONDS - 1},
         {"host": "elsewhere", "pid": 1, "job": "77", "restarts": 0},
     ],
 )
@@ -145,7 +145,7 @@ def test_who_slept_while_another_took_over_writes_nothing_more(monkeypatch) -> N
     with owning(RUN) as claim:
         claim.check()
         name_owner(host="elsewhere", pid=4)
-        monkeypatch.setattr(time, "time", lambda: owner_now()["heartbeat"] + SILENT)
+        monkeypatch.setattr(time, "time", lambda: owner_now()["heartbeat"] + SILENT_SECONDS)
         with pytest.raises(OwnerError, match=r"process 4 \(on elsewhere"):
             claim.check()
     assert owner_now()["pid"] == 4, "it is the other's"

@@ -11,7 +11,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config.checks import NoValueError
 from klrl.config.fields import OwnPart
-from klrl.config.own.find import arguments, find_target, named
+from klrl.config.own.find import arguments, import_target, setting_text
 from klrl.config.own.parts import GIVEN
 
 #: Types that a YAML can store.
@@ -20,8 +20,8 @@ _PLAIN = bool | int | float | str | list | dict | None
 
 def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
     """The args of a part: the given ones, typed, and the plain default values of the others."""
-    target = find_target(setting, part)
-    text, given = named(setting, part), GIVEN[setting.partition("[")[0]]
+    target = import_target(setting, part)
+    text, given = setting_text(setting, part), GIVEN[setting.partition("[")[0]]
     takes, rest = arguments(text, target)
     own = {name: p for name, p in takes.items() if name not in given}
     free = rest and takes.keys() >= set(given)  # else ``**kwargs`` is for klrl's arguments
@@ -43,7 +43,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
         elif p.default is p.empty:
             gives = f" (it gives {', '.join(given)})" if given else ""
             raise NoValueError(
-                f"{text}: asks for {name}, which klrl does not give{gives}; add "
+                f"{text}: requires {name}, which klrl does not give{gives}; add "
                 f"{setting}.args.{name}=..., or give it a default"
             )
         elif isinstance(p.default, bool | int | float | str | None):

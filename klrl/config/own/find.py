@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from klrl.base.errors import ConfigError, with_line
-from klrl.base.imports import import_users, named_in
+from klrl.base.imports import import_user_module, named_in
 from klrl.config.checks import NoValueError
 from klrl.config.fields import OwnPart
 
@@ -30,42 +30,43 @@ def make_own(
 
     Refuse a result that is not of class ``kind``; ``what`` is the remedy in that message.
     """
-    target = find_target(setting, part)
-    takes, rest = arguments(named(setting, part), target)
+    target = import_target(setting, part)
+    takes, rest = arguments(setting_text(setting, part), target)
     wanted = {name: value for name, value in given.items() if rest or name in takes}
-    with errors_of(setting, part):
+    with config_errors(setting, part):
         made = target(**wanted, **part.args)
         if not isinstance(made, kind):
             what = what or f"derive it from {kind.__module__}.{kind.__qualname__}"
-            raise Unfit(f"made {type(made).__name__}; {what}")
+            raise PartError(f"made {type(made).__name__}; {what}")
     return made
 
 
-class Unfit(Exception):
-    """A custom part made or returned the wrong thing; :func:`errors_of` names the part."""
+class PartError(Exception):
+    """A custom part made or returned the wrong thing; :func:`config_errors` names the part."""
 
 
 @contextmanager
-def errors_of(setting: str, part: OwnPart) -> Iterator[None]:
+def config_errors(setting: str, part: OwnPart) -> Iterator[None]:
     """Turn exceptions of the user's code into one line: setting, value, error with its line."""
+    text = setting_text(setting, part)
     args = f" with {setting}.args={dict(part.args)}" if part.args else ""
     try:
         yield
     except ConfigError:
         raise
-    except Unfit as error:
-        raise ConfigError(f"{named(setting, part)}: {error}") from None
+    except PartError as error:
+        raise ConfigError(f"{text}: {error}") from None
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{named(setting, part)}{args}: raised {with_line(error)}") from error
+        raise ConfigError(f"{text}{args}: raised {with_line(error)}") from error
 
 
-def find_target(setting: str, part: OwnPart) -> Callable[..., Any]:
+def import_target(setting: str, part: OwnPart) -> Callable[..., Any]:
     """The class or function that a part names."""
     if part.target is None:
         raise NoValueError(
             f"{setting}.target: has no value; give one, as in {setting}.target=package.module:Name"
         )
-    text, (module, _, name) = named(setting, part), part.target.rpartition(":")
+    text, (module, _, name) = setting_text(setting, part), part.target.rpartition(":")
     parts = [*module.split("."), *name.split(".")]
     if module.endswith(".py") and module[:-3].isidentifier():
         raise ConfigError(f"{text}: drop the .py: write {module[:-3]}:{name}")
@@ -73,13 +74,13 @@ def find_target(setting: str, part: OwnPart) -> Callable[..., Any]:
         raise ConfigError(f"{text}: write package.module:Name")
     if module == "__main__":
         raise ConfigError(f"{text}: has no file; write it into a module")
-    found = named_in(text, import_users(text, module, part.path), module, name)
+    found = named_in(text, import_user_module(text, module, part.path), module, name)
     if inspect.iscoroutinefunction(found):
         raise ConfigError(f"{text}: is an async function; name a plain one")
     return found
 
 
-def named(setting: str, part: OwnPart) -> str:
+def setting_text(setting: str, part: OwnPart) -> str:
     """The setting with its value, the start of an error message."""
     return f"{setting}.target={part.target}"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from klrl.base.sources import of_klrl
+from klrl.base.sources import belongs_to_klrl
 from klrl.config.choices import CHOICES
 from klrl.config.fields import ChoiceConfig, OwnPart
 from klrl.config.jobs import Env, JobConfig
@@ -48,7 +48,7 @@ def parts_in(group: str, part: ChoiceConfig) -> Iterator[tuple[str, OwnPart]]:
                 yield f"{group}.{f.name}[{i}]", each
 
 
-def named_code(env: Env) -> Iterator[tuple[str, str, object]]:
+def env_code(env: Env) -> Iterator[tuple[str, str, object]]:
     """The code of ``env.id=module:Id`` and ``env.reward=module:function``: setting, value, args.
 
     Leaves out environments of klrl and of the packages that klrl and its extras require.
@@ -58,7 +58,7 @@ def named_code(env: Env) -> Iterator[tuple[str, str, object]]:
             module, _, function = name.partition(":")
             if function and not is_reward_model(module, function):
                 yield "env.reward", name, None
-    elif ":" in env.id and not isinstance(env, OwnPart) and not of_klrl(top_level(env.id)):
+    elif ":" in env.id and not isinstance(env, OwnPart) and not belongs_to_klrl(top_level(env.id)):
         yield "env.id", env.id, env.kwargs
 
 

@@ -13,8 +13,8 @@ from klrl.config.choices import CHOICES
 from klrl.config.fields import OwnPart
 from klrl.config.jobs import Env, JobConfig
 from klrl.config.own.args import typed_args
-from klrl.config.own.find import find_target, named
-from klrl.config.own.parts import named_code, own_parts, top_level
+from klrl.config.own.find import import_target, setting_text
+from klrl.config.own.parts import env_code, own_parts, top_level
 from klrl.config.own.trust import name_code
 
 #: Top-level module -> the module, and its source at the time when this process imported it.
@@ -33,10 +33,10 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
     for setting, part in own_parts(config):
         if setting.partition(".")[0] not in groups:
             continue
-        find_target(setting, part)
-        now = own_source(named(setting, part), str(part.target))
+        import_target(setting, part)
+        now = current_source(setting_text(setting, part), str(part.target))
         before = _shown(part.source, part.version)
-        pairs[named(setting, part)] = before, _shown(now.digest, now.version)
+        pairs[setting_text(setting, part)] = before, _shown(now.digest, now.version)
     sources = named_sources(config.env) if "env" in groups else {}
     pairs |= {
         value: (before, sources.get(value, before)) for value, before in config.env.sources.items()
@@ -51,9 +51,9 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
 def named_sources(env: Env) -> dict[str, str]:
     """The sources of the modules behind ``env.id`` and ``env.reward``, as settings store them."""
     found = {}
-    for setting, value, _ in named_code(env):
+    for setting, value, _ in env_code(env):
         if find(top_level(value), [str(Path.cwd())]):  # else its import reports the error
-            source = own_source(f"{setting}={value}", value)
+            source = current_source(f"{setting}={value}", value)
             found[value] = _shown(source.digest, source.version)
     return found
 
@@ -62,7 +62,7 @@ def _shown(digest: str | None, version: str | None) -> str:
     return f"source {digest}" if digest else f"version {version}"
 
 
-def manifest_of(config: JobConfig) -> dict[str, dict[str, str | None]]:
+def manifest_entries(config: JobConfig) -> dict[str, dict[str, str | None]]:
     """The manifest's entry on custom parts: setting -> target, source, version."""
     names = ("target", "source", "version")
     own = {
@@ -72,11 +72,12 @@ def manifest_of(config: JobConfig) -> dict[str, dict[str, str | None]]:
     return own | {value: {"source": source} for value, source in config.env.sources.items()}
 
 
-def own_source(text: str, target: str) -> Source:
+def current_source(text: str, target: str) -> Source:
     """The source of ``package.module:Name`` that this process imported, or would import.
 
     Raises:
-        ConfigError: the files have changed since the import, or do not exist; ``text`` comes first.
+        ConfigError: the files have changed since the import, or do not exist. The message begins
+            with ``text``.
     """
     top = top_level(target)
     try:
@@ -99,7 +100,7 @@ def complete(config: JobConfig) -> None:
     """Complete the custom parts of a job in place: type their args, record their sources."""
     for setting, part in own_parts(config):
         complete_part(setting, part)
-        source = own_source(named(setting, part), str(part.target))
+        source = current_source(setting_text(setting, part), str(part.target))
         part.path, part.source, part.version = source.folder, source.digest, source.version
         if setting == "env":
             config.env.id = part.target  # the task's name

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from klrl.base.sources import reached
+from klrl.base.sources import imported_files
 from klrl.config.fields import OwnPart
-from klrl.config.own.find import errors_of, make_own
+from klrl.config.own.find import config_errors, make_own
 from klrl.config.own.parts import top_level
 
 
-def saves(part: object) -> bool:
+def has_state_dict(part: object) -> bool:
     """Whether a part has ``state_dict`` and ``load_state_dict``."""
     return all(callable(getattr(part, f"{name}state_dict", None)) for name in ("", "load_"))
 
 
-def make_tried(
+def try_part(
     setting: str,
     part: OwnPart,
     given: Mapping[str, object],
@@ -53,48 +53,48 @@ def make_tried(
             return make_own(setting, part, given, kind)
 
     first, second = ({**given, **{k: v() for k, v in (trial or {}).items()}} for _ in range(2))
-    with errors_of(setting, part), generators_kept():
+    with config_errors(setting, part), generators_kept():
         used, fresh = make(first), make(second)
-        before = _shared(part)
+        before = _module_state(part)
         use(used)
-        moved = _shared(part) != before
-        if saved and saves(used):
+        changed = _module_state(part) != before
+        if saved and has_state_dict(used):
             fresh.load_state_dict(used.state_dict())
         # An object that both trial parts received is klrl's, and klrl saves it.
         klrls = [each for name, each in first.items() if each is second[name]]
-        forgets = moved or _held(used, klrls) != _held(fresh, klrls)
-    return make_own(setting, part, given, kind), forgets
+        unsaved = changed or _state_of(used, klrls) != _state_of(fresh, klrls)
+    return make_own(setting, part, given, kind), unsaved
 
 
-def moved_by(part: OwnPart, function: object, use: Callable[[], object]) -> bool:
+def changes_state(part: OwnPart, function: object, use: Callable[[], object]) -> bool:
     """Whether a call changes the state of a custom function or of the user's modules."""
-    before = _shared(part), _held(function, ())
+    before = _module_state(part), _state_of(function, ())
     use()
-    return (_shared(part), _held(function, ())) != before
+    return (_module_state(part), _state_of(function, ())) != before
 
 
-def _held(part: object, given: Iterable[object]) -> object:
-    """The state of an object, to compare; equal to no other if the object cannot be pickled."""
+def _state_of(part: object, given: Iterable[object]) -> object:
+    """The state of an object, to compare; unequal to all others if the object cannot be pickled."""
     part = getattr(part, "__self__", part)  # a method's object
     if isinstance(part, types.FunctionType):
         part = [cell.cell_contents for cell in part.__closure__ or ()], vars(part)
     return _pickled(part, given) or object()
 
 
-def _shared(part: OwnPart) -> dict[tuple[int, str], object]:
+def _module_state(part: OwnPart) -> dict[tuple[int, str], object]:
     """The attributes of the user's modules and of their classes and functions, to compare."""
-    named = reached(top_level(str(part.target)), [str(Path.cwd())])
+    named = imported_files(top_level(str(part.target)), [str(Path.cwd())])
     tops = {name for name, files in named.items() if files}
     modules = [m for name, m in sys.modules.items() if name.partition(".")[0] in tops]
     return {
         (id(space), name): _pickled(value) or id(value)
-        for space in _spaces(modules)
+        for space in _namespaces(modules)
         for name, value in vars(space).items()
         if not name.startswith("__")
     }
 
 
-def _spaces(modules: Iterable[types.ModuleType]) -> Iterator[object]:
+def _namespaces(modules: Iterable[types.ModuleType]) -> Iterator[object]:
     for module in modules:
         yield module
         for value in vars(module).values():

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from klrl.base.cache import Untrusted, private_folder, state_dir, trusted
 from klrl.base.errors import ConfigError, first_line
-from klrl.base.files import in_place
+from klrl.base.files import open_in_place
 from klrl.base.sources import find, source_of
 from klrl.config.fields import OwnPart
 from klrl.config.jobs import Env, JobConfig
-from klrl.config.own.parts import named_code, own_parts, top_level
+from klrl.config.own.parts import env_code, own_parts, top_level
 
 #: What the user named in this process: digests of code, and overrides (``env.id=module:Id``).
 NAMED: set[str] = set()
@@ -44,7 +44,7 @@ def name_code(config: JobConfig) -> None:
     NAMED.update(map(_digest, _codes(own_parts(config), config.env)))
 
 
-def note(run: Path, config: JobConfig) -> None:
+def record_code(run: Path, config: JobConfig) -> None:
     """Record in the state folder the code of a run that this user starts.
 
     Raises:
@@ -52,8 +52,8 @@ def note(run: Path, config: JobConfig) -> None:
         OSError: this user cannot write it.
     """
     found = _codes(own_parts(config), config.env)
-    for key in [_place(run, found), *map(_digest, found)] if found else ():
-        os.close(in_place(_ledger() / key, os.O_WRONLY))
+    for key in [_run_key(run, found), *map(_digest, found)] if found else ():
+        os.close(open_in_place(_ledger() / key, os.O_WRONLY))
 
 
 def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
@@ -65,13 +65,13 @@ def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
     listed = list(parts)
     found = _codes(listed, env)
     asked = [c for c in found if not {_digest(c), f"{c.setting}={c.call}"} & NAMED]
-    why = "no run of yours has run that"
+    why = "none of your runs has called it"
     if asked and not trusted(run):
         try:
             known = {path.name for path in _ledger().iterdir()}
         except (Untrusted, OSError, RuntimeError) as error:  # RuntimeError: no home folder
-            known, why = set(), f"what you have run cannot be read ({first_line(error)})"
-        for code in [c for c in asked if not {_digest(c), _place(run, found)} & known]:
+            known, why = set(), f"the record of code you ran is unreadable ({first_line(error)})"
+        for code in [c for c in asked if not {_digest(c), _run_key(run, found)} & known]:
             raise ConfigError(
                 f"{run}: {code.setting} would import and call {code.call:.200} from "
                 f"{code.folder}, and {why}; read it, then add trust={run}"
@@ -87,7 +87,7 @@ def _codes(parts: Parts, env: Env | None = None) -> list[_Code]:
     folders = [str(Path.cwd()), *(part.path for _, part in listed if part.path)]
     calls = [(f"{setting}.target", str(part.target), part.args) for setting, part in listed]
     found = []
-    for setting, target, args in [*calls, *(named_code(env) if env else ())]:
+    for setting, target, args in [*calls, *(env_code(env) if env else ())]:
         top = top_level(target)
         if (spec := find(top, folders)) is not None:
             at = str(spec.origin), ""
@@ -102,7 +102,7 @@ def _digest(words: Iterable[str]) -> str:
     return hashlib.sha256(repr(tuple(words)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _place(run: Path, found: Iterable[_Code]) -> str:
+def _run_key(run: Path, found: Iterable[_Code]) -> str:
     """A digest of a run's folder and of the code that it names, without the code's source."""
     return _digest([str(run.resolve()), *(repr(code[:3]) for code in found)])
 

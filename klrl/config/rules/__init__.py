@@ -2,8 +2,9 @@
 
 To add a rule, write a function in ``control.py``, ``language.py`` or ``both.py``, where every
 function is a rule: it takes a typed job of its domain, and raises a ConfigError that names setting,
-value and remedy. ``unread.py`` checks the command line: settings that the job does not read, and
-half of an objective. ``klrl.runs.machine`` and each domain's ``preflight`` check the machine.
+value and remedy. ``unread.py`` checks the command line: it refuses settings that the job does not
+read, and a loss without its objective's advantage. ``klrl.runs.machine`` and each domain's
+``preflight`` check the machine.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _UNITS = {
 }
 
 
-def check_domains_words(c: JobConfig) -> None:
+def check_domain_values(c: JobConfig) -> None:
     """The reduction of a loss and the unit of a target exist in the domain."""
     for group, name, of in (
         ("loss", "reduction", _REDUCTIONS),
@@ -64,7 +64,7 @@ def check_lr(c: JobConfig) -> None:
         )
 
 
-def check_init(c: JobConfig) -> None:
+def check_actor_init(c: JobConfig) -> None:
     """``actor.init`` is not empty."""
     refuse_empty("actor.init", c.actor.init, "give a trained run: actor.init=outputs/RUN")
 
@@ -89,7 +89,7 @@ def check_beta(c: JobConfig) -> None:
         )
 
 
-def check_charged(c: JobConfig) -> None:
+def check_kl(c: JobConfig) -> None:
     """Estimator, divergence and placement fit together."""
     if isinstance(c.kl, RetrieveKLConfig):
         for name in ("estimator", "divergence"):
@@ -101,7 +101,7 @@ def check_charged(c: JobConfig) -> None:
         check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)
 
 
-def check_step(c: JobConfig) -> None:
+def check_kl_apply(c: JobConfig) -> None:
     """An environment that charges the KL at each step does so in the reward, as reverse KL."""
     if not isinstance(c.kl, RetrieveKLConfig) or c.kl.apply != "step":
         return
@@ -116,7 +116,7 @@ def check_step(c: JobConfig) -> None:
         )
 
 
-def check_target(c: JobConfig) -> None:
+def check_controller_target(c: JobConfig) -> None:
     """The divergence can reach the target."""
     controller = c.controller
     if not isinstance(c.kl, RetrieveKLConfig) or c.kl.divergence != "js":
@@ -142,7 +142,7 @@ def check_reward_weight(c: JobConfig) -> None:
         )
 
 
-def check_start(c: JobConfig) -> None:
+def check_coef_bounds(c: JobConfig) -> None:
     """A coefficient that the controller multiplies starts inside its bounds, above 0."""
     controller = c.controller
     if not isinstance(c.kl, LegacyKLConfig) or not isinstance(controller, TargetControllerConfig):
@@ -156,7 +156,7 @@ def check_start(c: JobConfig) -> None:
         )
 
 
-def check_also(c: JobConfig) -> None:
+def check_logger_also(c: JobConfig) -> None:
     """``logger.also`` lists only loggers without settings, each once."""
     plain = [
         name

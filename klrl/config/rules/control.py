@@ -61,7 +61,7 @@ def check_hidden(c: Config) -> None:
         )
 
 
-def check_own(c: Config) -> None:
+def check_share_trunk(c: Config) -> None:
     """Custom networks share no trunk."""
     if isinstance(c.actor, CustomActorConfig) and c.actor.share_trunk:
         raise ConfigError(

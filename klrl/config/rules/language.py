@@ -60,7 +60,7 @@ def check_reward_weights(c: LanguageConfig) -> None:
 
 
 def check_data(c: LanguageConfig) -> None:
-    """Data files are named, training data remain, and no template argument is klrl's to set."""
+    """Data files are named, training data remain, and template arguments are not klrl's own."""
     if not isinstance(c.env, TextConfig):
         return
     refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
@@ -83,7 +83,7 @@ def check_model(c: LanguageConfig) -> None:
         raise ConfigError(f"actor.model=null: env={c.env.name} needs a model; {remedy}")
 
 
-def check_digits(c: LanguageConfig) -> None:
+def check_sort_digits(c: LanguageConfig) -> None:
     """Lists have valid lengths; klrl's base model gets no shots, since it was trained without."""
     env = c.env
     if not isinstance(env, SortDigitsConfig):

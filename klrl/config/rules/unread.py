@@ -1,6 +1,6 @@
-"""Refuses overrides that a job never reads, and half of a named objective.
+"""Refuses overrides that a job never reads, and a named loss without its named advantage.
 
-To add a setting that is not read: an entry in ``unread.yaml``.
+To declare that a setting is not read, add an entry to ``unread.yaml``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
 
 
 def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
-    """Refuse a named objective's loss with a different advantage that the user did not choose."""
+    """Refuse a named objective's loss if its advantage is not used and none was chosen."""
     words = dict(each.partition("=")[::2] for each in overrides)
     name = words.get("loss", "")
     here = c.advantage.baseline if isinstance(c.advantage, GroupConfig) else None
@@ -79,5 +79,5 @@ def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
     raise ConfigError(
         f"loss={name}: its advantage is advantage={name}, and here it is advantage="
         f"{c.advantage.name}{f' with baseline={here}' if here else ''}; give advantage={name}, or "
-        "name another"
+        "choose an advantage"
     )

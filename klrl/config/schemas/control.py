@@ -27,15 +27,15 @@ class EnvConfig(ChoiceConfig):
     normalize_reward: bool = added(field(), False)
     #: seconds that a step of all copies may take, then the run ends; null = no limit
     step_timeout: Optional[float] = added(number(gt=0), None)
-    #: around each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
+    #: Gymnasium wrappers of each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
     wrappers: list[Part] = field(
         default_factory=list, metadata={"added": [], "own": True, "home": "gymnasium.wrappers"}
     )
-    #: of a Dict, as in [image, direction]
+    #: the keys of a Dict observation to use, as in [image, direction]
     observation_keys: Optional[list[str]] = added(field(), None)
     #: which actions can be taken: auto (the observation's action_mask), info (info's) or none
     action_mask: str = added(choice("auto", "info", "none"), "auto")
-    # klrl's to set: module behind ``id`` -> its source.
+    # Set by klrl: the module behind ``id`` -> its source.
     sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
     #: The setting that holds the environment's arguments.
@@ -51,8 +51,8 @@ class EnvConfig(ChoiceConfig):
 class CustomEnvConfig(OwnPart, EnvConfig):
     """An environment of your own: env.target=package.module:Name, which returns a Gymnasium env."""
 
-    id: str = ""  # of env=gym: here env.target says which
-    kwargs: Values = field(default_factory=dict)  # of env=gym: here env.args
+    id: str = ""  # unused here: env.target names the environment
+    kwargs: Values = field(default_factory=dict)  # unused here: env.args holds the arguments
 
     arguments: ClassVar[str] = "env.args"
 
@@ -71,7 +71,7 @@ class ActorConfig(ChoiceConfig):
     share_trunk: bool = setting(False)  # true: policy and critic share their hidden layers
     init: Optional[str] = None  # a run folder to start from: its weights, critic and normaliser
 
-    #: The setting that chooses the distribution, and its value that lets the action space decide.
+    #: The setting that chooses the distribution; its value ``fitting``: by the action space.
     distribution_setting: ClassVar[str] = "actor"
     fitting: ClassVar[str] = "mlp"
 
@@ -118,11 +118,13 @@ class CNNActorConfig(GaussianActorConfig):
 
     #: nature (Mnih et al. 2015, from 36 x 36 on) or impala (Espeholt et al. 2018, small; any size)
     arch: str = choice("nature", "impala")
-    scale: float = number(255.0, gt=0)  # what pixels are divided by; their largest value
-    #: widths of the layers behind it; with several keys the first is each encoder's too
+    scale: float = number(255.0, gt=0)  # pixels are divided by this, their largest value
+    #: widths of the layers after the CNN; with several keys each encoder's output has the first
     hidden: list[int] = setting([512])
     activation: str = choice(*ACTIVATIONS, value="relu")  # of the hidden layers
-    share_trunk: bool = setting(True)  # by policy and critic: CNN too, at half the cost
+    share_trunk: bool = setting(
+        True
+    )  # policy and critic share the CNN and the layers: half the cost
 
 
 @registered(

@@ -21,7 +21,7 @@ class LanguageEnvConfig(ChoiceConfig):
     # Python can wait for a thread 9.2e9 seconds at most.
     #: seconds that a call of the reward function may take; null = no limit
     reward_timeout: Optional[float] = number(None, gt=0, le=1e9)
-    # klrl's to set: module behind ``reward`` -> its source.
+    # Set by klrl: the module behind ``reward`` -> its source.
     sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
     #: The rewards that belong to the task.
@@ -82,7 +82,7 @@ class LoraConfig(Settings):
 
     r: int = number(0, ge=0)  # rank of the adapters; 0 = no adapters, all weights are trained
     alpha: float = number(16.0, gt=0)  # the adapters' update is scaled by alpha / r
-    #: 0: dropout would make the updated policy another one than the one that sampled
+    #: 0: dropout would make the updated policy differ from the one that sampled
     dropout: float = number(0.0, ge=0, le=1)
     #: a list of layers, or all-linear: all but the head
     target_modules: Words = setting("all-linear")

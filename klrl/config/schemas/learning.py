@@ -18,9 +18,9 @@ class AdvantageConfig(ChoiceConfig):
     """Generalised advantage estimation, once per rollout."""
 
     gamma: float = number(0.99, ge=0, le=1)  # discount per frame
-    #: of longer returns: 0 = one step, 1 = the whole episode
+    #: weight of longer returns: 0 = one step, 1 = the whole episode
     lmbda: float = number(0.95, ge=0, le=1)
-    #: of the reward beside the penalty, for the learner alone; 0: learn from the penalty alone
+    #: of the reward next to the penalty, for the learner only; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
 
 
@@ -31,11 +31,11 @@ class CustomAdvantageConfig(OwnPart, AdvantageConfig):
 
 @registered("advantage", "group", language="language.run.advantage:group")
 class GroupConfig(ChoiceConfig):
-    """The score against the other responses to the same prompt; the KL enters after."""
+    """The score relative to the other responses to the prompt; then the KL is subtracted."""
 
     #: (s - mean) / std; ..._shaped: KL / std too; mean: s - mean; leave_one_out: s - others' mean
     baseline: str = choice(*BASELINES, declared_in="klrl/config/objectives.py")
-    #: of the baselined score beside the penalty; 0: learn from the penalty alone
+    #: of the baselined score next to the penalty; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
 
 
@@ -48,13 +48,13 @@ class LossConfig(ChoiceConfig):
     samples_mc_entropy: int = number(1, ge=1)  # for an entropy without closed form (tanh_normal)
     critic_coeff: float = number(0.5, ge=0)  # weight of the critic's loss (documented default 1.0)
     loss_critic_type: str = choice("l1", "l2", "smooth_l1", value="l2")  # documented: smooth_l1
-    #: a number clips the critic's move from its value during the rollout
+    #: a number limits how far a value may move from that during the rollout
     clip_value: Optional[float] = number(None, gt=0)
     normalize_advantage: bool = setting(True)  # in each minibatch (documented default false)
-    separate_losses: bool = setting(False)  # true: a shared trunk learns from the policy's loss
+    separate_losses: bool = setting(False)  # true: the critic's loss does not reach a shared trunk
     #: mean, sum; language: token (mean over all), response (mean of means), sequence (mean of sums)
     reduction: str = choice("mean", "sum", "token", "response", "sequence")
-    #: language, true: a response that was cut off is no part of the loss (DAPO: overlong filtering)
+    #: language, true: truncated responses are left out of the loss (DAPO: overlong filtering)
     mask_truncated: bool = added(field(), False)
 
 
@@ -79,7 +79,7 @@ class KLPENConfig(LossConfig):
     decrement: float = number(0.5, gt=0, le=1)  # factor on beta when KL < dtarg / 1.5; <= 1
     #: doubling (documented), proportional, forward (TorchRL's, each minibatch) or custom
     beta_rule: str = choice("doubling", "proportional", "forward", "custom")
-    gain: float = number(0.5, gt=0)  # proportional: beta *= (KL / dtarg)^gain, at most by 4
+    gain: float = number(0.5, gt=0)  # proportional: beta *= (KL / dtarg)^gain, within 1/4 .. 4
     #: none; back: shorten steps above 1.5 dtarg; both: lengthen those below dtarg / 1.5 too
     line_search: str = choice("none", "back", "both")
     max_alpha: float = added(number(ge=1), 2.0)  # line_search=both: largest factor on a step
@@ -133,6 +133,6 @@ class OptimConfig(ChoiceConfig):
 
 @registered("optim", "adamw", control="control.step:adamw", language="language.run.update:adamw")
 class AdamWConfig(OptimConfig):
-    """The same with decoupled weight decay."""
+    """As adam, with decoupled weight decay."""
 
     weight_decay: float = number(0.01, ge=0)  # decoupled weight decay

@@ -69,11 +69,11 @@ class RetrieveKLConfig(LegacyKLConfig):
     allow_biased: bool = setting(False)  # true: run one whose gradient is not that of the KL
     #: reverse: KL(policy||reference); forward, js or custom: own_divergence; exact, loss or split
     divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
-    #: js and custom of Gaussians: draws per state (js: from each of the two); else they are sums
+    #: draws per state for js and custom of Gaussians (js: from each of the two policies)
     samples_mc_js: int = added(number(ge=2), 16)
     #: estimator=custom: own_estimator.target=package.module:function of log_ratio
     own_estimator: Part = own_part()
-    #: divergence=custom: own_divergence.target=...; blind where the policy has no mass
+    #: divergence=custom: own_divergence.target=...; it ignores actions that the policy never takes
     own_divergence: Part = own_part()
 
 

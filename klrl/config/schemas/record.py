@@ -12,7 +12,7 @@ from klrl.config.fields import ChoiceConfig, OwnPart, Settings, added, choice, n
 ALL = ("*",)
 
 
-@registered("logger", "none", "metrics.jsonl alone", both="runs.loggers:no_run", free=ALL)
+@registered("logger", "none", "metrics.jsonl alone", both="runs.loggers:no_logger", free=ALL)
 @registered("logger", "csv", "a CSV file per metric", both="runs.loggers:csv_run", free=ALL)
 @registered(
     "logger",
@@ -43,7 +43,7 @@ class LoggerConfig(ChoiceConfig):
     remedy="pip install wandb, or choose logger=none",
 )
 class WandbConfig(LoggerConfig):
-    """Wandb beside metrics.jsonl; offline unless a key is found."""
+    """Wandb in addition to metrics.jsonl; offline unless a key is found."""
 
     #: auto (WANDB_MODE, else online with a key, else offline), offline or online
     mode: str = choice("auto", "offline", "online")
@@ -65,15 +65,15 @@ class CustomLoggerConfig(OwnPart, LoggerConfig):
 class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
-    #: a number: every so many iterations instead, at any cost; 0 = none at all
+    #: a number: iterations between evaluations instead, at any cost; 0 = none
     every: Optional[int] = number(ge=0)
     episodes: int = number(ge=1)  # of an evaluation during the run; language: responses
-    #: at most so many in a run, the first before the first update, the last after the last; 0 =
-    #: none at all
+    #: most evaluations in a run: the first before the first update, the last after the last one;
+    #: 0 = none
     evaluations: int = added(number(ge=0), 10)
     steps: int = added(number(ge=1), 10_000)  # that it may take at most
-    #: environment steps of all of these together, as a share of the training's: less than 10 % of
-    #: its time
+    #: environment steps of these evaluations / those of training; 1 takes less than 10 % of the
+    #: training's time
     share: float = added(number(gt=0), 1.0)
     #: episodes after the last iteration, from other start states; 0 = none
     final: int = added(number(ge=0), 0)

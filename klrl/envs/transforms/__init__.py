@@ -1,6 +1,6 @@
 """KL transforms for control, and :class:`SendToWorkers`; imported on first use."""
 
-from klrl.base.imports import look_up
+from klrl.base.imports import lazy_attribute
 
 _WHERE = {
     "KLConstrainedTransform": "klrl.envs.transforms.constrained",
@@ -14,4 +14,4 @@ __all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> object:
-    return look_up(__name__, _WHERE, name)
+    return lazy_attribute(__name__, _WHERE, name)

@@ -21,7 +21,7 @@ from klrl.kl.coefficient import ONE
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score
 from klrl.kl.reference import FrozenPolicy, flat_policy
-from klrl.kl.saturated import beside
+from klrl.kl.saturated import sibling
 from klrl.kl.shapes import like_reward
 
 
@@ -145,11 +145,11 @@ class KLRewardTransform(ChargedReward):
         """A copy with the action under the reference's key, if the key differs."""
         own = as_key(self.reference.dist_sample_keys[0])
         if self.action_key != own:
-            tensordict = tensordict.copy().exclude(beside(own))
+            tensordict = tensordict.copy().exclude(sibling(own))
             tensordict.set(own, tensordict.get(self.action_key))
-            u = tensordict.get(beside(self.action_key), None)
+            u = tensordict.get(sibling(self.action_key), None)
             if u is not None:
-                tensordict.set(beside(own), u)
+                tensordict.set(sibling(own), u)
         return tensordict
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:

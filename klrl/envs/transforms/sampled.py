@@ -26,7 +26,7 @@ from klrl.kl.shapes import add_heads, like_reward, reward_shape
 ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
 #: A log-prob that differs by more (nats, plus nats per nat) belongs to a different action.
 TOLERANCE = 1e-2
-#: Share of its range, at each bound, where a TanhNormal's action does not determine its sample.
+#: An action of a TanhNormal this near a bound, in shares of its range, may have many samples.
 EDGE = 1e-4
 
 
@@ -170,7 +170,7 @@ def _filled_in(
             zero = zero & ~_expand(_any_beyond(leaf != 0, tensordict.ndim), zero)
     if not zero.any():
         return zero
-    # If the log-prob is 0 for any parameters, the policy has a single action.
+    # A log-prob that is 0 whatever the parameters belongs to a policy with a single action.
     data = parameters_or_one(tensordict, _parameter_keys(sampler), zero)
     with torch.no_grad():
         return zero & (_log_prob(data, sampler, sampler.get_dist(data), log_prob.ndim) != 0)

@@ -80,7 +80,7 @@ def make_batch(
     batch["tokens", "full"] = torch.cat([prompt, responses.tokens], 1)
     batch[ATTENTION] = torch.cat([prompt_mask, responses.mask], 1)
     batch[ASSISTANT] = torch.cat([torch.zeros_like(prompt_mask), responses.mask], 1)
-    batch[LOG_PROBS] = on_full(batch, responses.log_probs)
+    batch[LOG_PROBS] = pad_to_full(batch, responses.log_probs)
     batch["next", "done"] = torch.ones(size, 1, dtype=torch.bool, device=prompt.device)
     batch["next", "truncated"] = responses.truncated.unsqueeze(-1)
     check_batch(batch)
@@ -97,12 +97,12 @@ def response_mask(batch: TensorDictBase) -> Tensor:
     return batch[ASSISTANT][:, prompt_length(batch) :]
 
 
-def on_response(batch: TensorDictBase, key: tuple[str, ...]) -> Tensor:
+def response_part(batch: TensorDictBase, key: tuple[str, ...]) -> Tensor:
     """Return the response part [B, R] of an entry [B, P+R]."""
     return batch[key][:, prompt_length(batch) :]
 
 
-def on_full(batch: TensorDictBase, value: Tensor) -> Tensor:
+def pad_to_full(batch: TensorDictBase, value: Tensor) -> Tensor:
     """Extend a number per response token [B, R] to [B, P+R], with 0 on the prompt."""
     return torch.nn.functional.pad(value, (prompt_length(batch), 0))
 
@@ -151,7 +151,7 @@ def check_batch(batch: TensorDictBase) -> None:
         "its response holds no token": ~mask.any(1),
         "its prompt is not left-padded": _falls(prompt_mask),
         "its response is not right-padded": _falls(mask.flip(1)),
-        "its two masks differ on the response": (on_response(batch, ATTENTION) != mask).any(1),
+        "its two masks differ on the response": (response_part(batch, ATTENTION) != mask).any(1),
         "its prompt counts as produced here": produced.any(1),
         f"{LOG_PROBS} is not 0 outside the response": (outside != 0).any(1),
         "('tokens', 'full') is not prompt and response": (tokens["full"] != joined).any(1),

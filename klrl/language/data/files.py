@@ -35,7 +35,7 @@ def read_prompts(
     setting: str = "env.data",
     split: str = "train",
     *,
-    asked_by: str | None = None,
+    set_by: str | None = None,
 ) -> list[Prompt]:
     """Read the prompts of a data set.
 
@@ -47,12 +47,12 @@ def read_prompts(
             or a folder of ``Dataset.save_to_disk``.
         setting: the setting that gives ``path``, for messages.
         split: which files (or data sets) of a folder to read, if they are named by split, see
-            :meth:`_Split._called`; otherwise all are read.
-        asked_by: the setting that requests this split; data without splits are then refused. None
+            :meth:`_Split._split_of`; otherwise all are read.
+        set_by: the setting that requests this split; data without splits are then refused. None
             if the split is only the default.
     """
     folder, where = expanded(path), f"{setting}={path}"
-    chosen = _Split(split, where, asked_by)
+    chosen = _Split(split, where, set_by)
     if not folder.is_dir():
         prompts = _read_file(path, setting)
         chosen.check(set())
@@ -126,12 +126,10 @@ def _is_list(file: Path) -> bool:
 def _prompts(rows: Sequence[Fields], where: str) -> list[Prompt]:
     if not rows:
         raise ConfigError(f"{where}: holds no prompt; give rows with prompt or messages")
-    return [
-        parse_row(_without_gaps(row), f"{where} row {number}") for number, row in enumerate(rows, 1)
-    ]
+    return [parse_row(_without_nulls(row), f"{where} row {i}") for i, row in enumerate(rows, 1)]
 
 
-def _without_gaps(row: Fields) -> Fields:
+def _without_nulls(row: Fields) -> Fields:
     """Remove nulls that a table filled in: for ``prompt``, ``messages`` and fields of a turn."""
     filled = {k: v for k, v in row.items() if not (k in CONTENT and v is None)}
     for name in CONTENT:
@@ -152,7 +150,7 @@ _SPLITS = frozenset(
 )
 #: ``train_sft-00000-of-00002``, as the ``datasets`` library writes it.
 _SHARD = re.compile(r"(.+)-\d+-of-\d+")
-_NO_WORD = re.compile(r"[-._ \d]+")
+_NOT_A_WORD = re.compile(r"[-._ \d]+")
 
 
 @dataclass(frozen=True)
@@ -161,29 +159,29 @@ class _Split:
 
     name: str
     where: str
-    asked_by: str | None
+    set_by: str | None
 
     @property
     def setting(self) -> str:
         """The setting that requests the split, for messages."""
-        return f"{self.asked_by or 'env.split'}={self.name}"
+        return f"{self.set_by or 'env.split'}={self.name}"
 
     def check(self, there: Collection[str]) -> None:
-        """Refuse the split if not among these; if there are none, only if it was requested."""
+        """Refuse a split that is not in ``there``; if ``there`` is empty, only a requested one."""
         if there and self.name not in there:
             names = ", ".join(sorted(there))
             raise ConfigError(
                 f"{self.setting}: {self.where} has no such split; choose one of {names}"
             )
-        if not there and self.asked_by is not None:
+        if not there and self.set_by is not None:
             raise ConfigError(
                 f"{self.setting}: {self.where} has no splits; drop it, or give a folder of files "
-                "that are called by splits"
+                "that are named by split"
             )
 
     def of(self, files: Sequence[Path], folder: Path) -> list[Path]:
         """Return the files of the split; all files if none is named by a split."""
-        called = {file: self._called(file.relative_to(folder)) for file in files}
+        called = {file: self._split_of(file.relative_to(folder)) for file in files}
         named = {file: each for file, each in called.items() if each is not None}
         self.check({split for split, _ in named.values()})
         chosen = {file: part for file, (split, part) in named.items() if split == self.name}
@@ -196,21 +194,21 @@ class _Split:
             )
         return list(chosen or files)
 
-    def _called(self, file: Path) -> tuple[str, str] | None:
+    def _split_of(self, file: Path) -> tuple[str, str] | None:
         """Derive the split of a file, and its data set, from its name or its folders' names.
 
-        In ``train_sft-00000-of-00002``: the name before the number, if one of its words names a
-        split. Else that word: ``train.jsonl``, ``gsm8k_train.jsonl``, ``train-0.jsonl``. Else a
-        folder, as in ``train/a.jsonl``. None if none of these names a split.
+        A split is named by a word of the file's name, as in ``train.jsonl``, ``gsm8k_train.jsonl``
+        and ``train-0.jsonl``, or else by a folder, as in ``train/a.jsonl``; None if by neither. A
+        shard as ``train_sft-00000-of-00002`` has the whole name before its number as split.
         """
         shard = _SHARD.fullmatch(file.stem)
         whole = shard[1] if shard else file.stem
-        words = [word for word in _NO_WORD.split(whole) if word in _SPLITS]
+        words = [word for word in _NOT_A_WORD.split(whole) if word in _SPLITS]
         if whole == self.name or (shard and words):
             return whole, str(file.with_name(whole))
         if len(set(words)) > 1:
             raise ConfigError(
-                f"{self.where}: {file.as_posix()} is called by two splits, {' and '.join(words)}; "
+                f"{self.where}: {file.as_posix()} names two splits, {' and '.join(words)}; "
                 "rename it"
             )
         if words:
@@ -244,7 +242,7 @@ def _table(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
         raise
     except Exception as error:  # pyarrow's and datasets' have no common base
         raise ConfigError(
-            f"{where}: cannot be read ({first_line(error)}); write it anew with datasets"
+            f"{where}: cannot be read ({first_line(error)}); write it again with datasets"
         ) from error
     finally:
         datasets.logging.set_verbosity(verbosity)

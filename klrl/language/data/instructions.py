@@ -22,7 +22,7 @@ MOST_WORDS = (8, 10, 12)
 LEAST_WORDS = 4
 TOPICS = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split()
 #: One in this many topics belongs to the evaluation split.
-EVAL_SHARE = 4
+EVAL_MODULUS = 4
 
 _SENTENCE_END = re.compile(r"[.!?]")
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
@@ -53,7 +53,7 @@ class Instructions:
 
 def topics(split: str) -> list[str]:
     """Return the topics of a split, which their checksums decide."""
-    return [t for t in TOPICS if (zlib.crc32(t.encode()) % EVAL_SHARE > 0) == (split == "train")]
+    return [t for t in TOPICS if (zlib.crc32(t.encode()) % EVAL_MODULUS > 0) == (split == "train")]
 
 
 # ------------------------------------------------------------------------------------- rewards

@@ -1,7 +1,7 @@
 """Reads the files of a model, from a folder of ``save_pretrained`` or a hub id, or refuses them.
 
 No downloaded code is executed: weights are safetensors, pickles and Python files are not even
-fetched, and ``trust_remote_code`` is off. Dropout is switched off, see :func:`silence_dropout`.
+fetched, and ``trust_remote_code`` is off. Dropout is switched off, see :func:`disable_dropout`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.files import expanded, read_plain
-from klrl.language.data.prompts import kind_of
+from klrl.language.data.prompts import json_type
 
 #: Files that are fetched from a hub repository: no pickle, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -97,14 +97,14 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
     except Exception as error:  # transformers' checks raise errors without a common base
         raise ConfigError(
             f"{setting}: config.json is no config of a {kind} ({in_one_line(error)}); save it "
-            "anew, upgrade transformers, or choose another model"
+            "again, upgrade transformers, or choose another model"
         ) from error
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ConfigError(
             f"{setting}: {kind} is no causal language model; choose one that "
             "AutoModelForCausalLM loads"
         )
-    silence_dropout(config)
+    disable_dropout(config)
     if getattr(config, "rescale_every", 0):
         config.rescale_every = 0  # else RWKV divides its weights in place, again at a resume
     return config
@@ -116,25 +116,26 @@ def read_json(file: Path, setting: str) -> dict[str, Any]:
         content = json.loads(read_plain(file))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{setting}: {file.name} is not JSON ({first_line(error)}); save it anew"
+            f"{setting}: {file.name} is not JSON ({first_line(error)}); save it again"
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(
-            f"{setting}: {file.name} is {kind_of(content)}, not an object; save it anew"
+            f"{setting}: {file.name} is {json_type(content)}, not an object; save it again"
         )
     return content
 
 
-def silence_dropout(config: PretrainedConfig) -> None:
+def disable_dropout(config: PretrainedConfig) -> None:
     """Set every dropout rate to 0, so that training mode and evaluation mode are one function.
 
     With dropout, the policy in training mode would differ from the one that sampled: before the
     first update, the ratio would not be 1 and KL(old||new) not 0. Router jitter, noise of the
-    training mode, has the same effect; but PhiMoE's ``router_jitter_noise`` is a threshold of both.
+    training mode, has the same effect. PhiMoE's ``router_jitter_noise`` is a threshold, used in
+    both modes, and is kept.
     """
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
-            silence_dropout(value)
+            disable_dropout(value)
         rate = "dropout" in name or "pdrop" in name or name in ("layerdrop", "drop_path_rate")
         threshold = config.model_type == "phimoe" and name == "router_jitter_noise"
         if (rate or ("jitter" in name and not threshold)) and isinstance(value, float):
@@ -164,7 +165,7 @@ def read_weights(
     except Exception as error:  # a config can name an unknown activation or RoPE type
         raise ConfigError(
             f"{setting}: its weights cannot be read ({in_one_line(error)}); fix its config.json, "
-            "or fetch or save it anew"
+            "or fetch or save it again"
         ) from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])

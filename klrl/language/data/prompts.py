@@ -114,7 +114,7 @@ CONTENT = ("prompt", "messages")
 def parse_row(row: object, origin: str) -> Prompt:
     """Make the prompt of a data set's row; refuse a row without one."""
     if not isinstance(row, dict):
-        raise ConfigError(f"{origin}: {kind_of(row)}; write an object with prompt or messages")
+        raise ConfigError(f"{origin}: {json_type(row)}; write an object with prompt or messages")
     fields = [name for name in CONTENT if name in row]
     if len(fields) != 1:
         held = "both prompt and messages" if fields else f"only {', '.join(row) or 'no field'}"
@@ -123,14 +123,14 @@ def parse_row(row: object, origin: str) -> Prompt:
     if fields[0] == "messages" or isinstance(content, list):
         _check_messages(content, origin, fields[0])
     elif not isinstance(content, str):
-        raise ConfigError(f"{origin}: prompt is {kind_of(content)}; give a text, or use messages")
+        raise ConfigError(f"{origin}: prompt is {json_type(content)}; give a text, or use messages")
     return Prompt(content, row, origin)
 
 
 def _check_messages(messages: object, origin: str, name: str) -> None:
     """Refuse a value that is no conversation, or that ends with the assistant's turn."""
     if not isinstance(messages, list) or not messages:
-        raise ConfigError(f"{origin}: {name} is {kind_of(messages)}; give a list of turns")
+        raise ConfigError(f"{origin}: {name} is {json_type(messages)}; give a list of turns")
     for turn, message in enumerate(messages, 1):
         texts = isinstance(message, dict) and [message.get("role"), message.get("content")]
         if not texts or not all(isinstance(text, str) for text in texts):
@@ -145,7 +145,7 @@ def _check_messages(messages: object, origin: str, name: str) -> None:
         )
 
 
-def kind_of(value: object) -> str:
+def json_type(value: object) -> str:
     """Name the JSON type of a value, for messages."""
     if isinstance(value, list | dict) and not value:
         return "empty"
@@ -195,7 +195,7 @@ def encode(
     return ids
 
 
-def names_read(template: str) -> set[str]:
+def variables_of(template: str) -> set[str]:
     """Return the names of the arguments that a chat template reads."""
     unmarked = _MARKS.sub("", template)
     try:

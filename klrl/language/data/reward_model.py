@@ -25,8 +25,8 @@ from klrl.base.files import expanded
 from klrl.language.data.model_files import check_weights, read_weights
 from klrl.language.data.prompts import Content, Fields, Tokenizer
 
-#: Texts that are scored at a time, sorted by length.
-AT_A_TIME = 32
+#: Texts per batch, sorted by length.
+BATCH_SIZE = 32
 
 
 class RewardModel:
@@ -113,8 +113,8 @@ class RewardModel:
         texts = [self._encode(*each) for each in zip(prompts, responses, strict=True)]
         scores = torch.zeros(len(texts))
         by_length = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        for start in range(0, len(by_length), AT_A_TIME):
-            chosen = by_length[start : start + AT_A_TIME]
+        for start in range(0, len(by_length), BATCH_SIZE):
+            chosen = by_length[start : start + BATCH_SIZE]
             scores[chosen] = self._logits([texts[index] for index in chosen])
         return scores
 

@@ -11,10 +11,10 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 
 All three are copies, which the function may change.
 
-It may have more parameters, named as in :data:`EXTRAS`, which it gets by name; a function with
-``**kwargs`` gets all of them. The built-in ``exact`` and ``proxy`` are such functions, and so is a
-:class:`~klrl.language.data.reward_model.RewardModel`. Any failure of a reward function becomes a
-:class:`~klrl.base.errors.RewardError` of one line that names the sample.
+A reward function may have more parameters, named as in :data:`EXTRAS`, which klrl passes by name;
+a function with ``**kwargs`` gets all of them. The built-in ``exact`` and ``proxy`` are reward
+functions, and so is a :class:`~klrl.language.data.reward_model.RewardModel`. Any failure of a
+reward function becomes a :class:`~klrl.base.errors.RewardError` of one line that names the sample.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RewardFunction: TypeAlias = Callable[..., object]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Extras:
     """The sampler's data on B responses, in addition to their texts.
 
     ``truncated``: cut off at ``collector.max_new_tokens``. Ids include the EOS, but no padding.
@@ -58,13 +58,13 @@ class Drawn:
         """The number of tokens of each response, the EOS included."""
         return [len(ids) for ids in self.response_ids]
 
-    def __getitem__(self, index: int) -> Drawn:
+    def __getitem__(self, index: int) -> Extras:
         """Return the data of one response."""
-        one = slice(index, index + 1)
-        return Drawn(self.truncated[one], self.prompt_ids[one], self.response_ids[one], self.device)
+        at = slice(index, index + 1)
+        return Extras(self.truncated[at], self.prompt_ids[at], self.response_ids[at], self.device)
 
 
-#: Extra parameters that a reward function may have: attributes of :class:`Drawn`.
+#: Extra parameters that a reward function may have: attributes of :class:`Extras`.
 EXTRAS = ("truncated", "lengths", "prompt_ids", "response_ids", "device")
 BUILT_IN: Mapping[str, RewardFunction] = {
     "exact": sort_digits.exact,
@@ -105,18 +105,18 @@ def find_reward(name: str) -> RewardFunction:
         return RewardModel(attribute, setting)
     function = named_in(setting, import_named(setting, module_name), module_name, attribute)
     try:
-        inspect.signature(function).bind([], [], [], **dict.fromkeys(asked_for(function)))
+        inspect.signature(function).bind([], [], [], **dict.fromkeys(requested_extras(function)))
     except TypeError as error:
         raise ConfigError(
             f"{setting}: cannot be called as {attribute}(prompts, responses, rows) ({error}); give "
-            f"it these three arguments; beside them it may ask for {', '.join(EXTRAS)}"
+            f"it these three arguments; it may also have {', '.join(EXTRAS)}"
         ) from error
     except ValueError:
         pass  # some functions written in C have no signature
     return function
 
 
-def asked_for(function: RewardFunction) -> tuple[str, ...]:
+def requested_extras(function: RewardFunction) -> tuple[str, ...]:
     """Return the :data:`EXTRAS` that a reward function requests by the names of its parameters."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -150,7 +150,7 @@ class Reward:
     ) -> None:
         self._name, self._timeout = name, timeout
         self._function = function or find_reward(name)
-        self._asked = asked_for(self._function)
+        self._extras = requested_extras(self._function)
 
     def prepare(self, chat: bool = False) -> None:
         """Load a reward model's weights, before anything is written.
@@ -166,41 +166,41 @@ class Reward:
             prepare(chat)
 
     def __call__(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
+        self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> Tensor:
         """Score B responses.
 
         Args:
             prompts: B prompts, one per response.
             responses: B texts.
-            drawn: the extras that the function may request.
+            extras: the extras that the function may request.
 
         Returns:
             [B] float32 on the CPU, all finite.
         """
         try:
-            returned = self._call(prompts, responses, drawn)
+            returned = self._call(prompts, responses, extras)
         except FAILURES as error:
-            raise RewardError(self._failure(prompts, responses, drawn, error)) from error
+            raise RewardError(self._failure(prompts, responses, extras, error)) from error
         return self._checked(prompts, responses, returned)
 
     def _call(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None
+        self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None
     ) -> object:
         # Copies, so that a function's changes do not reach the data of later iterations.
         contents = [deepcopy(prompt.content) for prompt in prompts]
         rows = [deepcopy(prompt.row) for prompt in prompts]
-        asked = () if drawn is None else self._asked
-        extras = {name: deepcopy(getattr(drawn, name)) for name in asked}
+        names = () if extras is None else self._extras
+        requested = {name: deepcopy(getattr(extras, name)) for name in names}
         return within(
-            self._timeout, lambda: self._function(contents, list(responses), rows, **extras)
+            self._timeout, lambda: self._function(contents, list(responses), rows, **requested)
         )
 
     def _failure(
         self,
         prompts: Sequence[Prompt],
         responses: Sequence[str],
-        drawn: Drawn | None,
+        extras: Extras | None,
         error: BaseException,
     ) -> str:
         """Describe a failed batch in a line; name the first sample that also fails alone."""
@@ -210,12 +210,12 @@ class Reward:
             if time.monotonic() > end:
                 return failed
             try:
-                self._call(prompts[i : i + 1], responses[i : i + 1], drawn and drawn[i])
+                self._call(prompts[i : i + 1], responses[i : i + 1], extras and extras[i])
             except FAILURES as alone:
-                told = self._describe(alone)
+                reason = self._describe(alone)
                 if isinstance(alone, TookTooLong):
-                    told = f"{self._describe(error)}, and hangs on this one alone"
-                return f"{self._sample(i, prompts, responses)}: {told}"
+                    reason = f"{self._describe(error)}, and hangs on this one alone"
+                return f"{self._sample(i, prompts, responses)}: {reason}"
         return f"{failed}, on none of them alone"
 
     def _describe(self, error: BaseException) -> str:

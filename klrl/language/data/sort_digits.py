@@ -20,7 +20,7 @@ DIGITS = "0123456789"
 #: Digits in each worked example, whose two turns are 10 + 2 * 5 = 20 tokens.
 SHOT_DIGITS = 5
 #: One in this many digit strings belongs to the evaluation split.
-EVAL_SHARE = 8
+EVAL_MODULUS = 8
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _draw(rng: random.Random, count: int, split: str) -> str:
 
 def split_of(digits: str) -> str:
     """Return the split of a digit string, which its checksum decides."""
-    return "train" if zlib.crc32(digits.encode()) % EVAL_SHARE else "eval"
+    return "train" if zlib.crc32(digits.encode()) % EVAL_MODULUS else "eval"
 
 
 def sort(digits: str) -> str:

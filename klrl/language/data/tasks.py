@@ -30,9 +30,9 @@ from klrl.language.data.prompts import (
     ShuffledEpochs,
     Tokenizer,
     encode,
-    names_read,
+    variables_of,
 )
-from klrl.language.data.rewards import Drawn, Reward
+from klrl.language.data.rewards import Extras, Reward
 from klrl.language.data.sort_digits import SortDigits
 
 
@@ -58,10 +58,10 @@ class WeightedRewards:
             reward.prepare(chat)
 
     def parts(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
+        self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> dict[str, Tensor]:
         """Return label -> scores [B] of each function, unweighted; called as :class:`Reward`."""
-        return {label: reward(prompts, responses, drawn) for label, reward in self._rewards.items()}
+        return {name: reward(prompts, responses, extras) for name, reward in self._rewards.items()}
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Return the scores [B]: the weighted sum of :meth:`parts`."""
@@ -76,10 +76,10 @@ class WeightedRewards:
         return scores
 
     def __call__(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], drawn: Drawn | None = None
+        self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> Tensor:
         """Return the scores [B]; arguments and errors as of :meth:`parts`."""
-        return self.total(self.parts(prompts, responses, drawn))
+        return self.total(self.parts(prompts, responses, extras))
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -101,7 +101,7 @@ class Task:
         evaluate: prompt number i of the evaluation split.
         reward: what the policy learns from.
         gold: the intended score, if ``reward`` is a different one; measured, never learned from.
-        checked: prompts rendered before anything runs: a file's, or one of the greatest length.
+        checked: prompts rendered before anything runs: all of a file, or one of maximal length.
         evaluations: number of evaluation prompts; None if they are endless.
         template: arguments of the chat template.
         read: "setting=value" that names data -> the prompts read from it.
@@ -123,7 +123,7 @@ class Task:
         prompt_at = self.train if split == "train" else self.evaluate
         return PromptStream(prompt_at, tokenizer, limit, self.template, self._digests)
 
-    def few(
+    def trial_batch(
         self, tokenizer: Tokenizer, limit: int | None, count: int, split: str = "train"
     ) -> PromptBatch:
         """Encode prompts to test a model with: the shortest, the longest, and some of a split.
@@ -158,7 +158,7 @@ class Task:
                 "drop it, or give messages"
             )
         source = str(tokenizer.chat_template or "")
-        for name in sorted(set(self.template) - names_read(source)) if self.template else ():
+        for name in sorted(set(self.template) - variables_of(source)) if self.template else ():
             raise ConfigError(
                 f"env.template_kwargs.{name}: the chat template reads no {name}; drop it"
             )
@@ -202,8 +202,8 @@ def instructions(config: InstructionsConfig, seed: int) -> Task:
 def text(config: TextConfig, seed: int) -> Task:
     """``env=text``; arguments as :func:`make_task`."""
     reward = _reward(config)
-    asked_by = "env.split" if config.split != TextConfig.split else None
-    prompts: Sequence[Prompt] = read_prompts(config.data, split=config.split, asked_by=asked_by)
+    set_by = "env.split" if config.split != TextConfig.split else None
+    prompts: Sequence[Prompt] = read_prompts(config.data, split=config.split, set_by=set_by)
     train, held_out, notes = _splits(config, prompts)
     read = {f"env.data={config.data}": prompts}
     others = (("eval_data", config.eval_data), ("eval_split", config.eval_split))
@@ -228,8 +228,8 @@ def _splits(
     path, split = config.eval_data, config.eval_split
     if path is not None or split is not None:
         where = (config.data, "env.data") if path is None else (path, "env.eval_data")
-        asked_by = None if split is None else "env.eval_split"
-        return prompts, read_prompts(*where, split or config.split, asked_by=asked_by), ()
+        set_by = None if split is None else "env.eval_split"
+        return prompts, read_prompts(*where, split or config.split, set_by=set_by), ()
     if not config.eval_share:
         note = "evaluations answer training prompts; env.eval_share=0.1 holds a tenth of them out"
         return prompts, prompts, [f"env.eval_data=null: {note}"]

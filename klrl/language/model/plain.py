@@ -1,7 +1,7 @@
-"""Computes the log-probs that all others are compared with, from a model's own unpadded forward.
+"""Computes reference log-probs, to check the faster ways, by a model's own unpadded forward pass.
 
-They use no cache, mask, position ids or head of klrl. Also has the layout closest to it: rows
-packed to the left, which needs one forward for many rows.
+These log-probs use no cache, mask, position ids or head of klrl. Also computes a faster layout that
+is close to it: rows packed to the left, with one forward pass for many rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from klrl.kl.from_logits import tempered_log_softmax
 from klrl.language.data.batch import (
     ATTENTION,
     LOG_PROBS,
-    on_response,
     prompt_length,
     response_mask,
+    response_part,
 )
 from klrl.language.model.causal_lm import (
     backbone,
@@ -69,7 +69,7 @@ def first_right(
     Args:
         model: a causal LM.
         what: the purpose, for messages: to sample or to score.
-        ways: way -> its words, the fastest first.
+        ways: way -> its description, the fastest first.
         off_by: way -> the largest difference from plain log-probs.
         wrong: why other ways are not tried.
 
@@ -121,7 +121,7 @@ def plain_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
 
 
 def rows_to_compare(batch: TensorDictBase, group_size: int) -> Tensor:
-    """Choose a row of each prompt, a different one of its G each time, to compare with plain."""
+    """Choose one of the G rows of each prompt, in turn, to compare with plain log-probs."""
     prompts = torch.arange(len(batch) // group_size, device=batch["tokens", "full"].device)
     return prompts * group_size + prompts % group_size
 
@@ -134,7 +134,7 @@ def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float
     left-packed layout, which is itself compared with the plain log-probs.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
-    sampled = on_response(batch, LOG_PROBS)
+    sampled = response_part(batch, LOG_PROBS)
     states = packed_states(model, batch)
     scored = response_log_probs(NextTokens(states, head(model)), tokens, mask)
     rows = rows_to_compare(batch, group_size)
@@ -151,8 +151,8 @@ def max_off(*pairs: tuple[Tensor, Tensor]) -> float:
 def packed_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
     """Compute states by the plain forward, in one row per response with all padding on the right.
 
-    A causal model does not see later tokens, so neither mask nor position ids are needed, and no
-    padding precedes a prompt, where a recurrent state would take it in.
+    A causal model does not see later tokens, so it needs neither mask nor position ids. Padding
+    before a prompt would change a recurrent state.
 
     Args:
         model: a causal LM.

@@ -256,11 +256,11 @@ def load_tokenizer(
     if chat and not tokenizer.chat_template:
         raise ConfigError(
             f"{setting}: its tokenizer has no chat template, and the prompts are conversations; "
-            "put a chat_template.jinja beside it, or give plain prompts"
+            "put a chat_template.jinja next to it, or give plain prompts"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-        say(f"{setting}: no pad token; padding with EOS, told apart by position")
+        say(f"{setting}: no pad token; padding with EOS; padding is found by position")
     tokenizer.padding_side = "left"
     return tokenizer
 

@@ -108,6 +108,6 @@ def cached(name: str, build: Callable[[Path], object], cache: Path | None = None
     except OSError as error:
         raise ConfigError(
             f"XDG_CACHE_HOME: the model cannot be written to {cache} "
-            f"({error.strerror or error}); point it to a folder that can"
+            f"({error.strerror or error}); point it to a folder that can be written"
         ) from error
     return folder

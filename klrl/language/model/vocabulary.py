@@ -23,8 +23,8 @@ from klrl.language.model.causal_lm import Head, weights_cast_once
 
 #: Most logits that a backward pass keeps of each policy: 256 MB of float32.
 CHUNK_ELEMENTS = 2**26
-#: Divisors of the chunk that give the piece computed at a time: if the backward pass recomputes
-#: logits, each with a gradient of the head's size; and without backward (27 MB are fastest).
+#: A chunk is computed in pieces, this many if the backward pass recomputes logits (each piece then
+#: has a gradient of the head's size), and this many without a backward pass (27 MB are fastest).
 _PART_RECOMPUTED, _PART_WITHOUT_GRADIENT = 4, 10
 LARGE_VOCABULARY = 2**18
 
@@ -163,7 +163,7 @@ def over_tokens(
     elif real.numel() <= chunk:
         values = function(*flat)
     else:
-        # Each piece casts the head's weight anew: one shared copy would sum gradients in bfloat16.
+        # Each piece casts the head's weight again: one shared copy would sum gradients in bfloat16.
         pieces = _split(flat, chunk // _PART_RECOMPUTED)
         again = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
         values = torch.cat([again(*piece) for piece in pieces], 1)

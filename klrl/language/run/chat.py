@@ -33,7 +33,7 @@ from klrl.language.data.batch import (
     REWARD,
     SCORE,
     check_batch,
-    on_full,
+    pad_to_full,
     prompt_length,
 )
 from klrl.language.data.prompts import Message, Prompt, PromptBatch
@@ -165,7 +165,7 @@ class ChatRollout(PromptRollout):
         batch[REWARD] = after["reward"][:, width:]
         batch[CHARGED] = after[KL_KEY].reshape(len(batch), -1)[:, width:, None]
         ref = after[REF_LOG_PROBS[1:]].reshape(len(batch), -1)
-        batch[REF_LOG_PROBS] = on_full(batch, ref[:, width:])
+        batch[REF_LOG_PROBS] = pad_to_full(batch, ref[:, width:])
         return batch
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from klrl.envs.llm.transforms.kl.tokens import MARKS_ASSISTANT
 from klrl.kl.estimators import masked_mean
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import NO_ADAPTERS, THE_POLICY
-from klrl.language.data.batch import LOG_PROBS, on_response, response_mask
+from klrl.language.data.batch import LOG_PROBS, response_mask, response_part
 from klrl.language.data.prompts import (
     NO_ARGUMENTS,
     Message,
@@ -48,7 +48,7 @@ from klrl.train.preflight import Check, kl_at_start, run_checks
 PROMPTS = 4
 #: The answer that tests the template's mask; not from the data, which a template may trim.
 ANSWER = "1234"
-#: KL by rounding alone, nats per token, from which the preflight reports it.
+#: The preflight reports a KL by rounding alone if it is at least this, nats per token.
 SHOWN_FLOOR = 1e-6
 
 
@@ -123,14 +123,14 @@ def _checks(
     temperature = config.collector.temperature
     scored = layouts.policy.next_tokens(policy.model, batch, temperature)
     recomputed = response_log_probs(scored, batch["tokens", "response"], mask)
-    sampled = on_response(batch, LOG_PROBS)
+    sampled = response_part(batch, LOG_PROBS)
     yield sampled_against_recomputed(sampled, recomputed, mask, dtype)
     if checkpoints_gradients(policy.model):
         yield _training_mode(policy.model, layouts.policy, batch)
     kept = NextTokens(batch[STATES], head(policy.model), temperature)
     floor = float(masked_mean(exact_token_kl(kept, scored, mask), mask))
     if floor > SHOWN_FLOOR:
-        words = f"{floor:.2g} nats/token, truly 0: no smaller KL is known"
+        words = f"{floor:.2g} nats/token by rounding alone; smaller KLs are not measured"
         yield f"KL(policy||policy), sampled and scored: {words}"
     rows = len(weight_of(unwrapped(policy.model).get_input_embeddings()))
     empty = sorted(set(range(rows)) - set(policy.causal.tokenizer.get_vocab().values()))
@@ -186,7 +186,7 @@ def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorD
         one, other = (response_log_probs(each, tokens, mask).detach() for each in scored)
         return max_off((one, other))
 
-    remedy = "its training mode is another function; set actor.gradient_checkpointing=false"
+    remedy = "its training mode computes otherwise; set actor.gradient_checkpointing=false"
     return Check("training - evaluation mode, nats", *off_and_bound(model, off), "", remedy)
 
 

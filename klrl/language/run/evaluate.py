@@ -31,14 +31,14 @@ from klrl.language.run.load import (
     Policy,
     Weights,
     base_digest,
-    check_place,
+    check_base,
     language_config,
     make_policy,
     network_of_reference,
     trained_policy,
     with_model,
 )
-from klrl.language.run.rollout import decoding_of, drawn_of, make_sampler, respond, texts_of
+from klrl.language.run.rollout import decoding_of, extras_of, make_sampler, respond, texts_of
 from klrl.language.run.sampler import CacheSampler
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.checkpoint import load_component
@@ -59,8 +59,8 @@ _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 #: Batch -> the next-token distributions at its response tokens.
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
 #: Prompts answered at a time.
-AT_A_TIME = 256
-#: Distance of two prompt sets of an endless task, in prompts; longer than any evaluation.
+CHUNK = 256
+#: Prompts between the starts of two sets of an endless task: more than any evaluation takes.
 _APART = 10**9
 
 
@@ -84,7 +84,7 @@ class Player:
     def of_trained(cls, config: LanguageConfig, policy: Policy, task: Task) -> Player:
         """Make a player with the sampler that a run with this policy uses."""
         limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
-        few = more_padding(task.few(policy.causal.tokenizer, limit, PROMPTS, "eval"))
+        few = more_padding(task.trial_batch(policy.causal.tokenizer, limit, PROMPTS, "eval"))
         device, sampler = model_device(policy.model), make_sampler(policy)
         try:
             sampler.self_check(few.ids.to(device), few.mask.to(device), config.collector.group_size)
@@ -115,9 +115,9 @@ class Player:
         task, temperature = self.task, self.config.collector.temperature
 
         def scores() -> Iterator[Scores]:
-            """Yield the scores of :data:`AT_A_TIME` responses at a time."""
+            """Yield the scores of :data:`CHUNK` responses at a time."""
             for asked, batch in self.answers(place, starts, sampled=sampled):
-                samples = (asked.prompts, texts_of(self.policy, batch), drawn_of(batch))
+                samples = (asked.prompts, texts_of(self.policy, batch), extras_of(batch))
                 rewards = task.reward(*samples).tolist()
                 gold = () if task.gold is None else task.gold(*samples).tolist()
                 kls: Sequence[dict[str, np.ndarray]] = ()
@@ -135,7 +135,7 @@ class Player:
     def answers(
         self, place: range, starts: Starts, *, sampled: bool
     ) -> Iterator[tuple[PromptBatch, TensorDict]]:
-        """Yield :data:`AT_A_TIME` of the prompts at a time, with a response to each."""
+        """Yield :data:`CHUNK` of the prompts at a time, with a response to each."""
         causal, config = self.policy.causal, self.config
         limit = prompt_limit(causal.context, config.collector.max_new_tokens)
         prompts = self.task.stream(causal.tokenizer, limit, "eval")
@@ -143,8 +143,8 @@ class Player:
         decoding, sampler = decoding_of(config, greedy=not sampled), self.sampler.without_states()
         generator = torch.Generator(model_device(self.policy.model))
         generator.manual_seed(derived_seed(starts.seed, starts.use))
-        for begin in range(0, len(place), AT_A_TIME):
-            asked = prompts.take(min(AT_A_TIME, len(place) - begin))
+        for begin in range(0, len(place), CHUNK):
+            asked = prompts.take(min(CHUNK, len(place) - begin))
             yield asked, respond(sampler, asked, 1, decoding, generator)
 
 
@@ -186,10 +186,10 @@ def evaluate_trained(
     ``config`` names the task, and where the base model is now.
     """
     task, stored = make_task(config.env, config.seed), language_config(folder)
-    check_place(config, "actor.model=FOLDER")
+    check_base(config, "actor.model=FOLDER")
     base = config.actor.model
-    moved = None if base == stored.actor.model else base
-    policy = trained_policy(folder, which, str(device), model=moved)
+    relocated = None if base == stored.actor.model else base
+    policy = trained_policy(folder, which, str(device), model=relocated)
     chosen = which == "best" and config.env == stored.env
     reference = None
     if config.has_reference:
@@ -219,7 +219,7 @@ def distances(
     task, temperature = make_task(config.env, config.seed), config.collector.temperature
     load = partial(trained_policy, which=parties.which, device=str(device))
     own = config if parties.on == parties.run else language_config(parties.run, "RUN")
-    check_place(own, "actor.model=FOLDER")
+    check_base(own, "actor.model=FOLDER")
     base = own.actor.model
     policy = load(parties.run, setting="RUN", model=base)
     known = {parties.run: policy}
@@ -242,7 +242,7 @@ def distances(
     answered = player.answers(place, starts, sampled=True)
     both = scored_by(policy, temperature), other
     visited = (Visited(measured(*both, batch, MEASURED)) for _, batch in answered)
-    notes = [] if temperature == 1 else [f"of softmax(logits / {temperature:g}), as they sample"]
+    notes = [] if temperature == 1 else [f"of softmax(logits / {temperature:g}), as sampled"]
     return visited, notes
 
 
@@ -279,7 +279,7 @@ def other_policy(
 ) -> Policy:
     """Load the policy of another run, or the model of a folder."""
     if (path / "manifest.json").is_file():
-        return load(path, setting="--to", beside=config)
+        return load(path, setting="--to", compared_with=config)
     plain = replace(config.actor, model=str(path), lora=replace(config.actor.lora, r=0), init=None)
     policy = make_policy(replace(config, actor=plain, device=str(device)), say=lambda _: None)
     policy.model.requires_grad_(False).eval()

@@ -15,7 +15,7 @@ from klrl.base.files import expanded, replace_file, replacing
 from klrl.config import LanguageConfig
 from klrl.language.data.model_files import find_model, no_progress_bar
 from klrl.language.model.causal_lm import unwrapped, weight_of
-from klrl.language.run.load import check_place, find_base, language_config, moved, trained_policy
+from klrl.language.run.load import check_base, find_base, language_config, relocated, trained_policy
 from klrl.runs.find import find_run
 
 #: Files of a tokenizer and its chat templates, which are copied unchanged.
@@ -53,13 +53,13 @@ def export_run(
             cannot be merged, the folder exists, or the base model is missing or changed.
         OSError: the folder cannot be written; nothing is left there.
     """
-    config = moved(language_config(find_run(run, "RUN"), "RUN"), model)
+    config = relocated(language_config(find_run(run, "RUN"), "RUN"), model)
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"FOLDER={folder}: exists already; give a new one")
     adapters = bool(config.actor.lora.r)
     if merge and not adapters:
         raise ConfigError("--merge: actor.lora.r=0, the run has no adapters; drop it")
-    check_place(config)
+    check_base(config)
     network: Any = trained_policy(run, which, setting="RUN", model=model).model
     if merge:
         _check_mergeable(network, config)

@@ -32,9 +32,9 @@ from klrl.language.data.batch import (
     REF_LOG_PROBS,
     REWARD,
     SCORE,
-    on_full,
-    on_response,
+    pad_to_full,
     response_mask,
+    response_part,
 )
 from klrl.language.model.causal_lm import head
 from klrl.language.model.pretrained import adapter_off
@@ -130,7 +130,7 @@ def annotate(
     against = Against(reference, [*dict.fromkeys(names.values())])
     _, [compared] = token_measures(policy, tokens, mask, [against])
     if REF_LOG_PROBS not in batch.keys(include_nested=True):  # no transform wrote them
-        batch[REF_LOG_PROBS] = on_full(batch, compared.log_prob)
+        batch[REF_LOG_PROBS] = pad_to_full(batch, compared.log_prob)
     for key, name in names.items():
         batch[key] = compared.divergence[name]
 
@@ -150,7 +150,7 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
     if kl is None:
         batch[REWARD] = on_last(score, mask).unsqueeze(-1)
         return
-    log_prob, ref_log_prob = on_response(batch, LOG_PROBS), on_response(batch, REF_LOG_PROBS)
+    log_prob, ref_log_prob = response_part(batch, LOG_PROBS), response_part(batch, REF_LOG_PROBS)
     exact = batch[EXACT if kl.divergence.is_reverse else DIVERGENCE]
     applied = sampled_kl(kl.estimator, log_prob, ref_log_prob, exact, mask)
     batch[CHARGED] = applied.unsqueeze(-1)
@@ -171,7 +171,7 @@ def measure(batch: TensorDictBase) -> dict[str, Tensor]:
         NonFiniteError: a mean is NaN or infinite.
     """
     mask = response_mask(batch)
-    log_ratio = on_response(batch, LOG_PROBS) - on_response(batch, REF_LOG_PROBS)
+    log_ratio = response_part(batch, LOG_PROBS) - response_part(batch, REF_LOG_PROBS)
     means = mean_kl(batch[EXACT], batch[FORWARD], log_ratio, mask)
     if DIVERGENCE in batch.keys(include_nested=True):
         means |= mean_charged(batch[DIVERGENCE], mask)

@@ -71,8 +71,8 @@ def make_policy(
     actor, device = config.actor, device_of(config.device)
     if config.mixed and config.learner.dtype is None:
         say(
-            f"actor.dtype={actor.dtype}: taken for learner.dtype=mixed: weights of float32, "
-            "arithmetic of bfloat16"
+            f"actor.dtype={actor.dtype}: taken for learner.dtype=mixed: float32 weights, "
+            "bfloat16 arithmetic"
         )
     causal = load_causal_lm(
         find_base(config),
@@ -105,7 +105,7 @@ def trained_policy(
     which: str = "last",
     device: str = "cpu",
     setting: str = "run",
-    beside: LanguageConfig | None = None,
+    compared_with: LanguageConfig | None = None,
     model: str | None = None,
 ) -> Policy:
     """Load the policy of a language run, frozen.
@@ -115,7 +115,7 @@ def trained_policy(
         which: last or best.
         device: where to put it.
         setting: for messages, as in ``reference.path``.
-        beside: the job whose policy this one will be compared with, see :func:`_computing_as`.
+        compared_with: the job with whose policy this one is compared, see :func:`_computing_as`.
         model: where the run's base model is now; None: where it was. If the checkpoint has a
             digest of the base weights, the weights there must match it.
 
@@ -124,7 +124,7 @@ def trained_policy(
     """
     folder = find_run(str(run), setting)
     config = language_config(folder, setting)
-    config = config if beside is None else _computing_as(config, beside)
+    config = config if compared_with is None else _computing_as(config, compared_with)
     config = config if model is None else with_model(config, model)
     config.device = device
     policy = make_policy(config, say=lambda _: None)  # the run printed these lines when it began
@@ -148,7 +148,7 @@ def load_reference(
 
     Args:
         config: the job, with ``reference=checkpoint``.
-        policy: the live one; the reference must have the same tokens.
+        policy: the policy of this run; the reference must have the same tokens.
         described: on resume, the manifest's description of the reference: the weights then come
             from this run's own checkpoint, and the other folder may be gone.
 
@@ -165,7 +165,7 @@ def load_reference(
         stored = language_config(find_run(reference.path, _PATH), _PATH)
         described = {"actor": asdict(stored.actor)}
         device = str(model_device(policy.model))
-        other = trained_policy(reference.path, reference.which, device, _PATH, beside=config)
+        other = trained_policy(reference.path, reference.which, device, _PATH, compared_with=config)
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
         raise ConfigError(
             f"{_PATH}={reference.path}: its tokens are not this policy's; choose a run with the "
@@ -225,7 +225,7 @@ _HEAD = "value_head."
 
 @dataclass(frozen=True)
 class BaseDigest:
-    """Digest of the base weights, which a run starts from and its checkpoint does not contain.
+    """Digest of the base weights, from which a run starts and which its checkpoint lacks.
 
     SHA-256, [32] uint8. ``model`` is ``actor.model``. Digests of different dtypes cannot be
     compared. Loading a state compares its digest with this one.
@@ -319,8 +319,8 @@ class Weights:
             parameter.copy_(stored[name])
 
 
-def moved(config: LanguageConfig, model: str | None) -> LanguageConfig:
-    """Return the job with its base model in folder ``model``; None: where it was."""
+def relocated(config: LanguageConfig, model: str | None) -> LanguageConfig:
+    """Return the job with its base model in folder ``model``; None: unchanged."""
     if model is None:
         return config
     if not expanded(model).is_dir():
@@ -335,7 +335,7 @@ def with_model(config: LanguageConfig, model: str | None) -> LanguageConfig:
     return replace(config, actor=replace(config.actor, model=model))
 
 
-def check_place(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
+def check_base(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
     """Refuse a stored run whose base model is missing (for commands that do not train it).
 
     Args:

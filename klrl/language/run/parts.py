@@ -97,7 +97,7 @@ class LanguageParts(Parts):
         self.sampler = make_sampler(self.policy)
         if sum(p.nbytes for p in self.policy.model.parameters()) > model.LARGE:
             _say("preflight: sampling and scoring a few responses in each way that the run will")
-        few = self.task.few(tokenizer, limit, PROMPTS)
+        few = self.task.trial_batch(tokenizer, limit, PROMPTS)
         self.layouts, self.preflight = preflight_checks(
             config, self.policy, self.reference, self.sampler, few, fresh=before is None
         )
@@ -155,7 +155,7 @@ class LanguageParts(Parts):
     # --------------------------------------------------------------------------------- parts
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
-        """Return what makes the rollouts, from this iteration on."""
+        """Return the object that makes the rollouts from this iteration on."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
         if self.kl is not None and self.kl.online:
             from klrl.language.run.chat import ChatRollout

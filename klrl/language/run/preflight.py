@@ -23,7 +23,7 @@ _CHANGEABLE = (
 
 
 def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
-    """Refuse a job that lacks a package, its data, reward function, model folder or another run.
+    """Refuse a job whose packages, data, reward function, model folder or other run is missing.
 
     Arguments as :func:`klrl.runs.machine.check_machine`.
     """

@@ -17,8 +17,8 @@ from klrl.language.data.batch import (
     REF_LOG_PROBS,
     REWARD,
     SCORE,
-    on_response,
     response_mask,
+    response_part,
     set_scores,
 )
 from klrl.language.data.prompts import Prompt, Tokenizer
@@ -146,9 +146,9 @@ def _line(row: TensorDictBase, tokenizer: Tokenizer) -> dict[str, object]:
         "response_ids": ids,
     }
     mask = response_mask(row)
-    numbers = {"log_probs": on_response(row, LOG_PROBS)}
+    numbers = {"log_probs": response_part(row, LOG_PROBS)}
     if _has(row, REF_LOG_PROBS):
-        numbers["ref_log_probs"] = on_response(row, REF_LOG_PROBS)
+        numbers["ref_log_probs"] = response_part(row, REF_LOG_PROBS)
     if _has(row, EXACT):
         numbers["kl"] = row[EXACT]
     for name, value in numbers.items():

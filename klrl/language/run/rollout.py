@@ -16,14 +16,14 @@ from klrl.language.data.batch import (
     ATTENTION,
     LOG_PROBS,
     make_batch,
-    on_full,
-    on_response,
+    pad_to_full,
     prompt_length,
     response_mask,
+    response_part,
     set_scores,
 )
 from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream
-from klrl.language.data.rewards import Drawn, response_texts
+from klrl.language.data.rewards import Extras, response_texts
 from klrl.language.data.tasks import Task
 from klrl.language.model.causal_lm import head, model_device, weights_cast_once
 from klrl.language.model.vocabulary import NextTokens, response_log_probs
@@ -97,7 +97,7 @@ class PromptRollout:
     def score(self, batch: TensorDictBase) -> None:
         """Write the scores, the terms of their sum, and the gold scores."""
         self.phase("reward")
-        samples = (self.scored_prompts, self.responses, drawn_of(batch))
+        samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)
         set_scores(batch, self.task.reward.total(parts).to(batch.device))
         extra: dict[tuple[str, ...], Tensor] = {}
@@ -142,10 +142,10 @@ def texts_of(policy: Policy, batch: TensorDictBase) -> list[str]:
     return response_texts(policy.causal.tokenizer, ids_of(batch)[1], policy.special.eos)
 
 
-def drawn_of(batch: TensorDictBase) -> Drawn:
+def extras_of(batch: TensorDictBase) -> Extras:
     """Collect what a reward function may request of B responses in addition to their texts."""
     truncated = batch["next", "truncated"].flatten().tolist()
-    return Drawn(truncated, *ids_of(batch), batch.device or torch.device("cpu"))
+    return Extras(truncated, *ids_of(batch), batch.device or torch.device("cpu"))
 
 
 def ids_of(batch: TensorDictBase) -> tuple[list[list[int]], list[list[int]]]:
@@ -179,10 +179,10 @@ def rescore(
         :func:`rounding` of the sampled and the scored log-probs.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
-    sampled = on_response(batch, LOG_PROBS)
+    sampled = response_part(batch, LOG_PROBS)
     batch[STATES] = layout.rollout_states(model, batch, prompts)
     scored = response_log_probs(NextTokens(batch[STATES], head(model), temperature), tokens, mask)
-    batch[LOG_PROBS] = on_full(batch, scored)
+    batch[LOG_PROBS] = pad_to_full(batch, scored)
     return rounding(sampled, scored, mask)
 
 

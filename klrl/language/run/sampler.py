@@ -2,7 +2,7 @@
 
 | way | a prompt is computed | then |
 |---|---|---|
-| shared | once for its G responses | they share one row: one copy of its keys, then theirs |
+| shared | once for its G responses | all share a row: the prompt's keys once, then their own |
 | copied | once for its G responses | each has a row and a copy of the prompt's keys or states |
 | plain | again for every token | the whole row is recomputed; no cache, no left padding |
 
@@ -70,7 +70,7 @@ class Decoder(ABC):
         longest: most tokens of a response.
     """
 
-    #: The way, in words for a message.
+    #: Describes the way in messages.
     words: str
     #: Responses per row.
     width = 1

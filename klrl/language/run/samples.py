@@ -14,7 +14,7 @@ from klrl.base.errors import ConfigError, RewardError, first_line
 from klrl.base.files import read_plain
 from klrl.config import LanguageConfig
 from klrl.language.data.prompts import PromptBatch
-from klrl.language.data.rewards import Drawn
+from klrl.language.data.rewards import Extras
 from klrl.language.data.tasks import Task
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.run.load import Policy
@@ -103,8 +103,8 @@ def read_samples(
 def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> Sample:
     """Parse a line; raise a ValueError if this run cannot have drawn the sample."""
     try:
-        told = {**json.loads(line), "line": number}
-        sample = Sample(**told)
+        values = {**json.loads(line), "line": number}
+        sample = Sample(**values)
     except ValidationError as error:
         missing = [str(each["loc"][0]) for each in error.errors() if each["type"] == "missing"]
         raise ValueError(
@@ -114,11 +114,11 @@ def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> S
         raise ValueError("is no sample") from error
     names = [RECORDED[name] for name in recorded_names(config)]
     for name in RECORDED.values():
-        if (name in told) != (name in names):
+        if (name in values) != (name in names):
             raise ValueError(
-                f"has {name}, and the run has no reference" if name in told else f"has no {name}"
+                f"has {name}, and the run has no reference" if name in values else f"has no {name}"
             )
-        if name in told and len(getattr(sample, name)) != len(sample.response_ids):
+        if name in values and len(getattr(sample, name)) != len(sample.response_ids):
             raise ValueError("is no sample")
     size = config.frames_per_iteration  # every rollout has this size
     true = (sample.iteration - 1) * size, sample.iteration * size
@@ -156,30 +156,30 @@ def check_samples(
     found: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         found[sample.iteration].append(sample)
-    told = {int(row["iteration"]): row for row in rows}
-    asked = _asked(config, policy, task, found)
+    recorded = {int(row["iteration"]): row for row in rows}
+    prompts = _prompts_of(config, policy, task, found)
     for sample in samples:
-        record.problems += _differs(config, policy, sample, asked.get(sample.line))
+        record.problems += _differs(config, policy, sample, prompts.get(sample.line))
         if sample.iteration > config.iterations and sample.reward is not None:
             record.problems.append(f"{sample}: has a reward, and none after the run is scored")
     for iteration, group in found.items():
         if iteration <= config.iterations and len(group) == config.frames_per_iteration:
-            record.problems += _counted(config, group, told.get(iteration, {}))
-    record.problems += _missing(config, found, told)
+            record.problems += _counted(config, group, recorded.get(iteration, {}))
+    record.problems += _missing(config, found, recorded)
     record.looked.append("prompts, ids, tokens, truncation and number of the samples")
-    learned = [s for s in samples if s.iteration <= config.iterations and s.line in asked]
+    learned = [s for s in samples if s.iteration <= config.iterations and s.line in prompts]
     try:
-        record.problems += _scores(task, learned, asked)
+        record.problems += _scores(task, learned, prompts)
         record.looked.append(f"rewards of {len(learned)} samples, scored again")
     except RewardError as error:
         record.unseen.append(f"rewards of samples ({first_line(error)})")
 
 
-def _asked(
+def _prompts_of(
     config: LanguageConfig, policy: Policy, task: Task, found: Mapping[int, Sequence[Sample]]
 ) -> dict[int, PromptBatch]:
     """Map each sample's line to its prompt; superfluous samples have no entry."""
-    collector, asked = config.collector, {}
+    collector, prompts = config.collector, {}
     limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
     stream = task.stream(policy.causal.tokenizer, limit)
     for iteration, samples in found.items():
@@ -188,20 +188,20 @@ def _asked(
             places = [row // collector.group_size for row in shown_rows(config)]
         for sample, place in zip(samples, places, strict=False):
             stream.served = (iteration - 1) * collector.prompts + place
-            asked[sample.line] = stream.take(1)
-    return asked
+            prompts[sample.line] = stream.take(1)
+    return prompts
 
 
 def _differs(
-    config: LanguageConfig, policy: Policy, sample: Sample, asked: PromptBatch | None
+    config: LanguageConfig, policy: Policy, sample: Sample, prompt: PromptBatch | None
 ) -> Iterator[str]:
     """Check that the prompt is the task's, and that a sample's fields agree with its ids."""
-    if asked is not None:
-        content = asked.prompts[0].content
+    if prompt is not None:
+        content = prompt.prompts[0].content
         content = content if isinstance(content, str) else [dict(turn) for turn in content]
         if sample.prompt != content:
             yield f"{sample}: its prompt is not the one that the task has there"
-        elif sample.prompt_ids != asked.ids[0][asked.mask[0]].tolist():
+        elif sample.prompt_ids != prompt.ids[0][prompt.mask[0]].tolist():
             yield f"{sample}: its prompt_ids are not those of its prompt"
     ids = sample.response_ids
     if sample.tokens != policy.causal.tokenizer.convert_ids_to_tokens(ids):
@@ -213,12 +213,12 @@ def _differs(
 
 
 def _missing(
-    config: LanguageConfig, found: Mapping[int, Sequence[Sample]], told: Mapping[int, Row]
+    config: LanguageConfig, found: Mapping[int, Sequence[Sample]], recorded: Mapping[int, Row]
 ) -> Iterator[str]:
     """Check that each iteration has as many samples as the job records."""
     every, last = config.collector.samples_every, config.iterations
-    wanted = {i: len(shown_rows(config)) for i in told if i and (i == 1 or i % every == 0)}
-    if last in told:  # drawn at the end, one for each prompt
+    wanted = {i: len(shown_rows(config)) for i in recorded if i and (i == 1 or i % every == 0)}
+    if last in recorded:  # drawn at the end, one for each prompt
         wanted[last + 1] = config.collector.samples_count
     for iteration, count in wanted.items():
         if (has := len(found.get(iteration, ()))) != count:
@@ -244,18 +244,18 @@ def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Ite
 
 
 def _scores(
-    task: Task, samples: Sequence[Sample], asked: Mapping[int, PromptBatch]
+    task: Task, samples: Sequence[Sample], batches: Mapping[int, PromptBatch]
 ) -> Iterator[str]:
     """Check rewards and gold scores against the task's own functions."""
     if not samples:
         return
-    drawn = Drawn(
+    extras = Extras(
         [sample.truncated is True for sample in samples],
         [sample.prompt_ids for sample in samples],
         [sample.response_ids for sample in samples],
     )
-    prompts = [asked[sample.line].prompts[0] for sample in samples]
-    given = prompts, [str(sample.response) for sample in samples], drawn
+    prompts = [batches[sample.line].prompts[0] for sample in samples]
+    given = prompts, [str(sample.response) for sample in samples], extras
     table = {"reward": task.reward(*given)}
     if task.gold is not None:
         table["gold"] = task.gold(*given)

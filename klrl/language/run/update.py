@@ -16,8 +16,8 @@ from klrl.kl.estimators import Estimator, estimate_kl, masked_mean
 from klrl.language.data.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
-    on_response,
     response_mask,
+    response_part,
     take_prompts,
 )
 from klrl.language.model.causal_lm import head, in_low_precision, model_dtype
@@ -112,7 +112,9 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             metrics = self.loss.measure(whole, self._learned(minibatch))
             if self.config.loss.mask_truncated:
                 # Over all responses: if all were truncated, those in the loss would give 0.
-                entropy = masked_mean(-on_response(minibatch, LOG_PROBS), response_mask(minibatch))
+                entropy = masked_mean(
+                    -response_part(minibatch, LOG_PROBS), response_mask(minibatch)
+                )
                 metrics[self.loss.measures.index("policy/entropy")] = entropy
             return torch.cat([metrics, norm.reshape(1)]).float()
 
@@ -155,7 +157,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     def score(self, batch: TensorDictBase) -> Scored:
         """Score the batch's tokens [B, R] by policy and critic; one forward, differentiable."""
-        mask, old_log_prob = self._learned(batch), on_response(batch, LOG_PROBS)
+        mask, old_log_prob = self._learned(batch), response_part(batch, LOG_PROBS)
         policy = self.layout.next_tokens(self.policy.model, batch, self._temperature)
         log_prob, exact_ref, kl_old = self._measures(policy, batch, mask)
         # Without a bonus, the sampling policy's entropy from its tokens, E[-log pi], at no cost.
@@ -168,7 +170,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             kl_old=kl_old,
             entropy=entropy,
             **self._critic(policy.states, batch, mask),
-            ref_log_prob=on_response(batch, REF_LOG_PROBS) if charged else None,
+            ref_log_prob=response_part(batch, REF_LOG_PROBS) if charged else None,
             exact_ref=exact_ref,
             mask=mask,
         )
@@ -192,7 +194,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             # log w is unbiased and >= 0, and its gradient is the KL's: E_old[grad w] = 0 leaves
             # -E_old[grad log pi].
             scored = log_prob.detach() if self.loss.kl_old == "measured" else log_prob
-            kl_old = estimate_kl(on_response(batch, LOG_PROBS), scored, "k3", mask)
+            kl_old = estimate_kl(response_part(batch, LOG_PROBS), scored, "k3", mask)
         return log_prob, found.pop().divergence[charged] if found else None, kl_old
 
     def _critic(self, states: Tensor, batch: TensorDictBase, mask: Tensor) -> dict[str, Tensor]:

@@ -33,12 +33,12 @@ from klrl.language.run.load import (
     Policy,
     Weights,
     base_digest,
-    check_place,
+    check_base,
     computing_in,
     language_config,
     make_policy,
-    moved,
     network_of_reference,
+    relocated,
 )
 from klrl.language.run.samples import (
     RECORDED,
@@ -148,11 +148,11 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
             changed, or no sample can be recomputed.
     """
     folder = find_run(str(run), "RUN")
-    config = moved(language_config(folder, "RUN"), model)
+    config = relocated(language_config(folder, "RUN"), model)
     config.device = device
     rows = rows_so_far(folder)
     samples, problems = read_samples(folder, config, str(run), rows)
-    check_place(config)
+    check_base(config)
     weights, bounds = Sources(folder, config), bounds_of(rows, config)
     measures = {name: Comparison(name, bounds) for name in recorded_names(config)}
     fit = [sample for sample in samples if _fits(weights.policy, sample, problems)]

@@ -1,6 +1,6 @@
 """The transforms of the page ``torchrl.envs.llm.transforms.kl``, imported on first use."""
 
-from klrl.base.imports import look_up
+from klrl.base.imports import lazy_attribute
 
 _WHERE = {
     "KLComputation": "klrl.envs.llm.transforms.kl.computation",
@@ -14,4 +14,4 @@ __all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> object:
-    return look_up(__name__, _WHERE, name)
+    return lazy_attribute(__name__, _WHERE, name)

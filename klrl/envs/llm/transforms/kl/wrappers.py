@@ -185,9 +185,9 @@ def arrange(
 # ---------------------------------------------------------------------------------- log-probs
 
 # This works around TorchRL 0.14.1's TransformersWrapper, only here. Its forward passes the
-# attention mask as a positional argument (for GPT-2 the cache: an error), pads on the left without
-# position ids, finds padding by value (if pad == eos it drops EOS), returns wrong numbers with
-# pad_model_input=False, ignores the temperature, and leaves dropout on in training mode. Here
+# attention mask as a positional argument (GPT-2 takes it for the cache and fails), pads on the left
+# without position ids, finds padding by value (if pad == eos it drops EOS), returns wrong numbers
+# with pad_model_input=False, ignores the temperature, and leaves dropout on in training mode. Here
 # padding is removed by the mask, and sequences are padded on the right, which a causal network
 # does not see, so the numbers of a sequence depend only on its own tokens.
 # tests/transforms/test_llm_upstream.py fails when TorchRL fixes these faults.
