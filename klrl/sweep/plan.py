@@ -25,7 +25,7 @@ from klrl.runs.machine import cuda_devices
 from klrl.runs.progress import duration
 from klrl.sweep.jobs import FINISHED, OPEN, by_status, flat_settings, make_jobs
 from klrl.sweep.probe import Cost
-from klrl.sweep.run import check_jobs, check_launcher, named, sweep_settings
+from klrl.sweep.run import check_jobs, named, sweep_settings
 from klrl.train.schedule import fitting, schedule
 
 #: Seconds of iterations for which each kind of job is measured.
@@ -82,10 +82,8 @@ def make_plan(args: argparse.Namespace) -> tuple[list[PlannedJob], int, Launcher
         space = space_of(sweep.job)
         trial = space.jobs(space.middle)
         checked = check_jobs(trial, args) * search.trials
-        check_launcher(launcher, checked)
         return [PlannedJob("trial", config) for _, config in checked], 0, launcher
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
-    check_launcher(launcher, checked)
     folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
     status = by_status(make_jobs(folder, named(sweep, checked)))
     jobs = []
