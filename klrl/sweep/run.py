@@ -43,6 +43,7 @@ from klrl.sweep.jobs import (
     Outcome,
     Queued,
     by_status,
+    counted,
     make_jobs,
 )
 from klrl.sweep.launchers import launch
@@ -157,10 +158,7 @@ def _opened(
         for job in group:
             ledger.set(job, name)
     ledger.write()
-    parts = [f"{len(group)} {name}" for name, group in status.items() if group]
-    print(
-        f"sweep {folder}: {len(jobs)} job{'s' * (len(jobs) != 1)}, {', '.join(parts)}", flush=True
-    )
+    print(f"sweep {folder}: {counted(status)}", flush=True)
     owners = [(job.name, read_owner(job.folder)) for job in status[ELSEWHERE]]
     notes += [*ledger.notes, *(job.note for job in status[NEW] if job.note)]
     notes += [f"{name}: {owner.how_to_stop}" for name, owner in owners if owner]

@@ -139,7 +139,7 @@ class Training:
         kind: Any = factory("controller", config.controller, config.domain)
         controller: FixedKLController = kind.of(config.controller, coef, config.frames)
         self.controller = controller
-        self.evaluations = Evaluations(config, self.domain, self.parts, self.counters, self._tell)
+        self.evaluations = Evaluations(config, self.domain, self.parts, self.counters)
         self._stop = StopRequest()
         self._callbacks: list[Callback] = []
 
@@ -256,14 +256,13 @@ class Training:
             self._save(checkpoints, "last")
 
     def _save(self, checkpoints: Checkpoints, which: str) -> None:
-        began, counters = time.perf_counter(), self.counters
+        counters = self.counters
         about = {
             "iteration": counters.iteration,
             "best_return": counters.best_return,
             **self.recorder.marks(),
         }
         checkpoints.save(which, counters.frames, about)
-        self._tell("saved", which, time.perf_counter() - began)
 
     # ---------------------------------------------------------------------- opening, resuming
 
