@@ -184,11 +184,11 @@ def test_a_typo_in_typed_settings_is_refused(holder, name: str, said: str) -> No
         (lambda: klrl.run("seed=1", callbacks=[klrl.Callback]), "give a list of klrl.Callback"),
         (
             lambda: klrl.run("seed=1", callbacks=[with_hook("on_epoch_end", "training")]),
-            "callbacks=Mine.on_epoch_end: no such hook; it has ended, evaluated, finished, ",
+            "callbacks=Mine.on_epoch_end: no such hook; it has ended, finished, ",
         ),
         (
-            lambda: klrl.run("seed=1", callbacks=[with_hook("evaluate", "training, row, seconds")]),
-            "callbacks=Mine.evaluate: no such hook; did you mean evaluated?",
+            lambda: klrl.run("seed=1", callbacks=[with_hook("iterate", "training, row, batch")]),
+            "callbacks=Mine.iterate: no such hook; did you mean iterated?",
         ),
         (lambda: klrl.compose(None), "None: not a setting"),
         (lambda: klrl.compose("resume="), "resume=: resumes a run"),
