@@ -64,7 +64,7 @@ test-slow: $(TEST) ## the slow tests: faults seeded into copies of klrl, more of
 test-slurm: $(TEST) ## launcher=submitit on a SLURM of this machine's own (Debian, root): 5 minutes; unpacks it into .slurm/
 	bash .ci/slurm $(BIN)/python -m pytest -rA --no-header tests/sweep/test_slurm.py
 
-test-ray: $(TEST) ## launcher=ray and collector=ray on a cluster whose machines die, on loopback: 8 minutes; part of test-slow
+test-ray: $(TEST) ## launcher=ray on a cluster whose machines die, on loopback: 4 minutes; part of test-slow
 	$(BIN)/python -m pytest -m slow -rA --no-header tests/sweep/test_ray_cluster.py
 
 smoke: $(TEST) ## a few seconds of every moving part: train, resume, evaluate, sweep

@@ -247,7 +247,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--first", type=int, default=1, help="differences told per job (default 1)")
     parser.add_argument("--only", nargs="+", metavar="JOB", help="these jobs, and what they need")
-    parser.add_argument("--slow", action="store_true", help="with a compiled job and one on Ray")
+    parser.add_argument("--slow", action="store_true", help="with a compiled job")
     parser.add_argument("--at-once", type=int, default=2, help="jobs at a time (default 2)")
     return parser.parse_args()
 

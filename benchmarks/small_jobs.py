@@ -135,8 +135,5 @@ JOBS = (
     ),
     Job("lm_gae_resumed", "resume=runs/lm_gae frames=96", after=("lm_gae",)),
 )
-#: With ``--slow``: what takes half a minute each.
-SLOW_JOBS = (
-    Job("compiled", f"env=pendulum {CONTROL.replace('compile=false', 'compile=aot')}"),
-    control("ray", "env=cartpole collector=ray collector.workers=2"),
-)
+#: With ``--slow``: what takes half a minute.
+SLOW_JOBS = (Job("compiled", f"env=pendulum {CONTROL.replace('compile=false', 'compile=aot')}"),)

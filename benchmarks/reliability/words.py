@@ -55,9 +55,7 @@ class Input:
 # ------------------------------------------------------------------------------------ valid ones
 
 #: Valid jobs that need no other run, by the benchmark that covers every choice.
-_CONTROL = tuple(
-    job.words for job in JOBS if CONTROL in job.words and not job.after and "ray" not in job.words
-)
+_CONTROL = tuple(job.words for job in JOBS if CONTROL in job.words and not job.after)
 _LANGUAGE = tuple(
     f"{TEXT} {words} {LANGUAGE}"
     for words in (

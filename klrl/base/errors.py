@@ -36,10 +36,9 @@ class RewardError(RuntimeError):
 
 
 class WorkerError(RuntimeError):
-    """A worker of ``collector=ray`` died repeatedly, or Ray does not start or has no CPUs for jobs.
+    """Ray does not start, or its cluster has no room for the jobs of ``launcher=ray``.
 
-    The run stops with exit code 1 and a checkpoint of its last iteration; so does a sweep of
-    ``launcher=ray``, whose jobs go on when it is started again.
+    The sweep stops with exit code 1; its jobs go on when it is started again.
     """
 
 

@@ -1,6 +1,6 @@
 """``klrl [COMMAND] ...``: finds the command and runs it.
 
-A command's module is imported only to run it, so that ``--version`` and completion are fast.
+A command's module is imported only to run it, so that ``--version`` is fast.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ COMMANDS = {
     "diff": "two runs side by side",
     "export": "a language policy in Hugging Face's format",
     "verify": "is the record of a run true?",
-    "plan": "what a sweep would cost",
+    "plan": "what a sweep would run",
     "doctor": "are this machine's KL numbers true?",
-    "completion": "a script that completes words in bash or zsh",
 }
 
 

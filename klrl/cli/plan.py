@@ -1,16 +1,16 @@
-"""What a command line would run, and for how long: klrl plan -m ...
+"""What a command line would run: klrl plan -m ...
 
     klrl plan -m sweep=NAME kl=legacy,retrieve seed=0,1,2 launcher=joblib
 
-Takes the arguments of klrl, checks every job, measures one job of each kind for a few seconds, and
-prints jobs, frames, speed, time and memory. Nothing is written.
+Takes the arguments of klrl, checks every job, and prints which would run, which have finished, and
+how many run at a time. Nothing is written.
 """
 
 from __future__ import annotations
 
 
 def plan_command(argv: list[str]) -> int:
-    """Print the cost of jobs; return the exit code."""
+    """Print the jobs; return the exit code."""
     from klrl.config.compose import parse_args
 
     args = parse_args(argv)

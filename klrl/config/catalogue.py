@@ -1,4 +1,4 @@
-"""Lists every group, choice and setting of the command line, for hints, help and completion.
+"""Lists every group, choice and setting of the command line, for hints and help.
 
 The lists come from the schemas and the YAMLs, also those below ``--config-dir``. No torch in here.
 """
@@ -23,7 +23,6 @@ class KnownSetting:
 
     key: str  # as ``kl.estimator``
     type: str  # the declared type, as ``list[int]``
-    allowed: tuple[str, ...]  # the only values it may have; empty: any
     schemas: tuple[str, ...] = ()  # the group's choices that have it; empty outside any group
 
     @property
@@ -76,8 +75,8 @@ def settings() -> dict[str, KnownSetting]:
             for name, each in _fields(choice.schema):
                 key = f"{group}.{name}"
                 before = by_key[key].schemas if key in by_key else ()
-                by_key[key] = _setting(key, each, (*before, schema))
-    by_key |= {name: _setting(name, each) for name, each in _fields(Ungrouped)}
+                by_key[key] = KnownSetting(key, str(each.type), (*before, schema))
+    by_key |= {name: KnownSetting(name, str(each.type)) for name, each in _fields(Ungrouped)}
     return {key: by_key[key] for key in sorted(by_key) if by_key[key].name not in FOUND_OUT}
 
 
@@ -88,11 +87,6 @@ def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[object]]]
             yield from _fields(nested, f"{prefix}{each.name}.")
         else:
             yield f"{prefix}{each.name}", each
-
-
-def _setting(key: str, each: Field[object], schemas: tuple[str, ...] = ()) -> KnownSetting:
-    of_bool = ("false", "true") if str(each.type) == "bool" else ()
-    return KnownSetting(key, str(each.type), tuple(each.metadata.get("allowed", of_bool)), schemas)
 
 
 def may_have(setting: KnownSetting, choice: str) -> bool:

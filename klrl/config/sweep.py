@@ -14,13 +14,8 @@ from klrl.config.types import Group, Values
 class LauncherConfig(ChoiceConfig):
     """One job after the other, in this process."""
 
-    @property
-    def on_this_machine(self) -> bool:
-        """Whether the jobs run on the sweep's own machine."""
-        return True
-
-    def at_once(self, jobs: int, cores: int, devices: int) -> int:
-        """How many of ``jobs`` run at a time on ``cores`` cores and ``devices`` CUDA devices."""
+    def at_once(self, devices: int) -> int | None:
+        """How many jobs run at a time on ``devices`` CUDA devices; None: as there is room for."""
         return 1
 
 
@@ -33,7 +28,7 @@ class JoblibConfig(LauncherConfig):
     #: that share a CUDA device, if n_jobs is null; small networks leave room for several
     jobs_per_device: int = number(1, ge=1)
 
-    def at_once(self, jobs: int, cores: int, devices: int) -> int:
+    def at_once(self, devices: int) -> int:
         """``n_jobs``; by default ``jobs_per_device`` on each device, or 2 without a device."""
         return self.n_jobs or devices * self.jobs_per_device or 2
 
@@ -53,14 +48,9 @@ class SubmititConfig(LauncherConfig):
     partition: Optional[str] = None  # the queue; null = the default one
     slurm: Values = setting({})  # more of sbatch's, as '{account: lab}'
 
-    @property
-    def on_this_machine(self) -> bool:
-        """True only with submitit's local executor."""
-        return self.cluster == "local"
-
-    def at_once(self, jobs: int, cores: int, devices: int) -> int:
+    def at_once(self, devices: int) -> int | None:
         """``array_parallelism``; submitit's local executor starts all jobs."""
-        return jobs if self.on_this_machine else self.array_parallelism
+        return None if self.cluster == "local" else self.array_parallelism
 
 
 @registered("launcher", "ray", sweep="sweep.cluster:ray", package="ray")
@@ -76,15 +66,8 @@ class RayLauncherConfig(LauncherConfig):
     #: seconds without a machine that a job fits on, then the sweep ends; started again, it goes on
     cpus_timeout: float = number(60, ge=0)
 
-    @property
-    def on_this_machine(self) -> bool:
-        """True unless a cluster's address is given."""
-        return not self.address
-
-    def at_once(self, jobs: int, cores: int, devices: int) -> int:
-        """``cpus`` (default: all cores) / ``cpus_per_job``, but no more than fit on the devices."""
-        fit = int((self.cpus or cores) / self.cpus_per_job)
-        return min(fit, devices * self.jobs_per_device) if devices else fit
+    def at_once(self, devices: int) -> None:
+        """Ray finds room by ``cpus_per_job`` and ``jobs_per_device``."""
 
 
 @registered("search", "grid", sweep="sweep.run:run_grid")

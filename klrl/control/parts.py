@@ -25,7 +25,7 @@ from klrl.control.kl import (
     measure,
     preflight_checks,
 )
-from klrl.control.rollout import RolloutContext, RunningEpisodes
+from klrl.control.rollout import RunningEpisodes
 from klrl.control.update import ControlSteps
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.divergences import REVERSE, Divergence
@@ -49,10 +49,7 @@ class ControlParts(Parts):
         super().__init__(config, device_of(config.device))
         self.config = config
         seed_generators(derived_seed(config.seed, "torch"))
-        # The copies for the rollout; if workers have these, a single copy for the specs.
-        self._copies = make_copies(
-            config.env, seed=0, num_envs=1 if config.collector.elsewhere else None
-        )
+        self._copies = make_copies(config.env, seed=0)
         self.longest_episode = self._copies.longest_episode
         self._episodes = RunningEpisodes()
         self.agent = make_agent(
@@ -142,16 +139,13 @@ class ControlParts(Parts):
         """Make the collector; it resumes the loaded episodes, or seeds new ones by iteration."""
         seed = derived_seed(self.config.seed, "train", iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
-        elsewhere = self.config.collector.elsewhere
-        self._episodes.prove(self._copies, elsewhere)
-        if elsewhere:
-            self._copies.close()
-        env = None if elsewhere else transformed(self._copies, online)
+        self._episodes.prove(self._copies)
+        env = transformed(self._copies, online)
         reseed = partial(self._copies.seed_episodes, seed)
         reseed()
-        context = RolloutContext(self.config, env, self.agent, self.device, seed, say)
-        make = factory("collector", self.config.collector, self.config.domain)
-        rollout = self._episodes.begin(iteration, lambda: make(context), reseed, say)
+        collector = factory("collector", self.config.collector, self.config.domain)
+        make = partial(collector, env, self.agent, self.config.collector.steps, self.device)
+        rollout = self._episodes.begin(iteration, make, reseed, say)
         if self._episodes.new and self._reward_normalizer is not None:
             self._reward_normalizer.begin_episodes()
         return rollout

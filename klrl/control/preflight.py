@@ -1,10 +1,9 @@
-"""Check a control job before it starts: environment, other runs, Ray. Imports no torch."""
+"""Check a control job before it starts: environment and other runs. Imports no torch."""
 
 from __future__ import annotations
 
 import importlib
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -48,10 +47,6 @@ MOST_JOINT = 4096
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
     """Check a control job; arguments as in :func:`klrl.runs.machine.check_machine`."""
-    if config.collector.elsewhere:
-        from klrl.base.ray_start import check_address
-
-        check_address(os.environ.get("RAY_ADDRESS"), "RAY_ADDRESS")
     space = check_env(config.env, config.actor, overridden)
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
         # KLs add up over a product's factors; other divergences are sums over all joint actions.

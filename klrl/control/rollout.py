@@ -1,62 +1,32 @@
-"""The rollout of each ``collector``; and running episodes in checkpoints and on resume."""
+"""The rollout of ``collector=torchrl``; and running episodes in checkpoints and on resume."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import nn
 from torchrl.envs import TransformedEnv
 
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
-from klrl.config import Config
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.episodes import LONGEST
 from klrl.control.vector import VectorRollout
-from klrl.train.loop import Rollout
-
-
-@dataclass(frozen=True)
-class RolloutContext:
-    """The arguments that make a control run's rollout."""
-
-    config: Config
-    env: TransformedEnv | None  # None if workers make their own
-    agent: Agent
-    device: torch.device
-    seed: int
-    say: Callable[[str], None] = print
-
-
-def vector_rollout(context: RolloutContext) -> VectorRollout:
-    """``collector=vector``."""
-    steps = context.config.collector.steps
-    return VectorRollout(context.env, context.agent, steps, context.device)
-
-
-def torchrl_rollout(context: RolloutContext) -> TorchRLRollout:
-    """``collector=torchrl``."""
-    steps = context.config.collector.steps
-    return TorchRLRollout(context.env, context.agent.actor, steps, context.device)
 
 
 class TorchRLRollout:
-    """TorchRL's collector in this process: rollouts of ``steps`` steps of every copy."""
+    """``collector=torchrl``, TorchRL's collector: rollouts of ``steps`` steps of every copy."""
 
-    def __init__(
-        self, env: TransformedEnv, actor: nn.Module, steps: int, device: torch.device
-    ) -> None:
+    def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
         from torchrl.collectors import Collector  # slow: imports all collectors
 
         self._base = env.base_env
         self._collector = Collector(
             env,
-            actor,
+            agent.actor,
             frames_per_batch=steps * env.batch_size[0],
             total_frames=-1,
             policy_device=device,
@@ -108,8 +78,7 @@ class TorchRLRollout:
 
 # ------------------------------------------------------------------------- saved, and gone on with
 
-#: Rollouts that can be saved between two collections, and can begin new episodes.
-Kept = VectorRollout | TorchRLRollout
+ControlRollout = VectorRollout | TorchRLRollout
 
 
 class RunningEpisodes:
@@ -118,14 +87,12 @@ class RunningEpisodes:
     def __init__(self) -> None:
         self.repeatable = self.new = False
         self._why = "they have not begun"  # why a resumed run begins new episodes; empty if not
-        self._rollout: Rollout | None = None
+        self._rollout: ControlRollout | None = None
         self._loaded: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the rollout; empty if it has none."""
-        if isinstance(self._rollout, Kept):
-            return self._rollout.state_dict()
-        return self._loaded
+        """The state of the rollout."""
+        return self._loaded if self._rollout is None else self._rollout.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Store the state for :meth:`begin`."""
@@ -139,20 +106,18 @@ class RunningEpisodes:
             "resume": "anew" if self._why else "exact",
         }
 
-    def prove(self, copies: VectorGymEnv, elsewhere: bool) -> None:
-        """Check whether episodes can be replayed; ``elsewhere``: other processes play them."""
+    def prove(self, copies: VectorGymEnv) -> None:
+        """Check whether episodes can be replayed."""
         self._why = copies.keep_episodes()
         self.repeatable = not self._why
-        if elsewhere:
-            self._why = "the workers of this collector have them"
 
     def begin(
         self,
         iteration: int,
-        make: Callable[[], Rollout],
+        make: Callable[[], ControlRollout],
         reseed: Callable[[], None],
         say: Callable[[str], None],
-    ) -> Rollout:
+    ) -> ControlRollout:
         """Make the rollout, and restore the loaded state.
 
         ``reseed`` seeds the environments again for new episodes; ``say`` prints a line if a resumed
@@ -175,12 +140,14 @@ class RunningEpisodes:
         return self._rollout
 
     def _go_on(
-        self, loaded: Mapping[str, Any], make: Callable[[], Rollout], reseed: Callable[[], None]
+        self,
+        loaded: Mapping[str, Any],
+        make: Callable[[], ControlRollout],
+        reseed: Callable[[], None],
     ) -> str:
         """Make the rollout from a state; returns why that failed, else an empty string."""
         with generators_kept():  # TorchRL's collector draws when it is made
             rollout = self._rollout = make()
-            assert isinstance(rollout, Kept)
             try:
                 rollout.load_state_dict(loaded)
             except Exception as error:  # also of the environment, whose version may have changed

@@ -31,7 +31,7 @@ PURPOSES = {
     "pixels": "wrappers that resize images or make them grey",
     "joblib": "launcher=joblib: a sweep on these cores",
     "submitit": "launcher=submitit: a sweep in a queue",
-    "ray": "launcher=ray, collector=ray",
+    "ray": "launcher=ray: a sweep on a cluster",
     "optuna": "search=optuna",
     "tensorboard": "logger=tensorboard",
     "video": "klrl evaluate RUN --video",

@@ -4,6 +4,6 @@
 restarts jobs, on the backends of ``launchers.py``, ``queue.py`` (SLURM; its commands:
 ``slurm.py``) and ``cluster.py`` (Ray). ``search.py`` chooses jobs by results so far, ``ledger.py``
 prints and records, ``sweep_file.py`` reads and writes ``sweep.json``. ``run.py`` checks and runs
-the whole sweep and handles signals. ``plan.py`` predicts the time, from the measurements of
-``probe.py``. Only ``worker.py`` and ``probe.py`` import torch, when they run a job.
+the whole sweep and handles signals. ``plan.py`` lists its jobs. Only ``worker.py`` imports torch,
+when it runs a job.
 """

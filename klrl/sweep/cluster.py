@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from klrl.base.errors import WorkerError, last_line
-from klrl.base.ray_start import HEADLESS, Shortage, check_address, headless, quiet_ray, room, wait
+from klrl.base.errors import ConfigError, WorkerError, last_line
+from klrl.base.ray_start import start_ray
 from klrl.config import LauncherConfig, RayLauncherConfig
 from klrl.runs.owner import read_owner
 from klrl.sweep.jobs import Job, Notice, Outcome
@@ -24,13 +27,15 @@ from klrl.sweep.worker import run_logged
 
 #: Seconds between polls for outcomes, and between counts of the machines.
 _POLL, _LOOK = 0.2, 2.0
+#: Seconds that klrl waits for the head of a cluster; after 60 s Ray would end klrl's process.
+_HEADLESS = 30
 
 
 def check_cluster(config: LauncherConfig) -> None:
     """Refuse a Ray cluster that does not answer."""
     if isinstance(config, RayLauncherConfig):
         setting = "launcher.address" if config.address else "RAY_ADDRESS"
-        check_address(config.address or os.environ.get("RAY_ADDRESS"), setting)
+        _check_address(config.address or os.environ.get("RAY_ADDRESS"), setting)
 
 
 def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
@@ -41,11 +46,11 @@ def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
     """
     alone = not config.address and "RAY_ADDRESS" not in os.environ
     options = {"num_cpus": config.cpus} if alone else {}
-    with quiet_ray("launcher=ray", config.address, **options) as started:
+    with _quiet_ray(config.address, **options) as started:
         gpus = 0.0
         if started.cluster_resources().get("GPU") and any(job.placed for job in jobs):
             gpus = 1 / config.jobs_per_device
-            fit = room(started, config.cpus_per_job, gpus)
+            fit = _room(started, config.cpus_per_job, gpus)
             yield Notice(f"jobs at once: {fit}, {config.jobs_per_device} on each GPU of Ray's")
         yield from supervise(_Tasks(config, started, gpus), jobs, folder)
 
@@ -63,9 +68,8 @@ class _Tasks(Backend):
         }
         self._running: dict[object, Job] = {}  # task handle -> job
         self._notices: list[str] = []
-        self._shortage = Shortage(config.cpus_timeout, self._notices.append)
-        self._headless = Shortage(min(config.cpus_timeout, HEADLESS), self._notices.append)
         self._looked = time.monotonic()
+        self._short_since: float | None = None
         self._stopping = False
 
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Sequence[Event]:
@@ -74,15 +78,25 @@ class _Tasks(Backend):
         return ()
 
     def poll(self) -> Iterator[Event | Lost]:
-        if not self._running:  # all open jobs may still be running elsewhere
-            time.sleep(_POLL)
-        for handle in wait(self._ray, list(self._running), _POLL) if self._running else ():
+        for handle in self._ready():
             yield self._ended(handle, self._running.pop(handle))
         if time.monotonic() - self._looked > _LOOK:
             self._looked = time.monotonic()
             self._check_machines()
         yield from map(Notice, self._notices)
         self._notices.clear()
+
+    def _ready(self) -> Sequence[object]:
+        """Wait for all tasks, at most ``_POLL`` seconds; return those that have ended."""
+        if not self._running:  # all open jobs may still be running elsewhere
+            time.sleep(_POLL)
+            return ()
+        try:
+            tasks = list(self._running)
+            ready: list[object] = self._ray.wait(tasks, num_returns=len(tasks), timeout=_POLL)[0]
+        except SystemError as error:  # Ray's wrapper of what a signal handler raised meanwhile
+            raise error.__cause__ or error from None
+        return ready
 
     def _ended(self, handle: object, job: Job) -> Outcome | Lost:
         errors = self._ray.exceptions
@@ -121,20 +135,97 @@ class _Tasks(Backend):
 
     def _check_machines(self) -> None:
         """Raise a WorkerError if machines or the head have been missing for too long."""
-        away = headless(self._ray)
-        missing = None if away or not self._running else self._no_room()
-        ends = self._headless.lasts(away) or self._shortage.lasts(missing)
-        if ends or ((away or missing) and self._stopping):
+        away = _headless(self._ray)
+        missing = away or (self._no_room() if self._running else None)
+        if missing is None:
+            self._short_since = None
+            return
+        limit = min(self._config.cpus_timeout, _HEADLESS) if away else self._config.cpus_timeout
+        if self._short_since is None:
+            self._short_since = self._looked
+            self._notices.append(f"{missing}: waiting {limit:g} s for it to change")
+        if self._stopping or self._looked - self._short_since >= limit:
             raise WorkerError(
-                f"launcher=ray: {away or missing}; started again when that has changed, the "
-                "sweep goes on"
+                f"launcher=ray: {missing}; started again when that has changed, the sweep goes on"
             )
 
     def _no_room(self) -> str | None:
         """An error message if no living machine is large enough for a job, else None."""
         cpus = self._config.cpus_per_job
         gpus = self._gpus * any(job.placed for job in self._running.values())
-        if room(self._ray, cpus, gpus):
+        if _room(self._ray, cpus, gpus):
             return None
         with_gpus = " and a GPU" * (gpus > 0)
         return f"no machine of the Ray cluster has launcher.cpus_per_job={cpus:g}{with_gpus}"
+
+
+# --------------------------------------------------------------------------------------------- Ray
+
+
+def _check_address(address: str | None, setting: str) -> None:
+    """Refuse the address of a cluster that does not answer; None, "" and ``auto`` pass."""
+    if address in (None, "", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if "/" in address or not host or not port.isdigit():
+        raise ConfigError(
+            f"{setting}={address}: give HOST:PORT as ray start --head prints it, or unset it"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{setting}={address}: no Ray cluster answers there ({error}); "
+            "run ray start --head on that machine, or unset it"
+        ) from error
+
+
+@contextmanager
+def _quiet_ray(address: str | None, **options: object) -> Iterator[ModuleType]:
+    """Start or join Ray as :func:`start_ray` does, silence its output, and shut it down at the end.
+
+    Ray prints a paragraph about each process or machine that dies, and has no setting against that;
+    klrl reports what was lost.
+
+    Raises:
+        WorkerError: Ray does not start, or the cluster cannot be joined.
+    """
+    # klrl raises the first error of several processes; Ray would print all the others.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    import ray._private.worker as worker
+
+    with ExitStack() as stack:
+        stack.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
+        worker.print_to_stdstream = lambda *_, **__: None
+        try:
+            ray = start_ray(address, log_to_driver=False, logging_level="CRITICAL", **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise WorkerError(f"launcher=ray: Ray does not start: {last_line(error)}") from error
+        stack.callback(ray.shutdown)
+        yield ray
+
+
+def _headless(ray: ModuleType) -> str | None:
+    """The error message if the head of the cluster does not answer, else None.
+
+    Any other call to Ray would block until the head answers.
+    """
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return f"the head of the Ray cluster ({host}:{port}) does not answer"
+    return None
+
+
+def _room(ray: ModuleType, cpus: float, gpus: float = 0) -> int:
+    """How many processes of ``cpus`` and ``gpus`` each fit on the living machines, busy or not."""
+    return sum(
+        min(
+            int(node["Resources"].get(kind, 0) / each + 1e-9)
+            for kind, each in (("CPU", cpus), ("GPU", gpus))
+            if each
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.files import refuse_link
 from klrl.config import JobConfig
 from klrl.config.identity import Identity, identity
-from klrl.runs.folder import BrokenRun, RunFolder, by_dotted_key
+from klrl.runs.folder import BrokenRun, RunFolder
 from klrl.sweep.sweep_file import SweepFile
 
 
@@ -117,6 +115,13 @@ def by_status(jobs: Iterable[Job]) -> dict[str, list[Job]]:
     return result
 
 
+def counted(status: Mapping[str, Sequence[Job]]) -> str:
+    """How many jobs :func:`by_status` found, and of which state: ``2 jobs, 2 to start``."""
+    total = sum(map(len, status.values()))
+    parts = [f"{len(group)} {name}" for name, group in status.items() if group]
+    return ", ".join([f"{total} job{'s' * (total != 1)}", *parts])
+
+
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
     """Give each job its folder: that of its identity if begun or recorded, else one of its name.
 
@@ -167,8 +172,3 @@ def _own_folder(path: Path, key: Identity, taken: Mapping[Path, Identity]) -> tu
         )
     own = path.with_name(f"{path.name}-{key.settings}")
     return own, f"{path} holds a job with other settings; this one is another, in {own.name}"
-
-
-def flat_settings(config: JobConfig) -> dict[str, object]:
-    """Flatten settings to dotted key -> value as in JSON."""
-    return by_dotted_key(json.loads(json.dumps(dataclasses.asdict(config))))

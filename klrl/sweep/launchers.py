@@ -36,7 +36,7 @@ def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator
 def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
     """``launcher=joblib``: run jobs on this machine's cores and GPUs, in loky processes."""
     devices = cuda_devices() if any(job.placed for job in jobs) else 0
-    n_jobs = config.at_once(len(jobs), 0, devices)
+    n_jobs = config.at_once(devices)
     slots = tuple(slot % devices for slot in range(n_jobs if devices else 0))
     if slots:
         yield Notice(f"jobs at once: {n_jobs}, on {', '.join(f'cuda:{d}' for d in slots)}")

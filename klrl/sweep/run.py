@@ -43,6 +43,7 @@ from klrl.sweep.jobs import (
     Outcome,
     Queued,
     by_status,
+    counted,
     make_jobs,
 )
 from klrl.sweep.launchers import launch
@@ -74,7 +75,6 @@ def run_grid(
 ) -> int:
     """``search=grid``: run every combination of the given values; return the exit code."""
     checked = check_jobs(expand(sweep.job), args)
-    check_launcher(launcher, checked)
     with sweep_folder(sweep) as folder:
         jobs = make_jobs(folder, named(sweep, checked))
         ledger = Ledger(folder, command_of(args))
@@ -88,17 +88,6 @@ def named(
     """Return the folder name, overrides and settings of each job."""
     swept = swept_keys(sweep.job)
     return [(job_name(job.overrides, swept), job.overrides, job.config) for job in checked]
-
-
-def check_launcher(launcher: LauncherConfig, checked: Sequence[Checked]) -> None:
-    """Refuse jobs with several collector processes if jobs already share the cores."""
-    if launcher.name in ("joblib", "ray"):
-        for _, config in checked:
-            if config.collector.name == "ray":
-                raise ConfigError(
-                    f"launcher={launcher.name}: its jobs share the cores, and collector=ray would "
-                    "start more processes in each; use launcher=local, or collector=vector"
-                )
 
 
 def run_jobs(
@@ -169,10 +158,7 @@ def _opened(
         for job in group:
             ledger.set(job, name)
     ledger.write()
-    parts = [f"{len(group)} {name}" for name, group in status.items() if group]
-    print(
-        f"sweep {folder}: {len(jobs)} job{'s' * (len(jobs) != 1)}, {', '.join(parts)}", flush=True
-    )
+    print(f"sweep {folder}: {counted(status)}", flush=True)
     owners = [(job.name, read_owner(job.folder)) for job in status[ELSEWHERE]]
     notes += [*ledger.notes, *(job.note for job in status[NEW] if job.note)]
     notes += [f"{name}: {owner.how_to_stop}" for name, owner in owners if owner]

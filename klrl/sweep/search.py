@@ -28,7 +28,7 @@ from klrl.runs.returns import last_recorded
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import Job, Outcome, make_jobs
 from klrl.sweep.ledger import Ledger
-from klrl.sweep.run import check_jobs, check_launcher, close, command_of, run_jobs, sweep_folder
+from klrl.sweep.run import check_jobs, close, command_of, run_jobs, sweep_folder
 
 STUDY_FILE = "study.journal"
 
@@ -107,7 +107,7 @@ def run_search(
 ) -> int:
     """Run trials until there are ``search.trials``; return the exit code, 1 if a job failed."""
     space = space_of(sweep.job)
-    check_launcher(launcher, check_jobs(space.ends(), args))
+    check_jobs(space.ends(), args)
     with sweep_folder(sweep) as folder:
         search = Search(folder, config, space, args)
         ledger = Ledger(folder, command_of(args))

@@ -1,4 +1,4 @@
-"""Hooks into the training loop, for users, the probe of ``klrl plan``, and language samples."""
+"""Hooks into the training loop, for users and for language samples."""
 
 from __future__ import annotations
 
@@ -43,14 +43,9 @@ class Callback:
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
         """An iteration is done; ``row`` is a copy of the next line of ``metrics.jsonl``.
 
-        The KL is charged in the rollout ``batch``, and its advantages are estimated.
+        It has ``eval/return`` if the policy was evaluated and an episode ended. The KL is charged
+        in the rollout ``batch``, and its advantages are estimated.
         """
-
-    def evaluated(self, training: Loop, row: Row, seconds: float) -> None:
-        """An evaluation is done; the row has ``eval/return`` unless no episode ended."""
-
-    def saved(self, training: Loop, which: str, seconds: float) -> None:
-        """A checkpoint was written: ``last`` or ``best``."""
 
     def finished(self, training: Loop) -> None:
         """All iterations are done, their rows and the last checkpoint written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,22 +37,14 @@ class Played(Protocol):
 
 
 class Evaluations:
-    """Evaluates the policy when an evaluation is due, and at the end; records the best return.
-
-    ``tell`` calls the named hook of every callback with the run and the further arguments.
-    """
+    """Evaluates the policy when an evaluation is due, and at the end; records the best return."""
 
     def __init__(
-        self,
-        config: JobConfig,
-        domain: Domain,
-        parts: Played,
-        counters: Counters,
-        tell: Callable[..., None],
+        self, config: JobConfig, domain: Domain, parts: Played, counters: Counters
     ) -> None:
         self.schedule: Schedule = schedule(config, parts.longest_episode)
         self._on, self._last = config.eval.on, config.iterations
-        self._domain, self._parts, self._counters, self._tell = domain, parts, counters, tell
+        self._domain, self._parts, self._counters = domain, parts, counters
 
     def lines(self) -> Sequence[str]:
         """The line about evaluations at the start of a run."""
@@ -71,16 +63,12 @@ class Evaluations:
         counters = self._counters
         if counters.iteration not in self.schedule.iterations:
             return False
-        self.now(row)
+        self._play(row, IN_RUN, self.schedule.size)
         value, best = row.get("eval/return"), counters.best_return
         if value is None or (best is not None and value <= best):
             return False
         counters.best_return = value
         return True
-
-    def now(self, row: Row | None = None) -> None:
-        """Evaluate as during the run, even if not due; ``plan`` measures this."""
-        self._play({} if row is None else row, IN_RUN, self.schedule.size)
 
     def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
         """After the last iteration, evaluate the last and the best policy.
@@ -114,7 +102,6 @@ class Evaluations:
         for name in [name for name in row if name.startswith("eval/")]:
             del row[name]
         row.update(result.row)
-        self._tell("evaluated", {**row, _SECONDS: seconds}, seconds)
         row[_SECONDS] = row.get(_SECONDS, 0.0) + seconds
 
     def _play_best(self, folder: Path, recorder: Recorder) -> Row:

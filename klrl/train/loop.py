@@ -7,15 +7,15 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.base.errors import ConfigError, WorkerError
+from klrl.base.errors import ConfigError
 from klrl.base.interrupt import StopRequest
 from klrl.config import JobConfig, TargetControllerConfig, factory
 from klrl.config.identity import NUMERICS
@@ -139,7 +139,7 @@ class Training:
         kind: Any = factory("controller", config.controller, config.domain)
         controller: FixedKLController = kind.of(config.controller, coef, config.frames)
         self.controller = controller
-        self.evaluations = Evaluations(config, self.domain, self.parts, self.counters, self._tell)
+        self.evaluations = Evaluations(config, self.domain, self.parts, self.counters)
         self._stop = StopRequest()
         self._callbacks: list[Callback] = []
 
@@ -168,7 +168,6 @@ class Training:
                 self.save(
                     checkpoints, improved=self.evaluations.start(self.recorder), stopping=True
                 )
-            stack.enter_context(self._kept_without_workers(checkpoints))
             while self.counters.iteration < self.config.iterations:
                 started = time.perf_counter()
                 self.parts.phase.take()  # drops the time between iterations
@@ -256,24 +255,14 @@ class Training:
         if due or stopping or counters.iteration >= self.config.iterations:
             self._save(checkpoints, "last")
 
-    @contextmanager
-    def _kept_without_workers(self, checkpoints: Checkpoints) -> Iterator[None]:
-        """Write a checkpoint if a rollout fails because its workers are lost."""
-        try:
-            yield
-        except WorkerError:
-            self.save(checkpoints, improved=False, stopping=True)
-            raise
-
     def _save(self, checkpoints: Checkpoints, which: str) -> None:
-        began, counters = time.perf_counter(), self.counters
+        counters = self.counters
         about = {
             "iteration": counters.iteration,
             "best_return": counters.best_return,
             **self.recorder.marks(),
         }
         checkpoints.save(which, counters.frames, about)
-        self._tell("saved", which, time.perf_counter() - began)
 
     # ---------------------------------------------------------------------- opening, resuming
 

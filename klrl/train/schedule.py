@@ -1,4 +1,4 @@
-"""When a run is evaluated, and how long. Imports no torch, since ``klrl plan`` uses it."""
+"""When a run is evaluated, and how long."""
 
 from __future__ import annotations
 

@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from klrl.runs import owner
 from klrl.runs.owner import process_start
-from klrl.sweep import probe
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,14 +36,6 @@ def test_without_proc_a_process_is_known_by_its_start(monkeypatch) -> None:
     assert process_start(child.pid) is None, "ended, not yet collected"
     child.wait()
     assert process_start(child.pid) is None
-
-
-@pytest.mark.parametrize(("system", "unit"), [("linux", 1024), ("darwin", 1)])
-def test_peak_memory_is_in_bytes(monkeypatch, system: str, unit: int) -> None:
-    usage = SimpleNamespace(ru_maxrss=3_000_000)
-    monkeypatch.setattr(probe.resource, "getrusage", lambda who: usage)
-    monkeypatch.setattr(probe.sys, "platform", system)
-    assert probe._peak() == 3_000_000 * unit
 
 
 @pytest.mark.parametrize("words", [["-m", "klrl", "--version"], ["-m", "klrl.evaluate", "run"]])

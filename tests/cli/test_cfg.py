@@ -37,7 +37,7 @@ WORDS = [
         if word != "env=custom"  # tests/config/test_own.py
     ),
     ["kl=legacy", "controller=adaptive", "reference=ema", "loss=klpen_held", "optim=adamw"],
-    ["env.kwargs={g: 5.0}", "logger.tags=[a,'b # c']", "actor=tanh_normal", "collector=ray"],
+    ["env.kwargs={g: 5.0}", "logger.tags=[a,'b # c']", "actor=tanh_normal", "collector=torchrl"],
 ]
 
 

@@ -38,7 +38,7 @@ def test_a_missing_optional_package_is_named(capsys, monkeypatch) -> None:
     "words",
     [
         *(["--help"], ["kl.coff=1"], ["env=gym", "env.id=Nope-v9"], ["loss=clip", "loss.beta=2"]),
-        *(["--version"], ["ls", "."], ["completion", "query", "--", "kl.co"]),
+        *(["--version"], ["ls", "."], ["plan", "kl.coef=1"]),
     ],
 )
 @pytest.mark.integration

@@ -56,8 +56,6 @@ def schemas_of(*modules: object) -> set[type[ChoiceConfig]]:
 def test_every_choice_has_factories_that_can_be_imported(group: str, name: str) -> None:
     factories = choice_of(group, name).factories
     assert factories, f"{group}={name}: a schema without a factory"
-    if (group, name) == ("collector", "ray"):
-        pytest.importorskip("ray", reason="needs klrl[ray]")
     for domain, path in factories.items():
         assert callable(resolve(path)), f"{group}={name}, {domain}: {path}"
 

@@ -1,5 +1,6 @@
 """A rule about settings that nobody asks refuses nothing: none is forgotten, none is misspelt."""
 
+from dataclasses import fields
 from importlib import import_module
 from inspect import getmembers, isfunction
 from pkgutil import iter_modules
@@ -40,5 +41,8 @@ def test_a_condition_names_settings_and_values_that_there_are() -> None:
         if name == "name":
             assert {*values} <= {*ALL_CHOICES[group]}, key
         elif key != "eval.on":  # found out
-            allowed = settings()[key].allowed
-            assert not allowed or {str(value).lower() for value in values} <= {*allowed}, key
+            schemas = [choice.schema for choice in ALL_CHOICES.get(group, {}).values()]
+            named = [each for schema in schemas for each in fields(schema) if each.name == name]
+            lists = [set(each.metadata["allowed"]) for each in named if "allowed" in each.metadata]
+            assert key in settings()
+            assert not lists or {*values} <= set.union(*lists), key

@@ -1,5 +1,7 @@
 """``collector=vector`` against TorchRL's own collector, given the same actions, key by key."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -99,7 +101,7 @@ def test_the_same_actions_give_the_same_batch(case: str) -> None:
     native.close()
     assert torch.cat([b["next", "done"] for b in mine]).any()
     scripted = Scripted(agent, mine)
-    stock = TorchRLRollout(env_with(agent), scripted, STEPS, CPU)
+    stock = TorchRLRollout(env_with(agent), SimpleNamespace(actor=scripted), STEPS, CPU)
     scripted.step = 0  # TorchRL has tried it on a made-up observation
     for batch in mine:
         theirs = stock.collect()
@@ -191,7 +193,7 @@ def test_both_collectors_record_the_same_policy(toy: str, kwargs: dict) -> None:
     batches = []
     for make in (
         lambda env, agent: VectorRollout(env, agent, 12, CPU),
-        lambda env, agent: TorchRLRollout(env, agent.actor, 12, CPU),
+        lambda env, agent: TorchRLRollout(env, agent, 12, CPU),
     ):
         torch.manual_seed(1)
         env = make_env(gym(f"tests.control.toys:klrl-test/{toy}-v0", **kwargs), seed=3)

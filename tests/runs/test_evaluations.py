@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -87,15 +88,23 @@ class Spoil(Callback):
 
 
 class Clock(Callback):
-    """Keeps the seconds of each evaluation, and what the progress line calls its time."""
+    """Times each evaluation, and keeps what the progress line calls its time."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.phases: set[str] = set()
 
-    def evaluated(self, training, row, seconds) -> None:
-        self.seconds.append(seconds)
-        self.phases.add(training.parts.phase.name)
+    def started(self, training) -> None:
+        parts, evaluate = training.parts, training.parts.evaluation
+
+        def timed(*args):
+            began = time.perf_counter()
+            result = evaluate(*args)
+            self.seconds.append(time.perf_counter() - began)
+            self.phases.add(parts.phase.name)
+            return result
+
+        parts.evaluation = timed
 
 
 def test_the_best_is_chosen_in_the_run_and_told_from_other_start_states() -> None:
@@ -105,7 +114,7 @@ def test_the_best_is_chosen_in_the_run_and_told_from_other_start_states() -> Non
     assert clock.phases == {"evaluation"}, "the first one too, before any row"
     # Three of them in the last iteration: in place, closing, and of the best.
     seconds = read_rows(Path("run/metrics.jsonl"))[-1]["time/evaluation"]
-    assert seconds == pytest.approx(sum(clock.seconds[-3:]))
+    assert seconds == pytest.approx(sum(clock.seconds[-3:]), rel=0.05)
     best = max(rows[i]["eval/return"] for i in (0, 3))
     assert played("run", "best", IN_RUN, 4)["eval/return"] == best
     closing = played("run", "best", CLOSING, 6)
@@ -219,17 +228,6 @@ def test_a_closing_evaluation_that_fails_costs_no_finished_run(monkeypatch, caps
     )
     assert told == [line]
     assert manifest_of(Path("run"))["status"] == "finished"
-
-
-def test_an_error_of_a_hook_is_not_taken_for_the_environments() -> None:
-    class Wrong(Callback):
-        def evaluated(self, training, row, seconds) -> None:
-            if row["eval/episodes"] == 6:
-                raise ValueError("of the hook")
-
-    with pytest.raises(ValueError, match="of the hook"):
-        klrl.run(*WORDS, folder="run", callbacks=[Wrong()])
-    assert manifest_of(Path("run"))["status"] == "failed"
 
 
 def test_no_closing_evaluation_and_none_at_all() -> None:

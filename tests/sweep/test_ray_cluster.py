@@ -1,4 +1,4 @@
-"""``launcher=ray`` and ``collector=ray`` on a cluster of several machines that dies piece by piece.
+"""``launcher=ray`` on a cluster of several machines that dies piece by piece.
 
 The machines are ``ray.cluster_utils.Cluster``'s: raylets of one machine, on loopback. klrl is a
 user's command beside them. ``make test-ray`` runs this file.
@@ -7,21 +7,19 @@ user's command beside them. ``make test-ray`` runs this file.
 import importlib.util
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from klrl.runs.folder import RunFolder
 from tests.conftest import QUICK
-from tests.control.test_ray_run import LOOPBACK, Command, listening
-from tests.runs.commands import rows_of, timeless
+from tests.runs.commands import CHILDREN
 from tests.sweep.commands import frames_of, jobs_of, resumed_at, told
 
 if importlib.util.find_spec("ray") is None:
@@ -30,6 +28,75 @@ if importlib.util.find_spec("ray") is None:
 pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.timeout(400)]
 
 EAGER = (*QUICK, "learner.compile=false")
+
+
+def listening(pids: set[int]) -> set[str]:
+    """Local addresses, in hexadecimal, on which processes listen for TCP."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                inodes.add(str(link.readlink()))
+            except OSError:
+                continue
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
+                found.add(words[1].split(":")[0])
+    return found
+
+
+LOOPBACK = {"0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF00000100007F"}
+
+
+#: What Ray says of itself; a page of it begins with one of these words.
+RAYS_WORDS = re.compile(r"raylet|ray\.|ray::|\(pid=|node_id|Node ID|Traceback|WARNING|core_worker")
+
+
+class Command:
+    """klrl as a user starts it, its output and its errors in two files."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        self._files = [Path(f"told-{time.monotonic_ns()}-{name}") for name in ("out", "err")]
+        with self._files[0].open("w") as out, self._files[1].open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "klrl", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        CHILDREN.append(self.process)
+
+    @property
+    def out(self) -> str:
+        return self._files[0].read_text(encoding="utf-8")
+
+    @property
+    def err(self) -> str:
+        return self._files[1].read_text(encoding="utf-8")
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            late = time.monotonic() > deadline or self.process.poll() is not None
+            assert not late, self.out + self.err
+            time.sleep(0.05)
+
+    def ends(self, code: int) -> str:
+        """What it said, once it has ended; nothing of it is Ray's."""
+        assert self.process.wait(200) == code, self.out + self.err
+        print(self.out, self.err, sep="")
+        assert not RAYS_WORDS.search(self.out + self.err)
+        return self.out
+
+    def processes(self) -> set[psutil.Process]:
+        """It and every process that it has started."""
+        process = psutil.Process(self.process.pid)
+        return {process, *process.children(recursive=True)}
 
 
 class Machines:
@@ -189,111 +256,20 @@ def test_ctrl_c_stops_jobs_on_this_machine_and_on_others_with_checkpoints(
         assert run.checkpointed == frames_of(run.path)[-1] > 0
 
 
-#: klrl, with a worker killed before a rollout is asked for: python doomed.py WORKER ROLLOUT WORDS
-DOOMED = """
-import os, signal, sys
-from klrl.__main__ import main
-from klrl.control.ray_rollout import RayRollout
-worker, number = int(sys.argv[1]), int(sys.argv[2])
-collect, count = RayRollout.collect, 0
-def doomed(self):
-    global count
-    if count == number:
-        actor = self._workers[worker]
-        os.kill(self._ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
-    count += 1
-    return collect(self)
-RayRollout.collect = doomed
-main(sys.argv[3:])
-"""
-
-
-def doomed(worker: int, rollout: int, *words: str) -> list[dict]:
-    Path("doomed.py").write_text(DOOMED)
-    folder = Path(f"doomed-{rollout}")
-    command = [sys.executable, "doomed.py", str(worker), str(rollout), *words]
-    subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
-    return timeless(rows_of(folder))
-
-
-def test_a_run_outlives_a_machine_of_its_workers_ends_without_cpus_and_goes_on(
+def test_a_sweep_ends_in_a_line_with_checkpoints_where_the_head_is_gone(
     machines: Machines,
 ) -> None:
-    """Three machines, two workers: one machine dies, then another, and there is no room left."""
-    for _ in range(3):
-        machines.add()
-    words = (*EAGER, "env.num_envs=4", "collector=ray", "collector.workers=2")
-    words = (*words, "collector.steps=100", "frames=24000", "checkpoint.every=1000000")
-    command = Command(
-        *(*words, "hydra.run.dir=run", "collector.cpus_timeout=5"),
-        RAY_ADDRESS=machines.address,
-    )
-    run = Path("run")
-
-    def kill_one(rows: int) -> None:
-        """A machine with a worker, after so many more rows."""
-        before = len(frames_of(run))
-        command.wait_for(lambda: len(frames_of(run)) >= before + rows)
-        every = {n: machines.processes(n) for n in machines.cluster.worker_nodes}
-        used = [n for n, p in every.items() if any("RolloutWorker" in one.name() for one in p)]
-        assert len(used) == 2
-        machines.kill(used[0])
-
-    kill_one(10)
-    command.wait_for(lambda: "is lost" in command.out)
-    (worker,) = re.findall(
-        r"^worker (\d) is lost: a new one plays its part of this rollout$", command.out, re.M
-    )
-    kill_one(20)
-    said = command.ends(1)
-    lacks = "the Ray cluster lacks 1 of the 2 CPUs that the workers ask for"
-    assert said.count(f"{lacks}: waiting 5 s for it to change\n") == 1
-    assert command.err == (
-        f"klrl: failed: collector=ray: {lacks}; resume=RUN goes on when that has changed, or on "
-        "another cluster\n"
-    )
-    frames = frames_of(run)
-    assert frames == [400 * (i + 1) for i in range(len(frames))]
-    assert RunFolder(run).checkpointed == frames[-1], "all that was learned is kept"
-
-    # The same as where only a process dies, before the same rollout; and until then as if none did.
-    rows, peace = timeless(rows_of(run)), doomed(0, -1, *words)
-    first = next(i for i, (a, b) in enumerate(zip(rows, peace, strict=False)) if a != b)
-    assert first >= 10
-    assert rows == doomed(int(worker), first, *words)[: len(rows)]
-
-    # On the cluster with a new machine, and without any cluster.
-    shutil.copytree(run, "alone")
-    machines.add()
-    Command("resume=run", RAY_ADDRESS=machines.address).ends(0)
-    Command("resume=alone").ends(0)
-    assert frames_of(run) == list(range(400, 24001, 400))
-    bits_are_equal(run, "alone")
-
-
-def test_a_sweep_and_a_run_end_in_a_line_with_checkpoints_where_the_head_is_gone(
-    machines: Machines,
-) -> None:
-    """Ray would end both with a line of its own after 60 s, and the run without a checkpoint."""
+    """Ray would end it with a line of its own after 60 s."""
     machines.add(3)
     words = (*EAGER, "frames=1e7", "checkpoint.every=1000000")
     on_ray = ("launcher=ray", f"launcher.address={machines.address}", "launcher.cpus_timeout=5")
     sweep = Command("-m", "sweep=a", *words, *on_ray)
-    workers = ("collector=ray", "collector.workers=2", "collector.cpus_timeout=5")
-    run = Command(*words, *workers, "hydra.run.dir=run", RAY_ADDRESS=machines.address)
     sweep.wait_for(lambda: frames_of(Path("outputs/a/job")))
-    run.wait_for(lambda: frames_of(Path("run")))
     machines.cluster.head_node.kill_gcs_server()
     away = f"the head of the Ray cluster ({machines.address}) does not answer"
-    for command in (sweep, run):
-        assert command.ends(1).count(f"{away}: waiting 5 s for it to change\n") == 1
+    assert sweep.ends(1).count(f"{away}: waiting 5 s for it to change\n") == 1
     assert sweep.err == (
         f"klrl: failed: launcher=ray: {away}; started again when that has changed, the sweep goes "
         "on\n"
     )
-    assert run.err == (
-        f"klrl: failed: collector=ray: {away}; resume=RUN goes on when that has changed, or on "
-        "another cluster\n"
-    )
     assert told() == {"job": "interrupted"}
-    assert RunFolder(Path("run")).checkpointed == frames_of(Path("run"))[-1] > 0

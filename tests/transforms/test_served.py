@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -27,7 +28,9 @@ COEF = 0.5
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray_on_loopback() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
     ray = start_ray(num_cpus=2, log_to_driver=False)
+    assert signal.getsignal(signal.SIGTERM) is before, "Ray's would end a run without a checkpoint"
     yield
     ray.shutdown()
 

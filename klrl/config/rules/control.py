@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from klrl.base.errors import ConfigError
-from klrl.config import Config, CustomActorConfig, LegacyKLConfig, RayCollectorConfig
+from klrl.config import Config, CustomActorConfig
 
 #: Two layers of this width have 4e9 weights between them.
 _WIDEST = 65_536
@@ -25,31 +25,12 @@ def check_minibatches_of_frames(c: Config) -> None:
         )
 
 
-def check_workers(c: Config) -> None:
-    """Ray's workers step equally many copies."""
-    if isinstance(c.collector, RayCollectorConfig) and c.env.num_envs % c.collector.workers:
-        raise ConfigError(
-            f"collector.workers={c.collector.workers}: does not divide env.num_envs="
-            f"{c.env.num_envs}, and every worker steps equally many copies; choose a divisor"
-        )
-
-
 def check_window(c: Config) -> None:
     """No copy opens a window: the windows of an evaluation, once closed, would end the run."""
     if c.env.kwargs.get("render_mode") == "human":
         raise ConfigError(
             "env.kwargs.render_mode=human: training opens no windows; drop it, "
             "klrl evaluate RUN --video films the trained policy"
-        )
-
-
-def check_ray_step(c: Config) -> None:
-    """Workers of Ray have no reference, so they cannot charge the KL at each step."""
-    ray = isinstance(c.collector, RayCollectorConfig)
-    if ray and isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
-        raise ConfigError(
-            "kl.apply=step: with collector=ray the reference stays with the learner; use "
-            "kl.apply=rollout, which gives the same numbers"
         )
 
 

@@ -127,33 +127,9 @@ class CNNActorConfig(GaussianActorConfig):
     )  # policy and critic share the CNN and the layers: half the cost
 
 
-@registered(
-    "collector", "torchrl", "TorchRL's Collector", control="control.rollout:torchrl_rollout"
-)
-@registered("collector", "vector", control="control.rollout:vector_rollout")
+@registered("collector", "torchrl", "TorchRL's Collector", control="control.rollout:TorchRLRollout")
+@registered("collector", "vector", control="control.vector:VectorRollout")
 class CollectorConfig(ChoiceConfig):
     """A native loop over the batched environment, in this process; the batch is TorchRL's."""
 
     steps: int = number(128, ge=1)  # steps of each copy per rollout
-
-    #: Whether other processes make the copies of the environment.
-    elsewhere: ClassVar[bool] = False
-
-
-@registered(
-    "collector",
-    "ray",
-    control="control.ray_rollout:RayRollout",
-    free=("cpus_timeout",),
-    package="ray",
-    remedy="pip install 'klrl[ray]', or choose collector=vector",
-)
-class RayCollectorConfig(CollectorConfig):
-    """Rollouts from several processes or machines; needs klrl[ray] (docs/scaling.md)."""
-
-    workers: int = number(2, ge=1)  # processes; each plays env.num_envs / workers copies
-    cpus_per_worker: int = number(1, ge=1)  # cores that Ray reserves, and threads
-    #: seconds with too few CPUs in the cluster, then the run ends with a checkpoint
-    cpus_timeout: float = added(number(ge=0), 60.0)
-
-    elsewhere: ClassVar[bool] = True

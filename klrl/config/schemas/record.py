@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Optional
 
 from klrl.config.choices import registered
@@ -29,10 +29,6 @@ class LoggerConfig(ChoiceConfig):
     #: loggers in addition to it: tensorboard, csv
     also: list[str] = field(default_factory=list, metadata={"added": []})
 
-    def offline(self) -> LoggerConfig:
-        """The same logger without network access."""
-        return self
-
 
 @registered(
     "logger",
@@ -50,10 +46,6 @@ class WandbConfig(LoggerConfig):
     project: str = setting("klrl")  # wandb project
     entity: Optional[str] = None  # wandb team or user
     tags: list[str] = setting([])  # wandb tags
-
-    def offline(self) -> WandbConfig:
-        """The same logger with wandb's records in the run folder only."""
-        return replace(self, mode="offline")
 
 
 @registered("logger", "custom", both="runs.own_logger:custom_run", free=ALL)
