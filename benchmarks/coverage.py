@@ -16,9 +16,7 @@ import numpy as np
 from benchmarks.results import table
 from klrl.report.statistics import (
     Array,
-    bootstrap_interval,
     holm,
-    iqm_interval,
     quantile,
     two_sided,
     welch_all,
@@ -54,15 +52,11 @@ def t_interval(seeds: Array) -> tuple[Array, Array]:
 
 
 def intervals(repeats: int, rng: np.random.Generator) -> None:
-    """The report's interval, beside the percentile bootstrap of the IQM that it was before."""
+    """The report's interval of a mean."""
     rows = [
         [name, *(f"{share_held(*t_interval(draw(rng, (repeats, n))), truth):.3f}" for n in SEEDS)]
         for name, (draw, truth) in RETURNS.items()
     ]
-    # Columns share their resamples; each is a repeat.
-    drawn = (rng.standard_normal((n, 1, repeats)) for n in SEEDS)
-    held = (share_held(*bootstrap_interval(seeds, resamples=500), 0.0) for seeds in drawn)
-    rows.append(["normal, bootstrap of the IQM (before)", *(f"{each:.3f}" for each in held)])
     print(table(["returns", *(f"n = {n}" for n in SEEDS)], rows))
 
 
@@ -86,35 +80,6 @@ def pooled(repeats: int, rng: np.random.Generator, settings: int = 4) -> None:
                 cells[kind].append(text)
         rows += [[name, kind, *row] for kind, row in cells.items()]
     print(table(["spreads", "interval", *(f"n = {n}" for n in SEEDS)], rows))
-
-
-def tasks_apart(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """[runs, tasks, repeats] of which each task lies 1.5 spreads above the one before."""
-    return rng.standard_normal(shape) + 1.5 * np.arange(shape[1])[:, None]
-
-
-def middle_half(draw: Draw, tasks: int, rng: np.random.Generator) -> float:
-    """The IQM of very many runs of each task, drawn as [runs, tasks, 1]."""
-    runs = np.sort(draw(rng, (400_000, tasks, 1)).ravel())
-    return float(runs[len(runs) // 4 : -(len(runs) // 4)].mean())
-
-
-def over_tasks(repeats: int, rng: np.random.Generator) -> None:
-    """The report's interval of the IQM over tasks, beside the percentile bootstrap."""
-    sizes = [(n, tasks) for n in (5, 10) for tasks in (3, 5)]
-    kinds = [
-        *((name, draw, iqm_interval) for name, (draw, _) in RETURNS.items()),
-        ("normal, tasks 1.5 spreads apart", tasks_apart, iqm_interval),
-        ("normal, one task of 4 times the spread", wide_first, iqm_interval),
-        ("normal, percentile bootstrap (before)", RETURNS["normal"][0], bootstrap_interval),
-    ]
-    rows: list[list[str]] = []
-    for name, draw, interval in kinds:
-        # Columns share their resamples; each is a repeat.
-        drawn = ((draw(rng, (n, tasks, repeats)), tasks) for n, tasks in sizes)
-        held = (share_held(*interval(x), middle_half(draw, tasks, rng)) for x, tasks in drawn)
-        rows.append([name, *(f"{each:.3f}" for each in held)])
-    print(table(["returns", *(f"{tasks} tasks, n = {n}" for n, tasks in sizes)], rows))
 
 
 def welch_p(a: Array, b: Array) -> Array:
@@ -173,9 +138,6 @@ def main() -> None:
     tables = args.repeats // 4
     print(f"\n{tables} tables of equal settings; share with a difference called significant\n")
     levels(tables, rng)
-    few = args.repeats // 10
-    print(f"\n{few} repeats; coverage of the 95 % interval of the IQM over tasks\n")
-    over_tasks(few, rng)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ def report_command(argv: list[str]) -> int:
     """Write a report; return the exit code."""
     args = parser().parse_args(argv)
 
-    from klrl.report.aggregate import parse_scale
     from klrl.report.runs import find_runs
     from klrl.report.write import write_report
 
-    scale = parse_scale(args.normalise)
     inventory = find_runs(args.paths)
     for line in inventory.skipped:
         warn(f"klrl report: skipped {line}")
@@ -26,7 +24,7 @@ def report_command(argv: list[str]) -> int:
         raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
     folder = Path(args.output or expanded(args.paths[0]) / "report")
     try:
-        write_report(inventory, folder, unfinished=args.unfinished, failed=args.failed, scale=scale)
+        write_report(inventory, folder, unfinished=args.unfinished, failed=args.failed)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -48,13 +46,5 @@ def parser() -> Parser:
         default="last",
         help="what a failed run counts as: the mean over the last tenth of what it recorded "
         "(default), or the worst value of any run of the task",
-    )
-    parser.add_argument(
-        "--normalise",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="TASK=LOW:HIGH",
-        help="aggregate over tasks: the returns that count as 0 and as 1, of every task",
     )
     return parser

@@ -14,7 +14,6 @@ from markupsafe import Markup
 
 from klrl.domains import Domain
 from klrl.report import tables
-from klrl.report.aggregate import Aggregate, AggregateDifference, Scale
 from klrl.report.charts import Chart
 from klrl.report.differences import ALL_PAIRS, Difference
 from klrl.report.equal_kl import KNOBS, equal_kl
@@ -55,33 +54,14 @@ class TaskSection:
         return self.settings[0].runs[0].domain
 
 
-@dataclass(frozen=True)
-class Together:
-    """The page's section of all tasks; without settings if no name is in every task."""
-
-    settings: list[Aggregate]
-    best: str
-    others: list[AggregateDifference]
-    scale: Scale
-    score: str  # return or score
-    drawing: Drawing | None
-    pictures: list[str]
-
-
 #: Functions that the template calls by name.
 _CALLED = (boxes, equal_kl, remarks, short_runs, count_states, heading)
 
 
-def make_page(
-    tasks: Sequence[TaskSection],
-    jobs: Sequence[LeftOut],
-    inventory: Inventory,
-    together: Together | None = None,
-) -> str:
+def make_page(tasks: Sequence[TaskSection], jobs: Sequence[LeftOut], inventory: Inventory) -> str:
     """Make the page's HTML; the template escapes all text that was read from a folder."""
     script, style = _file("page.js"), _file("page.css")
     drawings = [drawing for task in tasks for _, drawing in task.charts]
-    drawings += [together.drawing] if together and together.drawing else []
     counted = sum(len(line.setting.runs) for task in tasks for line in task.lines)
     left_out = [job for job in jobs if not job.counted]
     runs = f"{count(counted, 'run')} counted of {len(inventory.runs)}"
@@ -102,7 +82,6 @@ def make_page(
         tables=tables,
         **{each.__name__: each for each in _CALLED},
         tasks=tasks,
-        together=together,
         jobs=jobs,
         begun=any(job.iterations not in ("", "0") for job in jobs),
         skipped=inventory.skipped,

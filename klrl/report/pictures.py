@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethod
 
 from klrl.base.digits import number
 from klrl.base.files import replacing
-from klrl.report.aggregate import Aggregate
 from klrl.report.charts import Chart, Point
 from klrl.report.measures import Line
 from klrl.report.outcomes import label, seeds_text
@@ -139,31 +137,6 @@ def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> li
             marks.append(Line2D([], [], label=name, color=colour, linestyle=line, marker=shape))
         figure.legend(handles=marks, ncols=columns, **_BELOW)
         return _save(figure, stem)
-
-
-def draw_tasks(
-    settings: Sequence[Aggregate], tasks: Sequence[str], score: str, stem: Path
-) -> tuple[Drawing, list[str]]:
-    """Draw the settings over all tasks, for the page, and into a PNG and an SVG at ``stem``."""
-    title, x = f"Normalised {score} over all tasks", f"normalised final {score}"
-    size = (6.2, 1.0 + 0.55 * len(settings) + 0.24 * -(-(1 + len(tasks)) // 2))
-    with _figure(size, stem.name) as figure:
-        axes = figure.subplots()
-        axes.grid(visible=True, axis="x")
-        series = [
-            _draw_aggregate(axes, i, each, tasks, named=i == 0) for i, each in enumerate(settings)
-        ]
-        axes.set(xlabel=x, ylim=(len(settings) - 0.5, -0.6), yticks=[])
-        axes.xaxis.set_major_formatter(_Short(sep=""))
-        figure.legend(ncols=2, **_BELOW)
-        svg = _inline(figure)
-        for each in series:
-            each["points"] = _points(axes, each["points"])
-        axes.set_title(title)
-        names = _save(figure, stem)
-    told = f"{title}: {len(settings)} settings, {len(tasks)} tasks"
-    data = {"x": f"{x}: ", "y": "", "series": series}
-    return Drawing("tasks", title, told, svg, _box(figure), data), names
 
 
 # ----------------------------------------------------------------------------------------- figures
@@ -357,29 +330,3 @@ def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None
     if np.isfinite(low).any():
         band = {"color": look.colour, "alpha": 0.15, "linewidth": 0, "gid": f"{at} band"}
         axes.fill_between(x, low, high, **band)
-
-
-def _draw_aggregate(
-    axes: Any, i: int, of: Aggregate, tasks: Sequence[str], *, named: bool
-) -> dict[str, Any]:
-    """Draw a setting's name, mean with interval, and task means; return their places and words."""
-    mean, spans = of.mean, math.isfinite(of.mean.low)
-    name = of.name if len(of.name) <= 66 else f"{of.name[:65]}…"
-    axes.text(0, i - 0.25, name, transform=axes.get_yaxis_transform())
-    told, ink = "mean and 95 % interval" if spans else "mean", COLOURS[0]
-    mark = {"color": ink, "markersize": 7.5, "gid": f"s{i} point"}
-    axes.plot(mean.value, i, "o", label=told if named else None, **mark)
-    span = f" ({mean.low:.3f} to {mean.high:.3f})" if spans else ""
-    points: list[tuple[float, float, str, str]]
-    points = [(mean.value, i, f"{mean.value:.3f}{span}", "mean over tasks")]
-    if spans:
-        axes.plot([mean.low, mean.high], [i, i], color=ink, gid=f"s{i} up")
-    # Shapes distinguish tasks if there are enough. Drawn lower, so that the mean hides none.
-    apart, y = len(tasks) <= len(_KINDS), i + 0.2
-    for k, (task, value) in enumerate(zip(tasks, of.task_means, strict=True)):
-        told = task if apart else "means of the tasks"
-        shape = look_of(k * len(COLOURS)).shape if apart else "o"
-        label = told if named and (apart or k == 0) else None
-        axes.plot(value, y, shape, color=_SOFT, markersize=4.5, label=label, gid=f"s{i} dot")
-        points.append((value, y, f"{value:.3f}", task))
-    return {"i": i, "name": of.name, "points": points}

@@ -2,7 +2,7 @@
 
 Sources: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
 Precipice", for the interquartile mean and P(A > B); Welch 1947 and Satterthwaite 1946 for intervals
-of means; Hesterberg 2015 for the interval of the interquartile mean; Holm 1979 for p.
+of means; Holm 1979 for p.
 ``benchmarks/coverage.py`` measures the coverage of the intervals.
 """
 
@@ -21,10 +21,6 @@ Array = NDArray[np.float64]
 #: With fewer seeds there is no interval, test or P(A > B); points and range are shown instead.
 ENOUGH = 5
 LEVEL = 0.95
-#: Resamples of the bootstrap.
-RESAMPLES = 5000
-#: Values in one block of resamples: 32 MB.
-_BLOCK = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -113,56 +109,6 @@ def iqm(values: Array, axis: int = 0) -> Array:
     n = ordered.shape[axis]
     cut = n // 4
     return np.take(ordered, range(cut, n - cut), axis=axis).mean(axis=axis)
-
-
-def bootstrap_interval(
-    scores: Array, *, resamples: int = RESAMPLES, level: float = LEVEL
-) -> tuple[Array, Array]:
-    """Return both ends of the stratified percentile-bootstrap interval of the IQM, [points] or [].
-
-    Runs are resampled with replacement within each task, so that every resample has as many runs of
-    each task as the data.
-
-    Args:
-        scores: [runs, tasks] or [runs, tasks, points]; one interval per point.
-        resamples: how many.
-        level: coverage, 0.95 for 95 %.
-    """
-    rng = np.random.default_rng(0)  # fixed, so that reports are reproducible
-    runs, tasks = scores.shape[:2]
-    points = scores.reshape(runs, tasks, -1)
-    block = max(1, _BLOCK // points.size)
-    means = []
-    for start in range(0, resamples, block):
-        draws = min(block, resamples - start)
-        chosen = rng.integers(runs, size=(draws, runs, tasks))
-        drawn = points[chosen, np.arange(tasks)]
-        means.append(iqm(drawn.reshape(draws, runs * tasks, -1), axis=1))
-    tail = (1 - level) / 2
-    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail], axis=0)
-    shape = scores.shape[2:]
-    return low.reshape(shape), high.reshape(shape)
-
-
-def iqm_interval(scores: Array) -> tuple[Array, Array]:
-    """Return both ends of the 95 % interval of the IQM over all runs of all tasks.
-
-    Arguments and result as in :func:`bootstrap_interval`, whose interval is too narrow for few
-    runs. This interval is expanded: its level is :func:`expanded_level`.
-    """
-    runs, tasks = scores.shape[:2]
-    return bootstrap_interval(scores, level=expanded_level(runs, tasks))
-
-
-def expanded_level(runs: int, tasks: int) -> float:
-    """Return the level at which a percentile bootstrap of n runs per task covers :data:`LEVEL`.
-
-    1 - 2 Phi(-sqrt(n / (n - 1)) t), with t of tasks (n - 1) degrees of freedom: the bootstrap
-    divides by n while s^2 divides by n - 1, and ignores that the spread is estimated (Hesterberg
-    2015, "What Teachers Should Know About the Bootstrap", the expanded percentile interval).
-    """
-    t = float(quantile(LEVEL, tasks * (runs - 1)))
-    return math.erf(math.sqrt(runs / (runs - 1)) * t / math.sqrt(2))
 
 
 def estimate(values: Array) -> Estimate | None:

@@ -11,7 +11,6 @@ from markupsafe import Markup, escape
 from klrl.base.digits import number, places, span
 from klrl.base.digits import show as show_number
 from klrl.domains import Domain
-from klrl.report.aggregate import Aggregate, AggregateDifference
 from klrl.report.differences import Difference, shown
 from klrl.report.equal_kl import EqualKL
 from klrl.report.measures import (
@@ -24,7 +23,7 @@ from klrl.report.measures import (
 from klrl.report.outcomes import returns_text, seeds_text
 from klrl.report.runs import ReadRun
 from klrl.report.settings import LeftOut, count, differing, show
-from klrl.report.statistics import ENOUGH, Estimate
+from klrl.report.statistics import Estimate
 from klrl.runs.metrics import metric_of
 from klrl.runs.returns import with_error
 
@@ -174,35 +173,6 @@ def _difference_row(each: Difference, names: Sequence[str]) -> list[str]:
 def show_p(p: float) -> str:
     """Format p with two digits, as ``.03``, or as ``< .001``."""
     return "< .001" if p < 0.001 else f"{p:.2g}".removeprefix("0") if p < 1 else "1"
-
-
-def all_tasks(settings: Iterable[Aggregate]) -> Table:
-    """Tabulate the settings over all tasks."""
-    rows = []
-    for each in settings:
-        mean, most = each.mean, max(map(len, each.scores))
-        seeds = str(most) if each.equal_seeds else f"{each.seeds} to {most}"
-        of_mean = _thousandths(mean.low, mean.high) if each.seeds >= ENOUGH else ""
-        of_iqm = _thousandths(each.iqm_low, each.iqm_high)
-        cells = stacked(f"{mean.value:.3f}", of_mean), stacked(f"{each.iqm:.3f}", of_iqm)
-        rows.append([each.name, seeds, *cells])
-    head = ("seeds", "of each task"), ("mean", "95 % interval"), ("IQM", "95 % bootstrap interval")
-    return Table(["setting", *(stacked(*each) for each in head)], rows)
-
-
-def best_against(others: Iterable[AggregateDifference]) -> Table:
-    """Compare the best setting over all tasks with each other setting."""
-    rows = []
-    for each in others:
-        of = each.difference
-        value = stacked(f"{of.value:+.3f}", _thousandths(of.low, of.high))
-        rows.append([each.name, value, show_p(each.p), f"{each.more:.2f}"])
-    head = ["other", stacked("best - other", "95 % interval"), stacked("p", "Holm")]
-    return Table([*head, "P(best > other)"], rows)
-
-
-def _thousandths(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
 
 
 def what_differs(lines: Sequence[Line]) -> Table:

@@ -10,24 +10,18 @@ from pathlib import Path
 
 from klrl.base.files import make_folder, replace_file
 from klrl.base.text import escaped
-from klrl.report.aggregate import Scale, against_best, aggregates, check_scale
 from klrl.report.charts import against_kl, first_shown, learning_curves
 from klrl.report.differences import Difference, differences_of
 from klrl.report.measures import summary_lines
 from klrl.report.outcomes import Counted, count_runs
-from klrl.report.page import TaskSection, Together, make_page
-from klrl.report.pictures import draw_chart, draw_charts, draw_tasks
+from klrl.report.page import TaskSection, make_page
+from klrl.report.pictures import draw_chart, draw_charts
 from klrl.report.runs import Inventory
 from klrl.report.settings import LeftOut, Setting, count, count_states, names_of, other_jobs
 
 
 def write_report(
-    inventory: Inventory,
-    folder: Path,
-    *,
-    unfinished: bool = False,
-    failed: str = "last",
-    scale: Scale | None = None,
+    inventory: Inventory, folder: Path, *, unfinished: bool = False, failed: str = "last"
 ) -> Path:
     """Write ``report.html``, the CSVs and the pictures; return the page's path.
 
@@ -36,19 +30,15 @@ def write_report(
         folder: where to write; made if missing.
         unfinished: whether interrupted and running runs count too.
         failed: how a failed run counts: one of :data:`klrl.report.outcomes.FAILED`.
-        scale: the normalisation of an aggregate over tasks; none by default.
     """
     counted = count_runs(inventory.runs, failed=failed, unfinished=unfinished)
     stems = _stems(dict.fromkeys(setting.task for setting in counted.settings))
-    if scale:
-        check_scale(scale, list(stems))
     make_folder(folder)
     tasks = [_task(name, counted, folder / stem) for name, stem in stems.items()]
     runs = [run for setting in counted.settings for run in setting.runs]
     jobs = other_jobs(inventory, runs, counted.replaced, names_of(inventory.runs))
-    together = _together(tasks, scale, folder / "all_tasks") if scale and tasks else None
     page = folder / "report.html"
-    replace_file(page, make_page(tasks, jobs, inventory, together))
+    replace_file(page, make_page(tasks, jobs, inventory))
     _write_summary(tasks, folder / "summary.csv")
     _write_differences(tasks, folder / "differences.csv")
     print(_summary(page, counted.settings, jobs))
@@ -95,17 +85,6 @@ def _task(name: str, counted: Counted, stem: Path) -> TaskSection:
             pictures += draw_charts(drawn, shown, stem.with_name(f"{stem.name}_{what}"))
     drawings = [(each, draw_chart(each, f"{stem.name}-{i}")) for i, each in enumerate(charts)]
     return TaskSection(name, lines, drawings, shown, pictures, differences["return"])
-
-
-def _together(tasks: Sequence[TaskSection], scale: Scale, stem: Path) -> Together:
-    """Make the section of all tasks; draw its figure."""
-    settings = aggregates({task.name: task.lines for task in tasks}, scale)
-    best, others = against_best(settings)
-    score = " or ".join(dict.fromkeys(task.domain.score for task in tasks))
-    names = [task.name for task in tasks]
-    drawing, pictures = draw_tasks(settings, names, score, stem) if settings else (None, [])
-    scales = {name: scale[name] for name in names}
-    return Together(settings, best, others, scales, score, drawing, pictures)
 
 
 def _write_summary(tasks: Sequence[TaskSection], path: Path) -> None:
