@@ -12,7 +12,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
-_OF_LOSS = ("actor", "placement", "divergence", "scope", "stale", "seeds")
+_OF_LOSS = ("placement", "divergence", "scope", "stale", "seeds")
 
 
 def doctor_command(argv: list[str]) -> int:
@@ -85,7 +85,7 @@ def _examine_loss(args: Namespace) -> int:
             raise ConfigError(f"{other}: not with --loss; give one of them")
     with redirect_stdout(sys.stderr):
         from klrl.doctor.loss import examine_loss, report_text
-        from klrl.doctor.user_code import settings_of
+        from klrl.doctor.user_loss import settings_of
 
         given = {name: getattr(args, name) for name in _OF_LOSS}
         report = examine_loss(args.loss, settings=settings_of(args.settings), **given)
@@ -113,11 +113,6 @@ def parser() -> Parser:
     loss = parser.add_argument_group("a loss of your own (docs/doctor.md)")
     loss.add_argument(
         "--loss", metavar="FILE.py:NAME", help="compare its gradient with the true one"
-    )
-    loss.add_argument(
-        "--actor",
-        metavar="FILE.py:NAME",
-        help="a function (observations, actions) -> network; default: a table of logits",
     )
     loss.add_argument(
         "--placement",

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from klrl.doctor.problems import Problem, flat_gradient
+from klrl.doctor.problems import Problem
 from klrl.kl.divergences import over_actions
 
 _NAMES = {
@@ -47,7 +48,8 @@ class Aim:
     def gradient(self, problem: Problem) -> Tensor:
         """At the parameters of pi, flat."""
         if self not in problem.kept:
-            problem.kept[self] = flat_gradient(self.value(problem), problem.parameters)
+            (grad,) = torch.autograd.grad(self.value(problem), problem.policy.weight)
+            problem.kept[self] = grad.flatten()
         return problem.kept[self]
 
     def value(self, problem: Problem) -> Tensor:
@@ -68,3 +70,16 @@ class Aim:
 def aims(what: str, scope: str, to: str = "ref") -> list[Aim]:
     """What ``--divergence`` and ``--scope`` may mean: all of them are right."""
     return [Aim(what, scope, of, to) for of in _OF[scope]]
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a loss is meant for: any of its aims is right, the error is that from the first."""
+
+    divergence: str
+    scope: str
+    to: str = "ref"
+
+    def of(self, part: str) -> list[Aim]:
+        """The aims of a part, return or kl."""
+        return aims(self.divergence if part == "kl" else "return", self.scope, self.to)

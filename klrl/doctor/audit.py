@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +18,11 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.base.imports import import_named
 from klrl.base.text import text_table
-from klrl.doctor.faults import Meant
+from klrl.doctor.aims import Aim, Meant
 from klrl.doctor.loss import KindResult, examine_loss, parts_of
 from klrl.doctor.problems import DOUBLE, Kind, Problem
 from klrl.doctor.terms import TOLERANCE
-from klrl.doctor.user_loss import FunctionLoss
+from klrl.doctor.user_loss import Loss
 
 LENGTHS, STALE = (1, 4, 16), (0, 1, 4)
 
@@ -82,59 +81,49 @@ def audit(folder: str) -> Iterator[Row]:
         told = vars(import_named(setting, str(path)))
         if not told.get("ROWS") or not told.get("SYSTEM"):
             raise ConfigError(f"{setting}: {path.name} has no ROWS or no SYSTEM; give both")
+        divergence = told.get("DIVERGENCE", "reverse")
         for option, call in told["ROWS"].items():
-            divergence = told.get("DIVERGENCE", "reverse")
-            loss = FunctionLoss(f"{told['SYSTEM']}, {option}", call, {}, "loss", divergence)
-            for cells in _rows(loss, divergence):
-                yield Row(told["SYSTEM"], option, *cells)
+            loss = Loss(f"{told['SYSTEM']}, {option}", call, {}, "loss", divergence)
+            yield from _rows(told["SYSTEM"], option, loss, divergence)
 
 
-def _rows(loss: FunctionLoss, divergence: str) -> Iterator[tuple[Any, ...]]:
+def _rows(system: str, option: str, loss: Loss, divergence: str) -> Iterator[Row]:
+    part = "return" if divergence == "none" else "kl"
     # pi_old's distance from itself has no gradient
-    for stale in STALE[loss.to == "old" and divergence != "none" :]:
-        told = {
-            scope: examine_loss(loss, divergence=divergence, scope=scope, stale=stale, seeds=4)
+    for stale in STALE[loss.to == "old" and part == "kl" :]:
+        reports = [
+            examine_loss(loss, divergence=divergence, scope=scope, stale=stale, seeds=4)
             for scope in ("sequence", "token")
-        }
+        ]
         for length in LENGTHS:
-            problem = enumerated(length, stale)
-            gradient, square = _gradient(loss, problem, divergence != "none")
-            whole, token = (
-                _cells(
-                    gradient, square, problem, Meant(divergence, scope, loss.to),
-                    report.kinds[:1] if length == 1 else report.kinds[1:],
-                )
-                for scope, report in told.items()
+            batch = enumerated(length, stale).batch
+            at = len(batch.mask) * parts_of(loss, batch.problem, part == "kl", at_logits=True)[part]
+            gradient = batch.at_table(at)
+            (cosine, error, size, fault), (_, token_error, _, token_fault) = (
+                _cells(gradient, batch.problem, Meant(divergence, each.scope, loss.to).of(part),
+                       each.kinds[:1] if length == 1 else each.kinds[1:])
+                for each in reports
             )  # fmt: skip
-            yield stale, length, *whole, token[1], token[3]
-
-
-def _gradient(loss: FunctionLoss, problem: Problem, of_kl: bool) -> tuple[Tensor, float]:
-    """Of the KL's part or of the return's: the mean over responses, and that of its square."""
-    batch = problem.batch
-    parts = parts_of(loss, of_kl, partial(loss.at_logits, problem))
-    at = parts["kl" if of_kl else "return"]
-    at = at - batch.logits.detach().exp() * at.sum(-1, keepdim=True)  # softmax sees no constant
-    table = torch.zeros(problem.kind.states, problem.kind.actions, dtype=DOUBLE)
-    table.index_add_(0, batch.states.flatten(), at.flatten(0, 1))
-    # A response passes a state once, so the square of its gradient is a sum over its steps.
-    return table.T.flatten(), float(len(at) * at.square().sum())
+            # A response passes a state once, so the square of its gradient is a sum over its steps.
+            square = float(at.square().sum()) / len(batch.mask)
+            variance = (square - float(gradient @ gradient)) / size**2
+            numbers = (cosine, error, variance, fault, token_error, token_fault)
+            yield Row(system, option, stale, length, *numbers)
 
 
 def _cells(
-    gradient: Tensor, square: float, problem: Problem, meant: Meant, kinds: Sequence[KindResult]
+    gradient: Tensor, problem: Problem, rights: Sequence[Aim], kinds: Sequence[KindResult]
 ) -> tuple[float, float, float, str]:
-    """Cosine, error, variance and fault; the aim in the nearest direction counts."""
-    trues = [aim.gradient(problem) for aim in meant.kl or meant.returns]
+    """Cosine, error, the true length, and fault; the aim in the nearest direction counts."""
+    trues = [aim.gradient(problem) for aim in rights]
     true = max(trues, key=lambda x: float(gradient @ x / x.norm()))
-    size = float(true.norm())
-    error, length = float((gradient - true).norm()) / size, float(gradient.norm()) / size
-    cosine = float(gradient @ true) / size**2 / length if length > TOLERANCE else 0.0
-    others = () if not meant.kl else ("return", "own_reward", "no_return", "unknown_return")
+    size, length = float(true.norm()), float(gradient.norm())
+    error = float((gradient - true).norm()) / size
+    cosine = float(gradient @ true) / size / length if length > TOLERANCE * size else 0.0
+    others = () if rights[0].what == "return" else ("return", "own_reward", "no_return")
     codes = (fault.code for kind in kinds for fault in kind.faults)
     fault = ", ".join(dict.fromkeys(code for code in codes if not code.startswith(others)))
-    fault = "" if error < TOLERANCE else fault or "factor"
-    return cosine, error, square / size**2 - length**2, fault
+    return cosine, error, size, "" if error < TOLERANCE else fault or "factor"
 
 
 def audit_text(rows: Sequence[Row]) -> str:

@@ -8,9 +8,8 @@ iteration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from statistics import median_low
 
 import torch
@@ -19,12 +18,10 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import generators_kept
 from klrl.base.text import text_table
-from klrl.doctor.aims import Aim
-from klrl.doctor.faults import FAULTS, Fault, Meant, diagnose, mixture
-from klrl.doctor.problems import KINDS, Problem, tabular
-from klrl.doctor.terms import factors
-from klrl.doctor.user_code import load, make_network
-from klrl.doctor.user_loss import Loss, find_loss
+from klrl.doctor.aims import Aim, Meant
+from klrl.doctor.faults import FAULTS, Fault, Parts, diagnose, truth, whole
+from klrl.doctor.problems import KINDS, Problem
+from klrl.doctor.user_loss import Loss, load
 
 #: How far pi has moved.
 MOVED = Aim("forward", "sequence", "whole", "old")
@@ -98,7 +95,6 @@ class LossReport:
 def examine_loss(
     loss: str | Loss,
     *,
-    actor: str | None = None,
     placement: str = "loss",
     divergence: str | None = None,
     scope: str | None = None,
@@ -112,122 +108,104 @@ def examine_loss(
         ConfigError: a loss that cannot be called as docs/doctor.md says, or has no gradient.
         LossError: the loss raises.
     """
-    _check_options(placement, divergence, stale, seeds)
-    torch.set_num_threads(1)
+    if seeds < 2:
+        raise ConfigError(f"--seeds {seeds}: give 2 or more")
+    if stale < 0:
+        raise ConfigError(f"--stale {stale}: give 0 or more")
     if isinstance(loss, str):
-        loss = find_loss(loss, settings or {}, placement, divergence)
-    if not loss.has_return and placement != "loss":
-        raise ConfigError(
-            f"--placement {placement}: {loss.name} takes neither rewards nor advantages, where the "
-            "KL would be charged; take one of them, or leave --placement out"
-        )
-    if not loss.has_return and divergence == "none":
-        raise ConfigError(
-            f"--divergence none: {loss.name} takes neither rewards nor advantages, so nothing is "
-            "left; take one of them, or name the divergence"
-        )
-    make = tabular if actor is None else make_network(actor, load("--actor", actor))
+        loss = Loss(loss, load("--loss", loss), settings or {}, placement, divergence)
+    _check_penalty(loss, divergence)
     divergence = divergence or "reverse"
     scope = scope or ("sequence" if divergence in ("reverse", "none") else "token")
+    torch.set_num_threads(1)
     with generators_kept():
         torch.manual_seed(0)
         kinds = tuple(
             _examine_kind(
                 loss,
-                [Problem(kind, seed, make, divergence, stale) for seed in range(seeds)],
+                [Problem(kind, seed, divergence, stale) for seed in range(seeds)],
                 Meant(divergence, scope, loss.to if stale else "ref"),
             )
             for kind in KINDS
         )
     coef = 0.0 if divergence == "none" else loss.coef
     return LossReport(
-        loss.name, loss.described, placement, divergence, scope, stale, coef, seeds,
+        loss.name, loss.described, loss.placement, divergence, scope, stale, coef, seeds,
         loss.has_return, kinds,
     )  # fmt: skip
 
 
-def _check_options(placement: str, divergence: str | None, stale: int, seeds: int) -> None:
-    """Refuse options that make no sense, whatever the loss."""
-    if seeds < 2:
-        raise ConfigError(f"--seeds {seeds}: give 2 or more")
-    if stale < 0:
-        raise ConfigError(f"--stale {stale}: give 0 or more")
-    if placement != "loss" and divergence == "none":
+def _check_penalty(loss: Loss, divergence: str | None) -> None:
+    """Require something to judge, and something to charge where the placement charges it."""
+    charged = f"--placement {loss.placement}"
+    if loss.placement != "loss" and divergence == "none":
         raise ConfigError(
-            f"--divergence none: --placement {placement} has nothing to charge; leave one of "
-            "them out"
+            f"--divergence none: {charged} has nothing to charge; leave one of them out"
         )
-    if placement == "reward" and divergence not in (None, "reverse"):
+    if loss.placement == "reward" and divergence not in (None, "reverse"):
         raise ConfigError(
-            f"--divergence {divergence}: --placement reward charges k1, whose gradient is that of "
-            "the reverse KL; leave one of them out"
+            f"--divergence {divergence}: {charged} charges k1, whose gradient is that of the "
+            "reverse KL; leave one of them out"
+        )
+    if not loss.has_return and (loss.placement != "loss" or divergence == "none"):
+        raise ConfigError(
+            f"{charged if loss.placement != 'loss' else '--divergence none'}: {loss.name} takes "
+            "neither rewards nor advantages; take one of them, or leave the option out"
         )
 
 
-def parts_of(loss: Loss, of_kl: bool, gradient: Callable[[float], Tensor]) -> dict[str, Tensor]:
-    """The parts of a loss's gradient, which is given at a coef."""
-    parts = {"return": gradient(0.0)} if loss.has_return else {}
+def parts_of(loss: Loss, problem: Problem, of_kl: bool, at_logits: bool = False) -> Parts:
+    """The gradients of a loss's parts, in expectation."""
+
+    def at(coef: float) -> Tensor:
+        numbers = problem.numbers(problem.everything, coef, loss.placement)
+        return loss.gradient(numbers, coef, at_logits)
+
+    parts = {"return": at(0.0)} if loss.has_return else {}
     if of_kl:
-        parts["kl"] = (gradient(loss.coef) - parts.get("return", 0.0)) / loss.coef
+        parts["kl"] = (at(loss.coef) - parts.get("return", 0.0)) / loss.coef
     return parts
 
 
 def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> KindResult:
-    coef, of_kl, stale = loss.coef if meant.kl else 0.0, bool(meant.kl), problems[0].stale
-    whole, parts, drawn, padded = [], [], [], False
-    for problem in problems:
-        every = problem.everything
-        gradient = cache(partial(loss.gradient, problem, every))
-        whole.append(gradient(coef))
-        parts.append(parts_of(loss, of_kl, gradient))
-        drawn.append(loss.gradient(problem, problem.sample(), coef))
-        if not every.mask.all():
-            other = loss.gradient(problem, every, coef, other_padding=True)
-            padded |= float((other - whole[-1]).norm()) > 1e-6 * float(whole[-1].norm())
-    at_logits = [
-        parts_of(loss, of_kl, partial(loss.at_logits, problem))
-        for problem in problems[: 6 if stale else 0]
-    ]
-    found, known_scale, aims_of = diagnose(parts, at_logits, problems, meant)
-    faults, scale = found, known_scale or [1.0] * len(problems)
-    aims = [(coef if part == "kl" else 1.0, aim) for part, aim in aims_of.items()]
-    trues = {
-        problem: torch.stack([factor * aim.gradient(problem) for factor, aim in aims]).sum(0)
-        for problem in problems
-    }
-    common = None
-    if faults and loss.has_return and known_scale:
-        common = factors(whole, problems, trues.__getitem__)
-    if common and common[0] > 0:  # one factor for both parts, another one for each coef
-        faults, scale = [], common
-    elif of_kl and any(fault.code.startswith("unknown") for fault in faults):
-        mixed = mixture(whole, problems, meant, loss.has_return, coef)
-        faults = [mixed] if mixed else faults
-    if padded:  # What padding has spoilt is no known gradient.
-        faults = [FAULTS["mask"], *(f for f in faults if not f.code.startswith("unknown"))]
-    cosines, errors, sampled, noise = [], [], [], 0.0
-    for got, some, true, factor in zip(whole, drawn, trues.values(), scale, strict=True):
+    of_kl, stale = meant.divergence != "none", problems[0].stale
+    coef = loss.coef if of_kl else 0.0
+    parts = [parts_of(loss, problem, of_kl) for problem in problems]
+    stepwise = [parts_of(loss, x, of_kl, at_logits=True) for x in problems[: 6 if stale else 0]]
+    found = diagnose(parts, stepwise, problems, meant, coef)
+    padded, cosines, errors, sampled, noise, size = False, [], [], [], 0.0, 0.0
+    for problem, of, factor in zip(problems, parts, found.scale, strict=True):
+        got, true = whole(of, coef), truth(found.aims, coef, problem)
+        some = loss.gradient(problem.numbers(problem.sample(), coef, loss.placement), coef)
+        numbers = problem.numbers(problem.everything, coef, loss.placement)
+        if not numbers.mask.all():
+            other = loss.gradient(numbers.other_padding(), coef)
+            padded |= float((other - got).norm()) > 1e-6 * float(got.norm())
         cosine = got @ true / (got.norm() * true.norm()).clamp_min(1e-300)
         cosines.append(float(cosine.clamp(-1.0, 1.0)))  # 0 where a gradient is 0
         errors.append(float((got / factor - true).norm() / true.norm()))
         sampled.append(float(some @ true / (true @ true)) / factor)
         noise += float((some - got).square().sum()) / factor**2
+        size += float(true @ true)
+    faults = found.faults
+    if padded:  # What padding has spoilt is no known gradient.
+        faults = [FAULTS["mask"], *(f for f in faults if "unknown" not in f.code)]
     along = torch.tensor(sampled)
     return KindResult(
         problems[0].kind.name,
         moved=_spread(MOVED, problems) if stale else None,
-        kl=_spread(meant.kl[0], problems) if of_kl else None,
+        kl=_spread(meant.of("kl")[0], problems) if of_kl else None,
         cosine=Spread.of(cosines),
         error=Spread.of(errors),
-        scale=Spread.of(scale),
+        scale=Spread.of(found.scale),
         sampled=float(along.mean()),
         stderr=float(along.std() / math.sqrt(len(problems))),
-        variance=noise / sum(float(true @ true) for true in trues.values()),
+        variance=noise / size,
         objective=" ".join(
-            aim.words if aim.what == "return" else f"- {factor:g} x {aim.words}"
-            for factor, aim in aims
+            f"- {coef:g} x {aim.words}" if part == "kl" else aim.words
+            for part, aim in found.aims.items()
         ),
-        varies=bool(found) and not faults,
+        varies=found.varies and not faults,
         faults=tuple(faults),
     )
 

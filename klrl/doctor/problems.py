@@ -9,15 +9,14 @@ objective, a sum over distinct episodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
-from klrl.base.seeds import generators_kept
 from klrl.kl.charge import on_last, shaped, to_go
 from klrl.kl.divergences import over_actions
 
@@ -26,8 +25,6 @@ DOUBLE = torch.float64
 EPISODES = 1296
 #: Standard deviation of what an update adds to each logit: the ratio leaves PPO's bounds in some.
 UPDATE = 0.25
-#: (observations, actions) -> a network from observations [..., observations] to logits.
-MakeNetwork = Callable[[int, int], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -70,29 +67,16 @@ class Rollouts:
         return Rollouts(self.states[index], self.actions[index], self.mask[index])
 
 
-class Shifted(nn.Module):
-    """A network whose logits are shifted by constants, so that its log-probs are given ones.
+class Table(nn.Module):
+    """A policy: from observations [..., states], one-hot, to its log-probs [..., actions]."""
 
-    From observations [..., states], one-hot, to logits [..., actions]; log_probs [states, actions].
-    """
-
-    shift: Tensor
-
-    def __init__(self, network: nn.Module, log_probs: Tensor) -> None:
+    def __init__(self, log_probs: Tensor) -> None:
         super().__init__()
-        self.network = network
-        with torch.no_grad():
-            logits = network(torch.eye(len(log_probs), dtype=DOUBLE))
-        self.register_buffer("shift", log_probs - logits)
+        self.weight = nn.Parameter(log_probs)
 
     def forward(self, observation: Tensor) -> Tensor:
         """The logits."""
-        return self.network(observation) + observation @ self.shift
-
-
-def tabular(observations: int, actions: int) -> nn.Module:
-    """A table of logits: softmax policies without shared parameters."""
-    return nn.Linear(observations, actions, bias=False)
+        return observation @ self.weight
 
 
 @dataclass(frozen=True)
@@ -112,20 +96,32 @@ class Numbers(Rollouts):
     @property
     def log_probs(self) -> Tensor:
         """Log pi_theta of what was done, differentiable."""
-        return self._of_actions(self.logits)
+        return self.of_actions(self.logits)
 
     @property
     def old_log_probs(self) -> Tensor:
         """Log pi_old of what was done."""
-        return self._of_actions(self.old_logits)
+        return self.of_actions(self.old_logits)
 
     @property
     def ref_log_probs(self) -> Tensor:
         """Log pi_ref of what was done."""
-        return self._of_actions(self.ref_logits)
+        return self.of_actions(self.ref_logits)
 
-    def _of_actions(self, logits: Tensor) -> Tensor:
+    def of_actions(self, logits: Tensor) -> Tensor:
+        """Those of what was done, [N, steps]."""
         return logits.gather(-1, self.actions[..., None]).squeeze(-1)
+
+    def scored(self, score: Tensor) -> Tensor:
+        """The gradient of score * log pi(action) at the logits where the mask holds."""
+        chosen = one_hot(self.actions, self.logits.shape[-1])
+        return (score[..., None] * (chosen - self.logits.exp()))[self.mask].detach()
+
+    def at_table(self, at: Tensor) -> Tensor:
+        """The table's gradient, flat, of one at the logits where the mask holds; their mean."""
+        table = torch.zeros(self.problem.kind.states, at.shape[-1], dtype=DOUBLE)
+        table.index_add_(0, self.states[self.mask], at)
+        return table.flatten() / len(self.mask)
 
     def other_padding(self) -> Numbers:
         """The same, with other numbers outside the mask, which no gradient leads through."""
@@ -140,30 +136,21 @@ class Numbers(Rollouts):
 
 
 class Problem:
-    """One random problem: its probabilities, rewards and networks come from ``seed``.
+    """One random problem: its probabilities and rewards come from ``seed``.
 
-    ``policy`` is pi_theta, ``stale`` random updates away from pi_old, which sampled; ``ref``
-    pi_ref, the same network with other probabilities. ``everything`` has each episode as often as
-    it is probable under pi_old, times a whole number.
+    ``policy`` is pi_theta, ``stale`` random updates away from pi_old, which sampled; ``ref`` is
+    pi_ref. ``everything`` has each episode as often as it is probable under pi_old, times a whole
+    number.
     """
 
-    def __init__(
-        self, kind: Kind, seed: int, make: MakeNetwork = tabular, divergence: str = "reverse",
-        stale: int = 0,
-    ) -> None:  # fmt: skip
+    def __init__(self, kind: Kind, seed: int, divergence: str = "reverse", stale: int = 0) -> None:
         self.kind, self.divergence, self.stale = kind, divergence, stale
         self._generator = torch.Generator().manual_seed(seed)
         counts, log_q, self._rewards, log_p = self._drawn()
         self._old = (counts.to(DOUBLE) / kind.tickets).log()
-        self.kept: dict[object, Tensor] = {}  # true gradients
-        with generators_kept():
-            torch.manual_seed(seed)
-            networks = [make(kind.states, kind.actions).to(DOUBLE) for _ in range(2)]
-        self.policy, self.ref = (
-            Shifted(network, table) for network, table in zip(networks, (log_p, log_q), strict=True)
-        )
-        self.ref.requires_grad_(False)
+        self.policy, self.ref = Table(log_p), Table(log_q).requires_grad_(False)
         self.everything = _everything(kind, counts)
+        self.kept: dict[object, Tensor] = {}  # true gradients
 
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Tickets of pi_old, log pi_ref, rewards, log pi, each [states, actions]."""
@@ -179,11 +166,6 @@ class Problem:
             move = torch.randn(shape, dtype=DOUBLE, generator=generator)
             log_p = (log_p + UPDATE * move).log_softmax(-1)
         return counts, log_q, rewards, log_p
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """Theta."""
-        return [p for p in self.policy.parameters() if p.requires_grad]
 
     def sample(self) -> Rollouts:
         """As many episodes of pi_old as :attr:`everything` has, drawn at random."""
@@ -244,8 +226,7 @@ class Problem:
 
     def tables(self) -> dict[str, Tensor]:
         """Log-probs of pi, which is differentiable, of ref and of old, [states, actions]."""
-        eye = torch.eye(self.kind.states, dtype=DOUBLE)
-        log_p, log_q = (policy(eye).log_softmax(-1) for policy in (self.policy, self.ref))
+        log_p, log_q = (each.weight.log_softmax(-1) for each in (self.policy, self.ref))
         # To the bit where nothing moved: the ratio is 1.
         return {"pi": log_p, "ref": log_q, "old": self._old if self.stale else log_p.detach()}
 
@@ -262,12 +243,6 @@ class Problem:
         if placement == "loss":
             return raw, gains
         return shaped(raw, kl.masked_fill(~mask, 0.0), coef), gains
-
-
-def flat_gradient(value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """The gradient as one vector; the graph is kept, 0 where the value does not depend on them."""
-    grads = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
-    return torch.cat([grad.flatten() for grad in grads])
 
 
 def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, softplus
+from torch.nn.functional import softplus
 
-from klrl.doctor.problems import Numbers, Problem, flat_gradient, mean_by_state
+from klrl.doctor.problems import Numbers, Problem, mean_by_state
 from klrl.kl.charge import to_go
 from klrl.kl.divergences import MEASURED, over_actions
 
@@ -41,49 +40,36 @@ REWARDED: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Term(NamedTuple):
-    """A term without its weight."""
-
-    what: str  # return, or the divergence whose gradient it has; else the code of a fault
-    scope: str
-    exact: bool  # a sum over the actions, which needs no ratio of its own
-
-
 class Reading(NamedTuple):
     """What a part of a loss consists of."""
 
-    term: Term
-    weight: str  # one of WEIGHTS
-    by_length: bool  # divided by the length of each response
-    sign: int
+    what: str  # return, or the divergence whose gradient it has; else the code of a fault
+    scope: str
+    exact: bool = False  # a sum over the actions, which needs no ratio of its own
+    weight: str = "sequence"  # one of WEIGHTS
+    by_length: bool = False  # divided by the length of each response
+    sign: int = 1
     cut: str = ""  # truncated: constant beyond a bound; clipped: 0 there
 
 
-#: Terms of a batch, and what computes their gradients where the mask holds, [M, actions].
-Terms = list[tuple[Term, Callable[[], Tensor]]]
-TermsOf = Callable[[Numbers], Terms]
+#: The terms of a batch, without weights; their gradients where the mask holds, [M, actions].
+Terms = Callable[[Numbers], Iterator[tuple[Reading, Tensor]]]
 
 
-def return_terms(numbers: Numbers) -> Terms:
+def return_terms(numbers: Numbers) -> Iterator[tuple[Reading, Tensor]]:
     """Of the return, to be minimised."""
     gains, total = to_go(numbers.rewards, numbers.mask), numbers.rewards.sum(1, keepdim=True)
-    credits = numbers.advantages, gains, total, total - total.mean()
-    scores = [("return", credit) for credit in credits] + [("own_reward", numbers.rewards)]
-    return [(Term(what, "sequence", False), partial(_scored, numbers, -x)) for what, x in scores]
+    for credit in (numbers.advantages, gains, total, total - total.mean()):
+        yield Reading("return", "sequence"), numbers.scored(-credit)
+    yield Reading("own_reward", "sequence"), numbers.scored(-numbers.rewards)
 
 
-def kl_terms(numbers: Numbers, to: str) -> Terms:
+def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
     """Of a divergence from ``to``, to be minimised."""
-    mask, log_p = numbers.mask, numbers.logits.detach()
-    log_q = (numbers.ref_logits if to == "ref" else numbers.old_logits).detach()
-    at = numbers.actions[..., None]
-    own, old = (
-        (log_probs - log_q).gather(-1, at).squeeze(-1).masked_fill(~mask, 0.0)
-        for log_probs in (log_p, numbers.old_logits)
-    )
-    total = own.sum(1, keepdim=True)
-    all_to_go, later = to_go(own, mask), to_go(own, mask, "split")
-    states = numbers.states
+    mask, log_p, states = numbers.mask, numbers.logits.detach(), numbers.states
+    log_q = numbers.ref_logits if to == "ref" else numbers.old_logits
+    own, old = (numbers.of_actions(x - log_q).where(mask, 0.0) for x in (log_p, numbers.old_logits))
+    gains, later = to_go(own, mask), to_go(own, mask, "split")
 
     def credited(x: Tensor) -> list[Tensor]:
         """To go, of the whole episode, and both without their means."""
@@ -96,8 +82,8 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
         value = over_actions(divergence, leaf.log_softmax(-1), log_q).sum()
         return torch.autograd.grad(value, leaf)[0][mask]
 
-    twice, scores = Term("twice", "token", True), []
-    for scope, r in (("token", own), ("sequence", total)):
+    scores = []
+    for scope, r in (("token", own), ("sequence", own.sum(1, keepdim=True))):
         scores += [  # f(u) - u f'(u) for D = E_pi[f(u)], u = exp(-r)
             ("reverse", scope, r),  # as k2 has it
             ("reverse", scope, r + 1),  # k1 under a differentiable ratio
@@ -109,9 +95,9 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
             ("k3_swapped", scope, torch.expm1(r)),
         ]
     scores += [
-        ("reverse", "sequence", all_to_go),
+        ("reverse", "sequence", gains),
         ("later_only", "sequence", later),
-        ("later_twice", "sequence", all_to_go + later),
+        ("later_twice", "sequence", gains + later),
         ("exact_in_reward", "sequence", to_go(over_actions("reverse", log_p, log_q), mask)),
         ("k1_in_loss", "token", torch.ones_like(own)),
         *(("stale_kl", "sequence", x) for x in (*credited(old), old)),
@@ -122,28 +108,30 @@ def kl_terms(numbers: Numbers, to: str) -> Terms:
             for x in credited(value(r))
         ),
     ]
-    return [
-        *((Term(what, of, False), partial(_scored, numbers, x)) for what, of, x in scores),
-        (twice, lambda: at_logits("reverse") + _scored(numbers, all_to_go)),
-        *((Term(name, "token", True), partial(at_logits, name)) for name in MEASURED),
-    ]
-
-
-def _scored(numbers: Numbers, score: Tensor) -> Tensor:
-    """The gradient of score * log pi(action) at the logits."""
-    chosen = one_hot(numbers.actions, numbers.logits.shape[-1])
-    return (score[..., None] * (chosen - numbers.logits.exp()))[numbers.mask].detach()
+    for what, scope, score in scores:
+        yield Reading(what, scope), numbers.scored(score)
+    yield Reading("twice", "token", exact=True), at_logits("reverse") + numbers.scored(gains)
+    for name in MEASURED:
+        yield Reading(name, "token", exact=True), at_logits(name)
 
 
 def _weights(numbers: Numbers) -> Iterator[tuple[str, bool, Tensor]]:
     """Those that differ, [M]; then those that are divided by the length."""
     mask = numbers.mask
-    ratio = (numbers.log_probs - numbers.old_log_probs).detach().masked_fill(~mask, 0.0)
+    ratio = (numbers.log_probs - numbers.old_log_probs).detach().where(mask, 0.0)
     lengths = mask.sum(1, keepdim=True)
     for by_length in (False,) if mask.all() else (False, True):
         for name, weight in WEIGHTS.items() if ratio.any() else [("sequence", WEIGHTS["none"])]:
             divisor = lengths if by_length else 1
             yield name, by_length, (weight(ratio, lengths) / divisor)[mask]
+
+
+def _factor(gradient: Tensor, known: Tensor) -> float:
+    """By what a known gradient is multiplied; 0: this is not a multiple of it."""
+    square = float(known @ known)
+    factor = float(gradient @ known) / square if square > 1e-20 else 0.0
+    same = (gradient - factor * known).norm() <= TOLERANCE * gradient.norm()
+    return factor if same else 0.0
 
 
 def factors(
@@ -152,59 +140,54 @@ def factors(
     """By what a known gradient is multiplied on each problem, all of one sign; empty: it is not."""
     found: list[float] = []
     for gradient, problem in zip(gradients, problems, strict=True):
-        of = known(problem)
-        square = float(of @ of)
-        factor = float(gradient @ of) / square if square > 1e-20 else 0.0
-        off = float((gradient - factor * of).norm())
-        if off > TOLERANCE * float(gradient.norm()) or factor * (found or [factor])[0] <= 0:
+        factor = _factor(gradient, known(problem))
+        if factor * (found or [factor])[0] <= 0:
             return []
         found.append(factor)
     return found
 
 
 def fit(
-    gradients: Sequence[Tensor], problems: Sequence[Problem], terms: TermsOf
+    gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms
 ) -> tuple[Reading, list[float]] | None:
     """The first term and weight whose expected gradient, times factors, these are everywhere."""
-    first = problems[0].batch
-    for at, (term, _) in enumerate(terms(first)):
-        for number, (name, by_length, _) in enumerate(_weights(first)):
-
-            def known(problem: Problem, at: int = at, number: int = number) -> Tensor:
-                batch = problem.batch
-                _, _, weight = [*_weights(batch)][number]
-                step = terms(batch)[at][1]() * weight[:, None]
-                value = (batch.logits[batch.mask] * step).sum() / len(batch.mask)
-                return flat_gradient(value, problem.parameters)
-
-            if found := factors(gradients, problems, known):
-                return Reading(term, name, by_length, 1 if found[0] > 0 else -1), found
-    return None
-
-
-def read(
-    gradients: Sequence[Tensor], problems: Sequence[Problem], terms: TermsOf
-) -> Reading | None:
-    """What these gradients at logits [N, steps, actions], one per problem, consist of."""
-    found: list[dict[Reading, str]] = []
+    found: dict[tuple[int, Reading], list[float]] = {}
     for gradient, problem in zip(gradients, problems, strict=True):
-        # log pi are logits too; softmax does not see a constant
-        batch = problem.batch
-        constant = batch.logits.detach().exp() * gradient.sum(-1, keepdim=True)
-        at = len(gradient) * (gradient - constant)[batch.mask]
-        found.append({r._replace(cut=""): r.cut for r in _readings(at, terms(batch), batch)})
-    fits = []
-    for reading in dict.fromkeys(reading for cuts in found for reading in cuts):
-        cuts = [cuts[reading] for cuts in found if reading in cuts]
-        if len(cuts) == len(found) or (any(cuts) and len(cuts) > 0.6 * len(found)):
-            fits.append(reading._replace(cut=max(cuts)))  # where all are cut none can be told
+        batch, weights = problem.batch, list(_weights(problem.batch))
+        still = {}
+        for place, (term, at) in enumerate(terms(batch)):
+            for name, by_length, weight in weights:
+                key = place, term._replace(weight=name, by_length=by_length)
+                if problem is problems[0] or key in found:
+                    factor = _factor(gradient, batch.at_table(at * weight[:, None]))
+                    factors = [*found.get(key, ()), factor]
+                    if factor * factors[0] > 0:
+                        still[key] = factors
+        found = still
+        if not found:
+            return None
+    (_, reading), factors = next(iter(found.items()))
+    return reading._replace(sign=1 if factors[0] > 0 else -1), factors
+
+
+def read(gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms) -> Reading | None:
+    """What these gradients at logits where the mask holds, of the first problems, consist of."""
+    found: dict[Reading, list[str]] = {}
+    for gradient, problem in zip(gradients, problems, strict=False):
+        for reading, cut in dict(_readings(gradient, terms, problem.batch)).items():
+            found.setdefault(reading, []).append(cut)
+    count = len(gradients)
+    fits = [
+        reading._replace(cut=max(cuts))  # where all are cut none can be told
+        for reading, cuts in found.items()
+        if len(cuts) == count or (any(cuts) and len(cuts) > 0.6 * count)
+    ]
     return min(fits, key=lambda reading: reading.cut != "", default=None)
 
 
-def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[Reading]:
+def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[tuple[Reading, str]]:
     weights = list(_weights(numbers))
-    for term, compute in terms:
-        known = compute()
+    for term, known in terms(numbers):
         square = known.square().sum(-1)
         seen = square > 1e-12
         share = (gradient * known).sum(-1) / square.clamp_min(1e-300) * seen
@@ -214,7 +197,7 @@ def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[Read
         sign = 1 if float(share.sum()) > 0 else -1
         for name, by_length, weight in weights:
             if (cut := _cut(sign * share[seen], weight[seen])) is not None:
-                yield Reading(term, name, by_length, sign, cut)
+                yield term._replace(weight=name, by_length=by_length, sign=sign), cut
 
 
 def _cut(share: Tensor, weight: Tensor) -> str | None:

@@ -10,8 +10,7 @@ Two conventions, told apart by an argument for an actor (docs/doctor.md):
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +24,11 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, LossError, with_line
+from klrl.base.imports import import_named, named_in
+from klrl.config.overrides import parse
 from klrl.config.own.find import arguments
-from klrl.doctor.problems import DOUBLE, Numbers, Problem, Rollouts
-from klrl.doctor.user_code import in_one_line, load
+from klrl.doctor.problems import DOUBLE, Numbers
 
 #: Reward per nat.
 COEF = 0.5
@@ -48,25 +48,27 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }
 #: Arguments that build a LossModule.
 MODULES: Mapping[str, tuple[str, ...]] = {
-    "actor": ("actor_network", "actor", "policy"),
-    "critic": ("critic_network", "critic", "value_network"),
-    "reference": ("reference", "ref_actor", "ref_policy", "ref_model", "reference_policy"),
+    "actor": ("actor_network", "policy"),
+    "critic": ("critic_network", "value_network"),
+    "reference": ("ref_actor", "ref_policy", "ref_model", "reference_policy"),
     "coef": (
         *("ref_kl_coef", "ref_kl_coeff", "kl_to_ref_coeff"),
-        *("kl_coef", "kl_coeff", "coef", "coeff"),
+        *("kl_coef", "kl_coeff", "coeff"),
     ),
 }
 #: Terms of a LossModule that are no part of the objective.
 NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
 
 
-class Loss(ABC):
-    """A function, or what builds a LossModule, with the keywords that the user gives it."""
+class Loss:
+    """A function, or what builds a LossModule, with the keywords that the user gives it.
 
-    described: str  # its convention
-    has_return = True  # else it is a penalty alone
-    coef = COEF
-    to = "ref"  # which policy it penalises the distance to
+    Attributes:
+        described: its convention.
+        has_return: else it is a penalty alone.
+        coef: reward per nat; 1 of a penalty without a coefficient.
+        to: the policy that it penalises the distance to, ref or old.
+    """
 
     def __init__(
         self, name: str, call: Callable[..., Any], settings: Mapping[str, object], placement: str,
@@ -74,73 +76,115 @@ class Loss(ABC):
     ) -> None:  # fmt: skip
         self.name, self.call, self.settings, self.placement = name, call, settings, placement
         self.setting = f"--loss {name}"
-        #: Whether the loss itself has a KL's part.
-        self.charges = placement != "reward" and divergence != "none"
-        self._take()
+        takes, _ = arguments(self.setting, call.forward if isinstance(call, nn.Module) else call)
+        self.is_module = inspect.isclass(call) or any(
+            each in takes for each in ("actor", *MODULES["actor"])
+        )
+        self._roles = MODULES if self.is_module else ARGUMENTS
+        charges = placement != "reward" and divergence != "none"  # it has a KL's part itself
+        #: Name of an argument -> its role.
+        self._given = self._gives(takes, () if charges else ("coef", "reference"))
+        roles = set(self._given.values())
+        self.has_return = self.is_module or bool({"rewards", "advantages"} & roles)
+        of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & roles)
+        self.to = "old" if of_old and placement == "loss" else "ref"  # else charged with ref's
+        self.coef = 1.0 if charges and "coef" not in roles else COEF
+        if self.has_return and charges and "coef" not in roles:
+            raise ConfigError(
+                f"{self.setting}: takes no coef ({', '.join(self._roles['coef'])}); take it, or "
+                "give --placement reward where the rewards are charged with the KL before, or "
+                "--divergence none without a KL"
+            )
+        kind = "a LossModule built with" if self.is_module else "a function of"
+        self.described = self._convention = f"{kind} {', '.join(self._given)}"
 
-    @abstractmethod
-    def _take(self) -> None:
-        """Read the arguments of the call; refuse what cannot be given."""
+    def _gives(
+        self, takes: Mapping[str, inspect.Parameter], optional: Sequence[str]
+    ) -> dict[str, str]:
+        """What the doctor gives: what is required, and what it has but for ``optional``."""
+        open_ = {name: p.default is p.empty for name, p in takes.items()}
+        given = {}
+        for role, others in self._roles.items():
+            name = next((each for each in (role, *others) if each in open_), None)
+            if name and (open_[name] or role not in ("critic", *optional)):
+                given[name] = role
+        for each, required in open_.items():
+            if required and each not in given and each not in self.settings:
+                raise ConfigError(
+                    f"{self.setting}: asks for {each}, which the doctor does not have; it gives "
+                    f"{', '.join(self._roles)}: rename it, or give it behind as {each}=VALUE"
+                )
+        return given
 
-    @abstractmethod
-    def value(self, numbers: Numbers, coef: float) -> Tensor:
-        """The loss of a batch, a scalar."""
+    def gradient(self, numbers: Numbers, coef: float, at_logits: bool = False) -> Tensor:
+        """At the policy's table, flat; or at the logits where the mask holds, [M, actions].
 
-    def at_logits(self, problem: Problem, coef: float) -> Tensor:
-        """The gradient of the batch's loss at the logits of each step, [N, steps, actions]."""
-        numbers = problem.numbers(problem.everything, coef, self.placement)
-        return self._at(numbers.logits, numbers, coef)
-
-    def _at(self, logits: Tensor, numbers: Numbers, coef: float) -> Tensor:
-        value = self.value(numbers, coef)
-        return torch.autograd.grad(value, logits, materialize_grads=True)[0]
-
-    def gradient(
-        self, problem: Problem, episodes: Rollouts, coef: float, other_padding: bool = False
-    ) -> Tensor:
-        """At the policy's parameters, flat; refused if it is not finite."""
-        numbers, at = problem.numbers(episodes, coef, self.placement), problem.parameters
-        value = self.value(numbers.other_padding() if other_padding else numbers, coef)
-        grads: Sequence[Tensor | None] = []
-        if value.requires_grad:
-            with in_one_line(self.setting):
-                grads = torch.autograd.grad(value, at, allow_unused=True)
-        if all(grad is None for grad in grads):
+        Raises:
+            ConfigError: the loss is no finite number, or has no finite gradient.
+            LossError: the user's code raises.
+        """
+        grad = None
+        try:
+            value, logits = (self._module if self.is_module else self._function)(numbers, coef)
+            at = logits if at_logits else numbers.problem.policy.weight
+            if value.requires_grad:
+                (grad,) = torch.autograd.grad(value, at, allow_unused=True)
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise LossError(f"{self.setting}: raised {with_line(error)}") from error
+        if grad is None:
             raise ConfigError(
                 f"{self.setting}: its value has no gradient in the policy; look for detach() or "
                 "no_grad()"
             )
-        ends = zip(at, grads, strict=True)
-        flat = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in ends])
-        for wrong in flat[~flat.isfinite()][:1]:
+        for wrong in grad[~grad.isfinite()][:1]:
             raise ConfigError(
                 f"{self.setting}: its gradient is {float(wrong)}; look for log 0 and 0 / 0"
             )
-        return flat
+        if not at_logits:
+            return grad.flatten()
+        grad, log_p = grad[numbers.mask] if grad.ndim == 3 else grad, numbers.logits[numbers.mask]
+        return grad - log_p.detach().exp() * grad.sum(-1, keepdim=True)  # softmax sees no constant
 
-    def _free(self, given: Collection[str]) -> dict[str, bool]:
-        """The keywords that the settings leave open, and whether each has a default.
-
-        Those that the doctor gives are not the user's.
-        """
-        takes, anything = _arguments(self.name, self.call)
-        for key, setting in self.settings.items():
-            if key not in takes and not anything:
-                told = f"{self.setting} has no such argument; it has {', '.join(takes)}"
-                raise ConfigError(f"{key}={setting}: {told}")
-            if key in given:
-                raise ConfigError(f"{key}={setting}: the doctor gives it; leave it out")
-        return {
-            name: p.default is not p.empty for name, p in takes.items() if name not in self.settings
+    def _function(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
+        given = {  # copies: the user's code may write into them
+            name: coef if role == "coef" else getattr(numbers, role).clone()
+            for name, role in self._given.items()
         }
+        return self._scalar(self.call(**given, **self.settings)), numbers.logits
 
-    def _refuse(self, missing: Sequence[str], remedy: str = "") -> None:
-        """What a loss asks for and is not given."""
-        for each in missing:
+    def _module(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
+        """The sum of the module's terms, built anew; and the first logits of its actor."""
+        problem = numbers.problem
+        critic = nn.Linear(problem.kind.states, 1, dtype=DOUBLE)
+        parts = {
+            "actor": _actor(problem.policy),
+            "critic": TensorDictModule(critic, ["observation"], ["state_value"]),
+            "reference": _actor(problem.ref),
+            "coef": coef,
+        }
+        given = {name: parts[role] for name, role in self._given.items()}
+        seen: list[Tensor] = []
+        # A LossModule works on copies of the network, which keep its hooks.
+        handle = problem.policy.register_forward_hook(lambda *x: seen.append(x[-1]))
+        try:
+            out = self.call(**given, **self.settings)(_tensordict(numbers))
+        finally:
+            handle.remove()
+        if not isinstance(out, TensorDictBase | Mapping):
+            return self._scalar(out), seen[0]
+        terms = [key for key in out.keys() if isinstance(key, str) and key.startswith("loss_")]
+        counted = [key for key in terms if key not in NOT_COUNTED]
+        left_out = [key for key in terms if key in NOT_COUNTED]
+        if not counted:
             raise ConfigError(
-                f"{self.setting}: asks for {each}, which the doctor does not have; {remedy}give it "
-                f"behind as {each}=VALUE"
+                f"{self.setting}: returned no term whose name begins with loss_; name it so, as "
+                "TorchRL's losses do"
             )
+        self.described = f"{self._convention}; counted: {', '.join(counted)}"
+        self.described += f"; not counted: {', '.join(left_out)}" if left_out else ""
+        return torch.stack([self._scalar(out[key], f"{key} is") for key in counted]).sum(), seen[0]
 
     def _scalar(self, value: object, said: str = "returned") -> Tensor:
         remedy = "the loss to be minimised"
@@ -155,130 +199,21 @@ class Loss(ABC):
         raise ConfigError(f"{self.setting}: {said} {told}")
 
 
-class FunctionLoss(Loss):
-    """A plain function of tensors, called with the arguments of :data:`ARGUMENTS` that it has.
-
-    With ``placement="reward"``, or without a divergence, only a required ``coef`` is given.
-    """
-
-    def _take(self) -> None:
-        canonical = {other: key for key, others in ARGUMENTS.items() for other in (key, *others)}
-        free = self._free(canonical)
-        missing = [key for key, default in free.items() if key not in canonical and not default]
-        self._refuse(missing, f"it gives {', '.join(ARGUMENTS)}: rename it, or ")
-        self._given = {
-            key: canonical[key]
-            for key, default in free.items()
-            if key in canonical and (self.charges or not default or canonical[key] != "coef")
-        }
-        takes = self._given.values()
-        if self.placement == "loss" and not {"ref_log_probs", "ref_logits"} & set(takes):
-            self.to = "old"  # rewards are charged with the distance to ref
-        self.described = f"a function of {', '.join(takes)}"
-        self.has_return = bool({"rewards", "advantages"} & set(takes))
-        if not {"log_probs", "logits"} & set(takes):
-            raise ConfigError(
-                f"{self.setting}: takes neither log_probs nor logits, so it has no gradient; take "
-                "one of them, or an actor for a LossModule"
-            )
-        if "coef" not in takes and self.charges:
-            if self.has_return:
-                raise ConfigError(
-                    f"{self.setting}: takes no coef; take it, or give --placement reward where the "
-                    "rewards are charged with the KL before, or --divergence none without a KL"
-                )
-            self.coef = 1.0
-
-    def value(self, numbers: Numbers, coef: float) -> Tensor:
-        """The function's."""
-        values = {  # copies: the user's code may write into them
-            key: coef if name == "coef" else getattr(numbers, name).clone()
-            for key, name in self._given.items()
-        }
-        with in_one_line(self.setting):
-            value = self.call(**values, **self.settings)
-        return self._scalar(value)
+def load(option: str, name: str) -> Any:
+    """What ``package.module:name`` or ``path/file.py:name``, given by an option, names."""
+    setting = f"{option} {name}"
+    source, _, wanted = name.rpartition(":")
+    if not source or not wanted:
+        raise ConfigError(f"{setting}: write package.module:NAME or path/file.py:NAME")
+    return named_in(setting, import_named(setting, source), source, wanted)
 
 
-class ModuleLoss(Loss):
-    """A LossModule, built anew for every batch.
-
-    Where it has no KL to charge it gets neither reference nor coefficient unless it requires them.
-    """
-
-    def _take(self) -> None:
-        free = self._free([key for role in MODULES if role != "critic" for key in MODULES[role]])
-        wanted = ("actor", "reference", "coef") if self.charges else ("actor",)
-        #: role -> its name here
-        self._given: dict[str, str] = {}
-        for role, names in MODULES.items():
-            first = next((name for name in names if name in free), None)
-            if first and (role in wanted or not free[first]):
-                self._given[role] = first
-        if self.charges and "coef" not in self._given:
-            raise ConfigError(
-                f"{self.setting}: takes no coefficient of the KL; name it ref_kl_coef or coef, or "
-                "give --placement reward where the rewards are charged with the KL before, or "
-                "--divergence none without a KL"
-            )
-        given = self._given.values()
-        self._refuse(sorted(key for key in free if key not in given and not free[key]))
-        self.described = self._built_with = f"a LossModule built with {', '.join(given)}"
-
-    def value(self, numbers: Numbers, coef: float) -> Tensor:
-        """The sum of the module's terms."""
-        problem = numbers.problem
-        parts = {
-            "actor": _actor(problem.policy),
-            "critic": _critic(problem.kind.states),
-            "reference": _actor(problem.ref),
-            "coef": coef,
-        }
-        given = {name: parts[role] for role, name in self._given.items()}
-        with in_one_line(self.setting):
-            out = self.call(**given, **self.settings)(_tensordict(numbers))
-        if not isinstance(out, TensorDictBase | Mapping):
-            return self._scalar(out)
-        terms = [key for key in out.keys() if isinstance(key, str) and key.startswith("loss_")]
-        counted = [key for key in terms if key not in NOT_COUNTED]
-        left_out = [key for key in terms if key in NOT_COUNTED]
-        if not counted:
-            raise ConfigError(
-                f"{self.setting}: returned no term whose name begins with loss_; name it so, as "
-                "TorchRL's losses do"
-            )
-        self.described = f"{self._built_with}; counted: {', '.join(counted)}"
-        self.described += f"; not counted: {', '.join(left_out)}" if left_out else ""
-        return torch.stack([self._scalar(out[key], f"{key} is") for key in counted]).sum()
-
-    def _at(self, logits: Tensor, numbers: Numbers, coef: float) -> Tensor:
-        """The network gives these logits for the batch."""
-        mask, policy = numbers.mask, numbers.problem.policy
-        frames = logits if mask.all() else logits[mask]
-        # A LossModule works on copies of the network, which keep its hooks.
-        handle = policy.register_forward_hook(
-            lambda _, __, out: frames if out.shape == frames.shape else out
-        )
-        try:
-            return super()._at(logits, numbers, coef)
-        finally:
-            handle.remove()
-
-
-def find_loss(
-    name: str, settings: Mapping[str, object], placement: str, divergence: str | None = None
-) -> Loss:
-    """The loss that ``--loss`` names, with its convention."""
-    value = load("--loss", name)
-    takes, _ = _arguments(name, value)
-    if any(actor in takes for actor in MODULES["actor"]):
-        return ModuleLoss(name, value, settings, placement, divergence)
-    if inspect.isclass(value):
-        raise ConfigError(
-            f"--loss {name}: a class without an argument for the actor "
-            f"({', '.join(MODULES['actor'])}); give it one, or name a function"
-        )
-    return FunctionLoss(name, value, settings, placement, divergence)
+def settings_of(words: Sequence[str]) -> dict[str, object]:
+    """``NAME=VALUE`` as keywords, values as in settings of klrl."""
+    for word in words:
+        if "=" not in word:
+            raise ConfigError(f"{word}: write NAME=VALUE, a keyword of the loss")
+    return {str(each.key_or_group): each.value() for each in parse(words)}
 
 
 def _actor(network: nn.Module) -> ProbabilisticTensorDictSequential:
@@ -290,15 +225,11 @@ def _actor(network: nn.Module) -> ProbabilisticTensorDictSequential:
     )
 
 
-def _critic(states: int) -> TensorDictModule:
-    return TensorDictModule(nn.Linear(states, 1, dtype=DOUBLE), ["observation"], ["state_value"])
-
-
 def _tensordict(numbers: Numbers) -> TensorDict:
     """The batch as TorchRL's collectors give it: [N, steps], or real frames one behind another."""
     mask = numbers.mask
     last = mask.sum(1, keepdim=True) - 1
-    done = torch.zeros_like(mask).scatter(1, last, True)
+    done = torch.zeros_like(mask).scatter(1, last, True)[..., None]
     observation = one_hot(numbers.states, numbers.problem.kind.states).to(DOUBLE)
     frames = {
         "observation": observation,
@@ -311,15 +242,10 @@ def _tensordict(numbers: Numbers) -> TensorDict:
         "next": {
             "observation": observation.roll(-1, 1),
             "reward": numbers.rewards[..., None],
-            "done": done[..., None],
-            "terminated": done[..., None],
+            "done": done,
+            "terminated": done,
             "ref_log_prob": numbers.ref_log_probs.detach(),
         },
     }
     data = TensorDict(frames, batch_size=mask.shape)
     return data if mask.all() else data[mask]
-
-
-def _arguments(name: str, value: Any) -> tuple[Mapping[str, inspect.Parameter], bool]:
-    """The keywords that it takes, a module's ``forward``'s; and whether it takes any others."""
-    return arguments(f"--loss {name}", value.forward if isinstance(value, nn.Module) else value)

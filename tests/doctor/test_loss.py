@@ -135,7 +135,6 @@ def test_settings_reach_a_module() -> None:
 
 
 MINE = """
-import functools
 import torch
 
 def penalty(log_probs, ref_log_probs, mask, coef):
@@ -204,14 +203,6 @@ def of_actions(logits, ref_logits, tokens, mask, coef):
     chosen = tokens[..., None]
     log_probs, ref_log_probs = (x.gather(-1, chosen)[..., 0] for x in (logits, ref_logits))
     return penalty(log_probs, ref_log_probs, mask, coef)
-
-@functools.cache
-def one_network(observations, actions):
-    return network(observations, actions)
-
-def network(observations, actions):
-    return torch.nn.Sequential(
-        torch.nn.Linear(observations, 8), torch.nn.Tanh(), torch.nn.Linear(8, actions))
 """
 
 
@@ -249,13 +240,6 @@ def test_losses_of_ones_own(mine: Path, name: str, expected: dict[str, list[str]
         assert "mixture: 0.50 x each step's own KL + 0.50 x the forward KL; right" in report_text(
             report
         )
-
-
-@pytest.mark.parametrize("network", ["network", "one_network"])
-def test_a_network_of_ones_own(mine: Path, network: str) -> None:
-    report = examine_loss(f"{mine}:penalty", actor=f"{mine}:{network}", seeds=8)
-    assert report.ok
-    assert report.kinds[2].error.max < 1e-9
 
 
 @pytest.mark.integration

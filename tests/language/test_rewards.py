@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from klrl.base.errors import ConfigError, RewardError
-from klrl.doctor.user_code import load
+from klrl.doctor.user_loss import load
 from klrl.language.data.prompts import Prompt
 from klrl.language.data.rewards import Extras, Reward, find_reward, response_texts
 from tests.transforms import llm_toys as toys
