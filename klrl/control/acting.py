@@ -43,12 +43,17 @@ class Acting(Protocol):
 
 
 def make_acting(agent: Agent, device: torch.device) -> Acting:
-    """Choose numpy for a small MLP or one on the CPU (where dispatch dominates), else torch."""
+    """Choose numpy or torch."""
+    if acts_in_numpy(agent, device):
+        return NumpyActing(agent.policy_net, agent.family)
+    return TorchActing(agent.policy_net, agent.family, device)
+
+
+def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
+    """Whether numpy acts: for a small MLP, or one on the CPU, where dispatch dominates."""
     net = agent.policy_net
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
-    if small and runs_in_numpy(net):
-        return NumpyActing(net, agent.family)
-    return TorchActing(net, agent.family, device)
+    return small and runs_in_numpy(net)
 
 
 # -------------------------------------------------------------------------------------- numpy

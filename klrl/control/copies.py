@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import gymnasium
@@ -49,9 +49,15 @@ from klrl.control.episodes import Episodes, replayed, why_unrepeatable
 from klrl.control.gym_make import make_gym
 from klrl.control.observation import Layout, Packed, flattened, layout_of
 
+if TYPE_CHECKING:
+    from klrl.control.mujoco_batch import MujocoBatch
+
 
 class VectorGymEnv(EnvBase):
-    """``num_envs`` copies of a Gymnasium environment, stepped one after the other in this process.
+    """``num_envs`` copies of a Gymnasium environment, stepped in this process.
+
+    They are stepped one by one, or, in some MuJoCo tasks, as one batch with the same results
+    (:mod:`klrl.control.mujoco_batch`).
 
     ``observation`` [N, D] is a vector of float32, or several entries packed as float32 or uint8
     (:mod:`klrl.control.observation`). Actions are flat (:mod:`klrl.control.action_space`): float32
@@ -67,6 +73,7 @@ class VectorGymEnv(EnvBase):
         make: makes a copy; default ``gymnasium.make`` of the id.
         setting: the setting that names the environment, for errors; default ``env.id=...``.
         action_mask: ``env.action_mask``.
+        batch: whether MuJoCo may step the copies as one batch; ``make`` makes equal copies then.
     """
 
     def __init__(
@@ -80,6 +87,7 @@ class VectorGymEnv(EnvBase):
         make: Callable[[], gymnasium.Env] | None = None,
         setting: str | None = None,
         action_mask: str = "auto",
+        batch: bool = True,
     ) -> None:
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
         self.env_id = env_id
@@ -87,12 +95,25 @@ class VectorGymEnv(EnvBase):
         self.seed_episodes(seed)
         self._setting = setting or f"env.id={env_id}"
         make = make or partial(make_gym, env_id, kwargs or {})
-        copies = [make() for _ in range(num_envs)]
-        spaces = copies[0].observation_space, copies[0].action_space
+        first = make()
+        spaces = first.observation_space, first.action_space
         self.layout = layout_of(self._setting, *spaces, action_mask)
         seen = flattened(spaces[0]) if self.layout is None else self.layout.line
         #: Lines about observations and actions that are converted for the policy.
         self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
+        self._batch: MujocoBatch | None = None
+        #: How the copies are stepped, in words.
+        self.stepped = f"{num_envs} copies one by one"
+        if batch and self.layout is None and _is_mujoco(first):
+            from klrl.control.mujoco_batch import Unbatched, batch_of
+
+            try:
+                self._batch = batch_of(make, first, num_envs)
+                self.stepped = f"{num_envs} copies in one MuJoCo batch"
+            except Unbatched as why:
+                self.stepped += f" ({why})"
+        #: With a batch, the only one: it resets all copies.
+        copies = [first, *(make() for _ in range(0 if self._batch else num_envs - 1))]
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)
         self._episodes: Episodes | None = None
@@ -163,7 +184,7 @@ class VectorGymEnv(EnvBase):
 
     def _reset_copies(self, mask: np.ndarray | None, seeds: Sequence[int] | None) -> None:
         shape, episodes = self._observations.shape[1:], self._episodes
-        for i, env in enumerate(self._envs):
+        for i in range(self.num_copies):
             if mask is None or mask[i]:
                 self._place.copy = i
                 if seeds is None:
@@ -171,9 +192,11 @@ class VectorGymEnv(EnvBase):
                     self._begun[i] += 1
                 else:
                     seed = seeds[i]
-                observation, _info = env.reset(seed=seed)
+                observation, _info = self._envs[0 if self._batch else i].reset(seed=seed)
                 require_observation(observation, shape)
                 self._observations[i] = observation
+                if self._batch is not None:
+                    self._batch.begin(i)
                 if episodes is not None:
                     episodes.begin(i, self._observations[i])
 
@@ -192,8 +215,16 @@ class VectorGymEnv(EnvBase):
         self._place.step += 1
         if self._episodes is not None:
             self._episodes.act(action)
-        self._call_copies(lambda: self._step_copies(given, mask), "step")
+        step = self._step_copies if self._batch is None else self._step_batch
+        self._call_copies(lambda: step(given, mask), "step")
         return self._observations, self._rewards, *self._ends
+
+    def _step_batch(self, action: Any, mask: np.ndarray | None) -> None:
+        assert self._batch is not None
+        self._batch.step(action, mask, (self._observations, self._rewards, *self._ends))
+        if (episodes := self._episodes) is not None:
+            for i in range(self.num_copies) if mask is None else np.flatnonzero(mask):
+                episodes.digests[i] = crc32(episodes.rows[i], episodes.digests[i])
 
     def _step_copies(self, action: Iterable[object], mask: np.ndarray | None) -> None:
         observations, rewards = self._observations, self._rewards
@@ -338,6 +369,11 @@ class _Place:
 
     copy: int = 0
     step: int = 0
+
+
+def _is_mujoco(env: gymnasium.Env) -> bool:
+    spec = env.unwrapped.spec
+    return spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
 
 
 def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
-from klrl.config import CONTROL, EnvConfig, factory
+from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
 from klrl.control.copies import VectorGymEnv
 from klrl.control.gym_make import make_one
 
@@ -25,6 +25,8 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorG
         make=lambda: make_one(config),
         setting=config.named,
         action_mask=config.action_mask,
+        # A function of the user's may give each copy a model of its own.
+        batch=not isinstance(config, CustomEnvConfig),
     )
 
 

@@ -13,6 +13,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from klrl.base.seeds import derived_seed, seed_generators
 from klrl.config import CheckpointReferenceConfig, Config, factory
 from klrl.config.own import has_state_dict
+from klrl.control.acting import acts_in_numpy
 from klrl.control.actor import make_agent
 from klrl.control.advantage import OwnAdvantage, RewardNormalizer
 from klrl.control.env import make_copies, transformed
@@ -149,6 +150,16 @@ class ControlParts(Parts):
         if self._episodes.new and self._reward_normalizer is not None:
             self._reward_normalizer.begin_episodes()
         return rollout
+
+    @property
+    def collecting(self) -> str:
+        """The collector, how it steps the copies, and what evaluates the policy."""
+        config, device = self.config.collector, self.device
+        if config.elsewhere:
+            return f"collector={config.name}"
+        acts = "numpy" if acts_in_numpy(self.agent, device) else "torch"
+        acts = "TorchRL's modules" if config.name == "torchrl" else acts
+        return f"collector={config.name}, {self._copies.stepped}, policy in {acts}"
 
     @property
     def resume(self) -> dict[str, str]:

@@ -17,7 +17,17 @@ from klrl.runs.metrics import TIMES, Metric, Row, metric_of
 from klrl.runs.rows import read_rows
 
 #: Entries of the manifest that are compared, in addition to settings and metrics.
-_FACTS = ("status", "seed", "klrl", "numerics", "python", "device", "compile", "git_commit")
+_FACTS = (
+    "status",
+    "seed",
+    "klrl",
+    "numerics",
+    "python",
+    "device",
+    "compile",
+    "collector",
+    "git_commit",
+)
 
 
 @dataclass(frozen=True)

@@ -173,8 +173,9 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     metrics = metrics_of(domain)
     rows = rows_so_far(files.path)
     last = rows[-1] if rows else {}
-    passed = duration(sum(r.get("time/iteration", 0.0) for r in rows))
-    lines = [f"finished {frames:,} {domain.axis} in {passed}"]
+    times = ("time/iteration", "time/sampling")
+    seconds, sampling = (sum(row.get(name, 0.0) for row in rows) for name in times)
+    lines = [f"finished {frames:,} {domain.axis} in {duration(seconds)}"]
     lines += [f"  {line}" for line in _evaluated(last, config)]
     if "kl/ref/exact" in last:
         names = ("kl/ref/exact", "div/ref/charged", "kl/ref/penalty", "kl/ref/coef")
@@ -189,4 +190,7 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
             f"  the penalty is {share:.0%} of the reward (mean sizes per {domain.unit}); where the "
             f"policy learns too little, set kl.coef={rows[-1]['kl/ref/coef'] / 10:.1g}"
         )
+    if (collector := files.manifest.get("collector")) and seconds:
+        each = f"{1e6 * sampling / frames:,.0f} us per {domain.axis[:-1]}"
+        lines.append(f"  rollouts: {collector}: {each}, {sampling / seconds:.0%} of the time")
     return "\n".join([*lines, f"  run folder: {escaped(str(files.path))}"])

@@ -110,6 +110,11 @@ class Parts(ABC):
         return {"resume": "exact"}
 
     @property
+    @abstractmethod
+    def collecting(self) -> str:
+        """How rollouts are collected, in words."""
+
+    @property
     def built(self) -> Sequence[object]:
         """The transforms that charge the KL, in order; the manifest names their classes."""
         whole = None if self.kl is None else self.kl.transform
@@ -324,7 +329,13 @@ class Training:
         if lost := [setting for setting, part in parts.items() if getattr(part, "unsaved", False)]:
             say(f"resume: a resumed run begins anew with {lost[0]}, whose state is not saved")
         built = [f"{type(each).__module__}.{type(each).__name__}" for each in self.parts.built]
-        files.update(built=built, **self.parts.resume | ({"resume": "anew"} if lost else {}))
+        collector = self.parts.collecting
+        say(f"rollouts: {collector}")
+        files.update(
+            built=built,
+            collector=collector,
+            **self.parts.resume | ({"resume": "anew"} if lost else {}),
+        )
         self._tell("started")
         return rollout
 

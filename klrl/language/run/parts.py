@@ -168,6 +168,12 @@ class LanguageParts(Parts):
         return self.collector
 
     @property
+    def collecting(self) -> str:
+        """The collector; TorchRL's chat environment if the KL is charged in it."""
+        online = self.kl is not None and self.kl.online
+        return f"collector={self.config.collector.name}" + ", TorchRL's ChatEnv" * online
+
+    @property
     def built(self) -> Sequence[object]:
         """The objects that were built; with ``kl.apply=step`` also TorchRL's."""
         return (*self.collector.built, *super().built)

@@ -1,0 +1,197 @@
+"""MuJoCo tasks in one batch, to the byte: against ``gymnasium.make``, copy by copy."""
+
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.wrappers import TransformReward
+
+from klrl.base.seeds import derived_seed
+from klrl.config import CustomEnvConfig
+from klrl.control import mujoco_batch
+from klrl.control.copies import VectorGymEnv
+from klrl.control.env import make_copies
+from tests.agents import gym
+from tests.control.test_episodes import kept, played
+
+TASKS = ("HalfCheetah-v5", "Hopper-v5", "InvertedPendulum-v5", "Swimmer-v5", "Walker2d-v5")
+#: Time limits are reached, and every setting that a step reads has another value than its default.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "HalfCheetah-v5": {"forward_reward_weight": 0.7, "ctrl_cost_weight": 0.3},
+    "Hopper-v5": {
+        **{"forward_reward_weight": 1.3, "ctrl_cost_weight": 0.1, "healthy_reward": 0.3},
+        **{"healthy_state_range": (-2.5, 3.5), "healthy_angle_range": (-0.3, 0.1)},
+    },
+    "InvertedPendulum-v5": {"reset_noise_scale": 0.1},
+    "Swimmer-v5": {"frame_skip": 2, "ctrl_cost_weight": 0.2},
+    "Walker2d-v5": {"terminate_when_unhealthy": False, "healthy_z_range": (1.1, 1.3)},
+}
+CASES = [(name, {}) for name in TASKS]
+CASES += [(name, {"max_episode_steps": 23, **more}) for name, more in SETTINGS.items()]
+CASES += [
+    (name, {"exclude_current_positions_from_observation": False, "max_episode_steps": 17})
+    for name in ("Hopper-v5", "Swimmer-v5")
+]
+
+
+def compare(env_id: str, kwargs: dict[str, Any], copies: int, steps: int) -> tuple[int, int]:
+    """Compare every answer of a batch with Gymnasium's; how many episodes ended, of each kind."""
+    env = VectorGymEnv(env_id, copies, kwargs=kwargs, seed=5)
+    assert env.stepped == f"{copies} copies in one MuJoCo batch"
+    own = [gymnasium.make(env_id, **kwargs) for _ in range(copies)]
+    begun = [0] * copies
+
+    def reset(i: int) -> np.ndarray:
+        begun[i] += 1
+        return own[i].reset(seed=derived_seed(5 + i, "episode", begun[i] - 1))[0]
+
+    rng, counts = np.random.default_rng(3), np.zeros(2, int)
+    space = own[0].action_space
+    seen = env.reset_native()
+    for i in range(copies):
+        assert seen[i].tobytes() == reset(i).tobytes()
+    for step in range(steps):
+        scale = 0.3 if step // 40 % 2 else 1.2  # small, and also outside the bounds
+        actions = (scale * rng.uniform(space.low, space.high, (copies, *space.shape))).astype("f4")
+        answers = env.step_native(actions)
+        for i in range(copies):
+            given = np.clip(actions[i], space.low, space.high)
+            observation, *rest = own[i].step(given)[:4]
+            assert answers[0][i].tobytes() == observation.tobytes(), (step, i)
+            assert [answer[i] for answer in answers[1:]] == rest, (step, i)
+        counts += [int(answers[2].sum()), int(answers[3].sum())]
+        ended = answers[2] | answers[3]
+        if ended.any():
+            seen = env.reset_native(ended)
+            for i in np.flatnonzero(ended):
+                assert seen[i].tobytes() == reset(i).tobytes(), (step, i)
+    return counts[0], counts[1]
+
+
+@pytest.mark.parametrize(("env_id", "kwargs"), CASES)
+def test_each_answer_is_gymnasiums(env_id: str, kwargs: dict[str, Any]) -> None:
+    terminated, truncated = compare(env_id, kwargs, 3, 80)
+    falls = env_id not in ("HalfCheetah-v5", "Swimmer-v5") and kwargs.get(
+        "terminate_when_unhealthy", True
+    )
+    assert (terminated > 0) == falls
+    assert truncated > 0 or "max_episode_steps" not in kwargs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", TASKS)
+def test_ten_thousand_steps_are_gymnasiums(env_id: str) -> None:
+    terminated, truncated = compare(env_id, {}, 4, 2500)
+    assert terminated + truncated >= 8
+    print(f"{env_id}: 10000 steps, {terminated} falls, {truncated} at the limit, all equal")
+
+
+def both(env_id: str, copies: int = 3) -> tuple[VectorGymEnv, VectorGymEnv]:
+    """A batch, and copies that are stepped one by one."""
+    pair = [VectorGymEnv(env_id, copies, seed=2, batch=batch) for batch in (True, False)]
+    assert ["batch" in env.stepped for env in pair] == [True, False]
+    return pair[0], pair[1]
+
+
+@pytest.mark.parametrize("env_id", ["Hopper-v5", "HalfCheetah-v5"])
+def test_copies_that_wait_are_left_alone(env_id: str) -> None:
+    pair, rng = both(env_id), np.random.default_rng(0)
+    for env in pair:
+        env.reset_native()
+    for _ in range(40):
+        actions = rng.uniform(-1, 1, (3, *pair[0].action_spec.shape[1:])).astype("f4")
+        mask = rng.random(3) < 0.6
+        mask[rng.integers(3)] = True
+        answers = [env.step_native(actions, mask) for env in pair]
+        assert [x.tobytes() for x in answers[0]] == [x.tobytes() for x in answers[1]]
+        if (ended := mask & answers[0][2]).any():
+            assert pair[0].reset_native(ended).tobytes() == pair[1].reset_native(ended).tobytes()
+
+
+def test_a_simulation_that_diverges_is_gymnasiums_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MuJoCo resets it and warns; the end that Gymnasium sees is the same."""
+    pair = both("HalfCheetah-v5")
+    for env in pair:
+        env.reset_native()
+    for value in (np.nan, 1.0, np.nan, 0.2):
+        actions = np.full((3, 6), value, "f4")
+        answers = [[x.tobytes() for x in env.step_native(actions)] for env in pair]
+        assert answers[0] == answers[1]
+
+
+def test_threads_change_nothing() -> None:
+    torch.set_num_threads(2)
+    try:
+        compare("Walker2d-v5", {}, 5, 40)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_running_episodes_go_on_in_a_batch_or_one_by_one() -> None:
+    batch, single = kept("Hopper-v5"), kept("Hopper-v5", seed=4, batch=False)
+    batch.reset_native()
+    played(batch, 45)
+    state = batch.episodes()
+    assert state is not None
+    single.play_again(state)
+    assert played(batch, 40) == played(single, 40)
+
+
+# ------------------------------------------------------------------------------- stepped one by one
+
+
+class Once(mujoco_batch.HopperBatch):
+    """A batch with one wrong number: the reward of a step, or an end that is missed."""
+
+    wrong = ""
+
+    def _judged(self, *given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        reward, ends = super()._judged(*given)
+        if self.wrong == "reward" and self._steps[0] == 7:
+            reward[0] = np.nextafter(reward[0], 9)
+        if self.wrong == "end":
+            ends = ends & (self._steps > 15)
+        return reward, ends
+
+
+@pytest.mark.parametrize("wrong", ["", "reward", "end"])
+def test_one_wrong_number_is_found_before_the_batch_is_used(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Once, "wrong", wrong)
+    place = "gymnasium.envs.mujoco.hopper_v5:HopperEnv"
+    monkeypatch.setitem(mujoco_batch._TASKS, place, Once)
+    env = VectorGymEnv("Hopper-v5", 3, seed=2)
+    if not wrong:
+        assert env.stepped == "3 copies in one MuJoCo batch"
+        return
+    assert env.stepped.startswith("3 copies one by one (a batch differs from Gymnasium in step ")
+    right = VectorGymEnv("Hopper-v5", 3, seed=2, batch=False)
+    assert env.reset_native().tobytes() == right.reset_native().tobytes()
+    assert played(env, 30) == played(right, 30)
+
+
+def hopper(**more: Any) -> gymnasium.Env:
+    return gymnasium.make("Hopper-v5", **more)
+
+
+def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stepped(env_id: str = "Hopper-v5", copies: int = 2, **how: Any) -> str:
+        return VectorGymEnv(env_id, copies, **how).stepped
+
+    cost = "; a batch takes about two thirds of the time)"
+    assert stepped("CartPole-v1") == "2 copies one by one"
+    assert stepped("Ant-v5") == "2 copies one by one (Ant-v5 has no batch)"
+    assert stepped(copies=1) == "1 copies one by one (a single copy gains nothing)"
+    wrapped = stepped(make=lambda: TransformReward(hopper(), lambda r: r))
+    assert wrapped == f"2 copies one by one (TransformReward wraps them{cost}"
+    drawn = stepped(kwargs={"render_mode": "rgb_array"})
+    assert drawn == f"2 copies one by one (render_mode=rgb_array{cost}"
+    own = CustomEnvConfig(target=f"{__name__}:hopper", num_envs=2)
+    assert make_copies(own, seed=0).stepped == "2 copies one by one"
+    assert "batch" in make_copies(gym("Hopper-v5", 2), seed=0).stepped
+    monkeypatch.setitem(sys.modules, "mujoco.batch", None)  # as with MuJoCo 3
+    assert "one by one (a batch fails: " in stepped()
