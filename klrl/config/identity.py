@@ -13,7 +13,7 @@ from klrl.config.jobs import JobConfig
 
 #: Incremented when a change of klrl changes the rows of equal settings by more than rounding; a
 #: release alone does not increment it.
-NUMERICS = 3
+NUMERICS = 4
 
 
 class Identity(NamedTuple):

@@ -79,6 +79,10 @@ class FixedKLController:
     def move(self, kl: float, n: int) -> None:
         """Change :attr:`coef` after an iteration; arguments as in :meth:`update`, all finite."""
 
+    def row(self) -> dict[str, float]:
+        """Metrics of the controller, for the row of the iteration that is charged ``coef``."""
+        return {}
+
     def state_dict(self) -> dict[str, object]:
         """The state for a checkpoint."""
         return {"coef": self.coef}
@@ -132,6 +136,11 @@ class _MultipliedKLController(FixedKLController):
                 f"coef_min={coef_min} .. coef_max={coef_max}, both > 0"
             )
         self.target, self.coef_min, self.coef_max = target, coef_min, coef_max
+
+    def row(self) -> dict[str, float]:
+        """1 where coef is at coef_max, -1 at coef_min: the target is out of reach; else nothing."""
+        at = (self.coef >= self.coef_max) - (self.coef <= self.coef_min)
+        return {"kl/ref/at_bound": float(at)} if at else {}
 
     def _multiply(self, factor: float) -> None:
         self.coef = _clip(self.coef * factor, self.coef_min, self.coef_max)
@@ -197,10 +206,13 @@ class DualKLController(_MultipliedKLController):
 
 
 class HeldKLController(_MultipliedKLController):
-    """PI on x = clip(ln(KL / target), -limit, limit): ln coef += integral x + proportional dx.
+    """PI on x = clip(KL / target - 1, -limit, limit): ln coef += I x + P dx, damped when it cycles.
 
-    dx is the change of x since the last update, so the sum over updates is the PI law
-    ln coef = const + proportional x + integral (x_1 + ... + x_t). For a KL <= 0, x is -limit.
+    dx is the change of x since the last update, I = ``integral * max(s, 1 / 4)`` and
+    P = ``proportional * s^2``. The share s is 1 at first, and halves when the KL goes from above
+    :data:`SWING` times the target to below target / :data:`SWING`, or when a sampled KL is
+    negative. So an unstable loop loses its gains until it is stable or P is gone. With P gone,
+    the mean of x over n updates is the change of ln coef / (n I), which coef's bounds bound.
 
     A policy starts at its reference, and its KL takes some updates to rise. Until then a low KL
     does not mean that coef is too high, so coef is constant until the KL reaches :data:`RELEASE` of
@@ -218,6 +230,7 @@ class HeldKLController(_MultipliedKLController):
     """
 
     RELEASE, RISE, WINDOW, PATIENCE = 0.8, 0.05, 5, 20
+    SWING = 1.5
 
     def __init__(
         self,
@@ -239,17 +252,26 @@ class HeldKLController(_MultipliedKLController):
         self.frozen, self.updates = True, 0
         self.rising: list[float] = []  # the last KLs, while frozen
         self.error = 0.0  # x of the last update
+        self.share, self.above = 1.0, False  # s; whether a swing began
 
     def move(self, kl: float, n: int) -> None:
         """A step of the PI law, once the KL has risen."""
-        x = math.log(kl / self.target) if kl > 0 else -math.inf
-        before, self.error = self.error, _clip(x, -self.limit, self.limit)
+        before, self.error = self.error, _clip(kl / self.target - 1, -self.limit, self.limit)
         if self.frozen:
             before = self.error if self.updates == 0 else before
             self.frozen = not self._released(kl)
         if not self.frozen:
-            step = self.integral * self.error + self.proportional * (self.error - before)
-            self._multiply(math.exp(step))
+            self._damp(kl)
+            integral = self.integral * max(self.share, 0.25)
+            proportional = self.proportional * self.share**2
+            self._multiply(math.exp(integral * self.error + proportional * (self.error - before)))
+
+    def _damp(self, kl: float) -> None:
+        """Halve s at the end of a swing, or where a KL < 0 shows that it is sampled."""
+        swung = self.above and kl < self.target / self.SWING
+        if swung or kl < 0:
+            self.share /= 2
+        self.above = kl > self.SWING * self.target or (self.above and not swung)
 
     def _released(self, kl: float) -> bool:
         """Whether the KL got near its target, or stopped rising towards it."""
@@ -264,7 +286,7 @@ class HeldKLController(_MultipliedKLController):
 
     def state_dict(self) -> dict[str, object]:
         """The state for a checkpoint."""
-        names = ("coef", "error", "frozen", "updates", "rising")
+        names = ("coef", "error", "frozen", "updates", "rising", "share", "above")
         return {name: getattr(self, name) for name in names}
 
 

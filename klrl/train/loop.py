@@ -232,7 +232,7 @@ class Training:
             self.parts.rewards(batch),
             self.parts.kl,
             measured,
-            learned,
+            learned | self.controller.row(),
             seconds,
             self.parts.phase.take(),
         )

@@ -84,19 +84,26 @@ def test_dual_ascends_in_the_logarithm() -> None:
     assert controller.update(0.1) == pytest.approx(math.exp(0.25 - 0.25))
 
 
-def test_held_is_pi_on_the_logarithm_of_kl_over_target() -> None:
-    """KL / target = e^.5, e^-.25, then clipped to e^1 and e^-1; gains .2 and 2."""
+def test_held_is_pi_on_kl_over_target() -> None:
+    """KL / target = 1.5, .75, then clipped to 2 and 0; gains .2 and 2."""
     controller = HeldKLController(2.0, target=0.1, integral=0.2, proportional=2.0, limit=1.0)
     exponent = 0.2 * 0.5
-    assert controller.update(0.1 * math.exp(0.5)) == pytest.approx(2 * math.exp(exponent))
+    assert controller.update(0.15) == pytest.approx(2 * math.exp(exponent))
     exponent += 0.2 * -0.25 + 2 * (-0.25 - 0.5)
-    assert controller.update(0.1 * math.exp(-0.25)) == pytest.approx(2 * math.exp(exponent))
+    assert controller.update(0.075) == pytest.approx(2 * math.exp(exponent))
     exponent += 0.2 * 1 + 2 * (1 + 0.25)
     assert controller.update(9.0) == pytest.approx(2 * math.exp(exponent))
-    exponent += 0.2 * -1 + 2 * (-1 - 1)
-    assert controller.update(-0.01) == pytest.approx(2 * math.exp(exponent))
-    exponent += 0.2 * -1
-    assert controller.update(0.0) == pytest.approx(2 * math.exp(exponent))
+
+
+def test_held_damps_what_swings_and_what_is_sampled() -> None:
+    """Gains .2 s, at least .05, and 2 s^2: s halves after a swing and at each negative KL."""
+    controller, exponent, before = HeldKLController(1.0, target=0.1), 0.0, 0.8
+    for kl, s in [(0.18, 1), (0.07, 1), (0.06, 0.5), (0.05, 0.5), (-0.2, 0.25), (-0.2, 0.125)]:
+        x = max(kl / 0.1 - 1, -1)
+        exponent += 0.2 * max(s, 0.25) * x + 2 * s * s * (x - before)
+        before = x
+        assert controller.update(kl) == pytest.approx(math.exp(exponent)), kl
+    assert controller.update(0.0) == pytest.approx(math.exp(exponent - 0.05)), "0 is no sample"
 
 
 def test_held_does_not_wind_down_while_the_kl_rises() -> None:
@@ -104,17 +111,16 @@ def test_held_does_not_wind_down_while_the_kl_rises() -> None:
     controller = HeldKLController(1.0, target=0.1)
     kls = [0.0, 0.01, 0.02, 0.03, 0.05, 0.06, 0.07, 0.0799]
     assert [controller.update(kl) for kl in kls] == [1.0] * 8
-    x, before = math.log(0.801), math.log(0.799)
+    x, before = 0.801 - 1, 0.799 - 1
     assert controller.update(0.0801) == pytest.approx(math.exp(0.2 * x + 2 * (x - before)))
     assert controller.update(0.001) < 1, "it does not freeze again"
 
 
 def test_held_is_released_where_the_kl_stops_rising() -> None:
-    """ln KL rises by ln(1.04) = .039 < .05 over five updates, then x is -.69 and does not move."""
+    """ln KL rises by ln(1.04) = .039 < .05 over five updates, then x is -.5 and does not move."""
     controller = HeldKLController(1.0, target=0.1)
     assert [controller.update(kl) for kl in (0.048, 0.05, 0.05, 0.05, 0.05)] == [1.0] * 5
-    x = math.log(0.5)
-    assert controller.update(0.048 * 1.04) == pytest.approx(math.exp(0.2 * x), rel=1e-2)
+    assert controller.update(0.048 * 1.04) == pytest.approx(math.exp(0.2 * -0.5), rel=1e-2)
     rising = HeldKLController(1.0, target=0.1)
     assert [rising.update(0.04 * 1.011**i) for i in range(6)] == [1.0] * 6, "by .055"
 

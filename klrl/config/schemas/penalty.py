@@ -119,11 +119,11 @@ class DualControllerConfig(TargetControllerConfig):
 
 @registered("controller", "held", both="kl.controllers:HeldKLController")
 class HeldControllerConfig(TargetControllerConfig):
-    """kl.coef follows ln(KL(policy||reference) / target) by a proportional and an integral gain."""
+    """kl.coef follows KL(policy||reference) / target - 1 by two gains, which fall if it swings."""
 
-    integral: float = number(0.2, ge=0)  # of ln coef per iteration, times ln(KL / target)
-    proportional: float = number(2.0, ge=0)  # of ln coef, times ln(KL / target)
-    limit: float = number(1.0, gt=0)  # ln(KL / target) is clipped to -limit .. limit
+    integral: float = number(0.2, ge=0)  # of ln coef per iteration, times KL / target - 1
+    proportional: float = number(2.0, ge=0)  # of ln coef, times the change of KL / target - 1
+    limit: float = number(1.0, gt=0)  # KL / target - 1 is clipped to -limit .. limit
 
 
 @registered("controller", "custom", both="kl.controllers:OwnKLController")

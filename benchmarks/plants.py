@@ -1,0 +1,88 @@
+"""The controllers of kl.coef on plants whose response is known: do they hold their target?
+
+    python -m benchmarks.plants            # a table, in ten seconds
+
+A plant moves ln KL a share a per update towards ln target - g ln coef, so that coef = 1 gives the
+target. With a delay of d it answers the coefficient of d updates before. A sampled KL has a
+normal error of standard deviation :data:`ERROR` sqrt(KL target): at the target 30 % of them are
+negative. The variance of k1 grows like the KL, hence the root.
+
+A cell is the mean KL / target over the last half of the updates, of a sampled KL that of the true
+one, the mean [least, largest] over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from benchmarks.results import table
+from klrl.kl import AdaptiveKLController, DualKLController, FixedKLController, HeldKLController
+
+TARGET, COEF, START, UPDATES, SEEDS = 0.3, 0.3, 1e-3, 400, 50
+#: P(1 + ERROR z < 0) = .3 for a standard normal z.
+ERROR = 1 / 0.524401
+CONTROLLERS: dict[str, Callable[[], FixedKLController]] = {
+    "held": lambda: HeldKLController(COEF, TARGET),
+    "dual": lambda: DualKLController(COEF, TARGET),
+    "adaptive": lambda: AdaptiveKLController(COEF, TARGET),
+}
+
+
+@dataclass(frozen=True)
+class Plant:
+    """ln KL += a (ln target - g ln coef - ln KL), with the coef of ``delay`` updates before."""
+
+    a: float
+    g: float
+    delay: int = 0
+
+    def run(self, controller: FixedKLController, error: float = 0.0, seed: int = 0) -> list[float]:
+        """KL / target after each update."""
+        draw, log_kl = random.Random(seed), math.log(START)
+        coefs, ratios = [controller.coef] * (self.delay + 1), []
+        for _ in range(UPDATES):
+            log_kl += self.a * (math.log(TARGET) - self.g * math.log(coefs.pop(0)) - log_kl)
+            kl = math.exp(min(log_kl, 50.0))
+            controller.update(kl + error * math.sqrt(kl * TARGET) * draw.gauss(0, 1))
+            coefs.append(controller.coef)
+            ratios.append(kl / TARGET)
+        return ratios
+
+
+PLANTS = [
+    *(Plant(a, g) for a in (0.2, 0.5, 0.8, 1.0) for g in (0.5, 1.0, 2.0)),
+    *(Plant(0.3, 1.0, delay) for delay in (1, 5)),
+]
+
+
+def held(plant: Plant, make: Callable[[], FixedKLController], error: float = 0.0) -> list[float]:
+    """Mean KL / target over the last half, of each seed; one without error."""
+    seeds = range(SEEDS if error else 1)
+    return [mean(plant.run(make(), error, seed)[UPDATES // 2 :]) for seed in seeds]
+
+
+def cell(ratios: Sequence[float]) -> str:
+    """The mean, and its range over seeds."""
+    if len(ratios) == 1:
+        return f"{ratios[0]:.3f}"
+    return f"{mean(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+
+
+def main() -> None:
+    argparse.ArgumentParser(prog="python -m benchmarks.plants").parse_args()
+    kinds = [(name, error) for error in (0.0, ERROR) for name in CONTROLLERS]
+    rows = [
+        [f"{p.a:g}", f"{p.g:g}", str(p.delay)]
+        + [cell(held(p, CONTROLLERS[name], error)) for name, error in kinds]
+        for p in PLANTS
+    ]
+    print(table(["a", "g", "delay", *(n + ", sampled" * bool(e) for n, e in kinds)], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Controllers on plants of a known response; ``python -m benchmarks.plants`` prints the table."""
+
+import math
+from statistics import mean
+
+import pytest
+
+from benchmarks.plants import ERROR, PLANTS, START, TARGET, UPDATES, Plant, held
+from klrl.kl import DualKLController, FixedKLController, HeldKLController
+
+
+def test_a_plant_goes_to_its_target_at_a_coefficient_of_one() -> None:
+    """ln KL - ln target shrinks by 1 - a per update; a coef of e shifts it by -g, delayed."""
+    away = math.log(START / TARGET)
+    ratios = Plant(0.2, 0.5).run(FixedKLController(1.0))
+    assert [math.log(r) for r in ratios[:3]] == pytest.approx([away * 0.8**t for t in (1, 2, 3)])
+    assert math.log(Plant(0.2, 0.5).run(FixedKLController(math.e))[-1]) == pytest.approx(-0.5)
+
+    class Late(FixedKLController):
+        def move(self, kl: float, n: int) -> None:
+            self.coef = math.e
+
+    ratios = Plant(1.0, 2.0, delay=3).run(Late(1.0))
+    assert [math.log(r) for r in ratios[:6]] == pytest.approx([0, 0, 0, 0, -2, -2])
+
+
+def test_thirty_percent_of_the_sampled_kls_are_negative() -> None:
+    class Counting(FixedKLController):
+        negative = 0
+
+        def move(self, kl: float, n: int) -> None:
+            self.negative += kl < 0
+
+    counting = [Counting(1.0) for _ in range(20)]
+    for seed, controller in enumerate(counting):
+        Plant(1.0, 1.0).run(controller, ERROR, seed)
+    assert mean(c.negative / UPDATES for c in counting) == pytest.approx(0.3, abs=0.01)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=str)
+def test_held_holds_every_target_that_can_be_reached(plant: Plant) -> None:
+    def make() -> HeldKLController:
+        return HeldKLController(0.3, TARGET)
+
+    assert held(plant, make)[0] == pytest.approx(1, abs=0.01)
+    assert mean(held(plant, make, ERROR)) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("kind", [HeldKLController, DualKLController])
+@pytest.mark.parametrize(("low", "high", "bound"), [(0.01, 0.5, 1.0), (2.0, 9.0, -1.0)])
+def test_a_row_says_that_the_target_is_out_of_reach(kind, low, high, bound: float) -> None:
+    """coef = 1 would be needed. At its bound KL / target is bound^-g."""
+    controller = kind(0.3 if bound > 0 else 3.0, TARGET, coef_min=low, coef_max=high)
+    assert controller.row() == {}
+    ratio = Plant(0.5, 1.0).run(controller)[-1]
+    assert controller.row() == {"kl/ref/at_bound": bound}
+    assert ratio == pytest.approx(1 / controller.coef)
