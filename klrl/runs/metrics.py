@@ -8,8 +8,8 @@ response, averaged over responses. Every row of an iteration satisfies
 reward/shaped == reward/raw - kl/ref/penalty.
 
 To add a metric, declare it in ``metrics.yaml``, and compute it: a loss writes one number per
-position into ``measured``, whose mean the row gets; a metric of a rollout goes into its domain's
-``record.py``. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read the
+position into ``measured``, whose mean the row gets; a metric of a rollout goes into ``rewards_of``
+of its domain. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read the
 declaration.
 """
 

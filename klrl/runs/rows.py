@@ -188,7 +188,7 @@ def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
 
 
 def _end_of_kept(content: bytes, axis: str, after: int) -> tuple[int, list[int]]:
-    """The byte where the rows up to a checkpoint end, by their frames, and the bad lines before."""
+    """Find by frames the byte where a checkpoint's rows end, and the bad lines before it."""
     lines = content.split(b"\n")
     values = [(_parse(line) or {}).get(axis) for line in lines]
     frames = [value if isinstance(value, int | float) else None for value in values]
