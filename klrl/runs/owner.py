@@ -30,7 +30,7 @@ BEAT, SILENT = 20, 180
 #: Files that klrl writes in place, and folders that it writes into: no link is allowed for these.
 _IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt")
 _FOLDERS = (
-    *(".hydra", "csv", "tensorboard", "videos", "wandb"),
+    *(".hydra", "tensorboard", "videos", "wandb"),
     *("checkpoints/last", "checkpoints/best"),
 )
 #: Queues' environment variables of a job's id, and SLURM's of how often it was started again.
