@@ -2,7 +2,6 @@
 
 import fcntl
 import gc
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -79,18 +78,6 @@ def _own_processes() -> Iterator[None]:
             process.stdout.close()
     if commands is not None:
         commands.CHILDREN.clear()
-
-
-@pytest.fixture(autouse=True)
-def _own_logging() -> Iterator[None]:
-    """Hydra's ``--info`` leaves a handler that writes to what was stdout then: it goes."""
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
-    yield
-    for handler in root.handlers[:]:
-        if type(handler) is logging.StreamHandler and handler not in before:
-            root.removeHandler(handler)
-    root.setLevel(level)
 
 
 @pytest.fixture

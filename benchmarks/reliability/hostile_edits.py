@@ -216,7 +216,7 @@ def away(stock: Stock, path: str, how: str, folder: bool = False) -> None:
         place.unlink()
     elif folder:
         target.mkdir()
-        for name in ("file.txt", "last.mp4", "last.gif", "report.html", "summary.csv", "scalars"):
+        for name in ("file.txt", "last.mp4", "last.gif", "report.html", "summary.csv"):
             (target / name).write_text("the user's\n")
     else:
         target.write_text("the user's\n")

@@ -7,14 +7,13 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-import hydra
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.imports import collection_paused, import_for_good
 from klrl.base.streams import lasting
-from klrl.config import JobConfig, conf_dir, register_schemas
+from klrl.config import JobConfig, register_schemas
 from klrl.config.compose import job_config, keys, parse_args
 from klrl.config.overrides import is_own, key_of, value_of
 from klrl.domains import domain_of
@@ -32,8 +31,13 @@ def run_command(argv: list[str]) -> int:
 
         print(help_text(args.config_dir))
         return 0
-    if args.cfg or args.info or args.hydra_help or args.shell_completion:
-        return _show(args)
+    if args.cfg:
+        from klrl.cli.show import show_job
+
+        if args.multirun:
+            raise ConfigError("--cfg job: prints one job; drop -m")
+        print(show_job([each for each in args.overrides if not _is_hydras(each)], args), end="")
+        return 0
     with lasting("stdout"):
         return _train(args.overrides, args)
 
@@ -52,26 +56,8 @@ def _train(overrides: list[str], args: argparse.Namespace) -> int:
     return _single(overrides, args)
 
 
-def _show(args: argparse.Namespace) -> int:
-    """Print the settings with their comments, or what Hydra's flags request; run no job."""
-    overrides = [each for each in args.overrides if not key_of(each).startswith("hydra")]
-    if args.cfg and args.multirun:
-        raise ConfigError(f"--cfg {args.cfg}: prints one job; drop -m")
-    if args.cfg == "job":
-        from klrl.cli.show import show_job
-
-        print(show_job(overrides, args), end="")
-        return 0
-    if args.cfg:
-        job_config(overrides, args.config_dir, args.config_name)
-    before = sys.argv
-    sys.argv = [before[0], *args.flags, *args.overrides]
-    where = {"config_path": str(conf_dir().resolve()), "config_name": "config"}
-    try:
-        hydra.main(version_base="1.3", **where)(lambda cfg: None)()
-    finally:
-        sys.argv = before
-    return 0
+def _is_hydras(override: str) -> bool:
+    return key_of(override).startswith("hydra")
 
 
 def _given(key: str, overrides: Sequence[str]) -> str | None:
@@ -112,7 +98,7 @@ def _job_overrides(overrides: Sequence[str]) -> list[str]:
             raise ConfigError(f"{override}: only a sweep reads it; add -m, or drop it")
         if key == "hydra.sweep.dir":
             raise ConfigError(f"{key}: a single run never reads it; give hydra.run.dir")
-        if key.startswith("hydra") and key != "hydra.run.dir":
+        if _is_hydras(override) and key != "hydra.run.dir":
             raise ConfigError(f"{override}: a run never reads it; drop it")
         if key != "hydra.run.dir":
             job.append(override)

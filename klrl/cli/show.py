@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 
-from omegaconf import Container, OmegaConf
+from omegaconf import OmegaConf
 
-from klrl.base.errors import ConfigError
 from klrl.config import CHOICES, OwnPart, Ungrouped
 from klrl.config.checks import NoValueError
 from klrl.config.choices import NAME
@@ -25,7 +24,7 @@ _OF_GYM = ("id", "kwargs")
 def show_job(overrides: list[str], args: argparse.Namespace) -> str:
     """Return the text of ``--cfg job``, with ``???`` for values that the job still lacks.
 
-    ``args`` has Hydra's flags ``config_dir``, ``config_name``, ``package`` and ``resolve``.
+    ``args`` has the flags ``config_dir`` and ``config_name``.
     """
     config = None
     with suppress(NoValueError):
@@ -41,20 +40,7 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
             found = {k: v for k, v in dataclasses.asdict(own).items() if k not in _OF_GYM}
             OmegaConf.update(cfg, setting, found, merge=False, force_add=True)
             notes |= notes_of(OwnPart, f"{setting}.")
-    package = None if args.package == "_global_" else args.package
-    part = cfg if package is None else OmegaConf.select(cfg, package)
-    if part is None:
-        raise ConfigError(f"--package {package}: the job has no such part; see --cfg job")
-    if not isinstance(part, Container):
-        return f"{part}\n"
-    if args.resolve:
-        OmegaConf.resolve(part)
-    text = OmegaConf.to_yaml(part)
-    if package is None:
-        return annotated(text, notes)
-    below = f"{package}."
-    notes = {key.removeprefix(below): note for key, note in notes.items() if key.startswith(below)}
-    return f"# @package {package}\n{annotated(text, notes)}"
+    return annotated(OmegaConf.to_yaml(cfg), notes)
 
 
 def annotated(text: str, notes: Mapping[str, str]) -> str:

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import hydra
 import yaml
-from hydra._internal import utils as hydras
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -34,10 +32,6 @@ from klrl.config.overrides import (
 from klrl.config.own import complete
 from klrl.config.rules.unread import check_all_read, check_objective
 
-# Hydra 1.3.8 gives argparse help that is not a string, which Python 3.14 refuses.
-_Unchecked = type("_Unchecked", (argparse.ArgumentParser,), {"_check_help": lambda *_: None})
-hydras.argparse = SimpleNamespace(**vars(argparse) | {"ArgumentParser": _Unchecked})
-
 
 class Checked(NamedTuple):
     """The overrides and the checked settings of a job."""
@@ -47,26 +41,25 @@ class Checked(NamedTuple):
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line into Hydra's flags, and overrides in Hydra's grammar.
+    """Parse a command line into flags, and overrides in Hydra's grammar.
 
-    Returns:
-        Hydra's flags; ``overrides``, with ``++`` where a dictionary is open, and with paths quoted;
-        ``given``, the overrides as typed; ``flags``, all other arguments.
+    ``overrides`` have ``++`` where a dictionary is open, and paths in them are quoted.
     """
-    parser = hydras.get_args_parser()
-    parser.exit_on_error = False  # else argparse prints eight lines of usage
-    argv = [_without_dashes(each) for each in argv]
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--config-name", "-cn")
+    parser.add_argument("overrides", nargs="*")
     try:
-        args, unknown = parser.parse_known_args(argv)
+        args, unknown = parser.parse_known_args([_without_dashes(each) for each in argv])
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}; see --help") from error
     if unknown:
         raise ConfigError(f"{unknown[0]}: no such flag; settings are KEY=VALUE, see --help")
-    if args.config_path:
-        raise ConfigError("--config-path: klrl's own settings are always read; use --config-dir")
-    args.given, args.overrides = args.overrides, prepared(args.overrides, args.config_dir)
-    check_no_second_choice(args.given)
-    args.flags = [each for each in argv if each not in args.given]
+    check_no_second_choice(args.overrides)
+    args.overrides = prepared(args.overrides, args.config_dir)
     return args
 
 
@@ -101,7 +94,7 @@ def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
 def compose(
     overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
 ) -> DictConfig:
-    """Compose one job's config; ``config_dir`` and ``config_name`` are Hydra's flags."""
+    """Compose one job's config; ``config_dir`` and ``config_name`` are those of the flags."""
     register_schemas()
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):

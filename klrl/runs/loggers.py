@@ -1,4 +1,4 @@
-"""Logs rows to TensorBoard, CSV and other loggers, in addition to ``metrics.jsonl``."""
+"""Logs rows to TensorBoard and other loggers, in addition to ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from klrl.base.files import make_folder, refuse_link
+from klrl.base.files import make_folder
 from klrl.config import LoggerConfig, choice_of, factory
 from klrl.domains import Domain
 from klrl.runs.guard import Guard
 from klrl.runs.metrics import Row
-
-if TYPE_CHECKING:
-    from torchrl.record.loggers.common import Logger as TorchRLLogger
 
 #: Responses of an iteration for ``samples.jsonl``, a mapping each.
 Samples = Sequence[Mapping[str, object]]
@@ -99,32 +95,30 @@ def guarded(logged: LoggedRun, part: str, make: Callable[[], Logger]) -> Iterato
             logged.guard.call(part, logger.close)
 
 
-def _in_folder(
-    make: type[_TensorboardLogger | _CSVLogger], config: LoggerConfig, logged: LoggedRun
-) -> OpenLoggers:
-    # A resumed run computes some rows again, which TorchRL's loggers cannot delete. So their files
-    # are written again from metrics.jsonl, which was cut at the checkpoint.
-    def begin() -> _TorchRLLogger:
-        for each in make_folder(logged.folder / make.part).rglob("*"):
-            refuse_link(each)
+def tensorboard_run(config: LoggerConfig, logged: LoggedRun) -> OpenLoggers:
+    """``logger=tensorboard``: TorchRL's TensorboardLogger, in the run folder's ``tensorboard/``."""
+    return guarded(logged, _TensorboardLogger.part, lambda: _TensorboardLogger(logged))
+
+
+class _TensorboardLogger(Logger):
+    """TorchRL's TensorboardLogger: a scalar per metric; settings and responses as text."""
+
+    part = "tensorboard"
+
+    def __init__(self, logged: LoggedRun) -> None:
+        from torchrl.record.loggers.tensorboard import TensorboardLogger
+
+        folder = make_folder(logged.folder / self.part)
+        # A resumed run computes some rows again, which TorchRL's logger cannot delete. So its files
+        # are written again from metrics.jsonl, which was cut at the checkpoint.
+        for old in folder.glob("events.out.tfevents.*") if logged.rows is not None else ():
+            old.unlink()
+        self._logger = TensorboardLogger(self.part, log_dir=str(logged.folder))
+        self._axis, self._at = logged.domain.axis, 0
         if logged.rows is not None:
-            for old in (logged.folder / make.part).glob(make.written):
-                old.unlink()
-        logger = make(logged)
-        for row in logged.rows() if logged.rows is not None else ():
-            logger.log(row)
-        return logger
-
-    return guarded(logged, make.part, begin)
-
-
-class _TorchRLLogger(Logger):
-    """Wraps a logger of TorchRL: one scalar per metric."""
-
-    written: str  # glob pattern of the files with rows in its folder
-
-    def __init__(self, logger: TorchRLLogger, axis: str) -> None:
-        self._logger, self._axis, self._at = logger, axis, 0
+            self._text("settings", json.dumps(logged.settings, indent=2, default=str))
+            for row in logged.rows():
+                self.log(row)
 
     def log(self, row: Row) -> None:
         """Log each metric against the domain's axis."""
@@ -132,35 +126,6 @@ class _TorchRLLogger(Logger):
         for name, value in row.items():
             if value is not None:
                 self._logger.log_scalar(name, value, step=self._at)
-
-    def close(self) -> None:
-        """Write buffered data."""
-        self._logger.shutdown()
-
-
-class _CSVLogger(_TorchRLLogger):
-    """TorchRL's CSVLogger without videos, which it accepts as tensors only."""
-
-    part, written = "csv", "scalars/**/*.csv"
-
-    def __init__(self, logged: LoggedRun) -> None:
-        from torchrl.record.loggers.csv import CSVLogger
-
-        super().__init__(CSVLogger(self.part, log_dir=str(logged.folder)), logged.domain.axis)
-
-
-class _TensorboardLogger(_TorchRLLogger):
-    """TorchRL's TensorboardLogger, with settings and responses as text."""
-
-    part, written = "tensorboard", "events.out.tfevents.*"
-
-    def __init__(self, logged: LoggedRun) -> None:
-        from torchrl.record.loggers.tensorboard import TensorboardLogger
-
-        logger = TensorboardLogger(self.part, log_dir=str(logged.folder))
-        super().__init__(logger, logged.domain.axis)
-        if logged.rows is not None:
-            self._text("settings", json.dumps(logged.settings, indent=2, default=str))
 
     def log_samples(self, samples: Samples) -> None:
         """Show responses at the step of the previous row."""
@@ -177,13 +142,11 @@ class _TensorboardLogger(_TorchRLLogger):
         summary = Summary(value=[Summary.Value(tag=video.name, image=image)])
         self._logger.experiment.file_writer.add_summary(summary, at)
 
+    def close(self) -> None:
+        """Write buffered data."""
+        self._logger.shutdown()
+
     def _text(self, name: str, text: str) -> None:
         """Log a text as a block of Markdown that keeps its line breaks."""
         block = "\n".join(f"    {line}" for line in text.splitlines())
         self._logger.experiment.add_text(name, block, self._at)
-
-
-#: ``logger=tensorboard``: TorchRL's TensorboardLogger, in the run folder's ``tensorboard/``.
-tensorboard_run = partial(_in_folder, _TensorboardLogger)
-#: ``logger=csv``: TorchRL's CSVLogger, one file per metric in ``csv/scalars``.
-csv_run = partial(_in_folder, _CSVLogger)

@@ -30,7 +30,7 @@ BEAT_SECONDS, SILENT_SECONDS = 20, 180
 #: Files that klrl writes in place, and folders that it writes into: no link is allowed for these.
 _IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt")
 _FOLDERS = (
-    *(".hydra", "csv", "tensorboard", "videos", "wandb"),
+    *(".hydra", "tensorboard", "videos", "wandb"),
     *("checkpoints/last", "checkpoints/best"),
 )
 #: Environment variables: a queue's id of a job, and SLURM's count of how often it was restarted.

@@ -166,8 +166,8 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "csv").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="csv: is a link"):
-        make_folder(tmp_path / "csv")
+    (tmp_path / "wandb").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="wandb: is a link"):
+        make_folder(tmp_path / "wandb")
     assert make_folder(tmp_path / "videos").is_dir()
     assert make_folder(tmp_path / "videos").is_dir()

@@ -1,6 +1,5 @@
-"""``logger=tensorboard`` and ``logger=csv``, alone and beside others: the rows, read by others."""
+"""``logger=tensorboard``: the rows, read by TensorBoard."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,6 @@ ROWS = [
     {"frames": 64, "kl/ref/exact": 0.5, "eval/return": -3.0},
     {"frames": 128, "kl/ref/exact": 0.25, "eval/return": None},
 ]
-
-
-def from_csv(run: Path) -> dict[str, list[tuple[int, float]]]:
-    folder = run / "csv" / "scalars"
-    return {
-        str(path.relative_to(folder).with_suffix("")): [
-            (int(step), float(value)) for step, value in csv.reader(path.read_text().splitlines())
-        ]
-        for path in folder.rglob("*.csv")
-    }
 
 
 def events(run: Path) -> Any:
@@ -63,47 +52,41 @@ def opened(folder: Path, rows=None, domain=CONTROL) -> LoggedRun:
     return LoggedRun(folder, settings, None, "id", domain, guard, so_far)
 
 
-def test_rows_are_read_back_by_csv_and_by_tensorboard(settings, tmp_path) -> None:
-    config = settings("logger=tensorboard", "logger.also=[csv]").logger
-    with open_loggers(config, opened(tmp_path, [])) as loggers:
+def test_rows_are_read_back_by_tensorboard(settings, tmp_path) -> None:
+    config = settings("logger=none", "logger.also=[tensorboard]").logger
+    with open_loggers(config, opened(tmp_path, [])) as (logger,):
         for row in ROWS:
-            for logger in loggers:
-                logger.log(row)
-    assert [logger.part for logger in loggers] == ["tensorboard", "csv"]
-    assert from_csv(tmp_path) == from_tensorboard(tmp_path) == series(ROWS)
+            logger.log(row)
+    assert from_tensorboard(tmp_path) == series(ROWS)
     text = events(tmp_path).Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
     assert json.loads(text) == {"kl": {"coef": 0.1}}
 
 
-@pytest.mark.parametrize("link", ["scalars", "scalars/kl"])
-def test_a_folder_within_theirs_that_is_a_link_is_refused(settings, tmp_path, capsys, link) -> None:
-    """Files were deleted and written there, of a run from elsewhere too."""
-    (precious := tmp_path / "precious").mkdir()
-    (precious / "mine.csv").write_text("mine")
-    place = tmp_path / "csv" / link
-    place.parent.mkdir(parents=True)
-    place.symlink_to(precious)
-    with open_loggers(settings("logger=csv").logger, opened(tmp_path, ROWS)) as loggers:
-        assert not loggers
-    assert f"{place}: is a link" in capsys.readouterr().err
-    assert [each.read_text() for each in precious.rglob("*")] == ["mine"]
+def test_a_file_that_is_a_link_loses_the_link_alone(settings, tmp_path) -> None:
+    """Of a run from elsewhere."""
+    (precious := tmp_path / "mine").write_text("mine")
+    link = tmp_path / "tensorboard" / "events.out.tfevents.1"
+    link.parent.mkdir()
+    link.symlink_to(precious)
+    with open_loggers(settings("logger=tensorboard").logger, opened(tmp_path, ROWS)):
+        assert not link.is_symlink()
+    assert precious.read_text() == "mine"
 
 
-def test_a_resumed_run_writes_them_anew_from_the_rows_that_it_keeps(settings, tmp_path) -> None:
-    config = settings("logger=csv", "logger.also=[tensorboard]").logger
-    mine = [tmp_path / "csv" / "mine.csv", tmp_path / "tensorboard" / "notes.txt"]
-    for path in mine:
-        path.parent.mkdir()
-        path.write_text("mine")
-    with open_loggers(config, opened(tmp_path, [])) as loggers:
-        for logger in loggers:
-            logger.log(ROWS[0])
-            logger.log({"frames": 128, "kl/ref/exact": 9.0, "kl/ref/k1": 1.0})  # cut by the resume
-    with open_loggers(config, opened(tmp_path, ROWS[:1])) as loggers:
-        for logger in loggers:
-            logger.log(ROWS[1])
-    assert from_csv(tmp_path) == from_tensorboard(tmp_path) == series(ROWS)
-    assert [path.read_text() for path in mine] == ["mine"] * 2, "a user's files stay"
+def test_a_resumed_run_writes_its_files_anew_from_the_rows_that_it_keeps(
+    settings, tmp_path
+) -> None:
+    config = settings("logger=tensorboard").logger
+    mine = tmp_path / "tensorboard" / "notes.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with open_loggers(config, opened(tmp_path, [])) as (logger,):
+        logger.log(ROWS[0])
+        logger.log({"frames": 128, "kl/ref/exact": 9.0, "kl/ref/k1": 1.0})  # cut by the resume
+    with open_loggers(config, opened(tmp_path, ROWS[:1])) as (logger,):
+        logger.log(ROWS[1])
+    assert from_tensorboard(tmp_path) == series(ROWS)
+    assert mine.read_text() == "mine", "a user's file stays"
 
 
 def test_responses_are_text_in_tensorboard(settings, tmp_path) -> None:

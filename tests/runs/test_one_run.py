@@ -223,8 +223,9 @@ def test_sweep_json_has_the_id_of_each_jobs_run_and_tells_another(capsys) -> Non
 
 @pytest.mark.integration
 def test_a_copy_by_hard_links_goes_on_and_writes_nothing_into_the_run() -> None:
+    pytest.importorskip("tensorboard", reason="needs klrl[tensorboard]")
     words = [word for word in QUICK if not word.startswith("logger")]
-    exits(*words, "logger=csv", "hydra.run.dir=run", "checkpoint.every=1")
+    exits(*words, "logger=tensorboard", "hydra.run.dir=run", "checkpoint.every=1")
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     shutil.copytree("run", "copy", copy_function=os.link)  # cp -al
     assert exits("resume=copy", "frames=192") == 0

@@ -190,7 +190,7 @@ def test_an_owner_whose_file_alone_is_removed_goes_on_until_another_makes_one() 
     "name",
     [
         *(OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt"),
-        *(".hydra", "csv", "tensorboard", "videos", "checkpoints/last"),
+        *(".hydra", "tensorboard", "videos", "checkpoints/last"),
     ],
 )
 def test_nothing_of_somebody_else_is_written_through_a_link(name: str) -> None:

@@ -249,13 +249,13 @@ def test_a_job_begun_without_a_checkpoint_starts_again_and_keeps_the_users_files
     shutil.rmtree(run.checkpoints)
     run.metrics.write_text('{"iteration": 0, "frames": 0}\n')  # evaluated, then killed
     run.close("interrupted")
-    (run.path / "csv").mkdir()
-    for name in ("notes.txt", "csv/mine.txt"):
+    (run.path / "tensorboard").mkdir()
+    for name in (names := ("notes.txt", "tensorboard/mine.txt")):
         (run.path / name).write_text("mine")
     assert sweep("seed=0") == 0
     assert timeless(run) == expected
     assert run.manifest["resumed"] == []
-    assert [(run.path / name).read_text() for name in ("notes.txt", "csv/mine.txt")] == ["mine"] * 2
+    assert [(run.path / name).read_text() for name in names] == ["mine"] * 2
 
 
 def test_a_job_whose_checkpoints_are_on_a_disk_that_is_not_mounted_is_refused(capsys) -> None:

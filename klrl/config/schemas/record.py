@@ -13,7 +13,6 @@ ALL = ("*",)
 
 
 @registered("logger", "none", "metrics.jsonl alone", both="runs.loggers:no_logger", free=ALL)
-@registered("logger", "csv", "a CSV file per metric", both="runs.loggers:csv_run", free=ALL)
 @registered(
     "logger",
     "tensorboard",
@@ -21,12 +20,12 @@ ALL = ("*",)
     both="runs.loggers:tensorboard_run",
     free=ALL,
     package="tensorboard",
-    remedy="pip install 'klrl[tensorboard]', or choose logger=csv",
+    remedy="pip install 'klrl[tensorboard]', or choose logger=none",
 )
 class LoggerConfig(ChoiceConfig):
-    """``metrics.jsonl``, and what needs no settings: ``tensorboard``, ``csv``."""
+    """``metrics.jsonl``, and what needs no settings: ``tensorboard``."""
 
-    #: loggers in addition to it: tensorboard, csv
+    #: loggers in addition to it: tensorboard
     also: list[str] = field(default_factory=list, metadata={"added": []})
 
 
