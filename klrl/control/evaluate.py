@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.special import ndtr
 
 from klrl.base.errors import ConfigError, EnvError, in_one_line
 from klrl.base.seeds import derived_seed
@@ -20,14 +21,14 @@ from klrl.config import Config, CustomEnvConfig, EnvConfig
 from klrl.control.acting import Acting, Array, make_acting
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
-from klrl.control.distributions import Family, MultiCategorical
+from klrl.control.distributions import Family, MultiCategorical, Params
 from klrl.control.env import make_copies
 from klrl.control.episodes import Stream
 from klrl.control.load import trained_agent, trained_reference
 from klrl.control.networks import PolicyNet
 from klrl.control.preflight import MOST_JOINT, control_config, policy_kind
 from klrl.domains import CONTROL
-from klrl.kl.divergences import MEASURED
+from klrl.kl.divergences import MEASURED, js_draws
 from klrl.runs.video import Camera, Film
 from klrl.train.evaluate import REFERENCE_KLS, Evaluation, Scores, Starts, evaluation
 from klrl.train.policy_kl import Parties, Visited
@@ -184,7 +185,7 @@ def distances(
         other = load(parties.other)
     known = {parties.run: policy, parties.other: other}
     player = known[parties.on] if parties.on in known else load(parties.on)
-    names, notes = measured_names(policy.family)
+    names, notes = measured_names(policy.family, policy.policy_net.outputs)
     measure = measure_of(policy.family, policy.policy_net, other.policy_net, names)
     played = waves(
         lambda: Watched(make_acting(player, device), measure, device),
@@ -212,7 +213,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
 
 # ------------------------------------------------------------------------------------- divergences
 
-#: Draws in each state, for a divergence of Gaussians without a closed form.
+#: Draws in each state, for js and tv of Gaussians of several dimensions.
 DRAWS = 64
 #: Most states, and most numbers in their observations, that are measured at a time.
 _STATES, _NUMBERS = 2**13, 2**20
@@ -267,19 +268,39 @@ def measure_of(
         found = {}
         for name in names:
             noise = family.divergence_noise(name, p, DRAWS)
-            found[name] = family.divergence(name, p, q, noise)
+            if noise is not None and noise.shape[-1] == 1:
+                found[name] = _on_a_line(name, p, q)
+            else:
+                found[name] = family.divergence(name, p, q, noise)
         return found
 
     return measure
 
 
-def measured_names(family: Family) -> tuple[Sequence[str], list[str]]:
+def _on_a_line(name: str, p: Params, q: Params) -> Tensor:
+    """js or tv of one-dimensional Gaussians [..., 1], exactly.
+
+    In units of p's scale from its mean, log p - log q = a z^2 + b z + c.
+    """
+    d, k = (q["loc"] - p["loc"]) / p["scale"], q["scale"] / p["scale"]
+    a, b, c = (1 / k**2 - 1) / 2, -d / k**2, d**2 / (2 * k**2) + k.log()
+    if name == "tv":  # p(I) - q(I), I between the roots; one of them may be infinite
+        far = -(b + torch.copysign((b**2 - 4 * a * c).clamp(min=0).sqrt(), b)) / 2
+        at_roots = [ndtr(z) - ndtr((z - d) / k) for z in (far / a, c / far)]
+        return (at_roots[0] - at_roots[1]).nan_to_num().abs().squeeze(-1)  # nan: p is q
+    z = torch.linspace(-12, 12, 1001, dtype=d.dtype, device=d.device)
+    density = (-(z**2) / 2).softmax(0)
+    log_ratios = (a * x**2 + b * x + c for x in (z, d + k * z))
+    return (js_draws(*log_ratios) * density).sum(-1).clamp(min=0)
+
+
+def measured_names(family: Family, outputs: int) -> tuple[Sequence[str], list[str]]:
     """The divergences to measure, and a line for each that is not exact or is left out."""
     if isinstance(family, MultiCategorical) and math.prod(family.counts) > MOST_JOINT:
         many = f"{math.prod(family.counts)} joint actions, more than {MOST_JOINT}"
         return MEASURED[:2], [f"js and tv are left out: {many}"]
-    note = f"js and tv are estimated by {DRAWS} draws in each state: no closed form for Gaussians"
-    return MEASURED, [note] * ("loc" in family.param_keys)
+    note = f"js and tv are estimated by {DRAWS} draws in each state: no closed form in {outputs}-D"
+    return MEASURED, [note] * ("loc" in family.param_keys and outputs > 1)
 
 
 # ------------------------------------------------------------------------------------------ film

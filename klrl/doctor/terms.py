@@ -46,10 +46,11 @@ class Reading(NamedTuple):
     what: str  # return, or the divergence whose gradient it has; else the code of a fault
     scope: str
     exact: bool = False  # a sum over the actions, which needs no ratio of its own
-    weight: str = "sequence"  # one of WEIGHTS
+    weight: str = "sequence"  # one of WEIGHTS; or reference: as if pi_ref had sampled
     by_length: bool = False  # divided by the length of each response
     sign: int = 1
-    cut: str = ""  # truncated: constant beyond a bound; clipped: 0 there
+    #: truncated: constant beyond a bound; clipped: 0 there; clip_max: 0 beyond the wrong one
+    cut: str = ""
 
 
 #: The terms of a batch, without weights; their gradients where the mask holds, [M, actions].
@@ -69,6 +70,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
     mask, log_p, states = numbers.mask, numbers.logits.detach(), numbers.states
     log_q = numbers.ref_logits if to == "ref" else numbers.old_logits
     own, old = (numbers.of_actions(x - log_q).where(mask, 0.0) for x in (log_p, numbers.old_logits))
+    chosen = numbers.of_actions(log_p).where(mask, 0.0)
     gains, later = to_go(own, mask), to_go(own, mask, "split")
 
     def credited(x: Tensor) -> list[Tensor]:
@@ -93,6 +95,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
             ("tv", scope, r.sign() / 2),
             ("k2_value", scope, r + r**2 / 2),  # k2 under a differentiable ratio
             ("k3_swapped", scope, torch.expm1(r)),
+            ("u_log_u", scope, (r - 1) * (-r).exp()),
         ]
     scores += [
         ("reverse", "sequence", gains),
@@ -100,6 +103,8 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
         ("later_twice", "sequence", gains + later),
         ("exact_in_reward", "sequence", to_go(over_actions("reverse", log_p, log_q), mask)),
         ("k1_in_loss", "token", torch.ones_like(own)),
+        ("undetached", "sequence", gains + chosen.cumsum(1)),
+        ("undetached", "sequence", (own + chosen).sum(1, keepdim=True)),
         *(("stale_kl", "sequence", x) for x in (*credited(old), old)),
         *(
             (f"{name}_in_reward", "sequence", x)
@@ -118,12 +123,17 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
 def _weights(numbers: Numbers) -> Iterator[tuple[str, bool, Tensor]]:
     """Those that differ, [M]; then those that are divided by the length."""
     mask = numbers.mask
-    ratio = (numbers.log_probs - numbers.old_log_probs).detach().where(mask, 0.0)
+    ratio, to_ref = (
+        (numbers.log_probs - other).detach().where(mask, 0.0)
+        for other in (numbers.old_log_probs, numbers.ref_log_probs)
+    )
     lengths = mask.sum(1, keepdim=True)
+    known = WEIGHTS if ratio.any() else {"sequence": WEIGHTS["none"]}
+    weights = {name: weight(ratio, lengths) for name, weight in known.items()}
+    weights["reference"] = WEIGHTS["sequence"](to_ref, lengths)
     for by_length in (False,) if mask.all() else (False, True):
-        for name, weight in WEIGHTS.items() if ratio.any() else [("sequence", WEIGHTS["none"])]:
-            divisor = lengths if by_length else 1
-            yield name, by_length, (weight(ratio, lengths) / divisor)[mask]
+        for name, weight in weights.items():
+            yield name, by_length, (weight / (lengths if by_length else 1))[mask]
 
 
 def _factor(gradient: Tensor, known: Tensor) -> float:
@@ -195,13 +205,17 @@ def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[tupl
         if rest.abs().max() > 1e-5 * gradient.abs().max():
             continue
         sign = 1 if float(share.sum()) > 0 else -1
+        up = sign * known.gather(1, numbers.actions[numbers.mask][:, None])[:, 0] < 0
         for name, by_length, weight in weights:
-            if (cut := _cut(sign * share[seen], weight[seen])) is not None:
+            if (cut := _cut(sign * share[seen], weight[seen], up[seen])) is not None:
                 yield term._replace(weight=name, by_length=by_length, sign=sign), cut
 
 
-def _cut(share: Tensor, weight: Tensor) -> str | None:
-    """How a weight was cut so that it became this share of a term; None: it is another weight."""
+def _cut(share: Tensor, weight: Tensor, up: Tensor) -> str | None:
+    """How a weight was cut so that it became this share of a term; None: it is another weight.
+
+    ``up`` is where a descent step raises the action's probability: PPO cuts large weights there.
+    """
     alive = share > 1e-9
     if (share < -1e-9).any() or not alive.any():
         return None
@@ -211,4 +225,6 @@ def _cut(share: Tensor, weight: Tensor) -> str | None:
     bounds = (share[alive][~same] / unit).mul(1e4).round().unique()
     if same.double().mean() < 0.2 or len(bounds) > 2:
         return None
-    return "clipped" if not alive.all() else "truncated" if len(bounds) else ""
+    if alive.all():
+        return "truncated" if len(bounds) else ""
+    return "clip_max" if ((weight < 1) == up)[~alive].all() else "clipped"

@@ -47,7 +47,7 @@ class Entry:
     error: float | None = None  # standard error of the return, if evaluated on several episodes
     best: float | None = None  # the return of the best checkpoint, in the closing evaluation
     best_error: float | None = None
-    kl: float | None = None  # the last KL(policy||reference), nats
+    kl: float | None = None  # the last KL(policy||reference), nats; as the return, of an evaluation
     started: str | None = None  # in ISO 8601; None if it has not begun
     note: str = ""  # an error, in one line
     jobs: dict[str, int] = field(default_factory=dict)  # a sweep's: state -> number of jobs
@@ -164,7 +164,7 @@ def _read_run(folder: Path) -> Entry:
         error=row.get("eval/return_se") if "eval/return" in row else None,
         best=row.get("eval/best_return"),
         best_error=row.get("eval/best_return_se"),
-        kl=row.get("kl/ref/exact"),
+        kl=row.get("eval/kl_ref", row.get("kl/ref/exact")),
         started=manifest.get("started"),
         note="; ".join(filter(None, notes)),
     )

@@ -43,7 +43,7 @@ def test_the_closing_evaluation_has_its_error_and_stands_beside_the_best(tmp_pat
     config = {"eval": {"every": None, "evaluations": 10}}
     write_run(tmp_path / "a", rows=rows, config=config, started=at(1))
     best = {"eval/best_return": -141.25, "eval/best_return_se": 12.3}
-    rows[19] |= {"eval/return": -152.68, "eval/return_se": 9.9, **best}
+    rows[19] |= {"eval/return": -152.68, "eval/return_se": 9.9, "eval/kl_ref": 0.125, **best}
     write_run(tmp_path / "b", rows=rows, config=config, started=at(2))
     # An evaluation of one episode has no error, and not that of the one before.
     del rows[19]["eval/return_se"]
@@ -54,11 +54,11 @@ def test_the_closing_evaluation_has_its_error_and_stands_beside_the_best(tmp_pat
         ["-152.68", "-141 +- 12"],
     ]
     assert ls_command([str(tmp_path), "--json"]) == 0
-    keys = ("return", "return_se", "best_return", "best_return_se")
+    keys = ("return", "return_se", "best_return", "best_return_se", "kl")
     assert [[run[key] for key in keys] for run in json.loads(capsys.readouterr().out)] == [
-        [40.0, 3.0, None, None],
-        [-152.68, 9.9, -141.25, 12.3],
-        [-152.68, None, -141.25, 12.3],
+        [40.0, 3.0, None, None, 1.0],
+        [-152.68, 9.9, -141.25, 12.3, 0.125],
+        [-152.68, None, -141.25, 12.3, 0.125],
     ]
 
 

@@ -250,6 +250,29 @@ def forward_no_weight(log_probs, ref_log_probs, mask, coef):
     return -coef * _sum((ref_log_probs - log_probs).exp().detach() * log_probs, mask)
 
 
+def sampled_by_ref(log_probs, ref_log_probs, rewards, mask, coef):
+    """The reference taken as the policy that sampled."""
+    k1 = (log_probs - ref_log_probs).detach()
+    shaped = ((rewards - coef * k1) * mask).sum(1, keepdim=True)
+    return -_sum(_product(log_probs, ref_log_probs, mask).detach() * shaped * log_probs, mask)
+
+
+def u_log_u(log_probs, ref_log_probs, mask):
+    """The forward KL's value by importance weights, differentiated."""
+    u = (ref_log_probs - log_probs).exp()
+    return _sum(u * u.log(), mask)
+
+
+def undetached(log_probs, ref_log_probs, rewards, mask, coef):
+    """k1 in the reward, with its gradient."""
+    return -_sum(log_probs * _to_go((rewards - coef * (log_probs - ref_log_probs)) * mask), mask)
+
+
+def ppo_max(log_probs, old_log_probs, advantages, mask):
+    ratio = (log_probs - old_log_probs).exp()
+    return -_sum(torch.max(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages), mask)
+
+
 def old_sign(log_probs, old_log_probs, mask, coef):
     """k1 = log pi - log old as a loss."""
     return coef * _sum(log_probs - old_log_probs, mask)

@@ -151,6 +151,18 @@ WRONG = [
     ("ppo", "stale 3 divergence none scope token", everywhere("return_clipped"), "clipped"),
     ("dppo_mask", "stale 3 divergence none scope token", everywhere("return_clipped"), "masked"),
     ("detached_ratio", "stale 3 divergence none", everywhere("no_return"), "detached log_probs"),
+    *(
+        (
+            "sampled_by_ref",
+            stale,
+            everywhere("return_weight_reference", "kl_weight_reference"),
+            "as if ref had sampled",
+        )
+        for stale in ("", "stale 3")
+    ),
+    ("u_log_u", "divergence forward", everywhere("u_log_u"), "detach u"),
+    ("undetached", "", everywhere("undetached"), "detach it"),
+    ("ppo_max", "stale 3 divergence none scope token", everywhere("return_clip_max"), "the min"),
     ("old_sign", "stale 3 divergence forward", everywhere("sign"), "flip its sign"),
     (
         "old_k2",

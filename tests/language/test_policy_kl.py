@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from klrl.kl.divergences import MEASURED, over_actions
 from klrl.language.data.batch import response_mask
+from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run import evaluate
 from klrl.language.run.export import export_run
 from klrl.train.evaluate_run import evaluate_run
@@ -68,3 +70,18 @@ def test_each_token_is_a_sum_over_the_vocabulary(lora, exits, model, monkeypatch
         assert row[name] == pytest.approx(total / sums[2], abs=1e-5)  # greedy responses
     own = kl_between("run", "exported", episodes=12)
     assert max(each.worst for each in own.distances.values()) < 1e-3
+
+
+def test_a_js_that_rounds_below_0_is_0(monkeypatch) -> None:
+    """Of two policies whose logits differ by 1e-4, in float32: about 1e-9 nats."""
+    torch.manual_seed(0)
+    logits = torch.randn(500, 1, 50)
+    p, q = logits.log_softmax(-1), (logits + 1e-4 * torch.randn(logits.shape)).log_softmax(-1)
+    assert over_actions("js", p, q).min() < 0
+    policy, other = (NextTokens(each, torch.nn.Identity()) for each in (p, q))
+    tokens = torch.zeros(500, 1, dtype=torch.long)
+    monkeypatch.setattr(evaluate, "response_mask", lambda batch: torch.ones_like(tokens) > 0)
+    batch = {("tokens", "response"): tokens}
+    found = evaluate.measured(lambda _: policy, lambda _: other, batch, MEASURED)
+    js = [float(each["js"][0]) for each in found]
+    assert min(js) == 0 < max(js)
