@@ -83,7 +83,7 @@ def main() -> None:
     equal = True
     for env in args.env:
         tasks = {
-            name: lambda _, tree=tree: run(tree, env, args.frames, args.words)
+            name: lambda _, tree=tree, env=env: run(tree, env, args.frames, args.words)
             for name, tree in {"before": args.other, "now": ROOT}.items()
         }
         told = rounds(tasks, args.rounds, lambda line: f"{line['us']:.1f} us of CPU per frame")
