@@ -3,7 +3,7 @@
 Gymnasium steps one simulation at a time and computes its observation, reward and end in Python,
 which takes half as long as the simulation. MuJoCo's Batch steps N simulations in one call, and the
 rest is computed here for all of them at once. The first steps of every batch are compared with
-Gymnasium's. Ant, Humanoid and HumanoidStandup read contact forces that a Batch does not compute.
+Gymnasium's. Ant and Humanoid read contact forces that a Batch does not compute.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from klrl.base.errors import first_line
 
 Array = np.ndarray
+#: Entry point of a task -> whether it falls.
+TASKS = {
+    "gymnasium.envs.mujoco.half_cheetah_v5:HalfCheetahEnv": False,
+    "gymnasium.envs.mujoco.hopper_v5:HopperEnv": True,
+    "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv": False,
+    "gymnasium.envs.mujoco.walker2d_v5:Walker2dEnv": True,
+}
 #: Copies and steps that are compared with Gymnasium's.
 _COPIES, _STEPS = 2, 128
 
@@ -36,18 +43,20 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
     """
     if count == 1:
         raise Unbatched("a single copy gains nothing")
-    kind = _TASKS.get(env.unwrapped.spec.entry_point)
-    if kind is None:
+    falls = TASKS.get(env.unwrapped.spec.entry_point)
+    if falls is None:
         raise Unbatched(f"{env.unwrapped.spec.id} has no batch")
     why = "" if env.render_mode is None else f"render_mode={env.render_mode}"
-    inner = env
+    limit, inner = np.inf, env
     while isinstance(inner, gymnasium.Wrapper):
-        if type(inner) not in (TimeLimit, OrderEnforcing, PassiveEnvChecker):
+        if type(inner) is TimeLimit:
+            limit = inner._max_episode_steps
+        elif type(inner) not in (OrderEnforcing, PassiveEnvChecker):
             why = f"{type(inner).__name__} wraps them"
         inner = inner.env
     try:
         if not why:
-            batch = kind(env, count)
+            batch = MujocoBatch(env.unwrapped, count, limit, falls)
             why = _difference(batch, env, [make() for _ in range(_COPIES)])
     except Exception as error:  # of an older MuJoCo, or of a model that a Batch refuses
         why = f"a batch fails: {first_line(error)}"
@@ -82,25 +91,31 @@ def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.
 
 
 class MujocoBatch:
-    """Simulations of a task. The environment resets them, one at a time."""
+    """Simulations of a task. The ``task`` itself is reset for each of them, one at a time.
 
-    def __init__(self, env: gymnasium.Env, count: int) -> None:
+    Their reward is w_forward dx/dt - w_ctrl |a|^2. Hopper and Walker2d (``falls``) add w_healthy
+    while all states are in their ranges, may end when one is not, and show velocities to +-10.
+    """
+
+    def __init__(self, task: Any, count: int, limit: float, falls: bool) -> None:
         from mujoco.batch import Batch  # since MuJoCo 4
 
-        self.count = count
-        self._task: Any = env.unwrapped
+        self.count, self._limit, self._falls = count, limit, falls
         # The results are equal for any number of threads.
-        batch = self._batch = Batch(self._task.model, count, nthread=torch.get_num_threads())
+        batch = Batch(task.model, count, nthread=torch.get_num_threads())
+        self._task, self._batch, self._dt = task, batch, task.dt
         self._qpos, self._qvel, self._ctrl = map(batch.bind, ("qpos", "qvel", "ctrl"))
-        self._dt, self._never = self._task.dt, np.zeros(count, bool)
-        self._steps, self._limit = np.zeros(count, np.int64), np.inf
-        while isinstance(env, gymnasium.Wrapper):
-            if isinstance(env, TimeLimit):
-                self._limit = env._max_episode_steps
-            env = env.env
+        self._shown = self._qpos[:, task.observation_structure["skipped_qpos"] :]
+        self._never, self._steps = np.zeros(count, bool), np.zeros(count, np.int64)
+        if falls:  # the ranges of qpos and qvel, less x
+            size = task.model.nq + task.model.nv - 3
+            rest = getattr(task, "_healthy_state_range", (-np.inf, np.inf))  # Hopper's alone
+            z, angle = task._healthy_z_range, task._healthy_angle_range
+            both = max(angle[0], rest[0]), min(angle[1], rest[1])
+            self._low, self._high = np.array([z, both, *[rest] * size]).T
 
     def begin(self, copy: int) -> None:
-        """Begin an episode of a copy in the environment's state, which was just reset."""
+        """Begin an episode of a copy in the state of the task, which was just reset."""
         row, everything = self._batch.state[copy], mujoco.mjtState.mjSTATE_INTEGRATION
         mujoco.mj_getState(self._task.model, self._task.data, row, everything)
         self._steps[copy] = 0
@@ -115,93 +130,24 @@ class MujocoBatch:
         self._ctrl[:] = actions
         self._batch.step(mask, nstep=self._task.frame_skip)
         self._steps[stepped] += 1
+        position, velocity = self._shown, self._qvel
+        if self._falls:
+            velocity = np.minimum(np.maximum(velocity, -10), 10)
         observations, *others = answers
-        position, velocity = self._observed()
-        size = position.shape[1]
-        observations[stepped, :size] = position[stepped]
-        observations[stepped, size:] = velocity[stepped]
+        observations[stepped, : position.shape[1]] = position[stepped]
+        observations[stepped, position.shape[1] :] = velocity[stepped]
         results = *self._judged(before, actions), self._steps >= self._limit
         for answer, result in zip(others, results, strict=True):
             answer[stepped] = result[stepped]
 
-    def _observed(self) -> tuple[Array, Array]:
-        """The two parts of the observation, [N, .]."""
-        return self._qpos, self._qvel
-
     def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        """Reward and terminated [N]; ``before`` is the first coordinate [N] before the step."""
-        raise NotImplementedError
-
-
-class PendulumBatch(MujocoBatch):
-    """InvertedPendulum-v5: 1 for each step after which it stands."""
-
-    def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        finite = np.isfinite(self._qpos).all(1) & np.isfinite(self._qvel).all(1)
-        stands = finite & ~(np.abs(self._qpos[:, 1]) > 0.2)
-        return stands.astype(np.float64), ~stands
-
-
-class RunnerBatch(MujocoBatch):
-    """HalfCheetah-v5, Swimmer-v5: w_forward dx/dt - w_ctrl |a|^2."""
-
-    def __init__(self, env: gymnasium.Env, count: int) -> None:
-        super().__init__(env, count)
-        self._shown = self._qpos[:, self._task.observation_structure["skipped_qpos"] :]
-
-    def _observed(self) -> tuple[Array, Array]:
-        return self._shown, self._qvel
-
-    def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        return self._forward(before) - self._cost(actions), self._never
-
-    def _forward(self, before: Array) -> Array:
-        return self._task._forward_reward_weight * ((self._qpos[:, 0] - before) / self._dt)
-
-    def _cost(self, actions: Array) -> Array:
-        return self._task._ctrl_cost_weight * np.square(actions).sum(1)  # in float32
-
-
-class WalkerBatch(RunnerBatch):
-    """Walker2d-v5: w_healthy more while height and angle are in their ranges."""
-
-    def __init__(self, env: gymnasium.Env, count: int) -> None:
-        super().__init__(env, count)
+        """Reward and terminated [N], in Gymnasium's order of operations."""
         task = self._task
-        self._low, self._high = np.transpose([task._healthy_z_range, task._healthy_angle_range])
-
-    def _observed(self) -> tuple[Array, Array]:
-        return self._shown, np.minimum(np.maximum(self._qvel, -10), 10)
-
-    def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        state = self._ranged()
-        healthy = ((self._low < state) & (state < self._high)).all(1)
-        reward = self._forward(before) + healthy * self._task._healthy_reward - self._cost(actions)
-        return reward, ~healthy if self._task._terminate_when_unhealthy else self._never
-
-    def _ranged(self) -> Array:
-        """What has a range, [N, .]."""
-        return self._qpos[:, 1:3]
-
-
-class HopperBatch(WalkerBatch):
-    """Hopper-v5: all of its state but x and height is in one more range."""
-
-    def __init__(self, env: gymnasium.Env, count: int) -> None:
-        super().__init__(env, count)
-        low, high = self._task._healthy_state_range
-        more = self._qpos.shape[1] + self._qvel.shape[1] - 3
-        self._low = np.append(np.maximum(self._low, [-np.inf, low]), [low] * more)
-        self._high = np.append(np.minimum(self._high, [np.inf, high]), [high] * more)
-
-    def _ranged(self) -> Array:
-        return np.concatenate((self._qpos[:, 1:], self._qvel), 1)
-
-
-_TASKS = {
-    "gymnasium.envs.mujoco.half_cheetah_v5:HalfCheetahEnv": RunnerBatch,
-    "gymnasium.envs.mujoco.hopper_v5:HopperEnv": HopperBatch,
-    "gymnasium.envs.mujoco.inverted_pendulum_v5:InvertedPendulumEnv": PendulumBatch,
-    "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv": RunnerBatch,
-    "gymnasium.envs.mujoco.walker2d_v5:Walker2dEnv": WalkerBatch,
-}
+        reward = task._forward_reward_weight * ((self._qpos[:, 0] - before) / self._dt)
+        ends = self._never
+        if self._falls:
+            state = np.concatenate((self._qpos[:, 1:], self._qvel), 1)
+            healthy = ((self._low < state) & (state < self._high)).all(1)
+            reward = reward + healthy * task._healthy_reward
+            ends = ~healthy if task._terminate_when_unhealthy else ends
+        return reward - task._ctrl_cost_weight * np.square(actions).sum(1), ends

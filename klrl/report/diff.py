@@ -18,15 +18,8 @@ from klrl.runs.rows import read_rows
 
 #: Entries of the manifest that are compared, in addition to settings and metrics.
 _FACTS = (
-    "status",
-    "seed",
-    "klrl",
-    "numerics",
-    "python",
-    "device",
-    "compile",
-    "collector",
-    "git_commit",
+    *("status", "seed", "klrl", "numerics", "python"),
+    *("device", "compile", "collector", "git_commit"),
 )
 
 

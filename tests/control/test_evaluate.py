@@ -43,7 +43,9 @@ def by_hand(run: Training, seed: int, states: list[np.ndarray] | None = None, **
     return total
 
 
-@pytest.mark.parametrize("words", [["env=pendulum"], ["env=cartpole"], ["actor=tanh_normal"]])
+@pytest.mark.parametrize(
+    "words", [["env=pendulum"], ["env=cartpole"], ["actor=tanh_normal"], ["env=hopper"]]
+)
 def test_each_episode_is_gymnasiums_from_the_seed_of_its_number(words, settings) -> None:
     run = Training(settings(*words))
     result = play(run, CLOSING, Size(3))

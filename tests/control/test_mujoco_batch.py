@@ -1,6 +1,8 @@
 """MuJoCo tasks in one batch, to the byte: against ``gymnasium.make``, copy by copy."""
 
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,15 +11,17 @@ import pytest
 import torch
 from gymnasium.wrappers import TransformReward
 
+import klrl
 from klrl.base.seeds import derived_seed
 from klrl.config import CustomEnvConfig
 from klrl.control import mujoco_batch
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_copies
 from tests.agents import gym
+from tests.conftest import QUICK
 from tests.control.test_episodes import kept, played
 
-TASKS = ("HalfCheetah-v5", "Hopper-v5", "InvertedPendulum-v5", "Swimmer-v5", "Walker2d-v5")
+TASKS = ("HalfCheetah-v5", "Hopper-v5", "Swimmer-v5", "Walker2d-v5")
 #: Time limits are reached, and every setting that a step reads has another value than its default.
 SETTINGS: dict[str, dict[str, Any]] = {
     "HalfCheetah-v5": {"forward_reward_weight": 0.7, "ctrl_cost_weight": 0.3},
@@ -25,7 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"forward_reward_weight": 1.3, "ctrl_cost_weight": 0.1, "healthy_reward": 0.3},
         **{"healthy_state_range": (-2.5, 3.5), "healthy_angle_range": (-0.3, 0.1)},
     },
-    "InvertedPendulum-v5": {"reset_noise_scale": 0.1},
     "Swimmer-v5": {"frame_skip": 2, "ctrl_cost_weight": 0.2},
     "Walker2d-v5": {"terminate_when_unhealthy": False, "healthy_z_range": (1.1, 1.3)},
 }
@@ -111,8 +114,8 @@ def test_copies_that_wait_are_left_alone(env_id: str) -> None:
             assert pair[0].reset_native(ended).tobytes() == pair[1].reset_native(ended).tobytes()
 
 
-def test_a_simulation_that_diverges_is_gymnasiums_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MuJoCo resets it and warns; the end that Gymnasium sees is the same."""
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Gymnasium: NaN
+def test_a_simulation_that_diverges_is_gymnasiums_too() -> None:
     pair = both("HalfCheetah-v5")
     for env in pair:
         env.reset_native()
@@ -143,7 +146,7 @@ def test_running_episodes_go_on_in_a_batch_or_one_by_one() -> None:
 # ------------------------------------------------------------------------------- stepped one by one
 
 
-class Once(mujoco_batch.HopperBatch):
+class Once(mujoco_batch.MujocoBatch):
     """A batch with one wrong number: the reward of a step, or an end that is missed."""
 
     wrong = ""
@@ -153,7 +156,7 @@ class Once(mujoco_batch.HopperBatch):
         if self.wrong == "reward" and self._steps[0] == 7:
             reward[0] = np.nextafter(reward[0], 9)
         if self.wrong == "end":
-            ends = ends & (self._steps > 15)
+            ends = ends & (self._steps > 30)
         return reward, ends
 
 
@@ -162,8 +165,7 @@ def test_one_wrong_number_is_found_before_the_batch_is_used(
     wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Once, "wrong", wrong)
-    place = "gymnasium.envs.mujoco.hopper_v5:HopperEnv"
-    monkeypatch.setitem(mujoco_batch._TASKS, place, Once)
+    monkeypatch.setattr(mujoco_batch, "MujocoBatch", Once)
     env = VectorGymEnv("Hopper-v5", 3, seed=2)
     if not wrong:
         assert env.stepped == "3 copies in one MuJoCo batch"
@@ -190,8 +192,35 @@ def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.Mon
     assert wrapped == f"2 copies one by one (TransformReward wraps them{cost}"
     drawn = stepped(kwargs={"render_mode": "rgb_array"})
     assert drawn == f"2 copies one by one (render_mode=rgb_array{cost}"
-    own = CustomEnvConfig(target=f"{__name__}:hopper", num_envs=2)
+    own = CustomEnvConfig(name="custom", target=f"{__name__}:hopper", num_envs=2)
     assert make_copies(own, seed=0).stepped == "2 copies one by one"
     assert "batch" in make_copies(gym("Hopper-v5", 2), seed=0).stepped
     monkeypatch.setitem(sys.modules, "mujoco.batch", None)  # as with MuJoCo 3
     assert "one by one (a batch fails: " in stepped()
+
+
+WRAPPED = "env.wrappers=[{target: gymnasium.wrappers:ClipReward, args: {max_reward: 1}}]"
+BATCH = "2 copies in one MuJoCo batch, policy in numpy"
+SINGLY = "2 copies one by one (ClipReward wraps them; a batch takes about two thirds of the time)"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        ([], f"collector=vector, {BATCH}"),
+        ([WRAPPED, "actor.activation=gelu"], f"collector=vector, {SINGLY}, policy in torch"),
+    ],
+    ids=["batch", "singly"],
+)
+def test_a_run_says_what_collected_it(words: list[str], how: str, capsys: Any) -> None:
+    klrl.run(*QUICK, "env=hopper", "eval.final=0", *words, folder=Path("run"))
+    assert json.loads(Path("run/manifest.json").read_text())["collector"] == how
+    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    sampling, all_ = (
+        sum(row.get(f"time/{name}", 0) for row in rows) for name in ("sampling", "iteration")
+    )
+    cost = f"{sampling / 128 * 1e6:,.0f} us per frame, {sampling / all_:.0%} of the time"
+    said = capsys.readouterr().out.splitlines()
+    assert f"rollouts: {how}" in said
+    assert f"  rollouts: {how}: {cost}" in said
