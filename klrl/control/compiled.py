@@ -50,8 +50,9 @@ AUTO_STEPS = 10_000
 
 #: The loss's settings that a step does not read, or gets as a tensor; a package serves any value.
 NOT_COMPILED = {
-    *("beta", "dtarg", "dtarg_end", "increment", "decrement", "beta_rule", "gain"),
+    *("beta", "dtarg", "dtarg_end", "dtarg_per", "increment", "decrement", "beta_rule", "gain"),
     *("line_search", "max_alpha", "beta_min", "beta_max", "target_kl", "own_beta_rule"),
+    *("cg_steps", "damping"),
 }
 
 #: The source files that determine a step.
