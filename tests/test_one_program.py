@@ -137,8 +137,8 @@ def assert_same(numbers: Numbers, expected: Numbers) -> None:
     assert not far, f"largest differences: {far}"
 
 
-#: The user's own parts are compared with klrl's in tests/extending.
-LOSS = pytest.mark.parametrize("loss", [name for name in CHOICES["loss"] if name != "custom"])
+#: The user's own parts are compared with klrl's in tests/extending; trpo is control's alone.
+LOSS = pytest.mark.parametrize("loss", [n for n in CHOICES["loss"] if n not in ("custom", "trpo")])
 KL = pytest.mark.parametrize("kl", list(kl_words()))
 EITHER = pytest.mark.parametrize(
     "advantage", [name for name in CHOICES["advantage"] if name != "custom"]

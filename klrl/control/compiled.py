@@ -51,8 +51,9 @@ AUTO_STEPS = 10_000
 #: Settings of the loss that one package can serve with any value: a step does not read them, or
 #: receives them as a tensor.
 NOT_COMPILED = {
-    *("beta", "dtarg", "dtarg_end", "increment", "decrement", "beta_rule", "gain"),
+    *("beta", "dtarg", "dtarg_end", "dtarg_per", "increment", "decrement", "beta_rule", "gain"),
     *("line_search", "max_alpha", "beta_min", "beta_max", "target_kl", "own_beta_rule"),
+    *("cg_steps", "damping"),
 }
 
 #: The source files that determine a step.

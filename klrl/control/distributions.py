@@ -62,6 +62,10 @@ class Family(ABC):
     def kl(self, p: Params, q: Params) -> Tensor:
         """KL(p || q) in closed form, shape [...]."""
 
+    def dimensions(self, params: Params) -> int:
+        """Independent dimensions of an action, over which a KL is a sum."""
+        return params["loc"].shape[-1]
+
     @abstractmethod
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
         """KL(p || q), forward KL(q || p) or js, shape [...]; ``noise`` only if it is sampled."""
@@ -238,6 +242,10 @@ class Categorical(Family):
     name = "categorical"
     param_keys: tuple[str, ...] = ("logits",)
 
+    def dimensions(self, params: Params) -> int:
+        """One."""
+        return 1
+
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """Log softmax(logits)[a]; ``sample`` may have more leading dimensions than the logits."""
         log_p = _log_p(params)
@@ -285,6 +293,10 @@ class MultiCategorical(Categorical):
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = tuple(counts)
+
+    def dimensions(self, params: Params) -> int:
+        """The heads."""
+        return len(self.counts)
 
     def factors(self, params: Params) -> Tensor:
         """The logits of each categorical, [..., M, max K]; padded with excluded actions."""

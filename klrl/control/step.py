@@ -224,6 +224,8 @@ def loss_terms(
 ) -> LossTerms:
     """The loss of a minibatch from the networks' outputs; ``coef`` is (lr, beta, kl.coef)."""
     *params, value = outputs
+    if problem.loss.natural:  # zero gradients for the policy
+        params = [each.detach() for each in params]
     family = problem.agent.family
     named = dict(zip(family.param_keys, params, strict=True))
     return problem.loss(score(problem.loss, family, named, value, batch), coef[1], coef[2])
@@ -294,7 +296,8 @@ def eager_step(problem: StepParts) -> Step:
     ) -> Tensor:
         batch = problem.columns.unpack(rows)
         terms = loss_terms(problem, networks(batch["observation"]), batch, coef)
-        gradients = torch.autograd.grad(terms.total, parameters)
+        natural = problem.loss.natural  # then no gradient reaches the policy
+        gradients = torch.autograd.grad(terms.total, parameters, materialize_grads=natural)
         with torch.no_grad():
             gradient = torch.cat([g.reshape(-1) for g in gradients])
             gradient, norm = _clipped(gradient, problem.optim.max_grad_norm)

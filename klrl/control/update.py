@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.config import Config, factory
+from klrl.config import Config, TRPOConfig, factory
 from klrl.control.actor import Agent
 from klrl.control.compiled import Prepared, check_inputs, decide, prepare
-from klrl.control.step import Adam, Columns, StepParts, draw
+from klrl.control.step import Adam, Columns, StepParts, draw, score
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
 from klrl.losses.policy import PolicyLoss
@@ -98,6 +98,27 @@ class ControlSteps(Steps[Frames, Tensor]):
         outputs = self.agent.policy_net.of_normalized(frames["observation"])
         new = dict(zip(keys, outputs, strict=True))
         return float(self.agent.family.kl({key: frames[key] for key in keys}, new).mean())
+
+    def positions_per_unit(self, frames: Frames) -> float:
+        """1, or with ``dtarg_per=action`` one over an action's dimensions."""
+        per_action = self.loss.dtarg_per == "action"
+        return 1 / self.agent.family.dimensions(frames) if per_action else 1.0
+
+    def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
+        """Move the policy by TRPO's step, from the loss and KL(old||new) of the whole rollout."""
+        from klrl.losses.trpo import natural_direction, take_step
+
+        family, config, moved = self.agent.family, self.loss.config, self.actor_parameters
+        assert isinstance(config, TRPOConfig)
+        batch = {**frames, **draw(self.loss, family, frames)}
+        outputs = self.agent.policy_net.of_normalized(batch["observation"])
+        new = dict(zip(family.param_keys, outputs, strict=True))
+        scored = score(self.loss, family, new, batch["state_value"], batch)
+        zero = scored.advantage.new_zeros(())
+        loss = self.loss(scored, zero, zero + kl_coef).total
+        kl = family.kl({key: frames[key] for key in family.param_keys}, new).mean()
+        step = natural_direction(loss, kl, moved, config.cg_steps, config.damping)
+        take_step(moved, *step, target)
 
     def lay_out(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """[N, T, ...] -> [N T, ...], advantages and values without their last dimension.

@@ -110,6 +110,8 @@ class PolicyLoss(ABC):
     max_alpha: float = 1.0  # how many times as long a step may become
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
+    dtarg_per: str = "state"  # or action: nats per dimension of an action
+    natural = False  # whether Steps.natural_step moves the policy, and gradient steps the critic
     unsaved = False  # has state, which no checkpoint saves
 
     def __init__(
@@ -143,7 +145,7 @@ class PolicyLoss(ABC):
     def target_moves(self) -> bool:
         """Whether the target per position changes in every iteration."""
         by_length = self.unit == "sequence" and math.isfinite(self.dtarg)
-        return by_length or self.dtarg_end is not None
+        return by_length or self.dtarg_end is not None or self.dtarg_per == "action"
 
     def target_at(self, progress: float) -> float:
         """``dtarg`` after a share 0..1 of the run."""
@@ -254,7 +256,7 @@ class KLPENLoss(PolicyLoss):
 
     config: KLPENConfig
 
-    of_settings = ("kl_old", "line_search", "max_alpha", "dtarg", "dtarg_end", "unit")
+    of_settings = ("kl_old", "line_search", "max_alpha", "dtarg", "dtarg_end", "dtarg_per", "unit")
 
     def beta_rule(self) -> BetaRule:
         """The rule of ``loss.beta_rule``."""
@@ -264,6 +266,17 @@ class KLPENLoss(PolicyLoss):
         """The penalised surrogate w A - beta KL(old||new)."""
         gain = terms.surrogate(scored.log_prob, scored.old_log_prob, advantage)
         return torch.addcmul(gain, scored.kl_old, beta, value=-1)
+
+
+class TRPOLoss(PolicyLoss):
+    """w A, by a natural-gradient step that ends at dtarg (Schulman et al. 2015, appendix C)."""
+
+    of_settings = ("dtarg", "dtarg_end", "dtarg_per")
+    natural, line_search, max_alpha = True, "always", 4.0
+
+    def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
+        """The surrogate w A."""
+        return terms.surrogate(scored.log_prob, scored.old_log_prob, advantage)
 
 
 class ClipLoss(PolicyLoss):

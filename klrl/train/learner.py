@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -21,6 +21,9 @@ from klrl.config import JobConfig, KLPENConfig
 from klrl.losses.beta import BetaRule
 from klrl.losses.policy import PolicyLoss
 from klrl.runs.metrics import Row, require_declared
+
+if TYPE_CHECKING:
+    from klrl.losses.rate import KLAdaptiveRate
 
 Frames = TypeVar("Frames")
 Minibatch = TypeVar("Minibatch")
@@ -68,8 +71,12 @@ class Steps(ABC, Generic[Frames, Minibatch]):
         """Mean KL(old||new) over a rollout in closed form, nats per frame or token."""
 
     def positions_per_unit(self, frames: Frames) -> float:
-        """Frames or tokens in a ``loss.unit``: 1, or the mean tokens of a response."""
+        """Frames or tokens in a unit of the target: 1, or the mean tokens of a response."""
         return 1.0
+
+    def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
+        """Move the policy by the natural gradient to KL(old||new) = ``target``, nats per frame."""
+        raise NotImplementedError("control only")
 
 
 class Learner:
@@ -78,6 +85,11 @@ class Learner:
     def __init__(self, config: JobConfig, steps: Steps[Any, Any]) -> None:
         self.config, self.steps, self.loss = config, steps, steps.loss
         self.beta_rule: BetaRule = steps.loss.beta_rule()
+        self.rate: KLAdaptiveRate | None = None
+        if config.optim.rate == "kl_adaptive":
+            from klrl.losses.rate import KLAdaptiveRate
+
+            self.rate = KLAdaptiveRate(config.optim)
         self._names = (*steps.loss.measures, "learner/grad_norm")
         require_declared(self._names)
 
@@ -100,10 +112,13 @@ class Learner:
         # Only a line search reads this copy of the actor's weights.
         searched = self.loss.line_search != "none"
         actor_before = [p.detach().clone() for p in self.steps.actor_parameters if searched]
+        if self.loss.natural:
+            self.steps.natural_step(frames, kl_coef, dtarg)
         metrics: list[Tensor] = []
         epochs = 0
         while epochs < self.config.learner.epochs:
             epochs += 1
+            lr = self.rate.lr if self.rate else lr
             metrics += self._epoch(frames, lr, kl_coef)
             target = self.loss.target_kl
             if target and self.steps.kl_old(frames) > 1.5 * target / positions:
@@ -125,7 +140,9 @@ class Learner:
         learned = self.loss.weighted(means, kl_coef)
         learned |= {"kl/old/exact": kl_old, "learner/lr": lr, "learner/epochs": epochs}
         if isinstance(self.config.loss, KLPENConfig):
-            learned |= {"kl/old/beta": beta, "learner/alpha": alpha}
+            learned["kl/old/beta"] = beta
+        if isinstance(self.config.loss, KLPENConfig) or searched:
+            learned["learner/alpha"] = alpha
         return learned | ({"kl/old/target": dtarg} if self.loss.target_moves else {})
 
     def _epoch(self, frames: Any, lr: float, kl_coef: float) -> list[Tensor]:
@@ -134,10 +151,13 @@ class Learner:
         coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
         for minibatch in self.steps.minibatches(frames):
             metrics.append(self.steps.step(minibatch, coefficients))
-            # Only this rule reads a metric here, since a read waits for the device.
-            if self.beta_rule.every_forward:
-                beta = self.beta_rule.update(float(metrics[-1][self._names.index("kl/old/exact")]))
-                coefficients = Coefficients(lr, beta, kl_coef)
+            # Only these rules read a metric here, since a read waits for the device.
+            if self.beta_rule.every_forward or self.rate:
+                kl = float(metrics[-1][self._names.index("kl/old/exact")])
+                if self.beta_rule.every_forward:
+                    self.beta_rule.update(kl)
+                lr = self.rate.update(kl) if self.rate else lr
+                coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
         return metrics
 
 

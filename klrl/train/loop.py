@@ -279,6 +279,8 @@ class Training:
             "controller": self.controller,
             "beta": self.parts.learner.beta_rule,
         }
+        if self.parts.learner.rate is not None:
+            components["rate"] = self.parts.learner.rate
         return Checkpoints(files.checkpoints, components, self.parts.device)
 
     def _open(

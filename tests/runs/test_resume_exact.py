@@ -62,6 +62,7 @@ def assert_loaded_as_saved(config: JobConfig) -> None:
         parts = {**run.parts.components(), "counters": run.counters}
         parts.pop("rollout", None)  # its environments are closed
         parts |= {"controller": run.controller, "beta": run.parts.learner.beta_rule}
+        parts |= {"rate": run.parts.learner.rate} if run.parts.learner.rate else {}
         return {name: part.state_dict() for name, part in parts.items()}
 
     saved, fresh = Training(config), Training(config)
@@ -81,6 +82,8 @@ def assert_loaded_as_saved(config: JobConfig) -> None:
         ["reference=ema", "controller=dual", "loss=klpen_held", "eval.every=1", "eval.episodes=1"],
         ["controller=held", "controller.target=1e-4", "controller.unit=step"],
         ["env=cartpole", "env.normalize_observation=true", "actor.share_trunk=true"],
+        ["kl=none", "loss=clip", "optim.rate=kl_adaptive"],
+        ["loss=trpo", "kl=none"],
     ],
     ids=lambda words: words[0],
 )

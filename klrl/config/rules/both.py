@@ -57,10 +57,15 @@ def check_domain_values(c: JobConfig) -> None:
 
 def check_lr(c: JobConfig) -> None:
     """The learning rate must not rise."""
-    if c.optim.lr_floor > c.optim.lr:
+    if c.optim.lr_floor > c.optim.lr and c.optim.rate == "linear":
         raise ConfigError(
             f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
             "the learning rate falls from lr to lr_floor"
+        )
+    if c.optim.rate == "kl_adaptive" and not c.optim.lr_min <= c.optim.lr <= c.optim.lr_max:
+        raise ConfigError(
+            f"optim.lr={c.optim.lr:g}: outside optim.lr_min={c.optim.lr_min:g} .. "
+            f"optim.lr_max={c.optim.lr_max:g}; start inside the bounds"
         )
 
 

@@ -42,6 +42,26 @@ def check_hidden(c: Config) -> None:
         )
 
 
+def check_trpo(c: Config) -> None:
+    """With loss=trpo only the natural step moves the policy; Adam's steps are the critic's."""
+    if c.loss.name != "trpo":
+        return
+    if c.actor.share_trunk:
+        raise ConfigError(
+            "actor.share_trunk=true: the critic's steps would move the policy of loss=trpo; "
+            "set it to false"
+        )
+    if c.optim.name == "adamw":
+        raise ConfigError(
+            "optim=adamw: its decay would move the policy of loss=trpo; use optim=adam"
+        )
+    if c.optim.rate == "kl_adaptive":
+        raise ConfigError(
+            "optim.rate=kl_adaptive: loss=trpo moves the policy without a learning rate; "
+            "use optim.rate=linear"
+        )
+
+
 def check_share_trunk(c: Config) -> None:
     """Custom networks share no trunk."""
     if isinstance(c.actor, CustomActorConfig) and c.actor.share_trunk:

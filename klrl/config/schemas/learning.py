@@ -74,6 +74,8 @@ class KLPENConfig(LossConfig):
     dtarg_end: Optional[float] = added(number(gt=0), None)
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
+    #: state; action: dtarg is per dimension of an action (1 of a categorical, else its heads)
+    dtarg_per: str = added(choice("state", "action"), "state")
     beta: float = number(1.0, ge=0)  # coefficient of KL(old||new) to start from
     increment: float = number(2.0, ge=1)  # factor on beta when KL > 1.5 dtarg; >= 1
     decrement: float = number(0.5, gt=0, le=1)  # factor on beta when KL < dtarg / 1.5; <= 1
@@ -102,6 +104,19 @@ class ClipConfig(LossConfig):
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
 
 
+@registered("loss", "trpo", control="losses.policy:TRPOLoss")
+class TRPOConfig(LossConfig):
+    """TRPO: one natural-gradient step of the policy per iteration, scaled to KL(old||new)."""
+
+    dtarg: float = number(0.01, gt=0)  # KL(old||new) of each iteration, nats per step
+    #: a number: dtarg falls (or rises) linearly to it over the frames
+    dtarg_end: Optional[float] = number(None, gt=0)
+    #: state; action: dtarg is per dimension of an action (1 of a categorical, else its heads)
+    dtarg_per: str = choice("state", "action")
+    cg_steps: int = number(15, ge=1)  # of conjugate gradients, each a pass over the rollout
+    damping: float = number(0.1, ge=0)  # added to the Fisher matrix's diagonal
+
+
 @registered("loss", "custom", both="losses.policy:custom")
 class CustomLossConfig(OwnPart, LossConfig):
     """A policy loss of your own: loss.target=package.module:Name."""
@@ -127,6 +142,12 @@ class OptimConfig(ChoiceConfig):
 
     lr: float = number(3e-4, gt=0)  # learning rate at the start
     lr_floor: float = number(0.0, ge=0)  # at the end; it falls linearly over the frames
+    #: linear: from lr to lr_floor; kl_adaptive (rsl_rl): after a minibatch whose KL(old||new) is
+    #: above 2 kl_target lr / 1.5, below kl_target / 2 lr * 1.5, within lr_min .. lr_max
+    rate: str = added(choice("linear", "kl_adaptive"), "linear")
+    kl_target: float = added(number(gt=0), 0.01)  # nats per step, or token
+    lr_min: float = added(number(gt=0), 1e-5)  # lower bound of a kl_adaptive rate
+    lr_max: float = added(number(gt=0), 1e-2)  # upper bound
     eps: float = number(1e-5, gt=0)  # Adam's epsilon
     max_grad_norm: float = number(0.5, gt=0)  # the gradient is scaled down to this Euclidean norm
 

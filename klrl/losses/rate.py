@@ -1,0 +1,36 @@
+"""``optim.rate=kl_adaptive``: the learning rate that holds KL(old||new) near a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from klrl.config import OptimConfig
+
+
+class KLAdaptiveRate:
+    """lr / 1.5 after a KL above 2 target, lr * 1.5 after one in 0 .. target / 2; bounded.
+
+    The KL(old||new) is a minibatch's before its step, nats per step or token. rsl_rl's PPO has this
+    rule, and applies it one step earlier: to the step of that minibatch.
+    """
+
+    def __init__(self, config: OptimConfig) -> None:
+        self.config, self.lr = config, config.lr
+
+    def update(self, kl: float) -> float:
+        """The learning rate of the next gradient step."""
+        c = self.config
+        if kl > 2 * c.kl_target:
+            self.lr = max(self.lr / 1.5, c.lr_min)
+        elif 0 < kl < c.kl_target / 2:
+            self.lr = min(self.lr * 1.5, c.lr_max)
+        return self.lr
+
+    def state_dict(self) -> dict[str, float]:
+        """The rate, for a checkpoint."""
+        return {"lr": self.lr}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a checkpoint's rate."""
+        self.lr = float(state["lr"])

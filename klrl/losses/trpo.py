@@ -1,0 +1,65 @@
+"""TRPO's step: the natural gradient by conjugate gradients (Schulman et al. 2015, appendix C)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import grad
+
+
+def natural_direction(
+    loss: Tensor, kl: Tensor, parameters: Sequence[Tensor], steps: int, damping: float
+) -> tuple[Tensor, Tensor]:
+    """(s, s^T F s) with (F + damping I) s = -gradient of the loss, flat [P].
+
+    F is the Hessian of the mean KL(old||new), a differentiable scalar, at new = old: the policy's
+    Fisher matrix. Only its products are computed: F v = grad(grad(KL)^T v).
+    """
+    gradient = _flat(grad(loss, parameters, retain_graph=True, materialize_grads=True))
+    slope = _flat(grad(kl, parameters, create_graph=True, materialize_grads=True))
+
+    def product(v: Tensor) -> Tensor:
+        second = grad(slope @ v, parameters, retain_graph=True, materialize_grads=True)
+        return _flat(second) + damping * v
+
+    direction = conjugate_gradients(product, -gradient, steps)
+    return direction, direction @ (product(direction) - damping * direction)
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor], right: Tensor, steps: int, tolerance: float = 1e-20
+) -> Tensor:
+    """x with M x = ``right`` for M > 0 (Hestenes and Stiefel 1952), by at most ``steps`` products.
+
+    It ends where the residual's squared norm is below ``tolerance`` times that of ``right``.
+    """
+    x, residual, toward = torch.zeros_like(right), right.clone(), right.clone()
+    square = residual @ residual
+    end = tolerance * square
+    for _ in range(steps):
+        if square <= end:
+            break
+        image = product(toward)
+        alpha = square / (toward @ image)
+        x = x + alpha * toward
+        residual = residual - alpha * image
+        square, before = residual @ residual, square
+        toward = residual + (square / before) * toward
+    return x
+
+
+@torch.no_grad()
+def take_step(
+    parameters: Sequence[Tensor], direction: Tensor, curvature: Tensor, target: float
+) -> None:
+    """theta += sqrt(2 target / s^T F s) s, whose KL is ``target`` to second order; else nothing."""
+    if curvature > 0:
+        scaled = (2 * target / curvature).sqrt() * direction
+        for p, part in zip(parameters, scaled.split([p.numel() for p in parameters]), strict=True):
+            p.add_(part.view_as(p))
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([each.reshape(-1) for each in tensors])
