@@ -93,6 +93,28 @@ def _own_logging() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_curves() -> Iterator[None]:
+    """Drawing ``curves.png`` takes three quarters of a small run: tests write a stand-in."""
+    from klrl.base.files import replacing
+
+    def write(rows: object, path: Path, title: str, domain: object) -> None:
+        with replacing(path) as partial:
+            partial.write_bytes(b"curves")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("klrl.runs.record.draw_curves", write)
+        yield
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw their curves, as for users."""
+    from klrl.runs.curves import draw_curves
+
+    monkeypatch.setattr("klrl.runs.record.draw_curves", draw_curves)
+
+
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports draw the charts of the page alone; the PNGs and SVGs take most of the time."""
