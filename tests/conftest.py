@@ -4,7 +4,7 @@ import fcntl
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # not CUDA's, which keeps a traceback of each call
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
@@ -78,6 +78,36 @@ def _own_processes() -> Iterator[None]:
             process.stdout.close()
     if commands is not None:
         commands.CHILDREN.clear()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _small_runs() -> Iterator[None]:
+    """Small runs leave out what takes most of their time.
+
+    That is drawing ``curves.png``, and parsing all of tests/ for the digest of a toy in it.
+    """
+    from klrl.base.files import replacing
+    from klrl.base.sources import _digest
+
+    def write(rows: object, path: Path, title: str, domain: object) -> None:
+        with replacing(path) as partial:
+            partial.write_bytes(b"curves")
+
+    def digest(top: str, folders: Sequence[str]) -> str:
+        return "of tests" if top == "tests" else _digest(top, folders)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("klrl.runs.record.draw_curves", write)
+        patch.setattr("klrl.base.sources._digest", digest)
+        yield
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw their curves, as for users."""
+    from klrl.runs.curves import draw_curves
+
+    monkeypatch.setattr("klrl.runs.record.draw_curves", draw_curves)
 
 
 @pytest.fixture

@@ -305,7 +305,7 @@ def test_a_callback_that_raises_fails_the_run_and_keeps_its_checkpoint() -> None
     assert any(Path("run").glob("checkpoints/last/*/manifest.json"))
 
 
-def test_the_parts_are_attributes_and_the_package_is_typed() -> None:
+def test_the_parts_are_attributes_and_imported_when_they_are_asked_for() -> None:
     code = (
         "import sys, klrl\n"
         "assert 'torch' not in sys.modules\n"
@@ -313,9 +313,11 @@ def test_the_parts_are_attributes_and_the_package_is_typed() -> None:
         "assert {'run', 'compose', 'load_run', 'load_policy', 'kl', 'losses'} <= set(dir(klrl))\n"
         "try: klrl.nothing\nexcept AttributeError as e: assert 'nothing' in str(e)\n"
         "else: raise SystemExit(1)\n"
+        "import klrl.kl.llm\n"
+        "assert 'transformers.models' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert files("klrl").joinpath("py.typed").is_file()
+    assert files("klrl").joinpath("py.typed").is_file(), "the package is typed"
 
 
 @pytest.mark.slow

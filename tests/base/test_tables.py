@@ -1,6 +1,7 @@
 """A wrong entry of klrl's own tables is a line that names file and entry, never a traceback."""
 
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import klrl
 from klrl.base.errors import ConfigError
 from klrl.base.tables import entry_of, read_table
+from klrl.runs import metrics
 
 HERE = Path(klrl.__file__).parent
 
@@ -54,35 +56,37 @@ def test_a_broken_table_is_named(tmp_path) -> None:
         read_table(path, "both", "control")
 
 
-METRICS, UNREAD = "runs/metrics.yaml", "config/rules/unread.yaml"
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("panel: speed", "panle: speed", "unexpected keyword argument 'panle'"),
+        ("panel: speed", "panel: sped", "panel=sped: there are score, kl, coefficient"),
+        ("name: policy/gap", "name: policy/entropy", "policy/entropy: stands there twice"),
+        ('unit: "nats per {unit}"', 'unit: "nats per {unt}"', "has no term 'unt'"),
+    ],
+)
+def test_a_wrong_metric_is_named(tmp_path, monkeypatch, old, new, says) -> None:
+    text = metrics._TABLE.read_text("utf-8")
+    assert old in text
+    monkeypatch.setattr(metrics, "_TABLE", tmp_path / "metrics.yaml")
+    metrics._TABLE.write_text(text.replace(old, new, 1), "utf-8")
+    with pytest.raises(ConfigError, match=rf"^metrics\.yaml: .*{re.escape(says)}"):
+        metrics._declared()
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("table", "old", "new", "says"),
-    [
-        (METRICS, "panel: speed", "panle: speed", "unexpected keyword argument 'panle'"),
-        (METRICS, "panel: speed", "panel: sped", "panel=sped: there are score, kl, coefficient"),
-        (METRICS, "name: policy/gap", "name: policy/entropy", "policy/entropy: is declared twice"),
-        (METRICS, 'unit: "nats per {unit}"', 'unit: "nats per {unt}"', "has no term 'unt'"),
-        (UNREAD, "\ncontrol:", "\ncontrl:", "its parts are both, control, language"),
-    ],
-)
-def test_the_command_line_names_it(tmp_path, table, old, new, says) -> None:
-    """With a copy of klrl, as somebody has it who adds a metric."""
-    shutil.copytree(HERE, "klrl", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+def test_the_command_line_names_it() -> None:
+    """With a copy of klrl, as somebody has it who adds to a table."""
+    shutil.copytree(HERE, "klrl", ignore=shutil.ignore_patterns("*.safetensors"))
     (HERE.parent / "conf").exists() and shutil.copytree(HERE.parent / "conf", "conf")
-    path = Path("klrl", table)
-    text = path.read_text("utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), "utf-8")
-    words = ["env=pendulum", "frames=2048", "logger=none", "learner.compile=false"]
-    run = [sys.executable, "-m", "klrl", *words]
+    path = Path("klrl/config/rules/unread.yaml")
+    path.write_text(path.read_text("utf-8").replace("\ncontrol:", "\ncontrl:", 1), "utf-8")
+    run = [sys.executable, "-m", "klrl", "env=pendulum", "frames=2048", "logger=none"]
     done = subprocess.run(run, env={"PYTHONPATH": ".", "PATH": ""}, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, ""), done
     (line,) = done.stderr.splitlines()
-    assert Path(table).name in line
-    assert says in line
+    assert line.startswith("klrl: unread.yaml: ")
+    assert "its parts are both, control, language" in line
     assert not Path("outputs").exists()
 
 

@@ -27,8 +27,10 @@ NEEDS = {
 }
 #: A group within a group, and what klrl finds out.
 UNCOMMENTED = ("lora", "sources")
-#: Whose files look like half_cheetah's.
-ALIKE = {f"env={name}" for name in NAMES if name != "half_cheetah"}
+#: Whose files look like half_cheetah's or cartpole's.
+ALIKE = {f"env={name}" for name in NAMES if name != "half_cheetah"} | {
+    *("env=acrobot", "env=bipedal_walker", "env=lunar_lander", "env=minigrid"),
+}
 WORDS = [
     *(
         pytest.param([word], marks=pytest.mark.slow) if word in ALIKE else [word]

@@ -1,15 +1,17 @@
 """Adding to klrl itself: two places each, and a line that names the one that was left out."""
 
-import os
+import importlib
 import shutil
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import klrl
+from benchmarks.reliability.ended import in_fork
 from klrl.config import conf_dir
+from tests.conftest import QUICK
 
 #: What is added -> its place: the file, what stands before or after the new lines, these lines.
 ESTIMATOR = (
@@ -71,7 +73,7 @@ OBJECTIVE = (
         '_objective("median", "the median", baseline="median", reduction="token")\n',
     ),
 )
-CONTROL = ["env=pendulum", "frames=2048", "learner.epochs=1", "learner.compile=false"]
+CONTROL = [*QUICK, "learner.compile=false"]
 LANGUAGE = ["experiment=sort_digits", "frames=16", "collector.prompts=4", "collector.group_size=4"]
 LADDERS = {
     "kl.estimator=k4": (ESTIMATOR, [*CONTROL, "kl.placement=loss"]),
@@ -86,9 +88,7 @@ LADDERS = {
 @pytest.mark.parametrize("word", LADDERS)
 def test_two_places_and_the_one_that_is_left_out_is_named(word: str, left_out) -> None:
     places, words = LADDERS[word]
-    shutil.copytree(
-        Path(klrl.__file__).parent, "klrl", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(Path(klrl.__file__).parent, "klrl")
     shutil.copytree(conf_dir(), "klrl/conf", dirs_exist_ok=True)
     for i, (name, at, lines) in enumerate(places):
         path = Path("klrl", name)
@@ -96,13 +96,20 @@ def test_two_places_and_the_one_that_is_left_out_is_named(word: str, left_out) -
         assert text.count(at) == 1, name
         if i != left_out:
             path.write_text(text.replace(at, lines + at), "utf-8")
-    run = [sys.executable, "-m", "klrl", word, *words, "logger=none", "eval.evaluations=0"]
-    env = os.environ | {"PYTHONPATH": "."}
-    done = subprocess.run(run, env=env, capture_output=True, text=True)
+    done = in_fork(partial(run_the_copy, word, *words, "logger=none", "eval.evaluations=0"), Path())
     if left_out is None:
-        assert done.returncode == 0, done.stderr
+        assert done.code == 0, done.err
         return
-    (line,) = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (2, ""), line
+    (line,) = done.lines
+    assert (done.code, done.out) == (2, ""), line
     assert places[left_out][0] in line
     assert not any(Path("outputs").glob("*"))
+
+
+def run_the_copy(*words: str) -> None:
+    """Import klrl and its choices anew, from the current folder; torch is there."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("klrl", "hydra", "omegaconf"):
+            del sys.modules[name]
+    sys.path.insert(0, "")
+    importlib.import_module("klrl.__main__").main(words)

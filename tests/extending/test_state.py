@@ -8,6 +8,7 @@ import pytest
 
 import klrl
 from klrl.report.diff import compare_bits
+from tests.conftest import QUICK
 from tests.control.test_resumption import PART, WHOLE, WORDS, interrupted
 from tests.runs.commands import manifest_of
 
@@ -238,7 +239,7 @@ def test_the_manifest_says_whether_a_resume_is_exact_and_it_is(
         interrupted(words)
         assert compare_bits(WHOLE, PART)[0]
     else:
-        klrl.run(*WORDS, *words, folder=PART)
+        klrl.run(*QUICK, *words, folder=PART)
     assert manifest_of(PART)["resume"] == resume
     told = f"resume: a resumed run begins anew with {setting}, whose state is not saved"
     assert (told in capsys.readouterr().out) == (resume == "anew")

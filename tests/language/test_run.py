@@ -26,7 +26,7 @@ from tests.runs.test_resume_exact import assert_loaded_as_saved
 pytestmark = pytest.mark.integration
 
 
-def test_a_run_leaves_what_it_promises(exits, capsys) -> None:
+def test_a_run_leaves_what_it_promises(exits, capsys, curves) -> None:
     code, out, err = exits("eval.every=2", "eval.episodes=6")
     assert (code, err) == (0, "")
     assert [

@@ -2,16 +2,17 @@
 
 import hashlib
 import json
+import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import klrl
+from benchmarks.reliability.ended import in_fork
 from klrl.language.run.verify import verify_run
 from klrl.train.verify import verify_record
 from tests.conftest import QUICK as CONTROL
@@ -264,23 +265,20 @@ def test_a_control_run_is_verified(tmp_path) -> None:
     assert run_klrl("verify", "run") == 1
 
 
-#: Ends in its third iteration as a kill does; the best checkpoint is later than the last.
-KILLED = """
-import os, sys, klrl
-
 class Kill(klrl.Callback):
-    def iterated(self, training, row, batch):
+    """Ends a run in its third iteration as a kill does."""
+
+    def iterated(self, training: Any, row: Any, batch: Any) -> None:
         if training.counters.iteration == 3:
             os._exit(9)
 
-klrl.run(*sys.argv[1:], folder="run", callbacks=[Kill()])
-"""
-
 
 def test_a_run_that_went_on_from_before_its_best_is_true() -> None:
-    words = ("frames=384", "eval.every=1", "eval.episodes=2", "eval.final=2", "checkpoint.every=10")
-    done = subprocess.run([sys.executable, "-c", KILLED, *CONTROL, *words, "optim.lr=0.01"])
-    assert done.returncode == 9
+    """The best checkpoint is later than the last."""
+    words = (*CONTROL, "frames=384", "eval.every=1", "eval.episodes=2", "eval.final=2")
+    words = (*words, "checkpoint.every=10", "optim.lr=0.01")
+    killed = partial(klrl.run, *words, folder="run", callbacks=[Kill()])
+    assert in_fork(killed, Path()).code == 9
     assert not list(Path("run/checkpoints/last").glob("frames-*64"))
     assert run_klrl("resume=run") == 0
     assert verify_record(Path("run"), klrl.load_run("run").config).problems == []

@@ -39,7 +39,7 @@ def test_a_run_outlives_a_fault_anywhere(bench, part) -> None:
     assert sum(line.places for line in report.lines.values()) == len(chosen)
 
 
-@pytest.mark.parametrize("file", SAFE_FILES)
+@pytest.mark.parametrize("file", marked("slow", SAFE_FILES, SAFE_FILES[0], "metrics.jsonl"))
 def test_a_bit_of_a_file_is_answered_by_every_command(bench, file) -> None:
     report = Report()
     flip_bits(bench, [0], report, file)

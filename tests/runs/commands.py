@@ -63,13 +63,23 @@ CHILDREN: list[subprocess.Popen] = []
 
 
 def child(*words: str, **environment: str) -> subprocess.Popen:
-    """``python -m klrl WORDS``, its output and errors in one pipe."""
+    """``klrl WORDS`` in a fork, which need not import torch; its output and errors in one pipe."""
+
+    def klrl() -> None:
+        code = 1
+        try:
+            os.closerange(3, 1024)  # with them the pipe by which subprocess waits for an exec
+            os.environ |= {"WANDB_MODE": "offline", **environment}
+            sys.stdout, sys.stderr = (os.fdopen(n, "w", 1, closefd=False) for n in (1, 2))
+            main(last_choices(words))
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
     process = subprocess.Popen(
-        [sys.executable, "-m", "klrl", *last_choices(words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "WANDB_MODE": "offline", **environment},
+        ["klrl"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=klrl
     )
     CHILDREN.append(process)
     return process

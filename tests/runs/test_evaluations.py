@@ -75,7 +75,6 @@ def test_rows_hold_an_evaluation_of_the_start_and_the_closing_one(capsys) -> Non
     assert "(standard error over 6 episodes, deterministic, " in told
     assert manifest_of(Path("run"))["evaluation"] == "deterministic"
     assert klrl.load_run("run").summary["return"] == last["eval/return"]
-    assert Path("run/curves.png").stat().st_size > 10_000
 
 
 class Spoil(Callback):

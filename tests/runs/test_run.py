@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
     ],
     ids=lambda words: words[0],
 )
-def test_a_run_leaves_its_record(words, capsys) -> None:
+def test_a_run_leaves_its_record(words, capsys, curves) -> None:
     assert exits(*QUICK, "eval.every=1", "eval.episodes=2", "frames=192", *words) == 0
     folder, told = only_run(), capsys.readouterr().out
     assert str(folder) in told

@@ -137,7 +137,7 @@ def test_a_ticker_that_cannot_print_ends_no_thread() -> None:
 
 
 @pytest.mark.integration
-def test_a_run_whose_picture_cannot_be_drawn_has_finished(monkeypatch, capsys) -> None:
+def test_a_run_whose_picture_cannot_be_drawn_has_finished(monkeypatch, capsys, curves) -> None:
     from matplotlib.figure import Figure
 
     def fail(self, path, **_):

@@ -4,9 +4,6 @@ Numbers are checked in test_llm_truth, _computation, _reward, _env and test_serv
 argument is shown to be read. Misuse is refused in test_messages.
 """
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -182,10 +179,3 @@ def test_reward_transforms_keys_and_models() -> None:
     assert KLRewardTransform(ref_model_factory=lambda: ref).ref_model.module is ref
     ref.tokenizer = None
     assert KLRewardTransform(ref).tokenizer is None
-
-
-@pytest.mark.integration
-def test_importing_the_transforms_does_not_load_transformers() -> None:
-    code = "import sys, klrl.kl, klrl.kl.llm; print('transformers.models' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
