@@ -219,7 +219,7 @@ def test_torchs_compiler_still_warns_of_its_own_code() -> None:
 def test_without_a_compiler_it_is_eager_and_says_so(settings, cache, monkeypatch) -> None:
     monkeypatch.setattr(compiled, "cxx", lambda: None)
     for mode in ("aot", "jit"):
-        experiment, batch = made(settings, f"learner.compile={mode}")
+        experiment, batch = made(settings, f"learner.compile={mode}", "device=cpu")
         told: list[str] = []
         experiment.parts.learner.steps.say = told.append
         experiment.parts.learner.update(batch, 0.0)

@@ -47,7 +47,7 @@ def by_hand(run: Training, seed: int, states: list[np.ndarray] | None = None, **
     "words", [["env=pendulum"], ["env=cartpole"], ["actor=tanh_normal"], ["env=hopper"]]
 )
 def test_each_episode_is_gymnasiums_from_the_seed_of_its_number(words, settings) -> None:
-    run = Training(settings(*words))
+    run = Training(settings(*words, "device=cpu"))
     result = play(run, CLOSING, Size(3))
     expected = [by_hand(run, seed) for seed in CLOSING.seeds(3)]
     assert result.returns == pytest.approx(expected, rel=1e-3)
@@ -57,7 +57,7 @@ def test_each_episode_is_gymnasiums_from_the_seed_of_its_number(words, settings)
 @pytest.mark.parametrize("words", [["env=pendulum"], ["env=cartpole"]])
 def test_both_kls_to_the_reference_are_those_of_the_states_that_were_seen(words, settings) -> None:
     """Torch's own KLs in the states of Gymnasium's episodes, to a policy that was another once."""
-    run = Training(settings(*words))
+    run = Training(settings(*words, "device=cpu"))
     moved(run.parts.agent.actor)
     reference = run.parts.reference.module
     seen: list[np.ndarray] = []
@@ -126,7 +126,8 @@ def counting(settings):
     def make(lengths: tuple[int | None, ...], limit: int | None = None) -> Training:
         gymnasium.registry.pop("Counting-v0", None)
         gymnasium.register("Counting-v0", Counting, max_episode_steps=limit)
-        run = Training(settings("env=gym", "env.id=Counting-v0", "collector.steps=32"))
+        words = "env=gym", "env.id=Counting-v0", "collector.steps=32", "device=cpu"
+        run = Training(settings(*words))
         with torch.no_grad():
             run.parts.agent.policy_net.head.weight.zero_()
             run.parts.agent.policy_net.head.bias.fill_(2.0)

@@ -11,7 +11,7 @@ from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.runs.commands import rows_of
 
-COMMON = ("actor.dtype=float64", "learner.minibatches=1", "kl.coef=0.3")
+COMMON = ("device=cpu", "actor.dtype=float64", "learner.minibatches=1", "kl.coef=0.3")
 COEFFICIENTS = Coefficients(lr=0.0, beta=0.7, kl_ref=0.3)
 
 
