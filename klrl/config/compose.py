@@ -53,7 +53,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--config-name", "-cn")
     parser.add_argument("overrides", nargs="*")
     try:
-        args, unknown = parser.parse_known_args([_without_dashes(each) for each in argv])
+        args, unknown = parser.parse_known_intermixed_args([_without_dashes(each) for each in argv])
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}; see --help") from error
     if unknown:

@@ -129,3 +129,10 @@ def test_the_users_own_choice_is_shown(capsys) -> None:
     text = printed(capsys, *words)
     assert line_of(text, "coef").startswith("coef: 3.0  # reward per nat")
     assert line_of(text, "seed").startswith("seed: ${eval.episodes}  # seeds parameters")
+
+
+def test_flags_stand_anywhere(capsys) -> None:
+    """Python's argparse refuses words after a flag's value, unless it is asked not to."""
+    assert printed(capsys, "env=pendulum", "--cfg", "job", "seed=4") == printed(
+        capsys, "--cfg", "job", "env=pendulum", "seed=4"
+    )
