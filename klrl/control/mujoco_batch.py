@@ -41,8 +41,6 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
     Raises:
         Unbatched: the steps would not be, or are not, those of Gymnasium.
     """
-    if count == 1:
-        raise Unbatched("a single copy gains nothing")
     falls = TASKS.get(env.unwrapped.spec.entry_point)
     if falls is None:
         raise Unbatched(f"{env.unwrapped.spec.id} has no batch")

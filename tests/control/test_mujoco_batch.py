@@ -187,7 +187,7 @@ def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.Mon
     cost = "; a batch takes about two thirds of the time)"
     assert stepped("CartPole-v1") == "2 copies one by one"
     assert stepped("Ant-v5") == "2 copies one by one (Ant-v5 has no batch)"
-    assert stepped(copies=1) == "1 copies one by one (a single copy gains nothing)"
+    assert stepped(copies=1) == "one copy"
     wrapped = stepped(make=lambda: TransformReward(hopper(), lambda r: r))
     assert wrapped == f"2 copies one by one (TransformReward wraps them{cost}"
     drawn = stepped(kwargs={"render_mode": "rgb_array"})
