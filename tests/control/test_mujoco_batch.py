@@ -166,9 +166,13 @@ def test_one_wrong_number_is_found_before_the_batch_is_used(
 ) -> None:
     monkeypatch.setattr(Once, "wrong", wrong)
     monkeypatch.setattr(mujoco_batch, "MujocoBatch", Once)
+    monkeypatch.setattr(mujoco_batch, "_compared", set())
     env = VectorGymEnv("Hopper-v5", 3, seed=2)
     if not wrong:
         assert env.stepped == "3 copies in one MuJoCo batch"
+        other = VectorGymEnv("Hopper-v5", 3, kwargs={"healthy_z_range": (0.9, 2.0)})
+        assert "batch" in other.stepped
+        assert len(mujoco_batch._compared) == 2, "other arguments are compared again"
         return
     assert env.stepped.startswith("3 copies one by one (a batch differs from Gymnasium in step ")
     right = VectorGymEnv("Hopper-v5", 3, seed=2, batch=False)
