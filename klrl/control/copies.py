@@ -103,8 +103,8 @@ class VectorGymEnv(EnvBase):
         self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
         self._batch: MujocoBatch | None = None
         #: How the copies are stepped, in words.
-        self.stepped = f"{num_envs} copies one by one"
-        if batch and self.layout is None and _is_mujoco(first):
+        self.stepped = f"{num_envs} copies one by one" if num_envs > 1 else "one copy"
+        if batch and num_envs > 1 and self.layout is None and _is_mujoco(first):
             from klrl.control.mujoco_batch import Unbatched, batch_of
 
             try:

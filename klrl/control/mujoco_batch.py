@@ -29,6 +29,8 @@ TASKS = {
 }
 #: Copies and steps that are compared with Gymnasium's.
 _COPIES, _STEPS = 2, 128
+#: Environments, with their arguments, whose batch this process has compared.
+_compared: set[str] = set()
 
 
 class Unbatched(Exception):
@@ -41,8 +43,6 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
     Raises:
         Unbatched: the steps would not be, or are not, those of Gymnasium.
     """
-    if count == 1:
-        raise Unbatched("a single copy gains nothing")
     falls = TASKS.get(env.unwrapped.spec.entry_point)
     if falls is None:
         raise Unbatched(f"{env.unwrapped.spec.id} has no batch")
@@ -57,11 +57,13 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
     try:
         if not why:
             batch = MujocoBatch(env.unwrapped, count, limit, falls)
-            why = _difference(batch, env, [make() for _ in range(_COPIES)])
+            if (known := repr(env.spec)) not in _compared:
+                why = _difference(batch, env, [make() for _ in range(_COPIES)])
     except Exception as error:  # of an older MuJoCo, or of a model that a Batch refuses
         why = f"a batch fails: {first_line(error)}"
     if why:
         raise Unbatched(f"{why}; a batch takes about two thirds of the time")
+    _compared.add(known)
     return batch
 
 
@@ -79,7 +81,7 @@ def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.
                 each.reset(seed=seed)
                 env.reset(seed=seed)
                 batch.begin(i)
-        actions = np.stack([space.sample() for _ in range(count)])
+        actions = np.resize([space.sample() for _ in own], (count, *space.shape))
         batch.step(actions, mask, answers)
         for i, each in enumerate(own):
             told = each.step(actions[i])[:4]

@@ -166,9 +166,13 @@ def test_one_wrong_number_is_found_before_the_batch_is_used(
 ) -> None:
     monkeypatch.setattr(Once, "wrong", wrong)
     monkeypatch.setattr(mujoco_batch, "MujocoBatch", Once)
+    monkeypatch.setattr(mujoco_batch, "_compared", set())
     env = VectorGymEnv("Hopper-v5", 3, seed=2)
     if not wrong:
         assert env.stepped == "3 copies in one MuJoCo batch"
+        other = VectorGymEnv("Hopper-v5", 3, kwargs={"healthy_z_range": (0.9, 2.0)})
+        assert "batch" in other.stepped
+        assert len(mujoco_batch._compared) == 2, "other arguments are compared again"
         return
     assert env.stepped.startswith("3 copies one by one (a batch differs from Gymnasium in step ")
     right = VectorGymEnv("Hopper-v5", 3, seed=2, batch=False)
@@ -187,7 +191,7 @@ def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.Mon
     cost = "; a batch takes about two thirds of the time)"
     assert stepped("CartPole-v1") == "2 copies one by one"
     assert stepped("Ant-v5") == "2 copies one by one (Ant-v5 has no batch)"
-    assert stepped(copies=1) == "1 copies one by one (a single copy gains nothing)"
+    assert stepped(copies=1) == "one copy"
     wrapped = stepped(make=lambda: TransformReward(hopper(), lambda r: r))
     assert wrapped == f"2 copies one by one (TransformReward wraps them{cost}"
     drawn = stepped(kwargs={"render_mode": "rgb_array"})
