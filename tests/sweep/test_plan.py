@@ -32,8 +32,8 @@ def test_a_jobs_time_is_the_sum_of_its_parts() -> None:
     assert job_seconds(planned("eval.every=0"), COST) == pytest.approx(2 + 10 + 11 * 0.2)
     half = job_seconds(planned(done=3200), COST)
     assert half == pytest.approx(2 + 5 + 2.5 + (1 + 5 + 2.5) * 0.2)
-    # Half of 6,400 frames are 16 episodes of 200: of the last policy, and of the best.
-    assert job_seconds(planned("eval.final=100"), COST) == pytest.approx(20.2 + 2 * 16 * 0.025)
+    # Six times eval.share=0.3 of 6,400 frames are 57 episodes of 200: of the last policy, the best.
+    assert job_seconds(planned("eval.final=100"), COST) == pytest.approx(20.2 + 2 * 57 * 0.025)
     assert job_seconds(planned("eval.final=3"), COST) == pytest.approx(20.2 + 2 * 3 * 0.025)
 
 
