@@ -8,27 +8,39 @@ Synthetic returns with a known mean; no training. Intervals are of nominally 95 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import numpy as np
+from numpy.random import Generator
 
+from benchmarks.mujoco.losses import takes_over
+from benchmarks.mujoco.runs import HELD, KLPEN, MAIN, known, values
 from benchmarks.results import table
 from klrl.report.statistics import (
+    LEVEL,
+    POWER,
     Array,
     holm,
+    log_ratios,
     quantile,
     two_sided,
     welch_all,
 )
 
-Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
+Draw = Callable[[Generator, tuple[int, ...]], Array]
 SEEDS = (3, 5, 10)
 
 
-def bad_seeds(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Good seeds return 1 +- 0.1, three of ten fall to 0 +- 0.1."""
-    return (rng.random(shape) >= 0.3) + 0.1 * rng.standard_normal(shape)
+def bad_seeds(share: float) -> Draw:
+    """Good seeds return 1 +- 0.1, a share of them 0 +- 0.1."""
+    return lambda rng, shape: (rng.random(shape) >= share) + 0.1 * rng.standard_normal(shape)
+
+
+def spread(cv: float) -> Draw:
+    """Normal returns of mean 1."""
+    return lambda rng, shape: 1 + cv * rng.standard_normal(shape)
 
 
 #: Name -> how to draw, and the true mean.
@@ -36,7 +48,8 @@ RETURNS: dict[str, tuple[Draw, float]] = {
     "normal": (lambda rng, shape: rng.standard_normal(shape), 0.0),
     "exponential": (lambda rng, shape: rng.standard_exponential(shape), 1.0),
     "lognormal, sigma 1": (lambda rng, shape: rng.lognormal(size=shape), float(np.exp(0.5))),
-    "30 % bad seeds": (bad_seeds, 0.7),
+    "10 % bad seeds": (bad_seeds(0.1), 0.9),
+    "30 % bad seeds": (bad_seeds(0.3), 0.7),
 }
 
 
@@ -51,7 +64,7 @@ def t_interval(seeds: Array) -> tuple[Array, Array]:
     return ends[:, 0], ends[:, 1]
 
 
-def intervals(repeats: int, rng: np.random.Generator) -> None:
+def intervals(repeats: int, rng: Generator) -> None:
     """The report's interval of a mean."""
     rows = [
         [name, *(f"{share_held(*t_interval(draw(rng, (repeats, n))), truth):.3f}" for n in SEEDS)]
@@ -60,7 +73,7 @@ def intervals(repeats: int, rng: np.random.Generator) -> None:
     print(table(["returns", *(f"n = {n}" for n in SEEDS)], rows))
 
 
-def pooled(repeats: int, rng: np.random.Generator, settings: int = 4) -> None:
+def pooled(repeats: int, rng: Generator, settings: int = 4) -> None:
     """One spread for all settings of a table, or one for each; where they are equal or not.
 
     Pooling gives s^2 = mean of the settings' variances, with settings * (n - 1) degrees of freedom.
@@ -80,6 +93,89 @@ def pooled(repeats: int, rng: np.random.Generator, settings: int = 4) -> None:
                 cells[kind].append(text)
         rows += [[name, kind, *row] for kind, row in cells.items()]
     print(table(["spreads", "interval", *(f"n = {n}" for n in SEEDS)], rows))
+
+
+#: Two settings of one mean: how to draw each. Means stay positive.
+RATIOS: dict[str, tuple[Draw, Draw]] = {
+    "normal, spread 0.1": (spread(0.1), spread(0.1)),
+    "normal, spread 0.3": (spread(0.3), spread(0.3)),
+    "normal, spreads 0.1 and 0.3": (spread(0.1), spread(0.3)),
+    "exponential": (RETURNS["exponential"][0], RETURNS["exponential"][0]),
+    "10 % bad seeds": (bad_seeds(0.1), bad_seeds(0.1)),
+    "normal, spread 0.1; 10 % bad seeds": (spread(0.1), bad_seeds(0.1)),
+}
+
+
+def ratio_held(draws: tuple[Draw, Draw], shape: tuple[int, int, int], rng: Generator) -> float:
+    """How often the interval of the log ratio has the truth; shape is [repeats, tasks, seeds]."""
+    a, b = (draw(rng, shape) for draw in draws)
+    truth = math.log(drawn_mean(draws[0]) / drawn_mean(draws[1]))
+    ratios = log_ratios([(list(x), list(y)) for x, y in zip(a, b, strict=True)])
+    ends = np.array([(each.low, each.high) for each in ratios])
+    return share_held(ends[:, 0], ends[:, 1], truth)
+
+
+def drawn_mean(draw: Draw) -> float:
+    """The mean of very many."""
+    return float(draw(np.random.default_rng(1), (4_000_000,)).mean())
+
+
+def over_tasks(repeats: int, rng: Generator) -> None:
+    """The interval of the ratio over tasks."""
+    sizes = [(tasks, n) for tasks in (2, 5) for n in (5, 10)]
+    rows = [
+        [name, *(f"{ratio_held(draws, (repeats, *size), rng):.3f}" for size in sizes)]
+        for name, draws in RATIOS.items()
+    ]
+    print(table(["returns of a; of b", *(f"{tasks} tasks, n = {n}" for tasks, n in sizes)], rows))
+
+
+def power_of_least(repeats: int, rng: Generator) -> None:
+    """How often a difference of exactly the least that is said to be seen has p < 5 %."""
+    rows = []
+    for name, scale in (("equal spreads", 1.0), ("one of 4 times", 4.0)):
+        cells = []
+        for n in (5, 10, 20):
+            error = math.sqrt((1 + scale**2) / n)
+            df = (1 + scale**2) ** 2 * (n - 1) / (1 + scale**4)
+            least = error * float(quantile(LEVEL, df) + quantile(2 * POWER - 1, df))
+            a, b = rng.standard_normal((2, repeats, n)) * np.array([1.0, scale])[:, None, None]
+            cells.append(f"{(welch_p(a + least, b) < 0.05).mean():.3f}")
+        rows.append([name, *cells])
+    print(table(["returns", *(f"n = {n}" for n in (5, 10, 20))], rows))
+
+
+#: True ratios of the challenger's mean and the default's, on every task.
+TRUE_RATIOS = (0.8, 0.95, 1.0, 1.1, 1.2)
+
+
+def rule_power(repeats: int, rng: Generator) -> None:
+    """How often a loss takes the default's place, with the spreads of the committed cells.
+
+    Seeds are drawn with replacement out of those of the page, each over its setting's mean, and
+    widened by sqrt(n / (n - 1)), so that their spread is that of the sample.
+    """
+    cells = {setting: known(setting) for setting in (HELD, KLPEN)}
+    pools = {}
+    for setting in cells:
+        for task in MAIN:
+            x = values(cells, setting, task)
+            pools[setting, task] = 1 + (x / x.mean() - 1) * math.sqrt(len(x) / (len(x) - 1))
+    rows = []
+    for ratio in TRUE_RATIOS:
+        row = [f"{ratio:g}"]
+        for n in (5, 10, 20):
+            taken = 0
+            for _ in range(repeats):
+                a, b = ([rng.choice(pools[s, task], n) for task in MAIN] for s in (HELD, KLPEN))
+                taken += takes_over([ratio * x for x in a], b)
+            row.append(f"{taken / repeats:.3f}")
+        rows.append(row)
+    spreads = [
+        f"{task} {pools[HELD, task].std():.2f}, {pools[KLPEN, task].std():.2f}" for task in MAIN
+    ]
+    print(f"spreads over the mean, {HELD} and {KLPEN}: {'; '.join(spreads)}\n")
+    print(table(["true ratio", *(f"n = {n}" for n in (5, 10, 20))], rows))
 
 
 def welch_p(a: Array, b: Array) -> Array:
@@ -103,7 +199,7 @@ def false_alarms(seeds: Array, *, best_alone: bool = False) -> float:
     return alarms / len(seeds)
 
 
-def levels(repeats: int, rng: np.random.Generator) -> None:
+def levels(repeats: int, rng: Generator) -> None:
     """Of tables with 2, 4 and 10 settings of one mean."""
     sizes, seeds = (2, 4, 10), (5, 10)
     kinds: Sequence[tuple[str, Draw, bool]] = [
@@ -119,7 +215,7 @@ def levels(repeats: int, rng: np.random.Generator) -> None:
     print(table(["returns", *(f"{k} settings, n = {n}" for k, n in pairs)], rows))
 
 
-def wide_first(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+def wide_first(rng: Generator, shape: tuple[int, ...]) -> Array:
     """Equal means; the first setting of each table has four times the spread."""
     values = rng.standard_normal(shape)
     values[:, 0] *= 4
@@ -135,6 +231,14 @@ def main() -> None:
     intervals(args.repeats, rng)
     print("\nOne spread for all settings of a table, or one for each (wide setting, another)\n")
     pooled(args.repeats, rng)
+    print("\nPower of the least difference that the report says can be seen\n")
+    power_of_least(args.repeats, rng)
+    few = args.repeats // 5
+    print(f"\n{few} repeats; coverage of the 95 % interval of the log ratio over tasks\n")
+    over_tasks(few, rng)
+    few = args.repeats // 20
+    print(f"\n{few} repeats; how often a loss takes the default's place, over {len(MAIN)} tasks\n")
+    rule_power(few, rng)
     tables = args.repeats // 4
     print(f"\n{tables} tables of equal settings; share with a difference called significant\n")
     levels(tables, rng)

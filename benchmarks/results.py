@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -45,14 +46,22 @@ def machine() -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{cpu_name()} {cores} cores".lower()).strip("-")
 
 
+def commit() -> str | None:
+    """The checkout's commit, with a + where files have changed; None outside git."""
+    words = ("git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+")
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
 def save(section: str, data: dict[str, Any]) -> Path:
     """Put a section into this machine's file and write the page's tables from it."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{machine()}.json"
     whole = json.loads(path.read_text()) if path.exists() else {}
     whole["machine"] = {"cpu": cpu_name(), "name": machine(), "system": platform.system()}
+    about = {"commit": commit(), "versions": versions(), "processor": cpu_name()}
     # A part that was not measured this time stays.
-    whole[section] = {**whole.get(section, {}), "versions": versions(), **data}
+    whole[section] = {**whole.get(section, {}), **about, **data}
     path.write_text(json.dumps(whole, indent=1, sort_keys=False) + "\n")
     write_page(whole)
     return path

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import subprocess
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -49,6 +50,18 @@ def test_the_published_figures_are_those_of_seed_0():
     found = [float(each) for each in spreads]
     for mine, theirs, error in zip(found, (3.77, 0.27, 0.083), (0.03, 0.006, 0.0015), strict=True):
         assert mine == pytest.approx(theirs, abs=error), "20,000 samples, a recursion"
+
+
+def test_new_cells_hold_commit_versions_and_processor(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(results, "PAGE", tmp_path / "none.md")
+    held = json.loads(results.save("kl", {"rows": [1]}).read_text())["kl"]
+    words = ("git", "rev-parse", "HEAD")
+    head = subprocess.run(words, cwd=results.ROOT, capture_output=True, text=True).stdout.strip()
+    assert (held["commit"] or "").rstrip("+") == head
+    assert held["versions"]["numpy"] == np.__version__
+    assert held["processor"] == results.cpu_name()
+    assert held["rows"] == [1]
 
 
 def test_only_split_has_the_gradient_of_another_divergence():

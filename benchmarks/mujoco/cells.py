@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.mujoco import sb3
-from benchmarks.results import ROOT, cpu_name
+from benchmarks.peers.common import versions
+from benchmarks.results import ROOT, commit, cpu_name
 from benchmarks.shipped.sweeps import diverged
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer, allow_env_kwargs
@@ -181,8 +182,8 @@ def read_cell(cell: Cell, code: int, cpu: float) -> Line:
     if cell.setting == SB3:
         if code:
             raise RuntimeError(f"exit {code}")
-        line: Line = json.loads(cell.log.read_text().splitlines()[-1])
-        return line
+        told: Line = json.loads(cell.log.read_text().splitlines()[-1])
+        return {**told, "versions": versions(), "commit": commit()}
     runs = find_runs([str(cell.folder)]).runs
     if not runs or (runs[0].status != "finished" and not diverged(runs[0])):
         raise RuntimeError(f"exit {code}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,10 +19,10 @@ from benchmarks.mujoco.runs import (
     title,
     values,
 )
-from klrl.report.statistics import ENOUGH, chance_of_more, welch
+from klrl.report.statistics import ENOUGH, Array, chance_of_more, log_ratios, welch
 
-#: Share of a task's return that a new default may lose at most.
-LOSS = 0.05
+#: Shares that a new default may lose: over tasks, excluded; on one task, not shown.
+LOSS, MOST = 0.05, 0.2
 #: What the presets take; documented as the rule.
 DEFAULT = KLPEN
 CHALLENGERS = (HELD, CLIP)
@@ -35,12 +36,16 @@ def sections(cells: Known) -> list[str]:
     return [
         "## Loss beside loss",
         "Welch's interval of the difference of the means. The default is klpen: klpen_held or clip "
-        "takes its place only if each of its lines against klpen excludes a loss of "
-        f"{LOSS:.0%}. A mean over tasks is the geometric one of the ratios first / second, so that "
-        "second / first has the inverse and the same verdict. The last lines: what the regulariser "
-        "adds to klpen_held. The "
-        "setting was searched with klpen_held alone, and clip takes steps of another KL(old||new), "
-        "which the table above shows.",
+        f"takes its place only if its mean over tasks excludes a loss of {LOSS:.0%}, and no task "
+        f"is shown to lose more than {MOST:.0%}. A mean over tasks is the geometric one of the "
+        "ratios first / second, so that second / first has the inverse and the same verdict; its "
+        "interval is the delta method's. Power of this rule, with ten seeds of each and the "
+        "spreads of this page (`python -m benchmarks.coverage`): a loss that returns 20% more on "
+        "every task takes klpen's place in 99 of 100 repeats (with five seeds in 81), one that "
+        "returns 10% more in 73, an equal one in 14, one that loses 5% in 3. The last lines: what "
+        "the regulariser adds to klpen_held. "
+        "The setting was searched with klpen_held alone, and clip takes steps of another "
+        "KL(old||new), which the table above shows.",
         _table(cells, "return"),
         default_told(cells),
         "The same of the returns in training, over its last tenth, where actions are drawn and not "
@@ -61,10 +66,21 @@ def default_told(cells: Known) -> str:
 
 
 def is_ahead(cells: Known, challenger: str) -> bool:
-    """Whether each task's line against the default excludes the loss."""
+    """Whether its runs take the default's place; not before all are there."""
     tasks = TASKS_OF[challenger, DEFAULT]
-    lines = (loss_beside_loss(cells, challenger, DEFAULT, task) for task in tasks)
-    return all(line.endswith("| yes |") for line in lines)
+    a, b = ([values(cells, each, task) for task in tasks] for each in (challenger, DEFAULT))
+    return min(map(len, [*a, *b])) >= ENOUGH and takes_over(a, b)
+
+
+def takes_over(challenger: Sequence[Array], default: Sequence[Array]) -> bool:
+    """The rule, of returns by task: over tasks a loss of LOSS is excluded, and no task loses MOST.
+
+    A task loses MOST if its ratio's interval lies below. ``benchmarks.coverage`` has the power.
+    """
+    alone = [([a], [b]) for a, b in zip(challenger, default, strict=True)]
+    over, *by_task = log_ratios([(challenger, default), *alone])
+    excluded = over.low > math.log(1 - LOSS)
+    return excluded and all(each.high > math.log(1 - MOST) for each in by_task)
 
 
 def _table(cells: Known, key: str) -> str:
@@ -99,11 +115,8 @@ def over_tasks(
     pairs = [tuple(values(cells, each, task, key) for each in (first, second)) for task in tasks]
     if min(len(sample) for pair in pairs for sample in pair) < ENOUGH:
         return table_line(names, f"mean of {len(tasks)}", "", "not run yet", "", "no")
-    samples = [sample for pair in pairs for sample in pair]
-    weights = [sign / (len(tasks) * x.mean()) for (a, b) in pairs for sign, x in ((1, a), (-1, b))]
-    around = welch(samples, weights)  # its value is 0: each sample over its own mean
-    log_ratio = np.mean([np.log(a.mean() / b.mean()) for a, b in pairs])
-    value, low, high = (100 * np.expm1(log_ratio + x) for x in (0, around.low, around.high))
+    ratio = log_ratios([([a for a, _ in pairs], [b for _, b in pairs])])[0]
+    value, low, high = (100 * math.expm1(x) for x in (ratio.value, ratio.low, ratio.high))
     return table_line(
         names,
         f"mean of {len(tasks)}",

@@ -33,6 +33,7 @@ NUMBER = 7
 TITLE = "MuJoCo at a million frames"
 MEASURES = (
     Measure("return", "return", "per episode", ",.4g"),
+    Measure("se", "standard error of a run's return", "likewise", ",.3g", "", bounds=(0.0, np.inf)),
     Measure("training", "return in training", "likewise", ",.4g"),
     Measure("kl_old", "KL(old||new)", "nats per frame", ".4f", ""),
     Measure("band", "in band", "share of iterations", ".3f", bounds=(0.0, 1.0)),
@@ -107,12 +108,13 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
         "![Training return over frames on nine tasks, a line per seed, for each loss, with the "
         "regulariser and for Stable-Baselines3 with CleanRL's settings](mujoco.png)",
         "Return: 100 episodes of the last policy's likeliest actions, from start states that all "
-        "runs of a task share. In training: with actions drawn, over its last tenth. KL(old||new): "
-        "mean over the iterations. In band: iterations with KL(old||new) within a factor of "
-        f"{BAND} of its target, of all after the first {WARM_UP}, and of the last {END:.0%}. CPU: "
-        "of the whole process, one thread, evaluation included, on a machine that ran one other "
-        "run, at times more: too long rather than too short. A setting of fewer than five seeds "
-        "shows its range.",
+        "runs of a task share: an interval over seeds lacks their error, which is at most the "
+        "standard error beside it. In training: with actions drawn, over its last tenth. "
+        "KL(old||new): mean over the iterations. In band: iterations with KL(old||new) within a "
+        f"factor of {BAND} of its target, of all after the first {WARM_UP}, and of the last "
+        f"{END:.0%}. CPU: of the whole process, one thread, evaluation included, on a machine that "
+        "ran one other run, at times more: too long rather than too short. A setting of fewer than "
+        "five seeds shows its range.",
         markdown(rows, MEASURES),
         INTERVAL.format(seeds="the"),
         *_two_outcomes(cells),

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from benchmarks.peers.common import versions
-from benchmarks.results import ROOT, cpu_name, machine
+from benchmarks.results import ROOT, commit, cpu_name, machine
 from benchmarks.shipped.sweeps import Labelled, Plays, Sweep
 from benchmarks.shipped.tables import Measure, Row, markdown, write_csv
 from klrl.report.measures import seconds
@@ -113,6 +113,7 @@ def write_result(result: Result) -> Path:
         "title": result.title,
         "machine": {"cpu": cpu_name(), "name": machine()},
         "versions": versions(),
+        "commit": commit(),
         "runs": len(runs),
         "seconds": round(sum(seconds(each.run) for each in runs)),
     }

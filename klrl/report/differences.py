@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from klrl.domains import LANGUAGE
 from klrl.report.measures import Line, line_value
 from klrl.report.runs import ReadRun
-from klrl.report.statistics import ENOUGH, LEVEL, Weighted, chance_of_more, holm, welch_all
+from klrl.report.statistics import (
+    ENOUGH,
+    LEVEL,
+    Array,
+    Contrast,
+    Weighted,
+    chance_of_more,
+    holm,
+    log_ratios,
+    welch_all,
+)
 
 #: Up to this many settings, every pair is shown; beyond, each setting against the best.
 ALL_PAIRS = 4
@@ -17,7 +27,7 @@ ALL_PAIRS = 4
 
 @dataclass(frozen=True)
 class Difference:
-    """Setting a minus setting b, in one measure."""
+    """Setting a minus setting b, in one measure or, over tasks, in the log of one."""
 
     a: int
     b: int
@@ -26,7 +36,8 @@ class Difference:
     high: float
     p: float  # two-sided, after Holm over all pairs of the table
     more: float
-    paired: bool  # whether it is over seeds that share a trained start
+    least: float  # the smallest true difference that these seeds and spreads show, at POWER
+    paired: bool = False  # whether it is over seeds that share a trained start
 
     @property
     def significant(self) -> bool:
@@ -45,7 +56,7 @@ def differences_of(lines: Sequence[Line], key: str = "return") -> list[Differenc
     p is adjusted over all pairs even if only those with the best are shown, since the best was
     chosen from the same numbers.
     """
-    pairs: list[tuple[int, int, float, bool]] = []
+    pairs: list[Pair] = []
     sums: list[Weighted] = []
     for a, b in combinations(range(len(lines)), 2):
         of_a, of_b = lines[a].seeds(key), lines[b].seeds(key)
@@ -55,12 +66,51 @@ def differences_of(lines: Sequence[Line], key: str = "return") -> list[Differenc
         paired = whole and shares_starts(lines[a], lines[b])
         sums.append(([of_a - of_b], [1.0]) if paired else ([of_a, of_b], [1.0, -1.0]))
         pairs.append((a, b, chance_of_more(of_a, of_b), paired))
-    contrasts = welch_all(sums)
+    return _adjusted(pairs, welch_all(sums))
+
+
+#: Two settings, P(a > b), and whether their seeds are paired.
+Pair = tuple[int, int, float, bool]
+
+
+def _adjusted(pairs: Sequence[Pair], contrasts: Sequence[Contrast]) -> list[Difference]:
     adjusted = holm([contrast.p for contrast in contrasts])
     return [
-        Difference(a, b, c.value, c.low, c.high, p, more, paired)
+        Difference(a, b, c.value, c.low, c.high, p, more, c.least, paired)
         for (a, b, more, paired), c, p in zip(pairs, contrasts, adjusted, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class OverTasks:
+    """The settings that every task has, by their log ratios over tasks."""
+
+    names: list[str]
+    pairs: list[Difference]  # in log(mean a / mean b), the mean over tasks
+    negative: list[str]  # "setting on task" of means that are not positive: then there are no pairs
+
+
+def over_tasks(tasks: Mapping[str, Sequence[Line]]) -> OverTasks:
+    """Compare final returns over tasks, of settings with :data:`ENOUGH` seeds in every task.
+
+    A ratio needs no scale that somebody chooses, and all tasks weigh the same. P(A > B) is the mean
+    over tasks.
+    """
+    seeds = {
+        task: {line.setting.name: line.seeds("return") for line in of} for task, of in tasks.items()
+    }
+    every = list(seeds.values())
+    names = [n for n in every[0] if all(len(of.get(n, ())) >= ENOUGH for of in every)]
+    means = {f"{n} on {task}": of[n].mean() for task, of in seeds.items() for n in names}
+    negative = [of for of, mean in means.items() if mean <= 0]
+    pairs: list[Pair] = []
+    samples: list[tuple[list[Array], list[Array]]] = []
+    for i, j in combinations(range(len(names)), 2) if not negative else ():
+        a, b = ([of[names[k]] for of in every] for k in (i, j))
+        more = [chance_of_more(x, y) for x, y in zip(a, b, strict=True)]
+        pairs.append((i, j, sum(more) / len(more), False))
+        samples.append((a, b))
+    return OverTasks(names, _adjusted(pairs, log_ratios(samples)), negative)
 
 
 def shares_starts(a: Line, b: Line) -> bool:
@@ -81,16 +131,12 @@ def trained_start(run: ReadRun) -> str | None:
     return f"base {run.settings.get('actor.model')}"
 
 
-def shown(differences: Sequence[Difference], lines: Sequence[Line]) -> list[Difference]:
+def shown(differences: Sequence[Difference], settings: int) -> list[Difference]:
     """Select the differences of a table: all pairs if few, else each setting against the best."""
-    if len(lines) <= ALL_PAIRS:
+    if settings <= ALL_PAIRS:
         return list(differences)
-    best = max(
-        (i for each in differences for i in (each.a, each.b)),
-        key=lambda i: line_value(lines[i], "return"),
-        default=None,
-    )
-    return [each for each in differences if best in (each.a, each.b)]
+    beaten = {each.b if each.value > 0 else each.a for each in differences}
+    return [each for each in differences if not {each.a, each.b} <= beaten]
 
 
 def front(

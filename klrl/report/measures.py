@@ -103,6 +103,8 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
     columns = [
         _of("return", reward, "final", runs),
         _of("eval_return", "eval/return", "last", runs),
+        # Start states are common to all seeds, so a range over seeds lacks this error.
+        _of("eval_error", "eval/return_se", "last", runs),
         _of("eval_best", "eval/best_return", "last", runs),
         _of("gold", "reward/gold", "final", runs),
         _of("eval_gold", "eval/gold", "last", runs),
@@ -120,6 +122,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
     recorded = {name for run in runs for name in run.columns}
     unused = set() if recorded & {"reward/gold", "eval/gold"} else {"gold", "eval_gold"}
     unused |= set() if "eval/best_return" in recorded else {"eval_best"}
+    unused |= set() if "eval/return_se" in recorded else {"eval_error"}
     unused |= set() if "eval/kl_ref" in recorded else {"eval_kl"}
     unused |= set() if kl.endswith("_seq") else {"kl_ref_token"}
     return [measure for measure in columns if measure.key not in unused]

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from klrl.domains import Domain
 from klrl.report import tables
 from klrl.report.charts import Chart
-from klrl.report.differences import ALL_PAIRS, Difference
+from klrl.report.differences import ALL_PAIRS, Difference, over_tasks
 from klrl.report.equal_kl import KNOBS, equal_kl
 from klrl.report.measures import Line, Measure, measures
 from klrl.report.outcomes import remarks, short_runs
@@ -82,6 +82,7 @@ def make_page(tasks: Sequence[TaskSection], jobs: Sequence[LeftOut], inventory: 
         tables=tables,
         **{each.__name__: each for each in _CALLED},
         tasks=tasks,
+        over=over_tasks({task.name: task.lines for task in tasks}) if len(tasks) > 1 else None,
         jobs=jobs,
         begun=any(job.iterations not in ("", "0") for job in jobs),
         skipped=inventory.skipped,

@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 #: With fewer seeds there is no interval, test or P(A > B); points and range are shown instead.
 ENOUGH = 5
 LEVEL = 0.95
+POWER = 0.8
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Contrast:
     low: float
     high: float
     p: float  # two-sided, of the hypothesis that the true sum is 0
+    least: float  # a true sum of this size has p < 5 % with a probability of POWER
 
 
 #: Independent samples of two values or more, and the weights of their means.
@@ -63,13 +65,34 @@ def welch(samples: Sequence[Array], weights: Sequence[float]) -> Contrast:
 
 def welch_all(sums: Sequence[Weighted]) -> list[Contrast]:
     """Apply :func:`welch` to many sums at once, vectorised."""
-    if not sums:
+    return _contrasts([_moments(*each) for each in sums])
+
+
+def log_ratios(pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]]) -> list[Contrast]:
+    """Estimate, for each pair (a, b), the mean over tasks of log(mean a / mean b).
+
+    The delta method: the error of log(mean x) is that of mean x, divided by mean x. Swapping a and
+    b changes the signs alone. A sample per task, as in :func:`welch`; means must be positive.
+    """
+    moments = []
+    for a, b in pairs:
+        samples, weights = [*a, *b], [1 / len(a)] * len(a) + [-1 / len(b)] * len(b)
+        value = np.dot(weights, [math.log(x.mean()) for x in samples])
+        moments.append((float(value), *_moments([x / x.mean() for x in samples], weights)[1:]))
+    return _contrasts(moments)
+
+
+def _contrasts(moments: Sequence[tuple[float, float, float]]) -> list[Contrast]:
+    """Make intervals and tests of values, standard errors and degrees of freedom."""
+    if not moments:
         return []
-    value, error, df = np.array([_moments(*each) for each in sums]).T
+    value, error, df = np.array(moments).T
     reach = quantile(LEVEL, df) * error
     # Without spread, every nonzero difference has p = 0.
     t = np.divide(value, error, out=np.where(value == 0, 0.0, np.inf), where=error > 0)
-    columns = np.stack([value, value - reach, value + reach, two_sided(t, df)])
+    # P(T < t) = POWER if P(|T| < t) = 2 POWER - 1: the noncentral t is approximated by a shifted t.
+    least = reach + quantile(2 * POWER - 1, df) * error
+    columns = np.stack([value, value - reach, value + reach, two_sided(t, df), least])
     return [Contrast(*each) for each in columns.T.tolist()]
 
 

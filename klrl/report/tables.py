@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from markupsafe import Markup, escape
 
 from klrl.base.digits import number, places, span
 from klrl.base.digits import show as show_number
 from klrl.domains import Domain
-from klrl.report.differences import Difference, shown
+from klrl.report.differences import Difference, OverTasks, shown
 from klrl.report.equal_kl import EqualKL
 from klrl.report.measures import (
     Line,
     Measure,
     last_evaluated,
+    line_value,
     recorded_metrics,
     reward_metric,
 )
 from klrl.report.outcomes import returns_text, seeds_text
 from klrl.report.runs import ReadRun
 from klrl.report.settings import LeftOut, count, differing, show
-from klrl.report.statistics import Estimate
+from klrl.report.statistics import POWER, Estimate
 from klrl.runs.metrics import metric_of
 from klrl.runs.returns import with_error
 
 #: Measures of the first table; all others are below the fold.
-RESULTS = ("return", "eval_return", "eval_best", "gold", "eval_gold", "kl_ref", "kl_ref_token")
+RESULTS = (
+    *("return", "eval_return", "eval_error", "eval_best", "gold", "eval_gold"),
+    *("kl_ref", "kl_ref_token"),
+)
 
 _BAD = Markup('<span class="bad">{}</span>')
 
@@ -146,28 +151,45 @@ def _estimate(value: Estimate | None) -> str:
 
 def differences(lines: Sequence[Line], pairs: Sequence[Difference]) -> Table:
     """Tabulate differences of final returns: all pairs if few, else each against the best."""
-    head = ["A", "B", stacked("A - B", "95 % interval"), stacked("p", "Holm"), "P(A > B)", "seeds"]
-    names = [line.setting.name for line in lines]
-    return Table(head, [_difference_row(each, names) for each in shown(pairs, lines)])
+    means = [abs(line_value(line, "return")) for line in lines]
+
+    def tell(of: Difference) -> tuple[str, str, str]:
+        decimals = places(of.value, (of.high - of.low) / 4)
+        value, least = show_number(of.value, decimals, signed=True), show_number(of.least, decimals)
+        share = f"{100 * of.least / means[of.b]:.0f} % of B" if means[of.b] else ""
+        return value, span(of.low, of.high, decimals), stacked(least, share)
+
+    return _pairs_table("A - B", [line.setting.name for line in lines], pairs, tell)
 
 
-def _difference_row(each: Difference, names: Sequence[str]) -> list[str]:
-    # The better setting comes first.
-    if each.value < 0:
-        each = each.turned()
-    decimals = places(each.value, (each.high - each.low) / 4)
-    value = show_number(each.value, decimals, signed=True)
-    return [
-        names[each.a],
-        names[each.b],
-        stacked(
-            Markup("<strong>{}</strong>").format(value) if each.significant else value,
-            span(each.low, each.high, decimals),
-        ),
-        show_p(each.p),
-        f"{each.more:.2f}",
-        "paired" if each.paired else "independent",
-    ]
+def ratios(over: OverTasks) -> Table:
+    """Tabulate ratios of final returns over tasks, the pairs as in :func:`differences`."""
+    return _pairs_table("A / B", over.names, over.pairs, _ratio)
+
+
+def _pairs_table(
+    what: str,
+    names: Sequence[str],
+    pairs: Sequence[Difference],
+    tell: Callable[[Difference], tuple[str, str, str]],
+) -> Table:
+    head = ["A", "B", stacked(what, "95 % interval"), stacked("p", "Holm"), "P(A > B)"]
+    rows = []
+    for each in shown(pairs, len(names)):
+        # The better setting comes first.
+        pair = each.turned() if each.value < 0 else each
+        value, interval, least = tell(pair)
+        if pair.significant:
+            value = Markup("<strong>{}</strong>").format(value)
+        seeds = "paired" if pair.paired else "independent"
+        cells = stacked(value, interval), show_p(pair.p), f"{pair.more:.2f}", least, seeds
+        rows.append([names[pair.a], names[pair.b], *cells])
+    return Table([*head, stacked("least seen", f"power {POWER:g}"), "seeds"], rows)
+
+
+def _ratio(of: Difference) -> tuple[str, str, str]:
+    value, low, high, least = np.exp([of.value, of.low, of.high, of.least])
+    return f"{value:.2f}", f"{low:.2f} to {high:.2f}", f"{100 * (least - 1):+.0f} %"
 
 
 def show_p(p: float) -> str:

@@ -108,12 +108,12 @@ def _write_differences(tasks: Sequence[TaskSection], path: Path) -> None:
 
     def row(task: TaskSection, each: Difference) -> list[object]:
         names = [task.lines[i].setting.name for i in (each.a, each.b)]
-        numbers = [each.value, each.low, each.high, each.p, each.more]
+        numbers = [each.value, each.low, each.high, each.p, each.more, each.least]
         return [task.name, *names, *numbers, str(each.paired).lower()]
 
     rows = [row(task, each) for task in tasks for each in task.differences]
-    head = ["task", "a", "b", "a_minus_b", "low", "high", "p_holm", "p_a_above_b", "paired"]
-    _write_csv(path, head, rows)
+    head = ["task", "a", "b", "a_minus_b", "low", "high", "p_holm", "p_a_above_b", "least_seen"]
+    _write_csv(path, [*head, "paired"], rows)
 
 
 def _write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

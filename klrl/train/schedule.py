@@ -16,8 +16,9 @@ USUAL_STEPS = 1_000
 _LEAST = Fraction(1, 4)
 #: Fewer episodes have no standard error.
 _FEWEST = 2
-#: The closing evaluation of a short run takes at most this share of its frames.
-_CLOSING_SHARE = Fraction(1, 2)
+#: The closing evaluation of a short run takes at most this share of its frames, or so many times
+#: ``eval.share``, which presets raise where a step costs little.
+_CLOSING_SHARE, _CLOSING_TIMES = 0.5, 6
 
 
 class Size(NamedTuple):
@@ -72,7 +73,8 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
         return Schedule(frozenset(), NOTHING, NOTHING)
     longest = longest or USUAL_STEPS
     frames = config.iterations * config.frames_per_iteration
-    closing = Size(evals.final, max(int(_CLOSING_SHARE * frames), _FEWEST * longest))
+    most = int(max(_CLOSING_SHARE, _CLOSING_TIMES * evals.share) * frames)
+    closing = Size(evals.final, max(most, _FEWEST * longest))
     # Allow at least two episodes, however long: an evaluation without a whole one is useless.
     largest = Size(evals.episodes, max(evals.steps, min(_FEWEST, evals.episodes) * longest))
     if evals.every is not None:

@@ -224,8 +224,8 @@ def test_of_many_settings_each_is_shown_against_the_best(tmp_path):
     write(tmp_path, {c: 100 * c + np.arange(5.0) for c in coefs}, dict.fromkeys(coefs, 1.0))
     lines = lines_of(tmp_path)
     every = differences_of(lines)
-    assert (len(every), len(shown(every, lines))) == (10, 4)
-    assert all(4 in (each.a, each.b) for each in shown(every, lines))
+    assert (len(every), len(shown(every, len(lines)))) == (10, 4)
+    assert all(4 in (each.a, each.b) for each in shown(every, len(lines)))
     main([str(tmp_path)])
     with (tmp_path / "report" / "differences.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -261,6 +261,8 @@ def test_runs_are_listed_with_their_closing_evaluation_and_the_best(tmp_path):
     # And in the table of settings next to the last policy.
     i = cells.index("kl.coef=1")
     assert {"-160 to -153|mean -156", "-150 to -141|mean -146"} <= {*cells[i + 1 : i + 9]}
+    # Next to the range over seeds, the error of the start states that they share.
+    assert cells[cells.index("-160 to -153|mean -156") + 1] == "8.0 to 9.9|mean 8.9"
 
 
 @pytest.mark.parametrize("evaluation, told", [(None, "greedy"), ("sampled", "sampled")])

@@ -250,7 +250,7 @@ def test_an_environment_that_never_ends_has_no_return_and_no_best(capsys) -> Non
     assert {p.name for p in Path("run/checkpoints").iterdir()} == {"last"}
     said = capsys.readouterr().out
     assert (
-        "no return: none of 2 episodes ended (deterministic); episodes that never end need" in said
+        "no return: none of 6 episodes ended (deterministic); episodes that never end need" in said
     )
     (limit,) = {word for word in said.split("'") if word.startswith("env.wrappers=")}
     assert exits(*WORDS, *words[:2], limit.replace("1000", "9"), "hydra.run.dir=limited") == 0

@@ -21,10 +21,10 @@ def test_the_main_job_is_evaluated_ten_times() -> None:
     main = of("env=pendulum", longest=200)
     assert sorted(main.iterations) == [0, 11, 22, 33, 44, 54, 65, 76, 87, 98]
     assert (fitting(main.size, 200), main.size.steps) == (15, 3010)
-    assert fitting(main.closing, 200) == 100
+    assert fitting(main.closing, 200) == 900
     assert (
         main.line(CONTROL, 200)
-        == "evaluations: 10 during the run (15 to 20 episodes each), then 100 episodes at the end"
+        == "evaluations: 10 during the run (15 to 20 episodes each), then 900 episodes at the end"
     )
 
 
@@ -64,7 +64,9 @@ def test_all_together_take_their_share_at_most(env: str, frames: int, longest) -
         assert each >= (2 if len(planned.iterations) == 2 else 5)
     else:
         assert config.eval.share * trained < 2 * 2 * steps
-    assert fitting(planned.closing, longest) == max(2, min(100, trained // 2 // steps))
+    # Where a step costs little, the closing evaluation may take more than half the frames.
+    final, most = (900, int(1.8 * trained)) if env == "pendulum" else (100, trained // 2)
+    assert fitting(planned.closing, longest) == max(2, min(final, most // steps))
 
 
 @pytest.mark.parametrize(
