@@ -29,6 +29,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def counted(number: int, what: str) -> str:
+    """The number with its noun: 1 line, 2,000 lines."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def escaped(text: str) -> str:
     """A text in one line: line ends and control characters become Python escapes."""
     return "".join(

@@ -30,13 +30,12 @@ def doctor_command(argv: list[str]) -> int:
         return _print_installed(args.json)
 
     from klrl.doctor import examine
-    from klrl.doctor.lines import off, table
+    from klrl.doctor.lines import table
 
-    lines = examine(parity_only=args.parity)
-    wrong = off(lines)
+    lines = examine()
+    wrong = [line for line in lines if not line.ok]
     if args.json:
-        rows = [{**asdict(line), "ok": line.ok, "verdict": line.verdict} for line in lines]
-        print(json.dumps(rows, indent=1))
+        print(json.dumps([{**asdict(line), "ok": line.ok} for line in lines], indent=1))
     else:
         told = "" if wrong else f"\n\n{len(lines)} lines of klrl's own, all within tolerance"
         print(f"{table(lines)}{told}")
@@ -80,9 +79,8 @@ def _few(names: list[str]) -> str:
 
 def _examine_loss(args: Namespace) -> int:
     """The verdict on a loss; what its code prints goes to stderr."""
-    for other in ("--parity" if args.parity else "", f"--audit {args.audit}" * bool(args.audit)):
-        if other:
-            raise ConfigError(f"{other}: not with --loss; give one of them")
+    if args.audit is not None:
+        raise ConfigError(f"--audit {args.audit}: not with --loss; give one of them")
     with redirect_stdout(sys.stderr):
         from klrl.doctor.loss import examine_loss, report_text
         from klrl.doctor.user_loss import settings_of
@@ -104,7 +102,6 @@ def parser() -> Parser:
         "sums over all actions, and kl=legacy against kl=retrieve. With --loss: does my own loss "
         "have the gradient of E[return] - coef KL(pi||ref)?",
     )
-    parser.add_flag("--parity", "only kl=legacy against kl=retrieve, on one trajectory")
     parser.add_flag("--install", "what is installed for what people do, and what installs the rest")
     parser.add_argument(
         "--audit", metavar="FOLDER", help="a table of the losses in a folder of adapters"

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from klrl.base.digits import mean_and_error, number
-from klrl.base.text import escaped, text_table
+from klrl.base.text import counted, escaped, text_table
 from klrl.cli.evaluate import add_playing, checked_run
 from klrl.cli.wrapper import DONE, Parser
 
@@ -49,16 +49,17 @@ def _as_text(found: PolicyKL, args: argparse.Namespace) -> str:
     ]
     other = "its reference" if args.to is None else escaped(args.to)
     task = f", {' '.join(args.overrides)}" if args.overrides else ""
-    states = f"{found.states:,} states of {found.episodes:,} {domain.episode}s"
+    which = f"{args.which} checkpoint{'s' * (args.to is not None)}"
+    states = f"{counted(found.states, 'state')} of {counted(found.episodes, domain.episode)}"
     lines = [
-        f"{escaped(args.run)} against {other}, {args.which} checkpoints{task}: {states}, sampled",
+        f"{escaped(args.run)} against {other}, {which}{task}: {states}, sampled",
         text_table([head, *rows], right=range(1, 6)),
     ]
     name, first = next(iter(found.distances.items()))
     total = mean_and_error(first.total, first.total_error, _DIGITS)
     lines.append(f"{name}, summed over each {domain.episode}: {total} nats")
     if found.cut:
-        lines.append(f"{found.cut} {domain.episode}s did not end and were cut off")
+        lines.append(f"{counted(found.cut, domain.episode)} did not end, cut off")
     return "\n".join([*lines, *found.notes])
 
 

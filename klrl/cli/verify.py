@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from typing import TYPE_CHECKING
 
-from klrl.base.text import text_table
+from klrl.base.text import counted, text_table
 from klrl.cli.evaluate import checked_run
 from klrl.cli.export import add_model, check_language_run
 from klrl.cli.wrapper import DONE, FAILED, Parser
 from klrl.domains import CONTROL
 
 if TYPE_CHECKING:
-    from klrl.language.run.verify import Verdict
+    from klrl.language.run.verify import Comparison, Verdict
 
 
 def verify_command(argv: list[str]) -> int:
@@ -22,31 +21,32 @@ def verify_command(argv: list[str]) -> int:
     args = parser().parse_args(argv)
 
     from klrl.runs.resume import stored_config
+    from klrl.train.verify import Record, verify_record
 
     folder = checked_run(args)
-    config = stored_config(folder)
+    config, table = stored_config(folder), ""
     if config.domain == CONTROL.name:
-        from klrl.train.verify import verify_record
-
-        record = verify_record(folder, config, args.device)
-        ok = not record.problems
-        content = {"ok": ok, **vars(record)}
-        print(json.dumps(content, indent=1) if args.json else "\n".join(record.lines))
+        record = Record()
+        verify_record(folder, config, args.device, record)
     else:
         check_language_run(args.run)
 
         from klrl.language.run.verify import verify_run
 
-        verdict = verify_run(args.run, args.device, args.model)
-        ok = verdict.ok
-        print(json.dumps(as_json(verdict), indent=1) if args.json else _as_text(verdict, args.run))
-    if ok:
+        record = verdict = verify_run(args.run, args.device, args.model)
+        table = f"{_as_text(verdict, args.run)}\n"
+    if args.json:
+        print(json.dumps({"ok": record.ok, **vars(record)}, indent=1, default=_as_json))
+    else:
+        print(table + "\n".join(record.lines))
+    if record.ok:
         return DONE
     print(f"klrl verify: the record of {args.run} is off", file=sys.stderr)
     return FAILED
 
 
 def _as_text(verdict: Verdict, run: str) -> str:
+    """The comparison of the samples' numbers."""
     largest, mean = verdict.bounds
     head = ["nats per token", "samples", "tokens", "max off", "mean off", "", ""]
     rows = [
@@ -72,34 +72,13 @@ def _as_text(verdict: Verdict, run: str) -> str:
     ]
     for name, count in verdict.not_computed.items():
         if count:
-            lines.append(f"not computed again: {name} of {count} samples, whose weights are gone")
-    return "\n".join([*lines, *verdict.notes, *verdict.problems, *verdict.record.lines])
+            gone = counted(count, "sample")
+            lines.append(f"not computed again: {name} of {gone}, whose weights are gone")
+    return "\n".join(lines)
 
 
-def as_json(verdict: Verdict) -> dict[str, object]:
-    """Return the output of ``--json``."""
-    return {
-        "ok": verdict.ok,
-        "bounds": dict(zip(("max", "mean"), verdict.bounds, strict=True)),
-        "measures": [
-            {
-                "name": each.name,
-                "samples": each.samples,
-                "tokens": each.tokens,
-                # JSON has no infinity: print null, next to "ok": false.
-                "max": each.largest if math.isfinite(each.largest) else None,
-                "mean": each.mean if math.isfinite(each.mean) else None,
-                "bounds": dict(zip(("max", "mean"), each.bounds, strict=True)),
-                "place": each.place,
-                "ok": each.ok,
-            }
-            for each in verdict.measures
-        ],
-        "not_computed": verdict.not_computed,
-        "notes": verdict.notes,
-        "problems": verdict.problems,
-        "record": vars(verdict.record),
-    }
+def _as_json(each: Comparison) -> dict[str, object]:
+    return {**vars(each), "mean": each.mean, "ok": each.ok}
 
 
 def parser() -> Parser:

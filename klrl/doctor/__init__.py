@@ -5,11 +5,11 @@ from __future__ import annotations
 from klrl.doctor.lines import KnownNumber
 
 
-def examine(parity_only: bool = False) -> list[KnownNumber]:
+def examine() -> list[KnownNumber]:
     """The lines of ``klrl doctor``, in the order of its tables."""
     import torch
 
     from klrl.doctor import numbers, parity
 
     torch.set_num_threads(1)
-    return [*(() if parity_only else numbers.number_lines()), *parity.parity_lines()]
+    return [*numbers.number_lines(), *parity.parity_lines()]

@@ -179,7 +179,7 @@ def _mixture(
     """How much of each part a gradient has, where it consists of known ones on every problem."""
     names = [("reverse", "token"), ("forward", "token"), ("reverse", "sequence")]
     own, forward, both = (aims(*name)[0] for name in names)
-    shares: dict[str, list[float]] = {}
+    shares = []
     for of, problem in zip(parts, problems, strict=True):
         gradient, step = whole(of, coef), own.gradient(problem)
         known = {
@@ -194,13 +194,11 @@ def _mixture(
         weights = torch.linalg.lstsq(columns, gradient, driver="gelsd").solution
         if (columns @ weights - gradient).norm() > TOLERANCE * gradient.norm():
             return None
-        unit = float(weights[0]) if "return" in of else 1.0
-        for name, weight in zip(known, weights.tolist(), strict=True):
-            shares.setdefault(name, []).append(weight / unit)
-    told = []
-    for name, values in shares.items():
-        if name != "return" and max(map(abs, values)) > 10 * TOLERANCE:
-            ends = dict.fromkeys(f"{x:.2f}" for x in (min(values), max(values)))
-            told.append(f"{' to '.join(ends)} x {name}")
+        shares.append(weights / weights[0] if "return" in of else weights)
+    told = " + ".join(
+        f"{share:.2f} x {name}"
+        for name, share in zip(known, torch.stack(shares).mean(0).tolist(), strict=True)
+        if name != "return" and abs(share) > 10 * TOLERANCE
+    )
     right = meant.of("kl")[0].words
-    return Fault("mixture", f"the KL's gradient is a mixture: {' + '.join(told)}; right is {right}")
+    return Fault("mixture", f"the KL's gradient is a mixture: {told}; right is {right}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from klrl.base.text import text_table
@@ -24,11 +24,6 @@ class KnownNumber:
         """Whether the two agree."""
         return abs(self.found - self.expected) <= self.tolerance
 
-    @property
-    def verdict(self) -> str:
-        """Ok or OFF."""
-        return "ok" if self.ok else "OFF"
-
 
 def table(lines: Sequence[KnownNumber]) -> str:
     """The lines as text, a block per section."""
@@ -37,13 +32,8 @@ def table(lines: Sequence[KnownNumber]) -> str:
         members = [line for line in lines if line.section == section]
         rows = [
             (x.name, f"expected {x.expected:>9.4g}", f"found {x.found:>9.4g}",
-             f"+-{x.tolerance:<7.2g} {x.verdict}")
+             f"+-{x.tolerance:<7.2g} {'ok' if x.ok else 'OFF'}")
             for x in members
         ]  # fmt: skip
         blocks.append(f"{section}   [{members[0].source}]\n{text_table(rows, indent=2)}")
     return "\n\n".join(blocks)
-
-
-def off(lines: Iterable[KnownNumber]) -> list[KnownNumber]:
-    """The lines whose numbers do not agree."""
-    return [line for line in lines if not line.ok]

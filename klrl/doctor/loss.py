@@ -55,7 +55,6 @@ class KindResult:
 
     name: str
     moved: Spread | None  # KL(pi_old||pi) of an episode, nats; None where pi sampled
-    kl: Spread | None  # the divergence of an episode, nats; None where there is none
     cosine: Spread  # of minus the loss's expected gradient with that of J
     error: Spread  # |gradient / scale - true| / |true|: the bias
     #: What the loss multiplies the gradient with (a mean over steps, for example), read off the
@@ -193,8 +192,7 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
     along = torch.tensor(sampled)
     return KindResult(
         problems[0].kind.name,
-        moved=_spread(MOVED, problems) if stale else None,
-        kl=_spread(meant.of("kl")[0], problems) if of_kl else None,
+        moved=Spread.of([float(MOVED.value(x).detach()) for x in problems]) if stale else None,
         cosine=Spread.of(cosines),
         error=Spread.of(errors),
         scale=Spread.of(found.scale),
@@ -210,13 +208,9 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
     )
 
 
-def _spread(aim: Aim, problems: Sequence[Problem]) -> Spread:
-    return Spread.of([float(aim.value(problem).detach()) for problem in problems])
-
-
 def report_text(report: LossReport) -> str:
     """The report in plain words."""
-    heads = ["D, nats", "cosine", "relative error", "scale", "sampled", "variance"]
+    heads = ["cosine", "relative error", "scale", "sampled", "variance"]
     at = "at pi = pi_old (ratio 1)"
     if report.stale:
         heads.insert(0, "KL(old||pi)")
@@ -225,7 +219,6 @@ def report_text(report: LossReport) -> str:
         (
             kind.name,
             *([kind.moved.text] if kind.moved else []),
-            kind.kl.text if kind.kl else "",
             kind.cosine.text,
             kind.error.text,
             kind.scale.text,

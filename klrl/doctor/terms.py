@@ -52,6 +52,13 @@ class Reading(NamedTuple):
     #: truncated: constant beyond a bound; clipped: 0 there; clip_max: 0 beyond the wrong one
     cut: str = ""
 
+    def may_have(self, weight: str) -> bool:
+        """Whether it is looked for: with pi / pi_ref the forward KL's score would be k1's."""
+        return weight != "reference" or self[:2] in (
+            ("return", "sequence"),
+            ("reverse", "sequence"),
+        )
+
 
 #: The terms of a batch, without weights; their gradients where the mask holds, [M, actions].
 Terms = Callable[[Numbers], Iterator[tuple[Reading, Tensor]]]
@@ -120,7 +127,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
         yield Reading(name, "token", exact=True), at_logits(name)
 
 
-def _weights(numbers: Numbers) -> Iterator[tuple[str, bool, Tensor]]:
+def _weights(numbers: Numbers) -> list[tuple[str, bool, Tensor]]:
     """Those that differ, [M]; then those that are divided by the length."""
     mask = numbers.mask
     ratio, to_ref = (
@@ -131,9 +138,11 @@ def _weights(numbers: Numbers) -> Iterator[tuple[str, bool, Tensor]]:
     known = WEIGHTS if ratio.any() else {"sequence": WEIGHTS["none"]}
     weights = {name: weight(ratio, lengths) for name, weight in known.items()}
     weights["reference"] = WEIGHTS["sequence"](to_ref, lengths)
-    for by_length in (False,) if mask.all() else (False, True):
-        for name, weight in weights.items():
-            yield name, by_length, (weight / (lengths if by_length else 1))[mask]
+    return [
+        (name, by_length, (weight / (lengths if by_length else 1))[mask])
+        for by_length in ((False,) if mask.all() else (False, True))
+        for name, weight in weights.items()
+    ]
 
 
 def _factor(gradient: Tensor, known: Tensor) -> float:
@@ -163,12 +172,12 @@ def fit(
     """The first term and weight whose expected gradient, times factors, these are everywhere."""
     found: dict[tuple[int, Reading], list[float]] = {}
     for gradient, problem in zip(gradients, problems, strict=True):
-        batch, weights = problem.batch, list(_weights(problem.batch))
+        batch, weights = problem.batch, _weights(problem.batch)
         still = {}
         for place, (term, at) in enumerate(terms(batch)):
             for name, by_length, weight in weights:
                 key = place, term._replace(weight=name, by_length=by_length)
-                if problem is problems[0] or key in found:
+                if key in found or (problem is problems[0] and term.may_have(name)):
                     factor = _factor(gradient, batch.at_table(at * weight[:, None]))
                     factors = [*found.get(key, ()), factor]
                     if factor * factors[0] > 0:
@@ -196,7 +205,7 @@ def read(gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms)
 
 
 def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[tuple[Reading, str]]:
-    weights = list(_weights(numbers))
+    weights = _weights(numbers)
     for term, known in terms(numbers):
         square = known.square().sum(-1)
         seen = square > 1e-12
@@ -207,7 +216,8 @@ def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[tupl
         sign = 1 if float(share.sum()) > 0 else -1
         up = sign * known.gather(1, numbers.actions[numbers.mask][:, None])[:, 0] < 0
         for name, by_length, weight in weights:
-            if (cut := _cut(sign * share[seen], weight[seen], up[seen])) is not None:
+            cut = _cut(sign * share[seen], weight[seen], up[seen]) if term.may_have(name) else None
+            if cut is not None:
                 yield term._replace(weight=name, by_length=by_length, sign=sign), cut
 
 

@@ -2,7 +2,7 @@
 
 A third policy, or one of the two, samples actions (tokens) and so visits the states; the name of
 each result says whose states they are. A divergence is exact in each state, except js and tv of
-Gaussians, which have no closed form.
+Gaussians of several dimensions, which are means over draws.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
-from klrl.config import LANGUAGE, JobConfig
+from klrl.config import LANGUAGE
 from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
@@ -150,27 +150,16 @@ def kl_between(
             device=device_of(device),
         )
         visited: list[Visited] = list(waves)
-    return _policy_kl(parties, domain, visited, notes)
-
-
-def _policy_kl(
-    parties: Parties, domain: Domain, visited: Sequence[Visited], notes: Sequence[str]
-) -> PolicyKL:
-    found = [episode for wave in visited for episode in wave.episodes]
-    labels = ("policy", "reference") if parties.other is None else ("run", "other")
-    states = {parties.other: labels[1], parties.run: labels[0]}.get(parties.on, str(parties.on))
-    return PolicyKL(
-        {
-            f"{name.format(*labels)} on {states}": distance([each[key] for each in found])
-            for key, name in NAMES.items()
-            if key in found[0]
-        },
-        domain,
-        episodes=len(found),
-        states=sum(each["reverse"].size for each in found),
-        cut=sum(wave.cut for wave in visited),
-        notes=notes,
-    )
+    found = [each for wave in visited for each in wave.episodes]
+    labels = ("policy", "reference") if other is None else ("run", "other")
+    states = {parties.other: labels[1], folder: labels[0]}.get(actor, str(actor))
+    distances = {
+        f"{name.format(*labels)} on {states}": distance([each[key] for each in found])
+        for key, name in NAMES.items()
+        if key in found[0]
+    }
+    visits = sum(each["reverse"].size for each in found)
+    return PolicyKL(distances, domain, len(found), visits, sum(wave.cut for wave in visited), notes)
 
 
 def distance(values: Sequence[np.ndarray]) -> Distance:
@@ -184,38 +173,32 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
     episode = int(np.argmax([each.max() for each in values]))
     step = int(values[episode].argmax())
     median, q90, q99 = map(float, np.quantile(np.concatenate(values), (0.5, 0.9, 0.99)))
+    worst, total = float(values[episode][step]), float(sums.mean())
+    total_error = None if error is None else float(sums.std(ddof=1) / np.sqrt(len(sums)))
     return Distance(
-        mean,
-        error,
-        median,
-        q90,
-        q99,
-        float(values[episode][step]),
-        episode,
-        step,
-        float(sums.mean()),
-        None if error is None else float(sums.std(ddof=1) / np.sqrt(len(sums))),
-    )
+        mean, error, median, q90, q99, worst, episode, step, total, total_error
+    )  # fmt: skip
 
 
 def _other(other: str | Path, domain: Domain) -> Path:
     """Find the folder of the other run or, for language, of a model."""
     path = Path(other).expanduser()
     of_model = domain.name == LANGUAGE and (path / "config.json").is_file()
-    if of_model and not (path / "manifest.json").is_file():
-        return path
-    return find_run(str(other), "--to")
+    return path if of_model and not _is_run(path) else find_run(str(other), "--to")
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "manifest.json").is_file()
 
 
 def _check(parties: Parties, domain: Domain) -> None:
     """Require that all parties have one domain, and a reference if ``other`` is None."""
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
-        if path is None or not (path / "manifest.json").is_file():
+        if path is None or not _is_run(path):
             continue
-        config: JobConfig = stored_config(path)
-        if config.domain != domain.name:
+        if (kind := stored_config(path).domain) != domain.name:
             raise ConfigError(
-                f"{setting}={path}: is a {config.domain} run, and the states are those of a "
+                f"{setting}={path}: is a {kind} run, and the states are those of a "
                 f"{domain.name} run; give runs of one kind"
             )
     if parties.other is None and not stored_config(parties.run).has_reference:

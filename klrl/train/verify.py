@@ -10,6 +10,7 @@ from pathlib import Path
 
 from klrl.base.errors import EnvError, NonFiniteError, RewardError, first_line
 from klrl.base.files import read_plain
+from klrl.base.text import counted
 from klrl.config import JobConfig
 from klrl.domains import domain_of
 from klrl.runs.entry import CheckpointEntry, DamagedEntry, whole_entries
@@ -48,15 +49,20 @@ class Record:
     unseen: list[str] = field(default_factory=list)
 
     @property
+    def ok(self) -> bool:
+        """Whether no entry is false."""
+        return not self.problems
+
+    @property
     def lines(self) -> list[str]:
         """The report; its last line names what was not checked."""
         looked, unseen = "; ".join(self.looked), "; ".join(self.unseen)
         return [*self.problems, f"looked at: {looked}", f"not looked at: {unseen}"]
 
 
-def verify_record(folder: Path, config: JobConfig, device: str = "cpu") -> Record:
+def verify_record(folder: Path, config: JobConfig, device: str, record: Record) -> None:
     """Compare settings, rows and samples with their digests; repeat the closing evaluations."""
-    record, files = Record(), RunFolder(folder)
+    files = RunFolder(folder)
     if edited := edited_settings(folder):
         record.problems.append(edited)
     record.looked.append("settings against the manifest's digest")
@@ -71,7 +77,6 @@ def verify_record(folder: Path, config: JobConfig, device: str = "cpu") -> Recor
     _check_rows(rows, config, files.status, record)
     _evaluations(folder, config, rows, device, record)
     record.unseen += _UNSEEN
-    return record
 
 
 def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
@@ -87,11 +92,11 @@ def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None
         elif length and hashlib.sha256(content[:length]).hexdigest() != mark.get("sha256"):
             record.problems.append(f"{file.name}: its lines before {place} were changed")
         seen = max(seen, length)
-    lines, behind = (part.count(b"\n") for part in (content[:seen], content[seen:]))
-    if lines:
-        record.looked.append(f"{lines} lines of {file.name} against digests")
-    if behind:
-        record.unseen.append(f"digests of {behind} lines of {file.name} behind the last checkpoint")
+    lines, later = (counted(x.count(b"\n"), "line") for x in (content[:seen], content[seen:]))
+    if seen:
+        record.looked.append(f"{lines} of {file.name} against digests")
+    if content[seen:]:
+        record.unseen.append(f"{later} of {file.name}, written after the last checkpoint")
 
 
 def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: Record) -> None:

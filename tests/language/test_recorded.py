@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from klrl.language.run.verify import verify_run
+from klrl.language.run.verify import Verdict, verify_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import resumed_config
 from klrl.train.loop import Training, start
@@ -23,6 +23,12 @@ def run(job) -> Path:
     return Path("run")
 
 
+def of_lines(found: Verdict) -> list[str]:
+    """Lines that are no sample of the run; one less moves the prompts of the others."""
+    lines = [line for line in found.problems if line.startswith("samples.jsonl line ")]
+    return [line for line in lines if ": its " not in line]
+
+
 def write(run: Path, samples: list[dict[str, Any]]) -> None:
     (run / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in samples))
 
@@ -34,7 +40,7 @@ def test_a_field_that_is_missing_is_a_problem(run: Path, capsys, name: str) -> N
         del samples[place][name]
     write(run, samples)
     found = verify_run(run)
-    assert found.problems == [f"samples.jsonl line {n}: has no {name}" for n in (2, 6)]
+    assert of_lines(found) == [f"samples.jsonl line {n}: has no {name}" for n in (2, 6)]
     capsys.readouterr()
     assert exits("verify", "run") == 1
     assert f"samples.jsonl line 2: has no {name}" in capsys.readouterr().out
@@ -45,7 +51,7 @@ def test_a_field_that_all_lines_lack_is_a_problem(run: Path, name: str) -> None:
     samples = samples_of(run)
     write(run, [{key: each[key] for key in each if key != name} for each in samples])
     found = verify_run(run)
-    assert len(found.problems) == len(samples)
+    assert len(of_lines(found)) == len(samples)
 
 
 def test_numbers_of_a_reference_that_the_run_has_not_are_a_problem(job) -> None:
@@ -53,7 +59,7 @@ def test_numbers_of_a_reference_that_the_run_has_not_are_a_problem(job) -> None:
     samples = samples_of(Path("run"))
     samples[0]["kl"] = [0.0] * len(samples[0]["response_ids"])
     write(Path("run"), samples)
-    (line,) = verify_run("run").problems
+    (line,) = of_lines(verify_run("run"))
     assert line == "samples.jsonl line 1: has kl, and the run has no reference"
 
 
@@ -68,7 +74,7 @@ def test_weights_are_the_samples_before_the_iteration(run: Path) -> None:
     samples[4] |= {"iteration": 0, "samples": 0}
     write(run, samples)
     found = verify_run(run)
-    assert found.problems == [
+    assert of_lines(found) == [
         "samples.jsonl line 1: weights=99999, samples=16 are not those of iteration 1: 0, 16",
         "samples.jsonl line 2: weights=16, samples=16 are not those of iteration 1: 0, 16",
         "samples.jsonl line 3: weights=16, samples=16 are not those of iteration 2: 16, 32",
@@ -88,9 +94,8 @@ def test_the_record_of_a_resumed_run_is_true(run: Path) -> None:
         shutil.rmtree(entry)
     (run / "metrics.jsonl").unlink()
     found = verify_run(run)
-    assert found.problems == []
     assert all(each.ok for each in found.measures)
-    assert {line.partition(":")[0] for line in found.record.problems} == {"metrics.jsonl"}
+    assert {line.partition(":")[0] for line in found.problems} == {"metrics.jsonl"}
     assert found.not_computed["policy"] == 16
 
 

@@ -13,8 +13,9 @@ import pytest
 
 import klrl
 from benchmarks.reliability.ended import in_fork
+from klrl.config import JobConfig
 from klrl.language.run.verify import verify_run
-from klrl.train.verify import verify_record
+from klrl.train.verify import Record, verify_record
 from tests.conftest import QUICK as CONTROL
 from tests.conftest import marked
 from tests.language.conftest import QUICK
@@ -220,12 +221,12 @@ def record(model, tmp_path_factory) -> Path:
 
 def test_a_true_record_passes(record) -> None:
     found = verify_run(record)
-    assert found.record.problems == []
+    assert found.problems == []
     assert found.ok
-    looked = "; ".join(found.record.looked)
+    looked = "; ".join(found.looked)
     for what in ("eval/return", "eval/kl_ref", "rewards of", "prompts, ids, tokens"):
         assert what in looked
-    assert found.record.lines[-1].startswith("not looked at: ")
+    assert found.lines[-1].startswith("not looked at: ")
 
 
 #: One of each kind of check.
@@ -244,24 +245,31 @@ def test_what_was_changed_is_found(what, record, tmp_path) -> None:
     assert not verify_run(copy).ok
 
 
+def problems_of(run: Path, config: JobConfig) -> list[str]:
+    """Of a control run."""
+    record = Record()
+    verify_record(run, config, "cpu", record)
+    return record.problems
+
+
 def test_a_control_run_is_verified(tmp_path) -> None:
     words = ("eval.every=null", "eval.evaluations=2", "eval.episodes=2", "eval.final=3")
     assert run_klrl(*CONTROL, *words, "eval.share=9", "hydra.run.dir=run") == 0
     run = Path("run")
     assert run_klrl("verify", "run") == 0
     config = klrl.load_run(run).config
-    assert verify_record(run, config).problems == []
+    assert problems_of(run, config) == []
     for change, words in RESIGNED.values():
         copy = shutil.copytree(run, tmp_path / "copy")
         resigned(change, copy)
-        assert verify_record(copy, config).problems[0].startswith(words)
+        assert problems_of(copy, config)[0].startswith(words)
         shutil.rmtree(copy)
     copy = shutil.copytree(run, tmp_path / "copy")
     from_elsewhere(copy)
-    problems = verify_record(copy, config).problems
+    problems = problems_of(copy, config)
     assert [problem.split(":")[0] for problem in problems] == ["eval/return", "eval/return_se"]
     edited("metrics.jsonl", invented)(run)
-    assert "ends with iteration" in verify_record(run, config).problems[0]
+    assert "ends with iteration" in problems_of(run, config)[0]
     assert run_klrl("verify", "run") == 1
 
 
@@ -281,4 +289,4 @@ def test_a_run_that_went_on_from_before_its_best_is_true() -> None:
     assert in_fork(killed, Path()).code == 9
     assert not list(Path("run/checkpoints/last").glob("frames-*64"))
     assert run_klrl("resume=run") == 0
-    assert verify_record(Path("run"), klrl.load_run("run").config).problems == []
+    assert problems_of(Path("run"), klrl.load_run("run").config) == []

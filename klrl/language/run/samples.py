@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from klrl.base.errors import ConfigError, RewardError, first_line
 from klrl.base.files import read_plain
+from klrl.base.text import counted
 from klrl.config import LanguageConfig
 from klrl.language.data.prompts import PromptBatch
 from klrl.language.data.rewards import Extras
@@ -28,7 +29,7 @@ _ROUNDING = 1e-4
 
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 _Ids = Annotated[list[_Count], Field(min_length=1)]
-_Numbers = list[Annotated[float, Field(strict=True)]]
+_Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
 
 
 class Sample(BaseModel):
@@ -71,9 +72,9 @@ def recorded_names(config: LanguageConfig) -> list[str]:
 
 
 def read_samples(
-    folder: Path, config: LanguageConfig, run: str, rows: Sequence[Row]
-) -> tuple[list[Sample], list[str]]:
-    """Read the samples of a run; also return a line about each invalid one.
+    folder: Path, config: LanguageConfig, run: str, rows: Sequence[Row], record: Record
+) -> list[Sample]:
+    """Read the samples of a run; an invalid one is a problem of the record.
 
     A last line without a newline is still being written, and is left out.
 
@@ -82,22 +83,24 @@ def read_samples(
         config: its settings.
         run: the folder as the user wrote it, for messages.
         rows: of ``metrics.jsonl``.
+        record: collects the problems.
     """
     files = RunFolder(folder)
-    if not files.samples.is_file() and config.collector.samples_every:
-        return [], ["samples.jsonl: is missing"]
     if not files.samples.is_file():
+        if config.collector.samples_every:
+            record.problems.append("samples.jsonl: is missing")
+            return []
         raise ConfigError(f"{run}: has no samples.jsonl; set collector.samples_every >= 1")
     reached = max([files.checkpointed, *(int(row.get("samples") or 0) for row in rows)])
-    samples, problems = [], []
+    samples = []
     for number, line in enumerate(read_plain(files.samples).split(b"\n")[:-1], 1):
         try:
             samples.append(_parsed(line, number, config, reached))
         except ValueError as error:
-            problems.append(f"samples.jsonl line {number}: {error}")
-    if not samples and not problems:
+            record.problems.append(f"samples.jsonl line {number}: {error}")
+    if not (samples or record.problems):
         raise ConfigError(f"{run}: its samples.jsonl holds no sample")
-    return samples, problems
+    return samples
 
 
 def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> Sample:
@@ -170,7 +173,7 @@ def check_samples(
     learned = [s for s in samples if s.iteration <= config.iterations and s.line in prompts]
     try:
         record.problems += _scores(task, learned, prompts)
-        record.looked.append(f"rewards of {len(learned)} samples, scored again")
+        record.looked.append(f"rewards of {counted(len(learned), 'sample')}, scored again")
     except RewardError as error:
         record.unseen.append(f"rewards of samples ({first_line(error)})")
 
@@ -222,7 +225,8 @@ def _missing(
         wanted[last + 1] = config.collector.samples_count
     for iteration, count in wanted.items():
         if (has := len(found.get(iteration, ()))) != count:
-            yield f"samples.jsonl: has {has} samples of iteration {iteration}, and had {count}"
+            had = counted(count, "sample")
+            yield f"samples.jsonl: has {has} of {had} of iteration {iteration}"
 
 
 def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Iterator[str]:

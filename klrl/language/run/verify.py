@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from klrl.base.context import check_length
 from klrl.base.errors import ConfigError
+from klrl.base.text import counted
 from klrl.config import LANGUAGE, LanguageConfig, factory
 from klrl.kl.reference import OTHER_RUN
 from klrl.language.data.rewards import response_texts
@@ -101,42 +102,38 @@ class Comparison:
 
     def add(self, recorded: Sequence[float], computed: Tensor, place: str) -> None:
         """Compare the numbers of one sample."""
+        off = (torch.tensor(recorded, dtype=torch.float64) - computed).abs().nan_to_num(math.inf)
         self.samples += 1
-        self.tokens += len(recorded)
-        for token, (one, other) in enumerate(zip(recorded, computed.tolist(), strict=True), 1):
-            off = abs(one - other)
-            off = off if math.isfinite(off) else math.inf
-            self.total += off
-            self.squares += off**2
-            self.values += other
-            if off > self.largest or not self.place:
-                self.largest, self.place = off, f"{place}, token {token}"
+        self.tokens += len(off)
+        self.total += float(off.sum())
+        self.squares += float(off.square().sum())
+        self.values += float(computed.sum())
+        if float(off.max()) > self.largest or not self.place:
+            self.largest, self.place = float(off.max()), f"{place}, token {int(off.argmax()) + 1}"
 
 
 @dataclass
-class Verdict:
+class Verdict(Record):
     """The result of :func:`verify_run`.
 
-    ``bounds`` are the allowed largest difference and mean difference, nats per token;
-    ``not_computed`` maps a measure to the number of samples whose weights are gone.
+    Attributes:
+        bounds: the allowed largest difference and mean difference, nats per token.
+        measures: what was recomputed.
+        not_computed: measure -> number of samples whose weights are gone.
     """
 
-    bounds: tuple[float, float]
-    measures: Sequence[Comparison]
-    not_computed: Mapping[str, int]
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    record: Record = field(default_factory=Record)
+    bounds: tuple[float, float] = (LARGEST, MEAN)
+    measures: Sequence[Comparison] = ()
+    not_computed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
-        """Whether all numbers that could be recomputed are right."""
-        true = not (self.problems or self.record.problems)
-        return true and all(each.ok for each in self.measures)
+        """Whether no entry is false, and all recomputed numbers are within their bounds."""
+        return super().ok and all(each.ok for each in self.measures)
 
 
 def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -> Verdict:
-    """Recompute the numbers of a run's samples and compare.
+    """Verify the record of a language run; recompute the numbers of its samples.
 
     Args:
         run: the run folder.
@@ -151,11 +148,13 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     config = relocated(language_config(folder, "RUN"), model)
     config.device = device
     rows = rows_so_far(folder)
-    samples, problems = read_samples(folder, config, str(run), rows)
-    check_base(config)
-    weights, bounds = Sources(folder, config), bounds_of(rows, config)
+    bounds = bounds_of(rows, config)
     measures = {name: Comparison(name, bounds) for name in recorded_names(config)}
-    fit = [sample for sample in samples if _fits(weights.policy, sample, problems)]
+    verdict = Verdict(bounds=bounds, measures=[*measures.values()])
+    samples = read_samples(folder, config, str(run), rows, verdict)
+    check_base(config)
+    weights = Sources(folder, config)
+    fit = [sample for sample in samples if _fits(weights.policy, sample, verdict)]
     drawn_by = attrgetter("weights")
     for samples_before, drawn in groupby(sorted(fit, key=drawn_by), drawn_by):
         policy, reference = weights.at(samples_before)
@@ -163,24 +162,23 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
             numbers = _numbers(sample, policy, reference, config.collector.temperature)
             for name, computed in numbers.items():
                 measures[name].add(getattr(sample, RECORDED[name]), computed, str(sample))
-    missing = {name: len(fit) - each.samples for name, each in measures.items()}
-    if not problems and not any(each.samples for each in measures.values()):
+    verdict.not_computed = {name: len(fit) - each.samples for name, each in measures.items()}
+    if verdict.ok and not any(each.samples for each in verdict.measures):
         raise ConfigError(
             f"{run}: the weights that drew its samples are gone, and nothing can be computed "
             "again; set checkpoint.every=1 in a run that is to be verified"
         )
     if bounds != (LARGEST, MEAN):
         _bound_kl(measures)
-    record = verify_record(folder, config, device)
-    task = make_task(config.env, config.seed)
-    check_samples(config, weights.policy, task, samples, rows, record)
-    record.looked += [f"{n} of {each.samples} samples" for n, each in measures.items()]
-    verdict = Verdict(bounds, list(measures.values()), missing, problems, weights.notes, record)
-    if not (weights.vouched or all(each.ok for each in verdict.measures)):
-        verdict.notes.append(
-            f"its checkpoints hold no digest of actor.model={config.actor.model or 'null'}: if the "
-            "files of that model have changed, numbers of its own weights are off for that reason"
+    if not weights.vouched:
+        verdict.unseen.append(
+            f"whether actor.model={config.actor.model or 'null'} has changed, since its "
+            "checkpoints hold no digest of it"
         )
+    verify_record(folder, config, device, verdict)
+    task = make_task(config.env, config.seed)
+    check_samples(config, weights.policy, task, samples, rows, verdict)
+    verdict.looked += [f"{n} of {counted(each.samples, 'sample')}" for n, each in measures.items()]
     return verdict
 
 
@@ -215,7 +213,7 @@ def _bound_kl(measures: Mapping[str, Comparison]) -> None:
     kl.bounds = kl.bounds[0], min(kl.bounds[1], rounding)
 
 
-def _fits(policy: Policy, sample: Sample, problems: list[str]) -> bool:
+def _fits(policy: Policy, sample: Sample, record: Record) -> bool:
     """Whether the model can read a sample; adds a problem if not, or if its text differs."""
     network, ids = unwrapped(policy.model), [*sample.prompt_ids, *sample.response_ids]
     size = len(weight_of(network.get_input_embeddings()))
@@ -224,11 +222,11 @@ def _fits(policy: Policy, sample: Sample, problems: list[str]) -> bool:
         if max(ids) >= size:
             raise ValueError(f"token {max(ids)}: the model has {size} tokens")
     except ValueError as error:
-        problems.append(f"{sample}: {error}")
+        record.problems.append(f"{sample}: {error}")
         return False
     texts = response_texts(policy.causal.tokenizer, [sample.response_ids], policy.special.eos)
     if texts != [sample.response]:
-        problems.append(f"{sample}: its tokens are not its response")
+        record.problems.append(f"{sample}: its tokens are not its response")
     return True
 
 
@@ -249,19 +247,14 @@ class Sources:
 
     Attributes:
         policy: the run's network; :meth:`at` loads different weights into it.
-        notes: a line for each damaged checkpoint.
         vouched: whether the base model's weights are known to be the run's. Only a checkpoint that
             does not contain them has their digest.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
         self._config = config = unmixed(config)
-        self.notes, self.vouched = list[str](), config.actor.init is not None
-
-        def damaged(path: Path, error: DamagedEntry) -> None:
-            self.notes.append(f"checkpoint {path} is left out ({error})")
-
-        found = list(whole_entries(folder, damaged))
+        self.vouched = config.actor.init is not None
+        found = list(whole_entries(folder, lambda *_: None))
         self._entries = {entry.frames: entry for entry in reversed(found)}  # the last ones first
         self._newest = next(iter(self._entries.values()), None)
         self.policy = make_policy(config, say=lambda _: None)
