@@ -51,24 +51,17 @@ class Space:
         """The overrides of a trial's jobs, one job per seed."""
         return [[*self.fixed, *words(values), seed] for seed in self.seeds]
 
-    @property
-    def middle(self) -> dict[str, object]:
-        """The middle of each dimension, to check the other settings with."""
-        return {key: _middle(of) for key, of in self.dimensions.items()}
-
     def ends(self) -> list[list[str]]:
-        """The jobs at the middle and at every end of the space, to check before the first runs."""
-        jobs = self.jobs(self.middle)
-        for key, of in self.dimensions.items():
-            for value in getattr(of, "choices", ()) or (of.low, of.high):
-                jobs.append(self.jobs({**self.middle, key: value})[0])
+        """The jobs at every end of the space, one at a time, to check before the first runs."""
+        ends = {
+            key: getattr(of, "choices", ()) or (of.low, of.high)
+            for key, of in self.dimensions.items()
+        }
+        first = {key: values[0] for key, values in ends.items()}
+        jobs = self.jobs(first)
+        for key, values in ends.items():
+            jobs += [self.jobs({**first, key: value})[0] for value in values[1:]]
         return jobs
-
-
-def _middle(of: BaseDistribution) -> object:
-    if isinstance(of, CategoricalDistribution):
-        return of.choices[0]
-    return math.sqrt(of.low * of.high) if of.log else (of.low + of.high) / 2
 
 
 def space_of(overrides: Sequence[str]) -> Space:
