@@ -1,4 +1,4 @@
-"""One line that moves on a terminal and in a notebook; a line now and then in a log."""
+"""One line that moves on a terminal; a line now and then in a log."""
 
 import io
 
@@ -10,13 +10,6 @@ from klrl.base.text import LiveLine, escaped, text_table
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-class Notebook(io.StringIO):
-    pass
-
-
-Notebook.__module__ = "ipykernel.iostream"
 
 
 def three_updates(stream: io.StringIO) -> str:
@@ -31,9 +24,8 @@ def test_a_terminal_shows_every_text_in_the_place_of_the_last() -> None:
     assert shown == "\r\x1b[2K1 updates\r\x1b[2K2 updates\r\x1b[2K3 updates\n"
 
 
-def test_a_log_gets_every_text_and_a_notebook_the_last_whatever_was_left_out() -> None:
+def test_a_log_gets_every_text() -> None:
     assert three_updates(io.StringIO()) == "1 updates\n2 updates\n3 updates\n"
-    assert three_updates(Notebook()).split("\r")[-1] == "3 updates\n"
 
 
 def test_what_is_said_stays_above_the_live_line() -> None:
