@@ -75,17 +75,16 @@ def run_grid(
     """``search=grid``: run every combination of the given values; return the exit code."""
     checked = check_jobs(expand(sweep.job), args)
     with sweep_folder(sweep) as folder:
-        jobs = make_jobs(folder, named(sweep, checked))
+        jobs = make_jobs(folder, named(swept_keys(sweep.job), checked))
         ledger = Ledger(folder, command_of(args))
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
 
 
 def named(
-    sweep: SweepOverrides, checked: Sequence[Checked]
+    swept: Sequence[str], checked: Sequence[Checked]
 ) -> list[tuple[str, list[str], JobConfig]]:
-    """Return the folder name, overrides and settings of each job."""
-    swept = swept_keys(sweep.job)
+    """Return the folder name, by the swept keys, the overrides and the settings of each job."""
     return [(job_name(job.overrides, swept), job.overrides, job.config) for job in checked]
 
 

@@ -23,12 +23,12 @@ from optuna.trial import BaseTrial, TrialState
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import to_append
 from klrl.config import LauncherConfig, OptunaConfig
-from klrl.config.overrides import SweepOverrides, expand, job_name, parse
+from klrl.config.overrides import SweepOverrides, expand, parse
 from klrl.runs.returns import last_recorded
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import Job, Outcome, make_jobs
 from klrl.sweep.ledger import Ledger
-from klrl.sweep.run import check_jobs, close, command_of, run_jobs, sweep_folder
+from klrl.sweep.run import check_jobs, close, command_of, named, run_jobs, sweep_folder
 
 STUDY_FILE = "study.journal"
 
@@ -195,9 +195,7 @@ class Search:
                 f"searched ({' '.join(words(trial.params))}); move it away"
             )
         checked = check_jobs(self._space.jobs(trial.params), self._args)
-        swept = [*self._space.dimensions, "seed"]
-        named = [(job_name(job, swept), job, config) for job, config in checked]
-        return make_jobs(self._folder, named)
+        return make_jobs(self._folder, named([*self._space.dimensions, "seed"], checked))
 
     def complete(self, trial: BaseTrial, jobs: Sequence[Job], ledger: Ledger) -> str:
         """Report a trial's mean over seeds, or its failure, to the study; return a line on it."""
