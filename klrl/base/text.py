@@ -79,12 +79,6 @@ class LiveLine:
         self._stream, self._latest = stream, ""
         self.live = stream.isatty()  # whether the stream can replace a line
 
-    def __enter__(self) -> LiveLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
     def show(self, text: str) -> None:
         """Replace the line by a text."""
         self._latest = text
@@ -98,7 +92,7 @@ class LiveLine:
         if self.live and self._latest:
             self.show(self._latest)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Continue on the next line."""
         if self.live:
             self._stream.write("\n")

@@ -100,11 +100,8 @@ def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> Co
             f"{kind}={name}: its YAML sets {group}.{key}, which its schema does not have"
             f"{meant or '; drop it'}"
         )
-    given = [each.split("=", 1)[1] for each in overrides if each.startswith(f"{group}=")]
-    chosen = f"{group}={given[-1]}" if given else f"the chosen {group}"
-    larger = [each for each in overrides if each.startswith("experiment=")]
-    if larger and not given and kind != "experiment":
-        chosen = f"{larger[-1]}'s {group}"
+    given = [each for each in overrides if each.startswith(f"{group}=")]
+    chosen = given[-1] if given else f"the chosen {group}"
     return ConfigError(
         f"{kind}={name}: sets {group}.{key}, which {chosen} does not have; drop one of the two"
     )

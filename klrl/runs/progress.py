@@ -93,7 +93,7 @@ class Progress:
         self._ticker.join()
         if not self._line.live:
             self._show()
-        self._guard.call("progress", self._line.end)
+        self._guard.call("progress", self._line.close)
 
     def show(self, row: Row) -> None:
         """Show the newest row."""

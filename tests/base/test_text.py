@@ -1,6 +1,7 @@
 """One line that moves on a terminal; a line now and then in a log."""
 
 import io
+from contextlib import closing
 
 import pytest
 
@@ -13,7 +14,7 @@ class Terminal(io.StringIO):
 
 
 def three_updates(stream: io.StringIO) -> str:
-    with LiveLine(stream) as line:
+    with closing(LiveLine(stream)) as line:
         for step in range(1, 4):
             line.show(f"{step} updates")
     return stream.getvalue()
@@ -30,7 +31,7 @@ def test_a_log_gets_every_text() -> None:
 
 def test_what_is_said_stays_above_the_live_line() -> None:
     screen = Terminal()
-    with LiveLine(screen) as line:
+    with closing(LiveLine(screen)) as line:
         line.show("1 of 2")
         line.say("a word")
     assert screen.getvalue() == "\r\x1b[2K1 of 2\r\x1b[2Ka word\n\r\x1b[2K1 of 2\n"
@@ -50,7 +51,7 @@ def test_what_is_said_stays_above_the_live_line() -> None:
 def test_a_terminal_shows_fields_whole_or_not_at_all(monkeypatch, columns: int, shown: str) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     screen = Terminal()
-    with LiveLine(screen) as line:
+    with closing(LiveLine(screen)) as line:
         line.show("1,024/2,048 frames | KL ref 0.1282 | score -150.3 | 0:07 left")
     assert screen.getvalue() == f"\r\x1b[2K{shown}\n"
 
