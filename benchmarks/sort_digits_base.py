@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> dict
     held_out = PromptStream(recipe.problems("eval"), tokenizer, None).take(recipe.measure_on)
     reward = 0.0
     # On stderr: what a command prints stays clean.
-    with LiveLine(sys.stderr) as line:
+    with closing(LiveLine(sys.stderr)) as line:
         for step in range(1, recipe.steps + 1):
             loss = _supervised_loss(model, *_dialogues(recipe, tokenizer, step - 1))
             optimizer.zero_grad()

@@ -5,14 +5,11 @@ from __future__ import annotations
 import difflib
 import shutil
 import sys
-import time
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-#: Seconds between updates in a notebook, which keeps all of its output.
-_NOTEBOOK_SECONDS = 0.2
 #: Unicode's categories of control characters and of ends of lines and paragraphs.
 _CONTROL = ("Cc", "Zl", "Zp")
 
@@ -81,55 +78,32 @@ def _fitting(text: str, width: int) -> str:
 
 
 class LiveLine:
-    """A status line, updated in place on a terminal and in a notebook; elsewhere a new line."""
+    """A status line, updated in place on a terminal; elsewhere a new line for each text."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._notebook = type(stream).__module__.startswith("ipykernel")
-        self.live = self._notebook or stream.isatty()  # whether the stream can replace a line
-        self._pause = _NOTEBOOK_SECONDS if self._notebook else 0.0
-        self._shown = self._latest = ""
-        self._last = time.monotonic()
-
-    def __enter__(self) -> LiveLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
+        self._stream, self._latest = stream, ""
+        self.live = stream.isatty()  # whether the stream can replace a line
 
     def show(self, text: str) -> None:
-        """Replace the line by a text; updates that come too fast are skipped."""
+        """Replace the line by a text."""
         self._latest = text
-        now = time.monotonic()
-        if now - self._last >= self._pause:
-            self._last = now
-            self._show()
+        if self.live:  # a wrapped line could not be replaced
+            text = _fitting(text, shutil.get_terminal_size().columns - 1)
+        self._write(text + "\n" * (not self.live))
 
     def say(self, text: str) -> None:
         """Write a permanent line above the live line."""
         self._write(text + "\n")
+        if self.live and self._latest:
+            self.show(self._latest)
 
-    def end(self) -> None:
-        """Write the last text, if it was skipped, and continue on the next line."""
-        if self._shown != self._latest:
-            self._show()
+    def close(self) -> None:
+        """Continue on the next line."""
         if self.live:
             self._stream.write("\n")
             self._stream.flush()
-        self._shown = self._latest = ""
-
-    def _show(self) -> None:
-        text = self._latest
-        if self.live and not self._notebook:
-            # A wrapped line could not be replaced.
-            text = _fitting(text, shutil.get_terminal_size().columns - 1)
-        self._write(text + "\n" * (not self.live))
-        self._shown = self._latest
+        self._latest = ""
 
     def _write(self, text: str) -> None:
-        """Replace the live line: a control code removes it, in a notebook spaces cover it."""
-        if self.live:
-            text = (f"\r{' ' * len(self._shown)}\r" if self._notebook else "\r\x1b[2K") + text
-            self._shown = ""
-        self._stream.write(text)
+        self._stream.write("\r\x1b[2K" * self.live + text)
         self._stream.flush()

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused, import_for_good
 from klrl.base.streams import lasting
-from klrl.config import JobConfig, register_schemas
+from klrl.config import register_schemas
 from klrl.config.compose import job_config, keys, parse_args
 from klrl.config.overrides import is_own, key_of, value_of
 from klrl.domains import domain_of
@@ -72,21 +68,12 @@ def _single(overrides: list[str], args: argparse.Namespace) -> int:
     with collection_paused():
         config = job_config(job, args.config_dir, args.config_name)
         check_machine(config, keys(job))
-    given = _run_dir(overrides, config)
+    given = _given("hydra.run.dir", overrides)
+    if given is not None and "${" in given:
+        raise ConfigError(f"hydra.run.dir={given}: is no plain path; give one, as outputs/NAME")
     import_for_good("klrl.train.loop", domain_of(config).module)
     run_in_folder(given, config, job, argv=sys.orig_argv)
     return 0
-
-
-def _run_dir(overrides: Sequence[str], config: JobConfig) -> str | None:
-    """Resolve ``hydra.run.dir``, which may refer to settings and time: ``${env.id}_${now:%H}``."""
-    given = _given("hydra.run.dir", overrides)
-    if given is None or "${" not in given:
-        return given
-    try:
-        return str(OmegaConf.create({**dataclasses.asdict(config), "_dir": given})["_dir"])
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"hydra.run.dir={given}: {first_line(error)}") from error
 
 
 def _job_overrides(overrides: Sequence[str]) -> list[str]:

@@ -54,13 +54,6 @@ def described(group: str, config_dir: str | None = None) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def declared_in(group: str) -> list[str]:
-    """The files of klrl that declare the choices of a group."""
-    schemas = (each.schema.__module__ for each in ALL_CHOICES.get(group, {}).values())
-    files = [f"{each.replace('.', '/')}.py" for each in dict.fromkeys(schemas)]
-    return [*files, *["klrl/config/objectives.py"] * (group in PRESETS), f"conf/{group}"]
-
-
 def choices(group: str, config_dir: str | None = None) -> list[str]:
     """The names that ``group=`` accepts."""
     return list(described(group, config_dir))
@@ -87,11 +80,6 @@ def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[object]]]
             yield from _fields(nested, f"{prefix}{each.name}.")
         else:
             yield f"{prefix}{each.name}", each
-
-
-def may_have(setting: KnownSetting, choice: str) -> bool:
-    """Whether a choice of the setting's group has the setting; True for presets, to be safe."""
-    return choice in setting.schemas or choice not in ALL_CHOICES.get(setting.group, {})
 
 
 @cache

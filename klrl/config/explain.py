@@ -13,10 +13,8 @@ from klrl.config import SWEEP_GROUPS
 from klrl.config.catalogue import (
     choices,
     chosen,
-    declared_in,
     defaults,
     described,
-    may_have,
     settings,
 )
 from klrl.config.choices import ALL_GROUPS
@@ -102,11 +100,8 @@ def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> Co
             f"{kind}={name}: its YAML sets {group}.{key}, which its schema does not have"
             f"{meant or '; drop it'}"
         )
-    given = [each.split("=", 1)[1] for each in overrides if each.startswith(f"{group}=")]
-    chosen = f"{group}={given[-1]}" if given else f"the chosen {group}"
-    larger = [each for each in overrides if each.startswith("experiment=")]
-    if larger and not given and kind != "experiment":
-        chosen = f"{larger[-1]}'s {group}"
+    given = [each for each in overrides if each.startswith(f"{group}=")]
+    chosen = given[-1] if given else f"the chosen {group}"
     return ConfigError(
         f"{kind}={name}: sets {group}.{key}, which {chosen} does not have; drop one of the two"
     )
@@ -137,10 +132,7 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = choices(group, config_dir)
     meant = nearest(name, known) or ";"
-    where = ", ".join(declared_in(group))
-    return ConfigError(
-        f"{group}={name}: no such choice{meant} choices: {', '.join(known)} (declared in {where})"
-    )
+    return ConfigError(f"{group}={name}: no such choice{meant} choices: {', '.join(known)}")
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
@@ -164,7 +156,7 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
             f"{value}: {group}={current} never reads it; {they}; drop it or change the choice"
         )
     hint = _ANSWERS.get(key.rpartition(".")[2].removesuffix("_steps"), "")
-    hint = hint or _elsewhere(key, overrides, config_dir)
+    hint = hint or _elsewhere(key)
     rest = key.partition(".")[2]
     if current == _OWN and rest.isidentifier() and not hint:
         names = [each.key.partition(".")[2] for each in known.values() if each.group == group]
@@ -179,21 +171,10 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
 _OWN = "custom"
 
 
-def _elsewhere(key: str, overrides: Sequence[str], config_dir: str | None) -> str:
+def _elsewhere(key: str) -> str:
     """A hint at settings of the same name in other groups; empty without any."""
     end = f".{key.partition('.')[2] or key}"
-    known = [s for s in settings().values() if s.schemas != (_OWN,)]
-    same = {s.key: s for s in known if f".{s.key}".endswith(end)}
+    known = [each.key for each in settings().values() if each.schemas != (_OWN,)]
+    same = sorted((each for each in known if f".{each}".endswith(end)), key=len)
     close = difflib.get_close_matches(key, same, n=1, cutoff=0.8)
-    hints = []
-    for setting in map(same.__getitem__, close or same):
-        current = chosen(setting.group, overrides, config_dir)
-        having = [choice for choice in sorted(setting.schemas) if choice != _OWN]
-        if not having or may_have(setting, current):
-            hints.append(setting.key)
-        else:  # controller.target (controller=adaptive, dual or held)
-            *others, last = having
-            listed = f"{', '.join(others)} or {last}" if others else last
-            hints.append(f"{setting.key} ({setting.group}={listed})")
-    hints.sort(key=len)  # settings that the job already reads come first: the key alone is shortest
-    return f"; did you mean {', or '.join(hints)}?" if hints else ""
+    return f"; did you mean {', or '.join(close or same)}?" if same else ""

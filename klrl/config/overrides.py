@@ -178,10 +178,7 @@ def check_one_choice(overrides: Sequence[str]) -> None:
         first, *others = [each.strip() for each in value.strip("[]").split(",")]
         if group not in ALL_GROUPS or value[:1] != "[" or not others:
             continue
-        remedy = f"as in {group}={first}"
-        if group == "logger":
-            remedy += f" logger.also=[{','.join(others)}]"
-        raise ConfigError(f"{override}: give one choice, {remedy}")
+        raise ConfigError(f"{override}: give one choice, as in {group}={first}")
 
 
 def check_no_second_choice(overrides: Sequence[str]) -> None:

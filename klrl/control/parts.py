@@ -155,8 +155,6 @@ class ControlParts(Parts):
     def collecting(self) -> str:
         """The collector, how it steps the copies, and what evaluates the policy."""
         config, device = self.config.collector, self.device
-        if config.elsewhere:
-            return f"collector={config.name}"
         acts = "numpy" if acts_in_numpy(self.agent, device) else "torch"
         acts = "TorchRL's modules" if config.name == "torchrl" else acts
         return f"collector={config.name}, {self._copies.stepped}, policy in {acts}"

@@ -29,10 +29,7 @@ OWNER_FILE = "owner.json"
 BEAT_SECONDS, SILENT_SECONDS = 20, 180
 #: Files that klrl writes in place, and folders that it writes into: no link is allowed for these.
 _IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt")
-_FOLDERS = (
-    *(".hydra", "tensorboard", "videos", "wandb"),
-    *("checkpoints/last", "checkpoints/best"),
-)
+_FOLDERS = (".hydra", "tensorboard", "videos", "wandb", "checkpoints/last", "checkpoints/best")
 #: Environment variables: a queue's id of a job, and SLURM's count of how often it was restarted.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"

@@ -52,7 +52,7 @@ class Phases:
 
 
 class Progress:
-    """Shows a live line on a terminal or in a notebook; elsewhere a plain line every 10 s.
+    """Shows a live line on a terminal; elsewhere a plain line every 10 s.
 
     While no new row arrives, the line shows the phase: on a terminal every second, elsewhere once.
     ``done`` is the number of frames before a resume.
@@ -93,7 +93,7 @@ class Progress:
         self._ticker.join()
         if not self._line.live:
             self._show()
-        self._guard.call("progress", self._line.end)
+        self._guard.call("progress", self._line.close)
 
     def show(self, row: Row) -> None:
         """Show the newest row."""

@@ -25,14 +25,7 @@ from klrl.runs.owner import refuse_owned
 
 #: Settings that a resume may change; all others define the run. A smaller micro-batch lets a run
 #: go on that ran out of memory.
-CHANGEABLE = (
-    "frames",
-    "device",
-    "threads",
-    "eval",
-    "checkpoint.every",
-    "learner.micro_batch",
-)
+CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every", "learner.micro_batch")
 
 
 def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:

@@ -14,16 +14,11 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from klrl.config import SWEEP, JoblibConfig, LauncherConfig, factory
+from klrl.config import JoblibConfig, LauncherConfig
 from klrl.runs.machine import cuda_devices
 from klrl.sweep.jobs import Job, Notice, Outcome
 from klrl.sweep.supervisor import Backend, Event, Lost, supervise
 from klrl.sweep.worker import run_for, run_job
-
-
-def launch(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """Run jobs in this order, with the chosen launcher, in the sweep's folder."""
-    return factory("launcher", config, SWEEP)(config, jobs, folder)
 
 
 def local(config: LauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.config import LauncherConfig, OptunaConfig
-from klrl.config.overrides import expand, split_overrides
+from klrl.config.overrides import expand, split_overrides, swept_keys
 from klrl.runs.machine import cuda_devices
 from klrl.sweep.jobs import by_status, counted, make_jobs
 from klrl.sweep.run import check_jobs, named, sweep_settings
@@ -33,7 +33,7 @@ def print_plan(args: argparse.Namespace) -> None:
         return
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
     folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
-    status = by_status(make_jobs(folder, named(sweep, checked)))
+    status = by_status(make_jobs(folder, named(swept_keys(sweep.job), checked)))
     jobs = [(job.name, state) for state, group in status.items() for job in group]
     print(text_table(jobs, indent=2))
     print(f"{counted(status)}; {_at_once(launcher)}")

@@ -164,7 +164,8 @@ class _Slurm(Backend):
             mine = {queue: states[queue] for queue in self._waiting.keys() & states.keys()}
             slurm.cancel([queue for queue, state in mine.items() if state not in active])
             if not self._interrupted:
-                slurm.interrupt([queue for queue, state in mine.items() if state == "RUNNING"])
+                running = [queue for queue, state in mine.items() if state == "RUNNING"]
+                slurm.cancel(running, "--signal=INT")  # stops with a checkpoint, as by Ctrl-C
             self._interrupted = True
         for queue, job in list(self._waiting.items()):
             if queue not in states and queue in self._gone:  # else its file may be late
@@ -181,7 +182,7 @@ class _Slurm(Backend):
         folder = next((path.parent for path in files), self._submissions)
         if (outcome := _read_outcome(folder, queue, job)) is not None:
             return outcome
-        state = slurm.state_of(queue)
+        state = slurm.about(queue).get("JobState")
         if state in slurm.CUT_SHORT:
             self._left[job.name] = queue
             why = f"ended by SLURM ({state})"
@@ -213,12 +214,8 @@ def _read_outcome(folder: Path, queue: str, job: Job) -> Outcome | None:
     try:
         told = json.loads((folder / _outcome_file(queue)).read_bytes())
         error, seconds = told["error"], told["seconds"]
-        return Outcome(
-            job.name,
-            str(told["status"]),
-            None if error is None else str(error),
-            seconds=None if seconds is None else float(seconds),
-        )
+        seconds = None if seconds is None else float(seconds)
+        return Outcome(job.name, str(told["status"]), error and str(error), seconds=seconds)
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

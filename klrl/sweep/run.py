@@ -6,7 +6,7 @@ import argparse
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
@@ -46,7 +46,6 @@ from klrl.sweep.jobs import (
     counted,
     make_jobs,
 )
-from klrl.sweep.launchers import launch
 from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.queue import check_queue, settle, uses_slurm
 from klrl.sweep.supervisor import Event
@@ -76,17 +75,16 @@ def run_grid(
     """``search=grid``: run every combination of the given values; return the exit code."""
     checked = check_jobs(expand(sweep.job), args)
     with sweep_folder(sweep) as folder:
-        jobs = make_jobs(folder, named(sweep, checked))
+        jobs = make_jobs(folder, named(swept_keys(sweep.job), checked))
         ledger = Ledger(folder, command_of(args))
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
 
 
 def named(
-    sweep: SweepOverrides, checked: Sequence[Checked]
+    swept: Sequence[str], checked: Sequence[Checked]
 ) -> list[tuple[str, list[str], JobConfig]]:
-    """Return the folder name, overrides and settings of each job."""
-    swept = swept_keys(sweep.job)
+    """Return the folder name, by the swept keys, the overrides and the settings of each job."""
     return [(job_name(job.overrides, swept), job.overrides, job.config) for job in checked]
 
 
@@ -105,10 +103,10 @@ def run_jobs(
     local = launcher.name == "local"
     passing: AbstractContextManager[list[int]] = nullcontext([])
     if not local:  # a job in this process handles signals itself
-        passing = passed_on(folder, lambda: todo, uses_slurm(launcher))
+        passing = passed_on(folder, todo, uses_slurm(launcher))
     try:
         with passing as signals:
-            for event in launch(launcher, todo, folder):
+            for event in factory("launcher", launcher, SWEEP)(launcher, todo, folder):
                 _take(event, ledger, outcomes, len(todo), local=local)
                 if local and isinstance(event, Outcome) and event.signum is not None:
                     signals.append(event.signum)
@@ -224,14 +222,12 @@ def _locked(path: Path, setting: str) -> Iterator[None]:
 
 
 @contextmanager
-def passed_on(
-    folder: Path, jobs: Callable[[], Sequence[Job]], by_queue: bool = False
-) -> Iterator[list[int]]:
+def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iterator[list[int]]:
     """While entered, a first signal asks running jobs to stop; a second stops the sweep at once.
 
     Args:
         folder: the sweep's.
-        jobs: returns the jobs that may be running.
+        jobs: may be running.
         by_queue: the jobs are in a queue, which passes the signal on.
 
     Yields:
@@ -247,7 +243,7 @@ def passed_on(
             return
         with suppress(OSError):  # as on a full disk; stop the jobs all the same
             to_append(folder / STOP_FILE).close()
-        pids = [] if by_queue else [pid for job in jobs() if (pid := _pid(job)) is not None]
+        pids = [] if by_queue else [pid for job in jobs if (pid := _pid(job)) is not None]
         which = "the queue's" if by_queue else len(pids)
         warn("")
         warn(

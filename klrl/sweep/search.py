@@ -23,12 +23,12 @@ from optuna.trial import BaseTrial, TrialState
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import to_append
 from klrl.config import LauncherConfig, OptunaConfig
-from klrl.config.overrides import SweepOverrides, expand, job_name, parse
+from klrl.config.overrides import SweepOverrides, expand, parse
 from klrl.runs.returns import last_recorded
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import Job, Outcome, make_jobs
 from klrl.sweep.ledger import Ledger
-from klrl.sweep.run import check_jobs, close, command_of, run_jobs, sweep_folder
+from klrl.sweep.run import check_jobs, close, command_of, named, run_jobs, sweep_folder
 
 STUDY_FILE = "study.journal"
 
@@ -51,24 +51,17 @@ class Space:
         """The overrides of a trial's jobs, one job per seed."""
         return [[*self.fixed, *words(values), seed] for seed in self.seeds]
 
-    @property
-    def middle(self) -> dict[str, object]:
-        """The middle of each dimension, to check the other settings with."""
-        return {key: _middle(of) for key, of in self.dimensions.items()}
-
     def ends(self) -> list[list[str]]:
-        """The jobs at the middle and at every end of the space, to check before the first runs."""
-        jobs = self.jobs(self.middle)
-        for key, of in self.dimensions.items():
-            for value in getattr(of, "choices", ()) or (of.low, of.high):
-                jobs.append(self.jobs({**self.middle, key: value})[0])
+        """The jobs at every end of the space, one at a time, to check before the first runs."""
+        ends = {
+            key: getattr(of, "choices", ()) or (of.low, of.high)
+            for key, of in self.dimensions.items()
+        }
+        first = {key: values[0] for key, values in ends.items()}
+        jobs = self.jobs(first)
+        for key, values in ends.items():
+            jobs += [self.jobs({**first, key: value})[0] for value in values[1:]]
         return jobs
-
-
-def _middle(of: BaseDistribution) -> object:
-    if isinstance(of, CategoricalDistribution):
-        return of.choices[0]
-    return math.sqrt(of.low * of.high) if of.log else (of.low + of.high) / 2
 
 
 def space_of(overrides: Sequence[str]) -> Space:
@@ -202,9 +195,7 @@ class Search:
                 f"searched ({' '.join(words(trial.params))}); move it away"
             )
         checked = check_jobs(self._space.jobs(trial.params), self._args)
-        swept = [*self._space.dimensions, "seed"]
-        named = [(job_name(job, swept), job, config) for job, config in checked]
-        return make_jobs(self._folder, named)
+        return make_jobs(self._folder, named([*self._space.dimensions, "seed"], checked))
 
     def complete(self, trial: BaseTrial, jobs: Sequence[Job], ledger: Ledger) -> str:
         """Report a trial's mean over seeds, or its failure, to the study; return a line on it."""

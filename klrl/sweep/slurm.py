@@ -38,15 +38,10 @@ def in_queue(submissions: Path) -> dict[str, str] | None:
     return {job.strip(): state.strip() for job, state, file in jobs if file.strip() in own}
 
 
-def _about(job: str) -> dict[str, str]:
+def about(job: str) -> dict[str, str]:
     """Return SLURM's fields of a job in the queue, or recently in it; empty if it is unknown."""
     told = _ask("scontrol", "--oneliner", "show", "job", job) or ""
     return dict(re.findall(r"(?:^|\s)([A-Za-z:]+)=(\S*)", told))
-
-
-def state_of(job: str) -> str | None:
-    """Return the state of a job, as ``COMPLETED``; None if SLURM has forgotten it."""
-    return _about(job).get("JobState")
 
 
 def max_array_size() -> int:
@@ -72,18 +67,13 @@ def cancel(jobs: Iterable[str], *flags: str) -> None:
         _ask("scancel", "--quiet", *flags, *jobs[start : start + 500])
 
 
-def interrupt(jobs: Iterable[str]) -> None:
-    """Ask running jobs to stop with a checkpoint, as Ctrl-C does."""
-    cancel(jobs, "--signal=INT")
-
-
 def why_stopped(job: str, restarts: str) -> str:
     """Say why SLURM told a job to stop; ``restarts`` is its SLURM_RESTART_COUNT.
 
     ``warned``: the job still runs, or its time is over, or it is preempted; it may requeue itself.
     ``requeued``: SLURM has already requeued the job. ``cancelled``: by a person.
     """
-    told = _about(job)
+    told = about(job)
     if told.get("JobState") in ("RUNNING", "SUSPENDED", None):
         return "warned"
     if told.get("Restarts", restarts) != restarts:

@@ -49,7 +49,10 @@ def run_logged(job: Job) -> Outcome:
     """Run a job in parallel to others, printing to ``log.txt``; wait if the sweep was stopped."""
     if (job.folder.parent / STOP_FILE).exists():
         return Outcome(job.name, "waiting")
-    own_process_group()
+    # Shield this process from a terminal's Ctrl-C, which the sweep receives and passes on once.
+    if os.getpgrp() != os.getpid():  # a second signal would stop the run without a checkpoint
+        os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it
     with _printing_to(job.log):
         return run_job(job)
 
@@ -140,13 +143,6 @@ def _run(job: Job) -> int | None:
         if job.host != platform.node():
             check_machine(job.config, keys(job.overrides), resumed=resume)
         return start(job.config, files, group=job.group, resume=resume)
-
-
-def own_process_group() -> None:
-    """Shield this process from a terminal's Ctrl-C, which the sweep receives and passes on once."""
-    if os.getpgrp() != os.getpid():  # a second signal would stop the run without a checkpoint
-        os.setpgid(0, 0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import resource
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
 
 import gymnasium
@@ -86,10 +85,9 @@ def test_the_run_folder_is_read_as_hydra_reads_it(capsys) -> None:
     exits(*QUICK, "frames=128", "hydra.run.dir='lr=1,seed=0'")
     exits("resume=lr=1,seed=0", "frames=256")
     assert read_rows(Path("lr=1,seed=0/metrics.jsonl"))[-1]["frames"] == 256
-    exits(*QUICK, "frames=128", "hydra.run.dir=runs/${env.id}_${seed}_${now:%Y}", "seed=3")
-    assert Path(f"runs/Pendulum-v1_3_{datetime.now().year}/curves.png").is_file()
     capsys.readouterr()
-    assert "hydra.run.dir=${env.it}: " in refused(capsys, *QUICK, "hydra.run.dir=${env.it}")
+    said = refused(capsys, *QUICK, "hydra.run.dir=runs/${env.id}")
+    assert "hydra.run.dir=runs/${env.id}: is no plain path" in said
 
 
 SPACES = {

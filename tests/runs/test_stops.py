@@ -102,7 +102,7 @@ def test_the_word_of_a_stop_begins_a_line_of_its_own(capsys, tmp_path) -> None:
     with StopRequest():
         signal.raise_signal(signal.SIGINT)
     run = capsys.readouterr().err
-    with passed_on(tmp_path, list):
+    with passed_on(tmp_path, []):
         signal.raise_signal(signal.SIGINT)
     for err in (run, capsys.readouterr().err):
         blank, line = err.splitlines()
@@ -199,7 +199,7 @@ def test_a_signal_after_the_save_waits_for_the_next_one(monkeypatch, settings) -
 
 @pytest.mark.parametrize("folder", [".", "deleted"])
 def test_a_second_sigterm_stops_a_sweep_at_once_whatever_came_between(folder, capsys) -> None:
-    with passed_on(Path(folder), list) as received:
+    with passed_on(Path(folder), []) as received:
         for signum in (signal.SIGTERM, signal.SIGXCPU):
             os.kill(os.getpid(), signum)
         assert received == [signal.SIGTERM, signal.SIGXCPU]

@@ -13,7 +13,7 @@ from klrl.config.compose import job_config
 from klrl.report.runs import find_runs
 from klrl.runs.owner import process_start
 from klrl.sweep.jobs import Job
-from klrl.sweep.launchers import launch
+from klrl.sweep.launchers import joblib
 from klrl.sweep.worker import hold_device
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, rows_of
@@ -61,7 +61,7 @@ def test_joblib_brings_back_every_one_of_many_short_jobs(tmp_path) -> None:
         Job(f"{i}", tmp_path / f"{i}", (), config, "a", tmp_path, "elsewhere") for i in range(16)
     ]
     outcomes = list(
-        launch(JoblibConfig(name="joblib", n_jobs=2, jobs_per_device=1), jobs, tmp_path)
+        joblib(JoblibConfig(name="joblib", n_jobs=2, jobs_per_device=1), jobs, tmp_path)
     )
     assert {o.name for o in outcomes} == {job.name for job in jobs}
     assert {o.status for o in outcomes} == {"refused"}

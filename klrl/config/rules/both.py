@@ -162,17 +162,11 @@ def check_coef_bounds(c: JobConfig) -> None:
 
 
 def check_logger_also(c: JobConfig) -> None:
-    """``logger.also`` lists only loggers without settings, each once."""
-    plain = [
-        name
-        for name, choice in CHOICES["logger"].items()
-        if choice.schema is LoggerConfig and name != "none"
-    ]
-    names = [c.logger.name, *c.logger.also]
-    for name in c.logger.also:
-        setting = f"logger.also=[{','.join(map(str, c.logger.also))}]"
-        if name not in plain:
-            choose = f"; {name} is chosen with logger={name}" if name in CHOICES["logger"] else ""
-            raise ConfigError(f"{setting}: may hold {', '.join(plain)}{choose}")
-        if names.count(name) > 1:
-            raise ConfigError(f"{setting}: {name} is there already; name it once")
+    """``logger.also`` lists only other loggers without settings, each once."""
+    plain = [name for name, each in CHOICES["logger"].items() if each.schema is LoggerConfig]
+    fitting = sorted({*plain} - {"none", c.logger.name})
+    if sorted(map(str, c.logger.also)) not in ([], *([each] for each in fitting), fitting):
+        raise ConfigError(
+            f"logger.also=[{','.join(map(str, c.logger.also))}]: may hold "
+            f"{', '.join(fitting) or 'nothing'} next to logger={c.logger.name}, once"
+        )
