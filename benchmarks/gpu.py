@@ -3,6 +3,7 @@
     python -m benchmarks.gpu              # writes benchmarks/results/gpu.json
     python -m benchmarks.gpu --no-save
     python -m benchmarks.gpu --only agreement wandb
+    python -m tests.device.standin benchmarks.gpu --seconds 3600    # without a GPU; saves nothing
 
 A verdict per line; exit 1 where one is FAIL; after ten minutes, what is left has failed.
 How an update ran is not believed but counted: the replays of CUDA graphs.
@@ -105,6 +106,11 @@ def near(what: str, value: float, limit: float) -> str:
     """The value as text, where it is below its limit."""
     assert value <= limit, f"{what}: {value:.2g}, more than {limit:g}"
     return f"{what} {value:.1g}"
+
+
+def on_stand_in() -> bool:
+    """Whether the device is that of tests/device/standin.py."""
+    return torch.cuda.get_device_name() == "stand-in"
 
 
 def experiment(device: str, *words: str) -> Training:
@@ -306,7 +312,8 @@ def memory(folder: Path) -> str:
     early, late = max(seen.held[5:10]), max(seen.held[-5:])
     assert len(seen.held) == 50
     assert late <= early, f"{late - early:,} bytes more after 50 iterations than after 10"
-    return f"peak {torch.cuda.max_memory_allocated() / 1e6:.1f} MB, flat"
+    where = " of host memory" if on_stand_in() else ""
+    return f"peak {torch.cuda.max_memory_allocated() / 1e6:.1f} MB{where}, flat"
 
 
 def wandb_offline(folder: Path) -> str:
@@ -327,7 +334,7 @@ def wandb_offline(folder: Path) -> str:
         assert name.encode() in held, f"{file.name} lacks {name}"
     if b"gpu.0." in held:
         return "rows and the GPU's metrics"
-    assert torch.cuda.get_device_name() == "stand-in", f"no gpu.0.* in {file.name}"
+    assert on_stand_in(), f"no gpu.0.* in {file.name}"
     return "rows; the stand-in is no GPU to wandb"
 
 
@@ -335,12 +342,12 @@ def wandb_offline(folder: Path) -> str:
 WANDB_SECONDS = 35
 
 
-def frames_per_second(size: str, mode: str, iterations: int = 5) -> float:
+def frames_per_second(size: str, mode: str) -> float:
     """Whole iterations by the wall clock, median, the first one left out."""
     made = experiment("cuda", *SPEED[size], f"learner.compile={MODES[mode]}")
     rollout = made.parts.rollout(0)
     speeds = []
-    for _ in range(iterations):
+    for _ in range(2 if on_stand_in() else 5):
         started = time.perf_counter()
         batch = charged(made, rollout)
         updates(made, mode, lambda batch=batch: made.learn(batch))
@@ -354,6 +361,8 @@ def speed(size: str, figures: dict[str, float]) -> str:
     found = {mode: round(frames_per_second(size, mode)) for mode in MODES}
     figures.update({f"{size}, {mode}": value for mode, value in found.items()})
     said = ", ".join(f"{mode} {value:,}" for mode, value in found.items())
+    if on_stand_in():
+        return f"frames/s: {said}, none of a GPU's: the stand-in shows no speed"
     if SPEED[size] is AS_LEANRL:
         ratio = found["captured"] / LEANRL
         said += f" (LeanRL {LEANRL:,}, CleanRL {CLEANRL:,} on an H100, published: {ratio:.1f} x)"
@@ -383,15 +392,19 @@ def checks(figures: dict[str, float]) -> dict[str, Check]:
 # ------------------------------------------------------------------------------------- verdicts
 
 
+class Late(BaseException):
+    """The time is up; no Exception, since klrl falls back to an eager update at any of those."""
+
+
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """An AssertionError in the main thread when the time is up."""
+    """Raise Late in the main thread when the time is up."""
 
     def ring(*_: object) -> None:
-        raise AssertionError(f"the {SECONDS} s of all checks are over")
+        raise Late("the time of all checks is over")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), 5)  # again, where one is lost
     try:
         yield
     finally:
@@ -408,9 +421,9 @@ def verdict(name: str, check: Check, left: float) -> dict[str, Any]:
                 told = check(Path(folder))
             if told is None:
                 status, told = "skip", "this machine has one device"
-        except Exception as error:  # a check that fails in any way has failed
+        except (Exception, Late) as error:  # a check that fails in any way has failed
             status, told = "FAIL", in_one_line(error)
-            if isinstance(error, AssertionError):
+            if isinstance(error, AssertionError | Late):
                 told = str(error)
     seconds = time.perf_counter() - began
     print(f"{status:4}  {name}: {told} ({seconds:.1f} s)", flush=True)
@@ -421,10 +434,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--no-save", action="store_true", help="print only")
     parser.add_argument("--only", nargs="+", default=[""], help="checks whose names begin so")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all of them (600)")
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu: torch sees no CUDA device; nothing was measured")
-    ends, figures = time.monotonic() + SECONDS, dict[str, float]()
+    ends, figures = time.monotonic() + args.seconds, dict[str, float]()
     print(
         f"{torch.cuda.get_device_name()} x {torch.cuda.device_count()}, torch {torch.__version__}"
     )
@@ -435,7 +449,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     failed = [each["name"] for each in verdicts if each["status"] == "FAIL"]
     print(f"{len(verdicts)} checks, {len(failed)} failed")
-    if not args.no_save:
+    if not args.no_save and not on_stand_in():
         path = ROOT / "benchmarks" / "results" / "gpu.json"
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
         found = {**about, "checks": verdicts, "frames_per_second": figures}

@@ -21,14 +21,18 @@ from tests.device.rows import assert_same
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 COPYING = "env.id=tests.control.toys:klrl-test/Copying-v0"
-#: Every loss, divergence and family, as in test_compiled.py, and what it leaves out.
+#: Every loss, divergence, estimator, family and way to draw of test_compiled.py, several in each.
 BRANCHES = {
-    **CASES,
-    "held": ("loss=klpen_held", "loss.max_alpha=2"),
-    **{
-        action: ("env=gym", COPYING, f"+env.kwargs.action={action}")
-        for action in ("multi_discrete", "multi_binary")
-    },
+    "main job": (),
+    "clip": CASES["clip"],
+    "tanh, forward": (*CASES["tanh"], *CASES["forward"][:3]),
+    "js, sampled": (*CASES["js"], *CASES["sampled"][:2]),
+    "sampled, separate": (*CASES["sampled_discrete"], *CASES["separate"]),
+    "multi_discrete, k2": ("env=gym", COPYING, "+env.kwargs.action=multi_discrete", *CASES["k2"]),
+    "multi_binary, held, split": (
+        *("env=gym", COPYING, "+env.kwargs.action=multi_binary", *CASES["split"]),
+        *("loss=klpen_held", "loss.max_alpha=2"),
+    ),
 }
 SMALL = ("learner.epochs=2", "learner.minibatches=4")
 

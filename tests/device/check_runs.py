@@ -1,7 +1,8 @@
-"""Whole runs on either of two devices: the rows are the CPU's; resumed, they go on as they were."""
+"""Whole runs on the second device: the rows are the CPU's; resumed, they go on as they were."""
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,8 @@ LANGUAGE = {
         "advantage.baseline=leave_one_out",
     ),
 }
-DEVICES = ("cuda:0", "cuda:1")
+#: The second shows all that the first does, and what is done on the current device instead.
+BOTH = ("main", "lm")
 BITS = """
 import gymnasium, numpy
 class Bits(gymnasium.Env):
@@ -94,17 +96,25 @@ def words_of(*words: str) -> list[str]:
     return [*last.values()]
 
 
+def runs(job: str, *words: str) -> tuple[klrl.Run, list[klrl.Run]]:
+    """A run on the CPU, and its like on CUDA."""
+    config, found = klrl.compose(*words_of(*words)), []
+    for device in ("cpu", "cuda:1", "cuda:0")[: 3 if job in BOTH else 2]:
+        here = copy.deepcopy(config)
+        here.device = device
+        found.append(klrl.run(here))
+        assert found[-1].manifest["device"] == device
+    return found[0], found[1:]
+
+
 @pytest.mark.parametrize("job", CONTROL)
 def test_the_rows_of_a_control_run_are_the_cpus(job: str, monkeypatch) -> None:
     Path("bits.py").write_text(BITS)
     monkeypatch.syspath_prepend(".")
-    words = words_of(*QUICK, *CONTROL[job])
-    cpu = klrl.run(*words, "device=cpu")
-    for device in DEVICES:
-        run = klrl.run(*words, f"device={device}")
+    cpu, others = runs(job, *QUICK, *CONTROL[job])
+    for run in others:
         assert_same(run.rows, cpu.rows)
-        assert run.manifest["device"] == device
-        assert run.manifest["compile"] == ("false" if EAGER in words else "jit")
+        assert run.manifest["compile"] == ("false" if EAGER in CONTROL[job] else "jit")
     kl = [row["kl/ref/exact"] for row in cpu.rows if "kl/ref/exact" in row]
     assert job == "free" or kl[-1] > 0
 
@@ -120,8 +130,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("job", LANGUAGE)
 def test_the_rows_of_a_language_run_are_the_cpus(job: str, model: str) -> None:
-    words = words_of(*QUICK_LANGUAGE, f"actor.model={model}", *LANGUAGE[job])
-    cpu, *others = (klrl.run(*words, f"device={device}") for device in ("cpu", *DEVICES))
+    cpu, others = runs(job, *QUICK_LANGUAGE, f"actor.model={model}", *LANGUAGE[job])
     for run in others:
         assert_same(run.rows, cpu.rows, rel=2e-3)  # attention's sums are in another order
     assert cpu.rows[-1]["kl/ref/exact"] > 0
@@ -137,8 +146,8 @@ class Stops(klrl.Callback):
         training.stop()
 
 
-#: Its update draws from the device's generator.
-DRAWS = ("loss.entropy_coeff=0.01", "actor=tanh_normal", "loss.samples_mc_entropy=2", EAGER)
+#: Its actions are drawn from the device's generator.
+DRAWS = ("collector=torchrl", EAGER)
 
 
 def resumed(run: Path, *words: str) -> list[dict[str, float]]:
