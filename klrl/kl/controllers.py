@@ -89,7 +89,7 @@ class FixedKLController:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint's state, including the coefficient."""
-        for name in self.state_dict():
+        for name in {*self.state_dict()} & {*state}:  # earlier numerics have fewer names
             setattr(self, name, type(getattr(self, name))(state[name]))
 
 
