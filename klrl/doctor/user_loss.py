@@ -76,7 +76,10 @@ class Loss:
     ) -> None:  # fmt: skip
         self.name, self.call, self.settings, self.placement = name, call, settings, placement
         self.setting = f"--loss {name}"
-        takes, _ = arguments(self.setting, call.forward if isinstance(call, nn.Module) else call)
+        of = call.forward if isinstance(call, nn.Module) else call
+        takes, takes_all = arguments(self.setting, of)
+        if (other := {*settings} - {*takes}) and not takes_all:
+            raise ConfigError(f"{self.setting}: takes no {min(other)}; it takes {', '.join(takes)}")
         self.is_module = inspect.isclass(call) or any(
             each in takes for each in ("actor", *MODULES["actor"])
         )
