@@ -96,7 +96,7 @@ class MujocoBatch:
     """Simulations of a task. The ``task`` itself is reset for each of them, one at a time.
 
     Their reward is w_forward dx/dt - w_ctrl |a|^2. Hopper and Walker2d (``falls``) add w_healthy
-    while all states are in their ranges, may end when one is not, and show velocities to +-10.
+    while all states are in their ranges, may end when one is not, and observe velocities in +-10.
     """
 
     def __init__(self, task: Any, count: int, limit: float, falls: bool) -> None:

@@ -1,6 +1,6 @@
 """Calls a user's loss by its convention.
 
-There are two conventions; an argument for an actor distinguishes them (docs/doctor.md):
+There are two conventions (docs/doctor.md); a class, or an argument for an actor, means the second:
 
 - a plain function of tensors [N, steps], which it takes by the names of its arguments;
 - a LossModule class, or a function that builds one, from an actor (a critic, a reference, a

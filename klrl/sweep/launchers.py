@@ -2,8 +2,8 @@
 
 A launcher takes jobs and yields each job's outcome when it ends, and notices meanwhile. The
 generator is closed early if a second signal stops the sweep. Launchers that run jobs in other
-processes are backends of ``supervisor.py``: also ``launcher=submitit`` in ``queue.py`` and
-``launcher=ray`` in ``cluster.py``.
+processes are backends of ``supervisor.py``; ``queue.py`` has that of ``launcher=submitit``, and
+``cluster.py`` that of ``launcher=ray``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks the recorded numbers of a language run: recomputes its samples without klrl's code.
 
 Log-probs and KLs of ``samples.jsonl`` are recomputed from its token ids: each sample is one row
-without padding, with the model's own forward and logits in float32 and softmax in float64. klrl
+without padding, with the model's own forward in float32 (or float64) and softmax in float64. klrl
 only loads the weights. A sample can be recomputed if the weights that drew it still exist: the base
 model's (before the first update), or a checkpoint's. A fixed reference serves all samples.
 """
