@@ -25,9 +25,9 @@ from klrl.control.distributions import (
 from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
-#: An MLP with at least this many parameters acts on its GPU. For 8 copies numpy takes 41 us a step
-#: with 67,000 parameters, 66 us with 125,000 (one EPYC core, measured); two copies of 10 us and
-#: three launches of 5 to 10 us, as published, take 35 to 50 us at any size.
+#: An MLP with at least this many parameters acts on its GPU. For 8 environments numpy takes 41 us a
+#: step with 67,000 parameters, 66 us with 125,000 (measured on one EPYC core). On a GPU, two memory
+#: copies of 10 us and three launches of 5 to 10 us (as published) take 35 to 50 us at any size.
 LARGE = 75_000
 
 

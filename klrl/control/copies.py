@@ -73,7 +73,7 @@ class VectorGymEnv(EnvBase):
         make: makes a copy; default ``gymnasium.make`` of the id.
         setting: the setting that names the environment, for errors; default ``env.id=...``.
         action_mask: ``env.action_mask``.
-        batch: whether MuJoCo may step the copies as one batch; ``make`` makes equal copies then.
+        batch: whether MuJoCo may step the copies as one batch; then ``make`` must make equal ones.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class VectorGymEnv(EnvBase):
                 self.stepped = f"{num_envs} copies in one MuJoCo batch"
             except Unbatched as why:
                 self.stepped += f" ({why})"
-        #: With a batch, the only one: it resets all copies.
+        # A batch needs only one environment, which is reset in turn for each copy.
         copies = [first, *(make() for _ in range(0 if self._batch else num_envs - 1))]
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)

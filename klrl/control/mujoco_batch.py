@@ -20,7 +20,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from klrl.base.errors import first_line
 
 Array = np.ndarray
-#: Entry point of a task -> whether it falls.
+#: Entry point of a task -> whether its robot can fall.
 TASKS = {
     "gymnasium.envs.mujoco.half_cheetah_v5:HalfCheetahEnv": False,
     "gymnasium.envs.mujoco.hopper_v5:HopperEnv": True,
@@ -34,14 +34,14 @@ _compared: set[str] = set()
 
 
 class Unbatched(Exception):
-    """Why the copies are stepped one by one."""
+    """The reason why the copies are stepped one by one."""
 
 
 def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) -> MujocoBatch:
-    """``count`` simulations of a MuJoCo environment, as ``make`` made it; they are compared first.
+    """Make ``count`` simulations of ``env``, which ``make`` made; compare them with Gymnasium's.
 
     Raises:
-        Unbatched: the steps would not be, or are not, those of Gymnasium.
+        Unbatched: there is no batch for this environment, or its steps differ from Gymnasium's.
     """
     falls = TASKS.get(env.unwrapped.spec.entry_point)
     if falls is None:
@@ -96,7 +96,7 @@ class MujocoBatch:
     """Simulations of a task. The ``task`` itself is reset for each of them, one at a time.
 
     Their reward is w_forward dx/dt - w_ctrl |a|^2. Hopper and Walker2d (``falls``) add w_healthy
-    while all states are in their ranges, may end when one is not, and show velocities to +-10.
+    while all states are in their ranges, may end when one is not, and observe velocities in +-10.
     """
 
     def __init__(self, task: Any, count: int, limit: float, falls: bool) -> None:
@@ -109,7 +109,7 @@ class MujocoBatch:
         self._qpos, self._qvel, self._ctrl = map(batch.bind, ("qpos", "qvel", "ctrl"))
         self._shown = self._qpos[:, task.observation_structure["skipped_qpos"] :]
         self._never, self._steps = np.zeros(count, bool), np.zeros(count, np.int64)
-        if falls:  # the ranges of qpos and qvel, less x
+        if falls:  # the healthy ranges of qpos and qvel, without x
             size = task.model.nq + task.model.nv - 3
             rest = getattr(task, "_healthy_state_range", (-np.inf, np.inf))  # Hopper's alone
             z, angle = task._healthy_z_range, task._healthy_angle_range
@@ -125,7 +125,7 @@ class MujocoBatch:
     def step(self, actions: Array, mask: Array | None, answers: Sequence[Array]) -> None:
         """Step all copies, or those of a mask [N], with actions [N, A].
 
-        ``answers``: observation [N, D], reward, terminated, truncated [N]; the results go there.
+        ``answers``: observation [N, D], reward, terminated, truncated [N], which are overwritten.
         """
         stepped = slice(None) if mask is None else mask
         before = self._qpos[:, 0].copy()

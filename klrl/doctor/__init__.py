@@ -1,4 +1,4 @@
-"""``klrl doctor``: are this machine's KL numbers true, and is a loss's gradient?"""
+"""``klrl doctor``: checks the KL numbers that this machine computes, and the gradient of a loss."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a loss may be for: minus E[return], a divergence of pi from another policy.
+"""Defines the terms that a loss may minimise: minus E[return], and divergences of pi.
 
-Sums over distinct episodes: their gradients are true ones, without a sampling error.
+Each is a sum over distinct episodes, so its gradient is exact, without a sampling error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAMES = {
     "js": "the Jensen-Shannon divergence of pi and {0} of {1}",
     "tv": "the total variation of pi and {0} of {1}",
 }
-#: scope -> what it is of: the first is what the error is taken from, a loss may have any.
+#: Scope -> its meanings, all of which are right; the error of any other loss is from the first.
 _OF = {
     "sequence": {"whole": "whole episodes", "along": "each step on pi's way, later states counted"},
     "token": {
@@ -31,29 +31,29 @@ _OF = {
 
 @dataclass(frozen=True)
 class Aim:
-    """One term of what is to be minimised."""
+    """One term of an objective to be minimised: minus E[return], or a divergence."""
 
     what: str  # return, or a divergence
     scope: str
     of: str  # one of _OF[scope]
-    to: str = "ref"  # the other policy; or old, which sampled
+    to: str = "ref"  # the divergence is from this policy: ref, or old, which sampled
 
     @property
     def words(self) -> str:
-        """Its name, of what, and from which policy."""
+        """The term in words: which divergence, of which steps, from which policy."""
         if self.what == "return":
             return "E[A_old in the sampled states]" if self.of == "own" else "E[return]"
         return _NAMES[self.what].format(self.to, _OF[self.scope][self.of])
 
     def gradient(self, problem: Problem) -> Tensor:
-        """At the parameters of pi, flat."""
+        """Return the term's exact gradient at the parameters of pi, flat."""
         if self not in problem.kept:
             (grad,) = torch.autograd.grad(self.value(problem), problem.policy.weight)
             problem.kept[self] = grad.flatten()
         return problem.kept[self]
 
     def value(self, problem: Problem) -> Tensor:
-        """The scalar."""
+        """Return the term's value, differentiable in the parameters of pi."""
         if self.what == "return":
             return -(problem.surrogate() if self.of == "own" else problem.expected_return())
         tables = problem.tables()
@@ -63,23 +63,23 @@ class Aim:
             return over_actions(self.what, log_p, log_q)
         chance = problem.log_episodes(tables["old"] if self.of == "own" else log_p).exp()
         if self.scope == "token":
-            chance = chance.detach()  # how the states depend on pi is not counted
+            chance = chance.detach()  # no gradient through the probabilities of the states
         return (chance * problem.along(over_actions(self.what, log_p, log_q))).sum()
 
 
 def aims(what: str, scope: str, to: str = "ref") -> list[Aim]:
-    """What ``--divergence`` and ``--scope`` may mean: all of them are right."""
+    """List the terms that ``--divergence`` and ``--scope`` may mean; any of them is right."""
     return [Aim(what, scope, of, to) for of in _OF[scope]]
 
 
 @dataclass(frozen=True)
 class Meant:
-    """What a loss is meant for: any of its aims is right, the error is that from the first."""
+    """The intended objective of a loss: any of its aims is right; else the first counts."""
 
     divergence: str
     scope: str
     to: str = "ref"
 
     def of(self, part: str) -> list[Aim]:
-        """The aims of a part, return or kl."""
+        """List the aims of a part: return or kl."""
         return aims(self.divergence if part == "kl" else "return", self.scope, self.to)

@@ -1,8 +1,8 @@
-"""``klrl doctor --audit``: a folder of losses, each over lengths and distances from pi_old.
+"""``klrl doctor --audit``: examines a folder of losses over lengths and distances from pi_old.
 
-A file is an adapter: ``ROWS``, from the name of an option to a function that ``--loss`` could take;
-``SYSTEM``, whose they are; and, where they are meant for another one than KL(pi||ref),
-``DIVERGENCE``, as ``--divergence`` names it.
+Each file is an adapter. Its ``ROWS`` map the name of an option to a loss as for ``--loss``; its
+``SYSTEM`` names the library that has these options; its ``DIVERGENCE`` is a value of
+``--divergence``, and may be left out for the reverse KL(pi||ref).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LENGTHS, STALE = (1, 4, 16), (0, 1, 4)
 
 
 class Enumerated(Problem):
-    """Two tokens, equally likely under pi_old; two prompts, the second of half the steps."""
+    """Two tokens, equally likely under pi_old; two prompts, with half the steps for the second."""
 
-    #: Of token 1, in states 0, 1, ... in turn: pi_ref's chance; pi's log-odds, per update.
+    #: Of token 1: its probability under pi_ref, and pi's log-odds per update; they cycle by state.
     REF, UPDATE = (0.2, 0.75, 1 / 3, 0.9), (0.2, -0.1, 0.1)
 
     def __init__(self, steps: int, stale: int) -> None:
@@ -51,27 +51,27 @@ enumerated = cache(Enumerated)
 
 @dataclass(frozen=True)
 class Row:
-    """One option at one distance from pi_old and one length; its KL term per response."""
+    """The gradient of one option's KL term, at one distance from pi_old and one length."""
 
     system: str
     option: str
     stale: int  # updates from pi_old, which sampled, to pi
     length: int  # tokens of the first prompt's responses
-    cosine: float  # with the gradient of the whole response's KL, which is the objective J
+    cosine: float  # with the gradient of the KL of whole responses, which J contains
     error: float  # |gradient - true| / |true|
     variance: float  # of one response's gradient, per |true|^2
-    #: Codes of klrl/doctor/faults.yaml, found on the problems of --loss; empty: right here. factor:
-    #: none of them, the gradient is that of the KL times another number.
+    #: Codes of klrl/doctor/faults.yaml, found on the problems of --loss; empty if right here;
+    #: ``factor`` if the only error is a factor on the gradient.
     fault: str
     token_error: float  # from the gradient of each token's own KL
     token_fault: str
 
 
 def audit(folder: str) -> Iterator[Row]:
-    """The rows of all adapters of a folder, in the order of their names.
+    """Yield the rows of all adapters of a folder, in the order of their names.
 
     Raises:
-        ConfigError: a folder without adapters, an adapter that does not say what it is.
+        ConfigError: a folder without adapters, or an adapter without ``ROWS`` or ``SYSTEM``.
     """
     setting = f"--audit {folder}"
     files = sorted(path for path in Path(folder).glob("*.py") if path.name[0] != "_")
@@ -89,7 +89,7 @@ def audit(folder: str) -> Iterator[Row]:
 
 def _rows(system: str, option: str, loss: Loss, divergence: str) -> Iterator[Row]:
     part = "return" if divergence == "none" else "kl"
-    # pi_old's distance from itself has no gradient
+    # A KL from pi_old has no gradient at pi = pi_old: skip stale = 0.
     for stale in STALE[loss.to == "old" and part == "kl" :]:
         reports = [
             examine_loss(loss, divergence=divergence, scope=scope, stale=stale, seeds=4)
@@ -114,7 +114,7 @@ def _rows(system: str, option: str, loss: Loss, divergence: str) -> Iterator[Row
 def _cells(
     gradient: Tensor, problem: Problem, rights: Sequence[Aim], kinds: Sequence[KindResult]
 ) -> tuple[float, float, float, str]:
-    """Cosine, error, the true length, and fault; the aim in the nearest direction counts."""
+    """Return cosine, error, norm of the true gradient, and fault, from the aim nearest in angle."""
     trues = [aim.gradient(problem) for aim in rights]
     true = max(trues, key=lambda x: float(gradient @ x / x.norm()))
     size, length = float(true.norm()), float(gradient.norm())
@@ -127,7 +127,7 @@ def _cells(
 
 
 def audit_text(rows: Sequence[Row]) -> str:
-    """The table."""
+    """Format the rows as a table."""
     heads = ("system", "option", "updates", "tokens", "cosine", "error", "variance", "verdict")
     lines = [(*heads, "token: error", "verdict")]
     for r in rows:

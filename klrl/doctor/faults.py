@@ -1,4 +1,4 @@
-"""What is wrong with a loss whose gradients are not those of what it is meant for."""
+"""Diagnoses the faults of a loss whose gradients are not those of its intended objective."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from klrl.kl.divergences import MEASURED
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a gradient."""
+    """One fault of a gradient."""
 
     code: str  # for programs
     words: str  # what it looks like, and a remedy
@@ -34,24 +34,24 @@ def _declared() -> Iterator[Fault]:
             yield Fault(code, words)
 
 
-#: code -> fault, of those whose words are always the same
+#: Code -> fault, for the faults with fixed words.
 FAULTS = {fault.code: fault for fault in _declared()}
-#: What is said of the reverse KL's relatives.
+#: Divergence and scope of a gradient -> its fault, if the reverse KL(pi||ref) is intended.
 _OF_REVERSE = {("reverse", "token"): "own_step", ("forward", "token"): "forward_kl"}
-#: Of the gradients of a loss on a problem: that of the return, at coef = 0; that of the kl, without
-#: its coefficient. A penalty alone has no return.
+#: Part of a loss -> its gradient on a problem: ``return``, at coef = 0; ``kl``, divided by coef.
+#: A penalty alone has no ``return``.
 Parts = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the gradients of a loss are, on problems of one kind."""
+    """The faults, scales and aims of a loss's gradients on problems of one kind."""
 
     faults: Sequence[Fault]
-    #: What the loss multiplies the gradient with, per problem: read off the return's part where it
-    #: is the return's, off the KL's where there is no other part; else 1.
+    #: Factor of the loss on the true gradient, per problem: that of the return's part if this part
+    #: is right; that of the KL's part if it is the only part; else 1.
     scale: Sequence[float]
-    aims: Mapping[str, Aim]  # that each part has, or should have
+    aims: Mapping[str, Aim]  # part -> the aim that it has, or else should have
     varies: bool = False  # whether the scale depends on coef
 
 
@@ -59,13 +59,13 @@ def diagnose(
     parts: Sequence[Parts], at_logits: Sequence[Parts], problems: Sequence[Problem], meant: Meant,
     coef: float,
 ) -> Diagnosis:  # fmt: skip
-    """Compare both parts of a loss with the gradients that losses are known to have.
+    """Compare the parts of a loss with known gradients.
 
     Args:
-        parts: at the tables, for each problem.
-        at_logits: at the logits of each step, for the first problems; where pi has moved.
-        problems: what they were taken on.
-        meant: what they should be multiples of.
+        parts: gradients at the policy's table, for each problem.
+        at_logits: gradients at each step's logits, for the first problems; empty if pi = pi_old.
+        problems: those of ``parts``.
+        meant: the objective whose gradients the parts should have, up to a factor.
         coef: reward per nat.
     """
     faults: list[Fault] = []
@@ -86,7 +86,7 @@ def diagnose(
     if faults and "return" in parts[0] and scale:
         wholes = [whole(each, coef) for each in parts]
         common = factors(wholes, problems, partial(truth, aims_of, coef))
-        if common and common[0] > 0:  # one factor for both parts, another one for each coef
+        if common and common[0] > 0:  # both parts have the same factor, which depends on coef
             return Diagnosis([], common, aims_of, varies=True)
     if "kl" in parts[0] and any("unknown" in fault.code for fault in faults):
         mixed = _mixture(parts, problems, meant, coef)
@@ -95,13 +95,13 @@ def diagnose(
 
 
 def whole(parts: Parts, coef: float) -> Tensor:
-    """The gradient of both parts."""
+    """Sum the gradients of the parts, the KL's times ``coef``."""
     weighted = [coef * each if part == "kl" else each for part, each in parts.items()]
     return torch.stack(weighted).sum(0)
 
 
 def truth(of: Mapping[str, Aim], coef: float, problem: Problem) -> Tensor:
-    """The gradient of the aims of both parts."""
+    """Sum the true gradients of the parts' aims, the KL's times ``coef``."""
     return whole({part: aim.gradient(problem) for part, aim in of.items()}, coef)
 
 
@@ -109,7 +109,7 @@ def _judge(
     part: str, gradients: Sequence[Tensor], at_logits: Sequence[Tensor],
     problems: Sequence[Problem], meant: Meant,
 ) -> tuple[Aim | None, list[float], list[Fault]]:  # fmt: skip
-    """The aim that a part has, if any; its factors where they are known; its faults."""
+    """Return the aim that a part has, if any; its factors, if known; and its faults."""
     rights = meant.of(part)
     sizes = [TOLERANCE * float(rights[0].gradient(problem).norm()) for problem in problems]
     if all(float(g.norm()) <= size for g, size in zip(gradients, sizes, strict=True)):
@@ -134,7 +134,7 @@ def _code(part: str, fault: str) -> str:
 
 
 def _of_reading(reading: Reading, part: str, meant: Meant, steps: int) -> list[Fault]:
-    """What is wrong with a part that consists of this; ``steps`` of an episode."""
+    """List the faults of a part with this reading; ``steps``: most steps of an episode."""
     what, scope, wanted = reading.what, reading.scope, meant.scope
     if steps == 1 and what == meant.divergence:
         scope = wanted
@@ -152,7 +152,7 @@ def _of_reading(reading: Reading, part: str, meant: Meant, steps: int) -> list[F
 
 
 def _other(what: str, scope: str, meant: Meant) -> Fault:
-    """The gradient is that of another divergence."""
+    """Make the fault of a gradient that belongs to a different divergence or scope."""
     known = _OF_REVERSE.get((what, scope))
     if known and (meant.divergence, meant.to) == ("reverse", "ref"):
         return FAULTS[known]
@@ -165,7 +165,7 @@ def _other(what: str, scope: str, meant: Meant) -> Fault:
 
 
 def _unbalanced(low: float, high: float) -> Fault:
-    """The KL's part is longer or shorter than the return's."""
+    """Make the fault of different factors on the KL's part and on the return's."""
     times, why = f"{high:.3g}", "look for a factor on one of the parts"
     if high - low > TOLERANCE * high:
         times = f"{low:.3g} to {high:.3g}"
@@ -176,7 +176,7 @@ def _unbalanced(low: float, high: float) -> Fault:
 def _mixture(
     parts: Sequence[Parts], problems: Sequence[Problem], meant: Meant, coef: float
 ) -> Fault | None:
-    """How much of each part a gradient has, where it consists of known ones on every problem."""
+    """Make the fault of a gradient that mixes known ones, with mean shares; None if it does not."""
     names = [("reverse", "token"), ("forward", "token"), ("reverse", "sequence")]
     own, forward, both = (aims(*name)[0] for name in names)
     shares = []

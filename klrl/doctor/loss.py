@@ -23,7 +23,7 @@ from klrl.doctor.faults import FAULTS, Fault, Parts, diagnose, truth, whole
 from klrl.doctor.problems import KINDS, Problem
 from klrl.doctor.user_loss import Loss, load
 
-#: How far pi has moved.
+#: The distance of pi from pi_old: KL(pi_old||pi) of whole episodes.
 MOVED = Aim("forward", "sequence", "whole", "old")
 
 
@@ -54,18 +54,18 @@ class KindResult:
     """What came out for the problems of one kind."""
 
     name: str
-    moved: Spread | None  # KL(pi_old||pi) of an episode, nats; None where pi sampled
+    moved: Spread | None  # KL(pi_old||pi) of an episode, nats; None if pi = pi_old
     cosine: Spread  # of minus the loss's expected gradient with that of J
     error: Spread  # |gradient / scale - true| / |true|: the bias
-    #: What the loss multiplies the gradient with (a mean over steps, for example), read off the
-    #: return's part; 1 where that is not the return's.
+    #: Factor of the loss on the true gradient, for example of a mean over steps;
+    #: see :class:`klrl.doctor.faults.Diagnosis`.
     scale: Spread
     #: Mean over problems of a sampled batch's gradient along the true one; 1 is unbiased.
     sampled: float
     stderr: float  # of ``sampled``
-    #: Of the gradient of a sampled batch of some 1,300 episodes, per square of the true one's norm.
+    #: Variance of a sampled batch's gradient (some 1,300 episodes) / squared norm of the true one.
     variance: float
-    objective: str  # J, of which the gradient is, or should be
+    objective: str  # J, whose gradient the loss has, or should have
     varies: bool  # whether the scale depends on coef
     faults: tuple[Fault, ...]
 
@@ -75,7 +75,7 @@ class LossReport:
     """The verdict on a loss."""
 
     loss: str  # its name
-    described: str  # its convention
+    described: str  # its calling convention
     placement: str
     divergence: str
     scope: str
@@ -101,7 +101,7 @@ def examine_loss(
     settings: Mapping[str, object] | None = None,
     seeds: int = 100,
 ) -> LossReport:
-    """Compare the gradient of a loss with the true one; arguments as of ``klrl doctor --loss``.
+    """Compare the gradient of a loss with the true one; arguments as in ``klrl doctor --loss``.
 
     Raises:
         ConfigError: a loss that cannot be called as docs/doctor.md says, or has no gradient.
@@ -135,7 +135,7 @@ def examine_loss(
 
 
 def _check_penalty(loss: Loss, divergence: str | None) -> None:
-    """Require something to judge, and something to charge where the placement charges it."""
+    """Refuse options that contradict each other, or leave nothing to judge."""
     charged = f"--placement {loss.placement}"
     if loss.placement != "loss" and divergence == "none":
         raise ConfigError(
@@ -154,7 +154,7 @@ def _check_penalty(loss: Loss, divergence: str | None) -> None:
 
 
 def parts_of(loss: Loss, problem: Problem, of_kl: bool, at_logits: bool = False) -> Parts:
-    """The gradients of a loss's parts, in expectation."""
+    """Compute the expected gradients of a loss's parts."""
 
     def at(coef: float) -> Tensor:
         numbers = problem.numbers(problem.everything, coef, loss.placement)
@@ -187,7 +187,7 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
         noise += float((some - got).square().sum()) / factor**2
         size += float(true @ true)
     faults = found.faults
-    if padded:  # What padding has spoilt is no known gradient.
+    if padded:  # a gradient that depends on padding matches no known one
         faults = [FAULTS["mask"], *(f for f in faults if "unknown" not in f.code)]
     along = torch.tensor(sampled)
     return KindResult(

@@ -1,4 +1,4 @@
-"""A dozen numbers of klrl's KL over one step, where expectations are sums and truth is known.
+"""Checks a dozen numbers of klrl's KL over one step, against expectations computed as sums.
 
 More of them, and the published figures: ``python -m benchmarks.ranges``.
 """
@@ -14,7 +14,7 @@ from klrl.doctor.lines import KnownNumber
 from klrl.kl.estimators import ESTIMATORS, exact_kl
 from klrl.objectives.functional import reference_kl
 
-#: Actions of the policies, and how far pi_ref and pi_old are from pi_theta.
+#: Number of actions; sizes of the logit differences of pi_ref and of pi_old from pi_theta.
 _ACTIONS, _REF, _OLD = 50, 1.0, 0.3
 
 

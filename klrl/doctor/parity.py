@@ -1,4 +1,4 @@
-"""``kl=legacy`` against ``kl=retrieve`` on one trajectory: two ways to the same numbers."""
+"""Compares ``kl=legacy`` with ``kl=retrieve`` on one trajectory: their numbers must be equal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from klrl.kl.reference import freeze
 
 
 def parity_lines() -> Iterator[KnownNumber]:
-    """Largest differences over 4 x 200 steps of Pendulum, of a policy away from its reference."""
+    """Yield the largest differences over 4 x 200 steps of Pendulum, away from the reference."""
     config = EnvConfig("Pendulum-v1", {}, 4, True, 1.0, name="gym")
     for distribution in ("normal", "tanh_normal"):
         torch.manual_seed(0)

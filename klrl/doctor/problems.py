@@ -1,9 +1,9 @@
-"""Small problems whose expectations are sums: for the gradient of a loss that klrl did not write.
+"""Small problems on which the expected gradient of a user's loss is an exact sum.
 
-A policy's probabilities are whole multiples of ``1 / tickets``, so that a batch exists in which
-every episode occurs exactly as often as it is probable: the gradient of a loss on that batch is its
-expected gradient, without a sampling error. The true gradient comes from elsewhere: autograd of the
-objective, a sum over distinct episodes.
+The sampling policy's probabilities are multiples of ``1 / tickets``, so that there is a batch which
+contains every episode in proportion to its probability: the gradient of a loss on this batch is its
+expected gradient, without a sampling error. The true gradient is computed separately, by autograd
+of the objective, a sum over distinct episodes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from klrl.kl.charge import on_last, shaped, to_go
 from klrl.kl.divergences import over_actions
 
 DOUBLE = torch.float64
-#: Rollouts of a batch, at least: a leave-one-out baseline counts the return N / (N - 1) times.
+#: Fewest rollouts N of a batch: many, since a leave-one-out baseline scales by N / (N - 1).
 EPISODES = 1296
-#: Standard deviation of what an update adds to each logit: the ratio leaves PPO's bounds in some.
+#: Standard deviation of an update of each logit; so large that some ratios leave PPO's bounds.
 UPDATE = 0.25
 
 
@@ -34,7 +34,7 @@ class Kind:
     name: str  # as it is printed
     starts: int  # states that an episode may begin in, all equally likely
     actions: int  # per state
-    steps: int  # of an episode, at most
+    steps: int  # most steps of an episode
     tickets: int  # probabilities are multiples of 1 / tickets
     #: Whether action 0 ends an episode, as an EOS token does; padding follows it, and the only
     #: reward is a score on the last token.
@@ -43,7 +43,7 @@ class Kind:
 
     @property
     def states(self) -> int:
-        """One per start, then one per step and last action."""
+        """The number of states: one per start, then one per later step and previous action."""
         return self.starts + (self.steps - 1) * self.actions
 
 
@@ -56,7 +56,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What was done, [N, steps] each."""
+    """States, actions and mask of N episodes, [N, steps] each."""
 
     states: Tensor  # before each action
     actions: Tensor
@@ -81,50 +81,50 @@ class Table(nn.Module):
 
 @dataclass(frozen=True)
 class Numbers(Rollouts):
-    """What a loss may ask for about a batch of episodes, [N, steps] in nats or reward units.
+    """The tensors of a batch that a loss may take, [N, steps], in nats or reward units.
 
-    Outside the mask everything may be anything, but rewards are 0 there.
+    Outside the mask rewards are 0, and all else is arbitrary.
     """
 
     problem: Problem
     logits: Tensor  # log pi_theta of every action, [N, steps, actions], differentiable
     ref_logits: Tensor  # log pi_ref, likewise
-    old_logits: Tensor  # of the policy that sampled; the values of pi_theta's where it is not stale
+    old_logits: Tensor  # log pi_old, of the policy that sampled; equals ``logits`` if not stale
     rewards: Tensor  # charged where the placement charges them
     advantages: Tensor  # sums of the rewards to come, minus their mean in that state
 
     @property
     def log_probs(self) -> Tensor:
-        """Log pi_theta of what was done, differentiable."""
+        """Log pi_theta of the actions taken, differentiable."""
         return self.of_actions(self.logits)
 
     @property
     def old_log_probs(self) -> Tensor:
-        """Log pi_old of what was done."""
+        """Log pi_old of the actions taken."""
         return self.of_actions(self.old_logits)
 
     @property
     def ref_log_probs(self) -> Tensor:
-        """Log pi_ref of what was done."""
+        """Log pi_ref of the actions taken."""
         return self.of_actions(self.ref_logits)
 
     def of_actions(self, logits: Tensor) -> Tensor:
-        """Those of what was done, [N, steps]."""
+        """Select the values of the actions taken, [N, steps]."""
         return logits.gather(-1, self.actions[..., None]).squeeze(-1)
 
     def scored(self, score: Tensor) -> Tensor:
-        """The gradient of score * log pi(action) at the logits where the mask holds."""
+        """Return the gradient of score * log pi(action) at the logits inside the mask."""
         chosen = one_hot(self.actions, self.logits.shape[-1])
         return (score[..., None] * (chosen - self.logits.exp()))[self.mask].detach()
 
     def at_table(self, at: Tensor) -> Tensor:
-        """The table's gradient, flat, of one at the logits where the mask holds; their mean."""
+        """Convert a gradient at logits in the mask to the table's, flat: the mean over episodes."""
         table = torch.zeros(self.problem.kind.states, at.shape[-1], dtype=DOUBLE)
         table.index_add_(0, self.states[self.mask], at)
         return table.flatten() / len(self.mask)
 
     def other_padding(self) -> Numbers:
-        """The same, with other numbers outside the mask, which no gradient leads through."""
+        """Return a copy with different numbers outside the mask, and no gradient through these."""
 
         def changed(x: Tensor) -> Tensor:
             mask = self.mask if x.ndim == self.mask.ndim else self.mask[..., None]
@@ -139,8 +139,7 @@ class Problem:
     """One random problem: its probabilities and rewards come from ``seed``.
 
     ``policy`` is pi_theta, ``stale`` random updates away from pi_old, which sampled; ``ref`` is
-    pi_ref. ``everything`` has each episode as often as it is probable under pi_old, times a whole
-    number.
+    pi_ref. ``everything`` contains each episode in proportion to its probability under pi_old.
     """
 
     def __init__(self, kind: Kind, seed: int, divergence: str = "reverse", stale: int = 0) -> None:
@@ -173,10 +172,11 @@ class Problem:
         return self.everything.rows(torch.randint(count, (count,), generator=self._generator))
 
     def numbers(self, episodes: Rollouts, coef: float, placement: str = "loss") -> Numbers:
-        """What a loss may ask for; ``coef`` in reward per nat.
+        """Return the tensors that a loss may take; ``coef`` in reward per nat.
 
-        With ``placement="loss"`` rewards are uncharged; with ``split`` charged with the exact
-        ``divergence`` of every step (advantages: of later steps), with ``reward`` with k1.
+        With ``placement="loss"`` rewards are not charged. With ``split`` each step is charged with
+        its exact ``divergence``, which advantages contain for later steps only. With ``reward``
+        each step is charged with k1.
         """
         tables = self.tables()
         states = episodes.states
@@ -191,7 +191,7 @@ class Problem:
 
     @cached_property
     def batch(self) -> Numbers:
-        """The numbers of everything, uncharged."""
+        """The tensors of :attr:`everything`, not charged."""
         return self.numbers(self.everything, 0.0)
 
     def expected_return(self) -> Tensor:
@@ -200,7 +200,7 @@ class Problem:
         return (chance * self.raw_rewards(_distinct(self.kind)).sum(1)).sum()
 
     def surrogate(self) -> Tensor:
-        """E[A_old] of pi's actions in the sampled states (TRPO's): the return, each step alone."""
+        """TRPO's surrogate: E[A_old] of pi's actions in the states that pi_old sampled."""
         numbers = self.batch
         ratio = (numbers.log_probs - numbers.old_log_probs).exp()
         return (ratio * numbers.advantages).masked_fill(~numbers.mask, 0.0).sum(1).mean()
@@ -212,12 +212,12 @@ class Problem:
         return steps.sum(1) - math.log(self.kind.starts)
 
     def along(self, values: Tensor) -> Tensor:
-        """The sum of a number of each state over the steps of each distinct episode."""
+        """Sum ``values`` [states] over the steps of each distinct episode."""
         episodes = _distinct(self.kind)
         return values[episodes.states].masked_fill(~episodes.mask, 0.0).sum(1)
 
     def raw_rewards(self, episodes: Rollouts) -> Tensor:
-        """Uncharged, 0 outside the mask."""
+        """Return the rewards before any charge, 0 outside the mask."""
         rewards = self._rewards[episodes.states, episodes.actions]
         if not self.kind.ends:
             return rewards.masked_fill(~episodes.mask, 0.0)
@@ -227,11 +227,11 @@ class Problem:
     def tables(self) -> dict[str, Tensor]:
         """Log-probs of pi, which is differentiable, of ref and of old, [states, actions]."""
         log_p, log_q = (each.weight.log_softmax(-1) for each in (self.policy, self.ref))
-        # To the bit where nothing moved: the ratio is 1.
+        # If not stale, old is pi itself, so that the ratio is 1 to the bit.
         return {"pi": log_p, "ref": log_q, "old": self._old if self.stale else log_p.detach()}
 
     def _charged(self, episodes: Rollouts, coef: float, placement: str) -> tuple[Tensor, Tensor]:
-        """Rewards and their sums to come."""
+        """Return charged rewards, and their sums to go."""
         raw, mask = self.raw_rewards(episodes), episodes.mask
         tables = self.tables()
         log_p, log_q = tables["old"], tables["ref"].detach()
@@ -256,7 +256,7 @@ def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:
 
 
 def _everything(kind: Kind, counts: Tensor) -> Rollouts:
-    """All draws of a start and one ticket per step, so often that they are EPISODES or more."""
+    """Enumerate all draws of a start and one ticket per step; repeat them to EPISODES or more."""
     actions = torch.arange(kind.actions)
     action_of = torch.stack([actions.repeat_interleave(row) for row in counts])
     draws = _draws(kind.starts, kind.tickets, kind.steps)
@@ -268,7 +268,7 @@ def _distinct(kind: Kind) -> Rollouts:
     """Each episode once."""
     draws = _draws(kind.starts, kind.actions, kind.steps)
     episodes = _walk(kind, draws, torch.arange(kind.actions).expand(kind.states, -1))
-    # A walk does not move in padding, so a draw that says otherwise repeats an episode.
+    # In padding the action is 0, so draws with other actions there repeat an episode.
     return episodes.rows((episodes.actions == draws[:, 1:]).all(1))
 
 
@@ -279,7 +279,7 @@ def _draws(starts: int, outcomes: int, steps: int) -> Tensor:
 
 
 def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Rollouts:
-    """Follow draws [N, 1 + steps] by ``action_of`` [states, outcomes]; action 0 behind the end."""
+    """Follow draws [N, 1 + steps] by ``action_of`` [states, outcomes]; action 0 after the end."""
     state, alive = draws[:, 0], torch.ones(len(draws), dtype=torch.bool)
     states, actions, mask = [], [], []
     for step in range(kind.steps):
@@ -296,7 +296,7 @@ def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Rollouts:
 
 
 def mean_by_state(values: Tensor, episodes: Rollouts, states: int) -> Tensor:
-    """The mean of values [N, steps] in each state; 1 in states of padding, where any will do."""
+    """Average values [N, steps] in each state; 1 in states that only padding has."""
     at, values = episodes.states[episodes.mask], values[episodes.mask]
     count = torch.zeros(states, dtype=DOUBLE).index_add(0, at, torch.ones_like(values))
     total = torch.zeros(states, dtype=DOUBLE).index_add(0, at, values)

@@ -1,8 +1,7 @@
-"""What the parts of a loss consist of: a known term, times an importance weight.
+"""Recognises a part of a loss as a known term times an importance weight.
 
-Each term is given by its gradient at the logits of every step. Its expectation is compared with
-that of a loss; or, step by step, with the gradient of a loss there, which shows every weight and
-where it was cut.
+Each term is given by its gradient at the logits of every step. This is compared with the gradient
+of a loss: in expectation, or step by step, which shows the weights and where they were cut.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from klrl.doctor.problems import Numbers, Problem, mean_by_state
 from klrl.kl.charge import to_go
 from klrl.kl.divergences import MEASURED, over_actions
 
-#: Largest relative error of a gradient that still is the same: float32 inside a loss costs 1e-6.
+#: Largest relative difference of gradients that count as equal; float32 in a loss causes 1e-6.
 TOLERANCE = 1e-4
-#: Weights [N, steps] of log-ratios r = log pi - log pi_old, 0 outside the mask, and lengths. The
-#: first that fits is reported: the right one of whole episodes where these have one step.
+#: Name -> weight [N, steps], from log-ratios r = log pi - log pi_old, 0 outside the mask, and
+#: lengths. The first that fits is reported: for episodes of one step ``sequence``, which is right.
 WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sequence": lambda r, _: r.sum(1, keepdim=True).exp().expand_as(r),
     "prefix": lambda r, _: r.cumsum(1).exp(),
@@ -32,7 +31,7 @@ WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "geometric": lambda r, n: (r.sum(1, keepdim=True) / n).exp().expand_as(r),
     "inverse": lambda r, _: (-r).exp(),
 }
-#: What is charged in a reward in place of k1, of log-ratios that are 0 outside the mask.
+#: Name -> charge in the reward in place of k1, from log-ratios that are 0 outside the mask.
 REWARDED: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda r: r**2 / 2,
     "k3": lambda r: torch.expm1(-r) + r,
@@ -41,31 +40,31 @@ REWARDED: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 class Reading(NamedTuple):
-    """What a part of a loss consists of."""
+    """The term and the weight of which a part of a loss consists."""
 
     what: str  # return, or the divergence whose gradient it has; else the code of a fault
     scope: str
-    exact: bool = False  # a sum over the actions, which needs no ratio of its own
+    exact: bool = False  # a sum over all actions, which needs no ratio of the step's action
     weight: str = "sequence"  # one of WEIGHTS; or reference: as if pi_ref had sampled
     by_length: bool = False  # divided by the length of each response
     sign: int = 1
-    #: truncated: constant beyond a bound; clipped: 0 there; clip_max: 0 beyond the wrong one
+    #: truncated: constant beyond a bound; clipped: 0 beyond it; clip_max: 0 beyond the wrong bound
     cut: str = ""
 
     def may_have(self, weight: str) -> bool:
-        """Whether it is looked for: with pi / pi_ref the forward KL's score would be k1's."""
+        """Whether a weight is tried: pi / pi_ref would turn the forward KL's score into k1's."""
         return weight != "reference" or self[:2] in (
             ("return", "sequence"),
             ("reverse", "sequence"),
         )
 
 
-#: The terms of a batch, without weights; their gradients where the mask holds, [M, actions].
+#: Batch -> its terms without weights, each with its gradient inside the mask, [M, actions].
 Terms = Callable[[Numbers], Iterator[tuple[Reading, Tensor]]]
 
 
 def return_terms(numbers: Numbers) -> Iterator[tuple[Reading, Tensor]]:
-    """Of the return, to be minimised."""
+    """Yield the terms of minus the return."""
     gains, total = to_go(numbers.rewards, numbers.mask), numbers.rewards.sum(1, keepdim=True)
     for credit in (numbers.advantages, gains, total, total - total.mean()):
         yield Reading("return", "sequence"), numbers.scored(-credit)
@@ -73,7 +72,7 @@ def return_terms(numbers: Numbers) -> Iterator[tuple[Reading, Tensor]]:
 
 
 def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
-    """Of a divergence from ``to``, to be minimised."""
+    """Yield the terms of divergences from ``to``."""
     mask, log_p, states = numbers.mask, numbers.logits.detach(), numbers.states
     log_q = numbers.ref_logits if to == "ref" else numbers.old_logits
     own, old = (numbers.of_actions(x - log_q).where(mask, 0.0) for x in (log_p, numbers.old_logits))
@@ -81,7 +80,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
     gains, later = to_go(own, mask), to_go(own, mask, "split")
 
     def credited(x: Tensor) -> list[Tensor]:
-        """To go, of the whole episode, and both without their means."""
+        """Return sums to go, sums over the episode, and both minus their means."""
         gains, whole = to_go(x, mask), x.sum(1, keepdim=True)
         mean = mean_by_state(gains, numbers, int(states.max()) + 1)[states]
         return [gains, whole, gains - mean, whole - whole.mean()]
@@ -94,7 +93,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
     scores = []
     for scope, r in (("token", own), ("sequence", own.sum(1, keepdim=True))):
         scores += [  # f(u) - u f'(u) for D = E_pi[f(u)], u = exp(-r)
-            ("reverse", scope, r),  # as k2 has it
+            ("reverse", scope, r),  # k2
             ("reverse", scope, r + 1),  # k1 under a differentiable ratio
             ("forward", scope, -torch.expm1(-r)),  # k3
             ("forward", scope, -(-r).exp()),
@@ -128,7 +127,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
 
 
 def _weights(numbers: Numbers) -> list[tuple[str, bool, Tensor]]:
-    """Those that differ, [M]; then those that are divided by the length."""
+    """List name, by_length and weight [M]: those that differ here, then divided by the length."""
     mask = numbers.mask
     ratio, to_ref = (
         (numbers.log_probs - other).detach().where(mask, 0.0)
@@ -146,7 +145,7 @@ def _weights(numbers: Numbers) -> list[tuple[str, bool, Tensor]]:
 
 
 def _factor(gradient: Tensor, known: Tensor) -> float:
-    """By what a known gradient is multiplied; 0: this is not a multiple of it."""
+    """Return the factor by which a gradient is a multiple of a known one; 0 if it is none."""
     square = float(known @ known)
     factor = float(gradient @ known) / square if square > 1e-20 else 0.0
     same = (gradient - factor * known).norm() <= TOLERANCE * gradient.norm()
@@ -156,7 +155,7 @@ def _factor(gradient: Tensor, known: Tensor) -> float:
 def factors(
     gradients: Sequence[Tensor], problems: Sequence[Problem], known: Callable[[Problem], Tensor]
 ) -> list[float]:
-    """By what a known gradient is multiplied on each problem, all of one sign; empty: it is not."""
+    """Return :func:`_factor` on each problem; empty unless all are nonzero and of one sign."""
     found: list[float] = []
     for gradient, problem in zip(gradients, problems, strict=True):
         factor = _factor(gradient, known(problem))
@@ -169,7 +168,7 @@ def factors(
 def fit(
     gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms
 ) -> tuple[Reading, list[float]] | None:
-    """The first term and weight whose expected gradient, times factors, these are everywhere."""
+    """Find the first term and weight with these expected gradients, up to factors of one sign."""
     found: dict[tuple[int, Reading], list[float]] = {}
     for gradient, problem in zip(gradients, problems, strict=True):
         batch, weights = problem.batch, _weights(problem.batch)
@@ -190,14 +189,14 @@ def fit(
 
 
 def read(gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms) -> Reading | None:
-    """What these gradients at logits where the mask holds, of the first problems, consist of."""
+    """Find the reading of gradients at the logits inside the mask, of the first problems."""
     found: dict[Reading, list[str]] = {}
     for gradient, problem in zip(gradients, problems, strict=False):
         for reading, cut in dict(_readings(gradient, terms, problem.batch)).items():
             found.setdefault(reading, []).append(cut)
     count = len(gradients)
     fits = [
-        reading._replace(cut=max(cuts))  # where all are cut none can be told
+        reading._replace(cut=max(cuts))  # a problem whose weights are all cut has no reading
         for reading, cuts in found.items()
         if len(cuts) == count or (any(cuts) and len(cuts) > 0.6 * count)
     ]
@@ -222,7 +221,7 @@ def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[tupl
 
 
 def _cut(share: Tensor, weight: Tensor, up: Tensor) -> str | None:
-    """How a weight was cut so that it became this share of a term; None: it is another weight.
+    """Return how a weight was cut to this share of a term; None if it is a different weight.
 
     ``up`` is where a descent step raises the action's probability: PPO cuts large weights there.
     """

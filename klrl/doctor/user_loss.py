@@ -1,8 +1,8 @@
-"""A loss of the user's, called by its convention.
+"""Calls a user's loss by its convention.
 
-Two conventions, told apart by an argument for an actor (docs/doctor.md):
+There are two conventions (docs/doctor.md); a class, or an argument for an actor, means the second:
 
-- a plain function of tensors [N, steps], which are given by the names of its arguments;
+- a plain function of tensors [N, steps], which it takes by the names of its arguments;
 - a LossModule class, or a function that builds one, from an actor (a critic, a reference, a
   coefficient); the module is called on a TensorDict.
 """
@@ -32,7 +32,7 @@ from klrl.doctor.problems import DOUBLE, Numbers
 
 #: Reward per nat.
 COEF = 0.5
-#: Arguments of a function, and other spellings.
+#: Argument of a function -> its other spellings.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "log_probs": ("log_prob", "logprobs", "logps", "new_log_probs"),
     "ref_log_probs": ("ref_log_prob", "ref_logprobs", "ref_logps", "reference_log_probs"),
@@ -46,7 +46,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "old_logits": (),
     "actions": ("tokens",),
 }
-#: Arguments that build a LossModule.
+#: Argument that builds a LossModule -> its other spellings.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "actor": ("actor_network", "policy"),
     "critic": ("critic_network", "value_network"),
@@ -61,13 +61,13 @@ NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
 
 
 class Loss:
-    """A function, or what builds a LossModule, with the keywords that the user gives it.
+    """A function, or a builder of a LossModule, with the user's keywords.
 
     Attributes:
         described: its convention.
-        has_return: else it is a penalty alone.
-        coef: reward per nat; 1 of a penalty without a coefficient.
-        to: the policy that it penalises the distance to, ref or old.
+        has_return: whether it has a return's part; else it is a penalty alone.
+        coef: reward per nat; 1 for a penalty without a coefficient.
+        to: the policy that the penalty is the distance from: ref or old.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Loss:
             each in takes for each in ("actor", *MODULES["actor"])
         )
         self._roles = MODULES if self.is_module else ARGUMENTS
-        charges = placement != "reward" and divergence != "none"  # it has a KL's part itself
+        charges = placement != "reward" and divergence != "none"  # the loss itself has a KL's part
         #: Name of an argument -> its role.
         self._given = self._gives(takes, () if charges else ("coef", "reference"))
         roles = set(self._given.values())
         self.has_return = self.is_module or bool({"rewards", "advantages"} & roles)
         of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & roles)
-        self.to = "old" if of_old and placement == "loss" else "ref"  # else charged with ref's
+        self.to = "old" if of_old and placement == "loss" else "ref"  # a charge is from ref
         self.coef = 1.0 if charges and "coef" not in roles else COEF
         if self.has_return and charges and "coef" not in roles:
             raise ConfigError(
@@ -104,7 +104,7 @@ class Loss:
     def _gives(
         self, takes: Mapping[str, inspect.Parameter], optional: Sequence[str]
     ) -> dict[str, str]:
-        """What the doctor gives: what is required, and what it has but for ``optional``."""
+        """Map each argument to give to its role; critic and ``optional`` roles only if required."""
         open_ = {name: p.default is p.empty for name, p in takes.items()}
         given = {}
         for role, others in self._roles.items():
@@ -120,7 +120,7 @@ class Loss:
         return given
 
     def gradient(self, numbers: Numbers, coef: float, at_logits: bool = False) -> Tensor:
-        """At the policy's table, flat; or at the logits where the mask holds, [M, actions].
+        """Return the gradient at the policy's table, flat; or at logits in the mask, [M, actions].
 
         Raises:
             ConfigError: the loss is no finite number, or has no finite gradient.
@@ -148,7 +148,7 @@ class Loss:
         if not at_logits:
             return grad.flatten()
         grad, log_p = grad[numbers.mask] if grad.ndim == 3 else grad, numbers.logits[numbers.mask]
-        return grad - log_p.detach().exp() * grad.sum(-1, keepdim=True)  # softmax sees no constant
+        return grad - log_p.detach().exp() * grad.sum(-1, keepdim=True)  # through log_softmax
 
     def _function(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
         given = {  # copies: the user's code may write into them
@@ -158,7 +158,7 @@ class Loss:
         return self._scalar(self.call(**given, **self.settings)), numbers.logits
 
     def _module(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
-        """The sum of the module's terms, built anew; and the first logits of its actor."""
+        """Build and call the module; return the sum of its terms, and its actor's first logits."""
         problem = numbers.problem
         critic = nn.Linear(problem.kind.states, 1, dtype=DOUBLE)
         parts = {
@@ -203,7 +203,7 @@ class Loss:
 
 
 def load(option: str, name: str) -> Any:
-    """What ``package.module:name`` or ``path/file.py:name``, given by an option, names."""
+    """Import what an option names as ``package.module:name`` or ``path/file.py:name``."""
     setting = f"{option} {name}"
     source, _, wanted = name.rpartition(":")
     if not source or not wanted:
@@ -212,7 +212,7 @@ def load(option: str, name: str) -> Any:
 
 
 def settings_of(words: Sequence[str]) -> dict[str, object]:
-    """``NAME=VALUE`` as keywords, values as in settings of klrl."""
+    """Parse ``NAME=VALUE`` into keywords; values are written as in klrl's settings."""
     for word in words:
         if "=" not in word:
             raise ConfigError(f"{word}: write NAME=VALUE, a keyword of the loss")
@@ -229,7 +229,7 @@ def _actor(network: nn.Module) -> ProbabilisticTensorDictSequential:
 
 
 def _tensordict(numbers: Numbers) -> TensorDict:
-    """The batch as TorchRL's collectors give it: [N, steps], or real frames one behind another."""
+    """Make a batch as of TorchRL's collectors: [N, steps]; with padding, the real frames [M]."""
     mask = numbers.mask
     last = mask.sum(1, keepdim=True) - 1
     done = torch.zeros_like(mask).scatter(1, last, True)[..., None]

@@ -211,8 +211,8 @@ class HeldKLController(_MultipliedKLController):
     dx is the change of x since the last update, I = ``integral * max(s, 1 / 4)`` and
     P = ``proportional * s^2``. The share s is 1 at first, and halves when the KL goes from above
     :data:`SWING` times the target to below target / :data:`SWING`, or when a sampled KL is
-    negative. So an unstable loop loses its gains until it is stable or P is gone. With P gone,
-    the mean of x over n updates is the change of ln coef / (n I), which coef's bounds bound.
+    negative. So an unstable loop loses its gains until it is stable or P is near 0. With P = 0,
+    the mean of x over n updates is (change of ln coef) / (n I), which the bounds of coef limit.
 
     A policy starts at its reference, and its KL takes some updates to rise. Until then a low KL
     does not mean that coef is too high, so coef is constant until the KL reaches :data:`RELEASE` of
@@ -267,7 +267,7 @@ class HeldKLController(_MultipliedKLController):
             self._multiply(math.exp(integral * self.error + proportional * (self.error - before)))
 
     def _damp(self, kl: float) -> None:
-        """Halve s at the end of a swing, or where a KL < 0 shows that it is sampled."""
+        """Halve s at the end of a swing, or if the KL is < 0, as only a sampled KL can be."""
         swung = self.above and kl < self.target / self.SWING
         if swung or kl < 0:
             self.share /= 2

@@ -20,7 +20,7 @@ SLOPES = (0.7, 4.0)
 
 
 def due(mode: str, kl: float, target: float) -> bool:
-    """Whether it runs: ``back`` above 1.5 dtarg, ``both`` also below dtarg / 1.5, or ``always``."""
+    """Whether to search: ``back`` above 1.5 dtarg, ``both`` also below dtarg / 1.5, ``always``."""
     if mode == "always":
         return kl > 0
     return (mode != "none" and kl > 1.5 * target) or (mode == "both" and 0 < kl < target / 1.5)

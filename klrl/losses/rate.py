@@ -11,8 +11,8 @@ from klrl.config import OptimConfig
 class KLAdaptiveRate:
     """lr / 1.5 after a KL above 2 target, lr * 1.5 after one in 0 .. target / 2; bounded.
 
-    The KL(old||new) is a minibatch's before its step, nats per step or token. rsl_rl's PPO has this
-    rule, and applies it one step earlier: to the step of that minibatch.
+    KL(old||new) is measured on a minibatch before its gradient step, in nats per step or token, and
+    sets the rate of the next step. rsl_rl's PPO sets the rate of that minibatch's step by it.
     """
 
     def __init__(self, config: OptimConfig) -> None:

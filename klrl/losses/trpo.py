@@ -12,7 +12,7 @@ from torch.autograd import grad
 def natural_direction(
     loss: Tensor, kl: Tensor, parameters: Sequence[Tensor], steps: int, damping: float
 ) -> tuple[Tensor, Tensor]:
-    """(s, s^T F s) with (F + damping I) s = -gradient of the loss, flat [P].
+    """Return (s, s^T F s) with (F + damping I) s = -gradient of the loss; s is flat [P].
 
     F is the Hessian of the mean KL(old||new), a differentiable scalar, at new = old: the policy's
     Fisher matrix. Only its products are computed: F v = grad(grad(KL)^T v).
@@ -31,9 +31,9 @@ def natural_direction(
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor], right: Tensor, steps: int, tolerance: float = 1e-20
 ) -> Tensor:
-    """x with M x = ``right`` for M > 0 (Hestenes and Stiefel 1952), by at most ``steps`` products.
+    """Solve M x = ``right`` for M > 0 (Hestenes and Stiefel 1952), by at most ``steps`` products.
 
-    It ends where the residual's squared norm is below ``tolerance`` times that of ``right``.
+    It ends when the residual's squared norm is at most ``tolerance`` times that of ``right``.
     """
     x, residual, toward = torch.zeros_like(right), right.clone(), right.clone()
     square = residual @ residual
@@ -54,7 +54,7 @@ def conjugate_gradients(
 def take_step(
     parameters: Sequence[Tensor], direction: Tensor, curvature: Tensor, target: float
 ) -> None:
-    """theta += sqrt(2 target / s^T F s) s, whose KL is ``target`` to second order; else nothing."""
+    """theta += sqrt(2 target / s^T F s) s if s^T F s > 0: KL = ``target`` to second order."""
     if curvature > 0:
         scaled = (2 * target / curvature).sqrt() * direction
         for p, part in zip(parameters, scaled.split([p.numel() for p in parameters]), strict=True):

@@ -74,7 +74,7 @@ class Chart:
 
     @property
     def floor(self) -> float | None:
-        """The lowest start of a log axis, since KLs begin at rounding level."""
+        """The lowest value at which a log axis may start; the first KLs are mere rounding."""
         values = [point.y.value for points in self.series.values() for point in points]
         return float(np.quantile(values, 0.1)) / 10 if values else None
 

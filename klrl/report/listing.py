@@ -47,7 +47,7 @@ class Entry:
     error: float | None = None  # standard error of the return, if evaluated on several episodes
     best: float | None = None  # the return of the best checkpoint, in the closing evaluation
     best_error: float | None = None
-    kl: float | None = None  # the last KL(policy||reference), nats; as the return, of an evaluation
+    kl: float | None = None  # KL(policy||reference), nats, of the last row: evaluated, else trained
     started: str | None = None  # in ISO 8601; None if it has not begun
     note: str = ""  # an error, in one line
     jobs: dict[str, int] = field(default_factory=dict)  # a sweep's: state -> number of jobs
@@ -127,7 +127,7 @@ def _state(run: RunFolder, job: JobEntry) -> tuple[str, dict[str, Any]]:
 
 
 def _job(run: RunFolder, job: JobEntry) -> Entry:
-    """Make the entry of a job: of its run, or of its state without a run."""
+    """Make the entry of a job from its run or, if it has none, from ``sweep.json``."""
     if run.exists:
         return _run(run.path)
     return Entry(run.path, _state(run, job)[0], note=(job.error or "").partition("\n")[0])

@@ -41,7 +41,7 @@ class Measure:
     metric: Metric
     how: str  # the reduction over iterations; empty if the unit implies it
     of: Callable[[ReadRun], float]  # run -> its number; NaN if it has none
-    score: bool = False  # whether it is a score, of which a failed run may get the worst
+    score: bool = False  # whether it is a score; a failed run may get the worst of the task
 
 
 def column(run: ReadRun, metric: str) -> Array:
@@ -103,7 +103,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
     columns = [
         _of("return", reward, "final", runs),
         _of("eval_return", "eval/return", "last", runs),
-        # Start states are common to all seeds, so a range over seeds lacks this error.
+        # All seeds share the start states, so the range over seeds does not contain this error.
         _of("eval_error", "eval/return_se", "last", runs),
         _of("eval_best", "eval/best_return", "last", runs),
         _of("gold", "reward/gold", "final", runs),

@@ -28,8 +28,8 @@ def count_runs(
 ) -> Counted:
     """Group the runs that count into settings; ``failed`` is one of :data:`FAILED`.
 
-    Finished and failed runs count, since a seed that diverged is an outcome, even without recorded
-    rows. Interrupted and running runs count only if ``unfinished``.
+    Finished runs with rows count. Failed runs count even without rows, since a seed that diverged
+    is an outcome. Interrupted and running runs with rows count only if ``unfinished``.
     """
     counted = [
         run for run in runs if run.failed or (run.rows and (unfinished or run.status == "finished"))

@@ -169,7 +169,7 @@ def _save(figure: Any, stem: Path) -> list[str]:
 
 
 def _inline(figure: Any) -> Markup:
-    """Convert a figure to SVG for the page: no style that the policy forbids, no id twice."""
+    """Convert a figure to SVG for the page: no inline style (its CSP forbids that), no id twice."""
     _lay_out(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
@@ -314,7 +314,7 @@ def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None
     ink, thin = {"color": look.colour}, {"alpha": 0.3, "linewidth": 0.7, "gid": f"{at} seed"}
     ends: dict[str, list[tuple[float, float]]] = {"dot": [], "failed": []}
     for k, bad in enumerate(_ends(chart, i)):
-        if bad is not None:  # its value in the mean from then on is not drawn
+        if bad is not None:  # its later values count in the mean, but are not drawn
             seeds[k, int(np.searchsorted(x, bad)) + 1 :] = np.nan
         last = np.flatnonzero(np.isfinite(seeds[k]))[-1:]
         ends["dot" if bad is None else "failed"].extend((x[j], seeds[k, j]) for j in last)

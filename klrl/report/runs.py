@@ -180,7 +180,7 @@ def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, s
     """Return presets of the command line whose names the settings do not store: klpen_held."""
     words = (str(word).removeprefix("--").partition("=") for word in argv)
     typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}
-    # Any other name may come from an earlier start that a resume has overridden.
+    # A name that does not extend the stored choice may be old: a resume may have changed it.
     return {key: value for key, value in typed.items() if value.startswith(f"{settings.get(key)}_")}
 
 

@@ -112,7 +112,7 @@ def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float,
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust the p of several tests, to bound the chance of any false positive (Holm 1979).
 
-    The i-th smallest of m is multiplied by m - i + 1, and raised to the adjusted p before it.
+    The i-th smallest of m is multiplied by m - i + 1, and is at least the adjusted p before it.
     """
     order = np.argsort(p, kind="stable")
     factors = len(p) - np.arange(len(p))

@@ -41,7 +41,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """The file of what the job printed, if it ran in a process of its own."""
+        """The file with the job's output, if it ran in a separate process."""
         return self.folder / "log.txt"
 
 
@@ -123,9 +123,9 @@ def counted(status: Mapping[str, Sequence[Job]]) -> str:
 
 
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
-    """Give each job its folder: that of its identity if begun or recorded, else one of its name.
+    """Give each job its folder: by identity if it began or is in ``sweep.json``, else by name.
 
-    If a different job has that folder, the name ends in the hash of the settings.
+    If a different job has the folder of that name, the hash of the settings is appended.
 
     Args:
         folder: the sweep's.

@@ -1,9 +1,9 @@
-"""Runs a sweep's jobs by the chosen launcher. A new one is a function here and a registry line.
+"""Runs a sweep's jobs by the chosen launcher. To add one, write a function and a registry line.
 
 A launcher takes jobs and yields each job's outcome when it ends, and notices meanwhile. The
 generator is closed early if a second signal stops the sweep. Launchers that run jobs in other
-processes are backends of ``supervisor.py``: also ``launcher=submitit`` in ``queue.py`` and
-``launcher=ray`` in ``cluster.py``.
+processes are backends of ``supervisor.py``; ``queue.py`` has that of ``launcher=submitit``, and
+``cluster.py`` that of ``launcher=ray``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Pool(Backend):
         return outcomes
 
     def _runs(self, job: Job) -> bool:
-        """Whether a job's log was opened since the start, up to a second for the disk's clock."""
+        """Whether a job's log was opened since the start; the disk's clock may be a second late."""
         return job.log.exists() and job.log.stat().st_mtime > self._began - 1
 
     def close(self) -> None:

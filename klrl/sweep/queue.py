@@ -3,8 +3,8 @@
 A job that is warned (of a time limit, a preemption) writes its checkpoint and requeues itself under
 its id. submitit only submits the jobs: klrl asks ``squeue`` for their states, since submitit asks
 SLURM's accounting, which many clusters lack, and limits the number of timeouts. A job reports its
-outcome as JSON. The sweep's folder may come from elsewhere, so nothing in it is unpickled, except
-that a job unpickles what this process put into a new folder for it.
+outcome as JSON. Someone else may have written the sweep's folder, so klrl unpickles nothing from it
+but the jobs that the sweep's process wrote into a new folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from klrl.sweep.worker import STOP_FILE, run_logged
 
 #: The folder of submitit's files, below the sweep's folder.
 SUBMISSIONS = ".submitit"
-#: Seconds between polls for outcomes, and between queries to SLURM (fewer: it serves many users).
+#: Seconds between polls for outcomes, and between queries to SLURM, which serves many users.
 _POLL, _ASK, _ASK_STOPPING = 0.5, 10.0, 1.0
 
 
@@ -121,7 +121,7 @@ class _Slurm(Backend):
                 new.append(job)
         if not new:
             return
-        size = slurm.max_array_size()  # such arrays share ``array_parallelism``
+        size = slurm.max_array_size()  # several arrays share ``array_parallelism``
         arrays = [new[start : start + size] for start in range(0, len(new), size)]
         together = max(self._config.array_parallelism // max(len(arrays), 1), 1)
         executor = _executor(self._config, self._folder, "slurm", together)
@@ -168,7 +168,7 @@ class _Slurm(Backend):
                 slurm.cancel(running, "--signal=INT")  # stops with a checkpoint, as by Ctrl-C
             self._interrupted = True
         for queue, job in list(self._waiting.items()):
-            if queue not in states and queue in self._gone:  # else its file may be late
+            if queue not in states and queue in self._gone:  # once absent, its file may be late
                 del self._waiting[queue]
                 yield self._without_outcome(queue, job)
             elif states.get(queue) == "PENDING" and self._states.get(queue) == "RUNNING":

@@ -84,7 +84,7 @@ def run_grid(
 def named(
     swept: Sequence[str], checked: Sequence[Checked]
 ) -> list[tuple[str, list[str], JobConfig]]:
-    """Return the folder name, by the swept keys, the overrides and the settings of each job."""
+    """Return each job's folder name (made of the swept keys), its overrides and its settings."""
     return [(job_name(job.overrides, swept), job.overrides, job.config) for job in checked]
 
 
@@ -288,7 +288,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
         seen.add(machine)
     for group in GROUPS:
         of = {getattr(each.config, group).name: each.config for each in checked}
-        for config in of.values() if len(of) > 1 else ():  # the first job checks a sole choice
+        for config in of.values() if len(of) > 1 else ():  # the first job checks a single choice
             factory(group, getattr(config, group), config.domain)
     return checked
 

@@ -52,7 +52,7 @@ class Space:
         return [[*self.fixed, *words(values), seed] for seed in self.seeds]
 
     def ends(self) -> list[list[str]]:
-        """The jobs at every end of the space, one at a time, to check before the first runs."""
+        """The jobs to check first: each end of each dimension, the others at their first values."""
         ends = {
             key: getattr(of, "choices", ()) or (of.low, of.high)
             for key, of in self.dimensions.items()

@@ -46,7 +46,7 @@ def run_job(job: Job) -> Outcome:
 
 
 def run_logged(job: Job) -> Outcome:
-    """Run a job in parallel to others, printing to ``log.txt``; wait if the sweep was stopped."""
+    """Run a job in parallel to others, printing to ``log.txt``; do not begin in a stopped sweep."""
     if (job.folder.parent / STOP_FILE).exists():
         return Outcome(job.name, "waiting")
     # Shield this process from a terminal's Ctrl-C, which the sweep receives and passes on once.
@@ -70,7 +70,7 @@ def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
             break
         except BlockingIOError:
             file.close()
-    return file  # closed if no slot is free (next to a suspect): then the default device
+    return file  # closed if no slot is free (next to a suspect): the job uses the default device
 
 
 def run_for(sweep: int, job: Job, locks: Path, slots: Sequence[int]) -> Outcome:

@@ -100,7 +100,7 @@ def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None
 
 
 def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: Record) -> None:
-    """Every iteration has its row, and a finished run has them all."""
+    """Check that every iteration has its row, and that a finished run has every iteration."""
     done = [int(row["iteration"]) for row in rows]
     axis, size = domain_of(config).axis, config.frames_per_iteration
     if done and done != list(range(min(done[0], 1), done[-1] + 1)):

@@ -1,7 +1,7 @@
-"""Checks the recorded numbers of a language run: recomputes its samples, not by klrl's code.
+"""Checks the recorded numbers of a language run: recomputes its samples without klrl's code.
 
 Log-probs and KLs of ``samples.jsonl`` are recomputed from its token ids: each sample is one row
-without padding, with the model's own forward and logits in float32 and softmax in float64. klrl
+without padding, with the model's own forward in float32 (or float64) and softmax in float64. klrl
 only loads the weights. A sample can be recomputed if the weights that drew it still exist: the base
 model's (before the first update), or a checkpoint's. A fixed reference serves all samples.
 """
@@ -247,8 +247,8 @@ class Sources:
 
     Attributes:
         policy: the run's network; :meth:`at` loads different weights into it.
-        vouched: whether the base model's weights are known to be the run's. Only a checkpoint that
-            does not contain them has their digest.
+        vouched: whether the base model is known to be that of the run. Only a checkpoint without
+            the base model's weights has their digest.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
@@ -265,7 +265,7 @@ class Sources:
         self._kept = checkpointed(self._rule, config)
         self._reference = self._make_reference(folder) if config.has_reference else None
         if self._newest is not None:
-            # With a different base model nothing can be said about the record.
+            # Refuse a changed base model: the record cannot be checked with it.
             self._load(base, self._newest, "agent")
 
     def _make_reference(self, folder: Path) -> nn.Module | None:
