@@ -321,7 +321,7 @@ def language_training(config: JobConfig, policy: Policy) -> Training:
     """A language run of this policy, without a task, a sampler and a preflight."""
     packed = ScoringLayout(G, shared=False)
     prompts = SimpleNamespace(take=lambda count: None)
-    nothing = dict.fromkeys(("check", "few"), lambda *_: None)
+    nothing = dict.fromkeys(("check", "trial_batch"), lambda *_: None)
     task = SimpleNamespace(chat=False, notes=(), stream=lambda *_: prompts, **nothing)
     instead = {
         "make_task": lambda *_: task,

@@ -54,6 +54,13 @@ def described(group: str, config_dir: str | None = None) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def declared_in(group: str) -> list[str]:
+    """The files of klrl that declare the choices of a group."""
+    schemas = (each.schema.__module__ for each in ALL_CHOICES.get(group, {}).values())
+    files = [f"{each.replace('.', '/')}.py" for each in dict.fromkeys(schemas)]
+    return [*files, *["klrl/config/objectives.py"] * (group in PRESETS), f"conf/{group}"]
+
+
 def choices(group: str, config_dir: str | None = None) -> list[str]:
     """The names that ``group=`` accepts."""
     return list(described(group, config_dir))

@@ -231,7 +231,9 @@ def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
     if "allowed" in rule:
         value = "false" if value is False else value
         if value not in rule["allowed"]:
-            raise ConfigError(f"{key}={value}: choose one of {', '.join(rule['allowed'])}")
+            raise ConfigError(
+                f"{key}={value}: choose one of {', '.join(rule['allowed'])}{rule['where']}"
+            )
         return value
     limits = [each for each in _SIGNS if rule[each[1]] is not None]
     bounds = " and ".join(f"{sign} {rule[name]:g}" for sign, name, _ in limits)

@@ -13,6 +13,7 @@ from klrl.config import SWEEP_GROUPS
 from klrl.config.catalogue import (
     choices,
     chosen,
+    declared_in,
     defaults,
     described,
     settings,
@@ -132,7 +133,10 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = choices(group, config_dir)
     meant = nearest(name, known) or ";"
-    return ConfigError(f"{group}={name}: no such choice{meant} choices: {', '.join(known)}")
+    where = ", ".join(declared_in(group))
+    return ConfigError(
+        f"{group}={name}: no such choice{meant} choices: {', '.join(known)} (declared in {where})"
+    )
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:

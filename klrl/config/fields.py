@@ -54,13 +54,17 @@ def number(
     return setting(value, ge=ge, gt=gt, le=le, whole=whole, optional=optional)
 
 
-def choice(*allowed: str, value: str | None = None, optional: bool = False) -> Declaration:
+def choice(
+    *allowed: str, value: str | None = None, optional: bool = False, declared_in: str = ""
+) -> Declaration:
     """Declare a setting with a closed list of values.
 
-    The default is ``value``, else null if ``optional``, else the first of the list.
+    The default is ``value``, else null if ``optional``, else the first of the list. ``declared_in``
+    names the file that declares the list.
     """
     value = value if value or optional else allowed[0]
-    return setting(value, allowed=allowed, optional=optional)
+    where = f" (declared in {declared_in})" if declared_in else ""
+    return setting(value, allowed=allowed, optional=optional, where=where)
 
 
 def added(setting: Declaration, before: object) -> Declaration:

@@ -67,7 +67,7 @@ class Rollouts:
         return Rollouts(self.states[index], self.actions[index], self.mask[index])
 
 
-class Table(nn.Module):
+class LogitTable(nn.Module):
     """A policy: from observations [..., states], one-hot, to its log-probs [..., actions]."""
 
     def __init__(self, log_probs: Tensor) -> None:
@@ -147,7 +147,7 @@ class Problem:
         self._generator = torch.Generator().manual_seed(seed)
         counts, log_q, self._rewards, log_p = self._drawn()
         self._old = (counts.to(DOUBLE) / kind.tickets).log()
-        self.policy, self.ref = Table(log_p), Table(log_q).requires_grad_(False)
+        self.policy, self.ref = LogitTable(log_p), LogitTable(log_q).requires_grad_(False)
         self.everything = _everything(kind, counts)
         self.kept: dict[object, Tensor] = {}  # true gradients
 

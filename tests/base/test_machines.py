@@ -63,14 +63,6 @@ def test_a_python_that_klrl_is_not_installed_for_is_named_in_a_line() -> None:
     )
 
 
-def test_hydras_help_is_still_no_text() -> None:
-    """Else ``_Unchecked`` in klrl/config/compose.py, which Python 3.14 needs for it, may go."""
-    from klrl.config.compose import hydras
-
-    helps = [action.help for action in hydras.get_args_parser()._actions]
-    assert any(not isinstance(each, str) for each in helps)
-
-
 #: Python as ``.ci/setup`` calls it: -c CODE, -m venv --clear FOLDER, -m pip; uv likewise.
 STUB = """#!/bin/sh
 echo "${0##*/} $*" >> log

@@ -61,7 +61,7 @@ def test_a_broken_table_is_named(tmp_path) -> None:
     [
         ("panel: speed", "panle: speed", "unexpected keyword argument 'panle'"),
         ("panel: speed", "panel: sped", "panel=sped: there are score, kl, coefficient"),
-        ("name: policy/gap", "name: policy/entropy", "policy/entropy: stands there twice"),
+        ("name: policy/gap", "name: policy/entropy", "policy/entropy: is declared twice"),
         ('unit: "nats per {unit}"', 'unit: "nats per {unt}"', "has no term 'unt'"),
     ],
 )

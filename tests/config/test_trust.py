@@ -178,7 +178,10 @@ def test_a_manifest_describes_a_reference(foreign, marker: Path, capsys) -> None
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("${oc.env:KLRL_SECRET}", "actor: its stored settings: ${oc.env:KLRL_SECRET} is no plain"),
+        (
+            "${oc.env:KLRL_SECRET}",
+            "actor: its stored settings: ${oc.env:KLRL_SECRET} is an interpolation",
+        ),
         ("tan", "actor.activation=tan: "),
     ],
 )
@@ -215,7 +218,7 @@ def test_compiled_code_is_refused_by_its_place(foreign, marker: Path, capsys) ->
     py_compile.compile(str(run / "evil.py"), str(run / "evil.pyc"))
     (run / "evil.py").unlink()
     assert exits("evaluate", str(run), "--episodes", "1") == 2
-    assert f"call evil:make from {run / 'evil.pyc'}, and no run" in capsys.readouterr().err
+    assert f"call evil:make from {run / 'evil.pyc'}, and none of" in capsys.readouterr().err
     assert not marker.exists()
 
 
@@ -312,7 +315,7 @@ def test_another_module_of_that_name_and_text_is_not(mine: Path, tmp_path: Path,
     text = stored.read_text("utf-8").replace(f"path: {tmp_path}\n", f"path: {there}\n")
     stored.write_text(text, encoding="utf-8")
     assert evaluated(there) == 2
-    assert f"maze:make with {{'g': 9.5}} from {there}, and no run" in capsys.readouterr().err
+    assert f"maze:make with {{'g': 9.5}} from {there}, and none of" in capsys.readouterr().err
 
 
 def test_a_stored_path_is_searched_for_nothing_else(mine: Path, tmp_path: Path) -> None:

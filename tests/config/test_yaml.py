@@ -77,7 +77,9 @@ def test_a_missing_package_is_told_with_its_extra(preset: str) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("group", "choice"), [(g, c) for g in SHARED for c in choices(g)])
+@pytest.mark.parametrize(
+    ("group", "choice"), [(g, c) for g in SHARED for c in choices(g) if c != "trpo"]
+)
 def test_every_shared_choice_goes_with_a_language_policy(group: str, choice: str) -> None:
     # experiment=smollm sets the most, of it what kl=none and kl=legacy do not have, and says so.
     experiment = "sort_digits" if group == "kl" else "smollm"

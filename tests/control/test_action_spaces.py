@@ -164,7 +164,7 @@ def test_the_transforms_charge_the_families_kl(action: str) -> None:
     ("space", "named"),
     [
         (spaces.Box(0, 5, (2,), np.int64), "its actions are int64 of shape"),
-        (spaces.Text(4), "its action space is Text; Box, Discrete, MultiDiscrete"),
+        (spaces.Text(4), "its action space is Text; only Box, Discrete, MultiDiscrete"),
         (spaces.Dict(a=spaces.Discrete(2)), "its action space is Dict"),
     ],
 )

@@ -41,7 +41,7 @@ from tests.report.toys import Page, rows_of, told, write_run
 LEARNED = dict.fromkeys(
     (
         *loss_of("klpen", "k3").measures,
-        *("kl/old/beta", "kl/old/target"),
+        *("kl/old/beta", "kl/old/target", "kl/ref/at_bound"),
         *(f"learner/{name}" for name in ("grad_norm", "lr", "epochs", "alpha")),
     ),
     1.0,

@@ -145,7 +145,7 @@ def test_no_pickle_that_lay_in_a_sweeps_folder_is_loaded(settings, monkeypatch) 
         for name in ("12_0_result.pkl", "12_outcome.json"):
             (folder / name).write_bytes(pickle.dumps(("success", Planted())))
     monkeypatch.setattr(slurm, "in_queue", lambda folder: {})
-    monkeypatch.setattr(slurm, "state_of", lambda queue: "COMPLETED")
+    monkeypatch.setattr(slurm, "about", lambda queue: {"JobState": "COMPLETED"})
     monkeypatch.setattr(queue, "_ASK", 0.0)
     (outcome,) = queue.submitit(SLURM, [dataclasses.replace(job, queued="12")], FOLDER)
     assert (outcome.name, outcome.status) == ("job", "failed")

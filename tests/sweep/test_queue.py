@@ -189,7 +189,7 @@ def test_what_becomes_of_a_job_that_slurm_ended(
 
     monkeypatch.setattr(slurm, "in_queue", lambda folder: {})
     states = iter([state, "CANCELLED"])  # by a person, once it is in the queue again
-    monkeypatch.setattr(slurm, "state_of", lambda queue: next(states))
+    monkeypatch.setattr(slurm, "about", lambda queue: {"JobState": next(states)})
     monkeypatch.setattr(slurm, "requeue", requeue)
     monkeypatch.setattr(queue, "_POLL", 0.0)
     monkeypatch.setattr(queue, "_ASK", 0.0)

@@ -34,7 +34,7 @@ class GroupConfig(ChoiceConfig):
     """The score relative to the other responses to the prompt; then the KL is subtracted."""
 
     #: (s - mean) / std; ..._shaped: KL / std too; mean: s - mean; leave_one_out: s - others' mean
-    baseline: str = choice(*BASELINES)
+    baseline: str = choice(*BASELINES, declared_in="klrl/config/objectives.py")
     #: of the baselined score next to the penalty; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
 

@@ -63,7 +63,7 @@ class RetrieveKLConfig(LegacyKLConfig):
     """Log-probs of policy and reference retrieved, then the KL computed and charged."""
 
     #: k1, k2, k3 (sampled), exact, or custom: own_estimator; in the reward only k1 is unbiased
-    estimator: str = choice(*ESTIMATORS, OWN)
+    estimator: str = choice(*ESTIMATORS, OWN, declared_in="klrl/config/placement.py")
     #: reward; loss (own step only); split (exact: own step in the loss, later ones in the reward)
     placement: str = choice(*PLACEMENTS)
     allow_biased: bool = setting(False)  # true: run one whose gradient is not that of the KL
