@@ -28,15 +28,9 @@ def failed(capsys, *words: str) -> str:
     return said.err
 
 
-@pytest.mark.parametrize(
-    ("word", "told"),
-    [
-        ("other=3", "an unexpected keyword argument 'other'"),
-        ("coef=3", "multiple values for keyword argument 'coef'"),
-    ],
-)
-def test_settings_that_it_does_not_take_or_that_the_doctor_gives(capsys, word, told) -> None:
-    assert told in failed(capsys, "--loss", "mine.py:right", word)
+def test_a_setting_that_the_doctor_gives(capsys) -> None:
+    told = failed(capsys, "--loss", "mine.py:right", "coef=3")
+    assert "multiple values for keyword argument 'coef'" in told
 
 
 @pytest.mark.parametrize(
