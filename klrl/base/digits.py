@@ -24,7 +24,8 @@ def number(value: float, digits: int, *, signed: bool = False) -> str:
 def mean_and_error(value: float, error: float | None, digits: int) -> str:
     """A mean and its standard error, rounded to the second digit of the error: ``-152.7 +- 9.9``.
 
-    ``digits``: significant digits of a mean whose error is unknown (None), zero or not finite.
+    ``digits``: significant digits of the mean if its error is unknown (None), not finite, below
+    1e-4 or mere rounding noise.
     """
     if error is None:
         return number(value, digits)

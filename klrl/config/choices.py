@@ -50,7 +50,8 @@ class Choice:
 CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {},
-    # control: (config, env, *, normalize, separate) -> Agent; language: (job, *, chat) -> Policy
+    # control: (config, env, *, normalize, separate) -> Agent;
+    # language: (job, *, chat, say) -> Policy
     "actor": {},
     # (config) -> ReferenceRule
     "reference": {},
@@ -58,7 +59,8 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "kl": {},
     # a subclass of FixedKLController, with a classmethod ``of(config, coef, frames)``
     "controller": {},
-    # control: (config, critic, reward_scale); language: (job, policy, kl) -> batch -> batch
+    # control: (config, critic, reward_scale, normalizer), language: (job, policy, kl) ->
+    # a function that writes the advantage into a batch
     "advantage": {},
     # (config, reference_estimator, divergence, reward_scale) -> PolicyLoss
     "loss": {},
@@ -66,7 +68,8 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "learner": {},
     # (config, parameters) -> the optimiser
     "optim": {},
-    # control: (Asked) -> Rollout; language: (the parts of a language run) -> Rollout
+    # control: (env, agent, steps, device) -> Rollout;
+    # language: (job, policy, sampler, task, prompts, iteration) -> Rollout
     "collector": {},
     # (config, logged) -> a context manager that yields loggers
     "logger": {},
@@ -74,7 +77,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
 
 #: Groups of a sweep; no job reads them.
 SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
-    # (config, jobs, folder) -> outcomes, and whether jobs are in a queue
+    # (config, jobs, folder) -> an iterator of outcomes, queued jobs and notices
     "launcher": {},
     # (sweep, config, launcher, args) -> exit code
     "search": {},

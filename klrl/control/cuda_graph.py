@@ -30,7 +30,8 @@ def capture(function: Callable[[], T], device: torch.device) -> tuple[torch.cuda
     with torch.cuda.device(device):
         stream, outer = torch.cuda.Stream(device), torch.cuda.current_stream(device)
         stream.wait_stream(outer)
-        # Also around the capture, since torch 2.13 does not restore the stream if that fails.
+        # The stream context also encloses the capture: torch 2.13 does not restore the stream after
+        # a failed capture.
         with torch.cuda.stream(stream), warnings.catch_warnings():
             warnings.filterwarnings("error", "The CUDA Graph is empty")
             for _ in range(3):  # kernels must be chosen and compiled before a capture

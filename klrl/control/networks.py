@@ -69,7 +69,7 @@ class ObservationNormalizer(nn.Module):
 
 
 class VectorNormalizer(ObservationNormalizer):
-    """Normalise the vectors of a transport [..., D], its first ``size`` numbers."""
+    """Normalise the vectors of packed observations [..., D]: the first ``size`` numbers."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalise the vectors of [..., D]."""

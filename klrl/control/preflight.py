@@ -41,7 +41,7 @@ from klrl.control.gym_make import make_one
 from klrl.control.observation import MASK, Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
 
-#: Most joint actions of a MultiDiscrete over which a js or tv is summed.
+#: Most joint actions of a MultiDiscrete over which klrl sums js, tv or a custom divergence.
 MOST_JOINT = 4096
 
 

@@ -59,7 +59,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         return (*self.optimizer.tensors, rows, self._coefficients_tensor)
 
     def minibatches(self, frames: Frames) -> Sequence[Tensor]:
-        """Minibatches of all frames, shuffled, as rows [B, C] with their entries side by side."""
+        """Shuffled minibatches [B, C] of all frames; :class:`Columns` packs a frame into a row."""
         frames = {**frames, **draw(self.loss, self.agent.family, frames)}
         count = frames["observation"].shape[0]
         # The CPU's generator gives the same order for every device.
@@ -100,7 +100,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         return float(self.agent.family.kl({key: frames[key] for key in keys}, new).mean())
 
     def positions_per_unit(self, frames: Frames) -> float:
-        """1, or with ``dtarg_per=action`` one over an action's dimensions."""
+        """1 / (dimensions of an action) with ``dtarg_per=action``, else 1."""
         per_action = self.loss.dtarg_per == "action"
         return 1 / self.agent.family.dimensions(frames) if per_action else 1.0
 

@@ -1,8 +1,8 @@
 """``klrl doctor --loss``: the gradient of a loss against the true one, over many small problems.
 
 The objective is J = E[return] - coef * D, where D is KL(pi||pi_ref) unless another divergence is
-named. The policy that sampled is the policy that learns (ratio 1), as in the first step of an
-iteration.
+named. Without ``--stale`` the sampling policy is the learning policy (ratio 1), as in the first
+step of an iteration.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class KindResult:
     moved: Spread | None  # KL(pi_old||pi) of an episode, nats; None if pi = pi_old
     cosine: Spread  # of minus the loss's expected gradient with that of J
     error: Spread  # |gradient / scale - true| / |true|: the bias
-    #: Factor of the loss on the true gradient, for example of a mean over steps;
-    #: see :class:`klrl.doctor.faults.Diagnosis`.
+    #: Factor by which the loss multiplies the true gradient (a mean over steps divides it by their
+    #: number); see :class:`klrl.doctor.faults.Diagnosis`.
     scale: Spread
-    #: Mean over problems of a sampled batch's gradient along the true one; 1 is unbiased.
+    #: (g . true) / (scale |true|^2) of a sampled batch's gradient g, the mean over problems;
+    #: 1 is unbiased.
     sampled: float
     stderr: float  # of ``sampled``
     #: Variance of a sampled batch's gradient (some 1,300 episodes) / squared norm of the true one.

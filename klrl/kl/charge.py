@@ -35,8 +35,8 @@ class ReferenceKL(nn.Module):
         transform: charges the KL to the reward of a batch or of an environment's steps; None if
             the reward is not charged, or a different function charges it.
         online: whether the environment applies the transform at every step.
-        divergence: the divergence that is charged; other than the reverse KL only in the loss or
-            split, and exact.
+        divergence: the divergence that is charged; any but the reverse KL requires the placement
+            loss or split, and the estimator exact.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
     """The KL to go [B, T], charged to the action of each step, for episodes without a critic.
 
-    ``reward``: sum_{t' >= t}; ``split``: sum_{t' > t}, since the loss charges step t, and the exact
-    KL at t in the reward depends on the state alone; ``loss``: 0. Steps outside ``mask`` [B, T]
+    ``reward``: sum_{t' >= t}; ``split``: sum_{t' > t}, since the loss charges step t; the exact
+    KL at t in the reward is equal for all actions at t. ``loss``: 0. Steps outside ``mask`` [B, T]
     do not count, and get 0.
     """
     if placement not in PLACEMENTS:
@@ -148,7 +148,7 @@ def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> 
 
 
 def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
-    """``advantage.reward_weight`` * reward - penalty, for the learner; recorded without weight."""
+    """``advantage.reward_weight`` * reward - penalty, for the learner; records stay unweighted."""
     return charged if weight == 1.0 else charged + (weight - 1) * raw
 
 

@@ -106,12 +106,12 @@ class PolicyLoss(ABC):
     kl_old: str = "measured"
     target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
     unit: str | None = None  # of target_kl and dtarg: sequence (a response's sum) or position
-    line_search: str = "none"  # which steps it scales to dtarg: none, back (too long), or both
+    line_search: str = "none"  # which steps are scaled to dtarg: losses.line_search.due
     max_alpha: float = 1.0  # how many times as long a step may become
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
     dtarg_per: str = "state"  # or action: nats per dimension of an action
-    natural = False  # whether Steps.natural_step moves the policy, and gradient steps the critic
+    natural = False  # True: natural_step updates the policy; gradient steps only the critic
     unsaved = False  # has state, which no checkpoint saves
 
     def __init__(

@@ -72,7 +72,7 @@ class TextConfig(LanguageEnvConfig):
     template_kwargs: Values = field(default_factory=dict, metadata={"added": {}})
     #: module:function or FILE.py:function of (prompts, responses, rows), model:FOLDER, or a list
     reward: Words = MISSING
-    #: seconds that a call of it may take; null = no limit, and called on the main thread
+    #: seconds that a reward call may take; null = no limit, and calls run on the main thread
     reward_timeout: Optional[float] = number(60, gt=0, le=1e9)
 
 
@@ -94,7 +94,7 @@ class CausalLMConfig(ChoiceConfig):
 
     #: a folder of save_pretrained, or a hub id; null = klrl's own for sort_digits
     model: Optional[str] = None
-    #: of the weights; adapters stay in float32; bfloat16 without LoRA takes learner.dtype=mixed
+    #: of the weights; adapters stay in float32; bfloat16 without LoRA means learner.dtype=mixed
     dtype: str = choice("float32", "bfloat16", "float64")
     #: true: forget activations and compute them again; less memory, a third slower
     gradient_checkpointing: bool = setting(False)

@@ -32,7 +32,7 @@ class SortDigits:
     Args:
         shortest: fewest digits.
         longest: most digits; their number is uniform between the two.
-        shots: worked examples before the question, as earlier turns; 4 make 94-token prompts.
+        shots: worked examples before the question, as earlier turns.
         seed: fixes the problems.
         split: "train" or "eval". No digit string is in both, whatever the seeds.
     """

@@ -35,8 +35,8 @@ def export_run(
 
     It writes all weights, for ``AutoModelForCausalLM``; or with LoRA only the adapters, for
     ``PeftModel`` with the run's base model. Config, generation config and tokenizer are those of
-    the base model, without klrl's changes (no dropout, no sampling defaults, a pad token). The
-    value head is left out.
+    the base model. klrl's changes (no dropout, no sampling defaults, an added pad token) are not
+    written. The value head is left out.
 
     Args:
         run: the run folder.

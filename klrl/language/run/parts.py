@@ -79,7 +79,8 @@ class LanguageParts(Parts):
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, "last", "agent", self.weights, self.device)
-        described = before.get("reference") if before else None  # if it is another run's model
+        # The manifest describes the reference only if it is another run's model.
+        described = before.get("reference") if before else None
         self.reference = None
         if self.kl is not None:
             self.reference = Reference.start(
