@@ -129,7 +129,7 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfi
         if type(value) is not schema:
             raise ConfigError(
                 f"{group}.{NAME}={value.name}: its settings are those of {type(value).__name__}, "
-                f"not {schema.__name__}; start its YAML from that choice"
+                f"not {schema.__name__}; begin its YAML with {group}={value.name}"
             )
     return parts
 
