@@ -8,6 +8,9 @@ import torch
 from klrl.doctor.loss import LossReport, examine_loss, report_text
 from klrl.doctor.problems import KINDS, Problem
 
+#: A loss is judged in 1 to 2 s.
+pytestmark = pytest.mark.integration
+
 FIELD = Path(__file__).with_name("field.py")
 ONE, THREE, MANY = (kind.name for kind in KINDS)
 

@@ -108,6 +108,7 @@ def by_hand(player, one, other, episodes: int) -> tuple[float, float]:
     return mean, float(residuals.std() / math.sqrt(episodes) / np.mean(steps))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("on", ["first", "second"])
 def test_the_states_are_those_that_the_policy_named_visits(on, cartpoles) -> None:
     first, second = (trained_agent(run) for run in cartpoles)
@@ -121,6 +122,7 @@ def test_the_states_are_those_that_the_policy_named_visits(on, cartpoles) -> Non
     assert one.total == pytest.approx(one.mean * found.states / 100)
 
 
+@pytest.mark.integration
 def test_a_run_without_another_is_compared_with_its_reference(cartpoles) -> None:
     """Which is where the second started: the first."""
     alone, named = (kl_between("second", other, episodes=9) for other in (None, "first"))
@@ -132,6 +134,7 @@ def test_a_run_without_another_is_compared_with_its_reference(cartpoles) -> None
     assert next(iter(same.distances)) == "KL(run||other) on run"
 
 
+@pytest.mark.integration
 def test_the_error_of_the_mean_covers_it() -> None:
     """Episodes of unequal lengths, whose states are alike within one: 200 repeats."""
     rng = np.random.default_rng(0)
@@ -159,6 +162,7 @@ def test_by_hand_the_mean_the_worst_and_the_sum() -> None:
     assert distance([np.full(n, 2.0) for n in (3, 9, 30)]).error == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.integration
 def test_the_command_prints_a_table_and_json(cartpoles, capsys) -> None:
     assert exits("kl", "first", "--to", "second", "--episodes", "5") == 0
     told = capsys.readouterr().out
