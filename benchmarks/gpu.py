@@ -38,6 +38,7 @@ from klrl.train.callbacks import Callback
 from klrl.train.loop import Training
 
 SECONDS = 600
+WANDB_SECONDS = 35  # wandb looks at the machine every 15 s
 #: Of the change of the parameters in an update, the share in which two devices may differ: they add
 #: in another order, and convolutions round to ten bits (TF32).
 TOLERANCE, TOLERANCE_CNN = 0.01, 0.1
@@ -188,9 +189,7 @@ def first_rollout() -> str:
         assert replays == 0, "a small network acted on the device"
         rollout.close()
     cpu, gpu = (batch.get("action").cpu() for batch in actions)
-    assert torch.equal(cpu, gpu), (
-        f"the actions differ by up to {float((cpu - gpu).abs().max()):.1g}"
-    )
+    assert torch.equal(cpu, gpu), f"the actions differ by up to {(cpu - gpu).abs().max():.1g}"
     return "equal to the bit"
 
 
@@ -234,14 +233,14 @@ def language(name: str, folder: Path) -> str:
     return near("first reward apart by", abs(one - other), 0.05)
 
 
-class StopAt(Callback):
-    """Stops a run after an iteration, as Ctrl-C does."""
+class StopWhen(Callback):
+    """Stops a run after an iteration, as Ctrl-C does, when a condition holds of the run."""
 
-    def __init__(self, iteration: int) -> None:
-        self._iteration = iteration
+    def __init__(self, condition: Callable[[Training], bool]) -> None:
+        self._condition = condition
 
     def iterated(self, training: Any, row: Any, batch: Any) -> None:
-        if training.counters.iteration == self._iteration:
+        if self._condition(training):
             training.stop()
 
 
@@ -249,11 +248,11 @@ def resumed(folder: Path) -> str:
     """Stopped, resumed on the device, and once on the CPU: as the run that was not stopped."""
     words = (*SMALL, "frames=8192", *QUIET, "device=cuda")
     whole = klrl.run(*words, folder=folder / "whole")
-    ends = {}
+    ends, second = {}, lambda training: training.counters.iteration == 2
     for device in ("cuda", "cpu"):
         path = folder / device
         with contextlib.suppress(Interrupted):
-            klrl.run(*words, folder=path, callbacks=[StopAt(2)])
+            klrl.run(*words, folder=path, callbacks=[StopWhen(second)])
         command(f"resume={path}", f"device={device}")
         ends[device] = rows_apart(dict(klrl.Run(path).rows[-1]), dict(whole.rows[-1]))
         assert len(klrl.Run(path).rows) == len(whole.rows) == 4
@@ -277,7 +276,7 @@ def evaluated(folder: Path) -> str:
     run = klrl.run(*SMALL, "frames=4096", *QUIET, "device=cuda", folder=folder / "run")
     for sampled in (False, True):
         gpu, cpu = (run.evaluate(20, sampled=sampled, device=d) for d in ("cuda", "cpu"))
-        assert gpu.returns == cpu.returns, f"sampled={sampled}: {gpu.told}, not {cpu.told}"
+        assert gpu.returns == cpu.returns, f"sampled={sampled}: {gpu.line}, not {cpu.line}"
     return "equal to the bit, greedy and sampled"
 
 
@@ -320,14 +319,9 @@ def wandb_offline(folder: Path) -> str:
     """A run's rows, and wandb's own metrics of the GPU, are in an offline run's file."""
     words = (*SMALL, "frames=60000000", "logger=wandb", "logger.mode=offline", "device=cuda")
     ends = time.monotonic() + WANDB_SECONDS
-
-    class Stop(Callback):
-        def iterated(self, training: Any, row: Any, batch: Any) -> None:
-            if time.monotonic() > ends:
-                training.stop()
-
+    stop = StopWhen(lambda _: time.monotonic() > ends)
     with contextlib.suppress(Interrupted):
-        klrl.run(*words, "eval.every=0", folder=folder / "run", callbacks=[Stop()])
+        klrl.run(*words, "eval.every=0", folder=folder / "run", callbacks=[stop])
     (file,) = (folder / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     held = file.read_bytes()
     for name in ("kl/ref/exact", "kl/old/beta", "reward/raw"):
@@ -336,10 +330,6 @@ def wandb_offline(folder: Path) -> str:
         return "rows and the GPU's metrics"
     assert on_stand_in(), f"no gpu.0.* in {file.name}"
     return "rows; the stand-in is no GPU to wandb"
-
-
-#: wandb looks at the machine every 15 s.
-WANDB_SECONDS = 35
 
 
 def frames_per_second(size: str, mode: str) -> float:
@@ -422,9 +412,8 @@ def verdict(name: str, check: Check, left: float) -> dict[str, Any]:
             if told is None:
                 status, told = "skip", "this machine has one device"
         except (Exception, Late) as error:  # a check that fails in any way has failed
-            status, told = "FAIL", in_one_line(error)
-            if isinstance(error, AssertionError | Late):
-                told = str(error)
+            said_by_us = isinstance(error, AssertionError | Late)
+            status, told = "FAIL", str(error) if said_by_us else in_one_line(error)
     seconds = time.perf_counter() - began
     print(f"{status:4}  {name}: {told} ({seconds:.1f} s)", flush=True)
     return {"name": name, "status": status, "told": told, "seconds": round(seconds, 1)}
@@ -439,9 +428,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu: torch sees no CUDA device; nothing was measured")
     ends, figures = time.monotonic() + args.seconds, dict[str, float]()
-    print(
-        f"{torch.cuda.get_device_name()} x {torch.cuda.device_count()}, torch {torch.__version__}"
-    )
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    print(f"{about['device']} x {torch.cuda.device_count()}, torch {about['torch']}")
     verdicts = [
         verdict(what, check, ends - time.monotonic())
         for what, check in checks(figures).items()
@@ -451,7 +439,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{len(verdicts)} checks, {len(failed)} failed")
     if not args.no_save and not on_stand_in():
         path = ROOT / "benchmarks" / "results" / "gpu.json"
-        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
         found = {**about, "checks": verdicts, "frames_per_second": figures}
         path.write_text(json.dumps(found, indent=2) + "\n")
     sys.exit(1 if failed else 0)  # wandb reads the code as an int
