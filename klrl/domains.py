@@ -74,7 +74,7 @@ CONTROL = Domain(
         "on_task": "klrl.control.load:control_on_task",
         "evaluate": "klrl.control.evaluate:evaluate_trained",
         "film": "klrl.control.evaluate:film_trained",
-        "record": "klrl.control.recorded:record_trained",
+        "record": "klrl.control.demonstrations:record_trained",
         "between": "klrl.control.evaluate:distances",
         "longest": "klrl.control.evaluate:longest_episode",
     },

@@ -23,7 +23,6 @@ from klrl.config import (
     LANGUAGE,
     CheckpointConfig,
     ChoiceConfig,
-    DemonstrationsConfig,
     EnvConfig,
     EvalConfig,
     JobConfig,
@@ -49,6 +48,7 @@ def to_config(cfg: DictConfig) -> JobConfig:
     extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
     if extra:
         raise ConfigError(f"{extra[0]}: no such setting; drop it")
+    _check_data(cfg)
     parts: dict[str, Any] = {**to_settings(cfg, GROUPS)}
     for name in ("eval", "checkpoint"):
         parts[name] = _object(name, cfg[name])
@@ -57,7 +57,6 @@ def to_config(cfg: DictConfig) -> JobConfig:
             raise NoValueError(f"{name}: has no value; give one, as in {name}=...")
         parts[name] = checked_value(name, cfg.get(name), _ROOT[name].metadata)
     config = JOBS[_domain(parts)](**parts)
-    _check_data(cfg.get("data"), config)
     check_plain(f"env={config.env.name}", asdict(config))
     for check in rules_of(config.domain):
         check(config)
@@ -65,11 +64,14 @@ def to_config(cfg: DictConfig) -> JobConfig:
     return config
 
 
-def _check_data(data: str | None, config: JobConfig) -> None:
-    """``data`` is given where a job reads it, and only there."""
-    if isinstance(config.collector, DemonstrationsConfig) and not config.data:
-        raise NoValueError("data: has no value; give one, as in data=outputs/RUN/demonstrations")
-    if data is not None and data != config.data:
+def _check_data(cfg: DictConfig) -> None:
+    """``data`` has a value where another setting takes it, and only there."""
+    given: Any = OmegaConf.to_container(cfg, resolve=False)
+    data, groups = given.get("data"), (given.get("collector"), given.get("env"))
+    read = any(isinstance(group, dict) and group.get("data") == "${data}" for group in groups)
+    if read and data is None:
+        raise NoValueError("data: has no value; give demonstrations, as in data=FOLDER")
+    if data is not None and not read:
         remedy = "start from experiment=clone or experiment=sft, or drop it"
         raise ConfigError(f"data={data}: nothing reads it here; {remedy}")
 

@@ -53,7 +53,8 @@ class ControlParts(Parts):
         super().__init__(config, device_of(config.device))
         self.config = config
         seed_generators(derived_seed(config.seed, "torch"))
-        self._copies = make_copies(config.env, seed=0)
+        copies = 1 if config.collector.imitates else None
+        self._copies = make_copies(config.env, seed=0, num_envs=copies)
         self.longest_episode = self._copies.longest_episode
         self._episodes = RunningEpisodes()
         self.agent = make_agent(
@@ -71,7 +72,7 @@ class ControlParts(Parts):
             make_data = factory("collector", config.collector, config.domain)
             self.data = make_data(config, self.agent, self._copies)
             if before is None and config.actor.init is None and self.agent.normalizer is not None:
-                self.agent.normalizer.update(self.data.observations())
+                self.agent.normalizer.update(self.data.observations)
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.agent.to(self.device)
         self.kl = None
@@ -80,7 +81,7 @@ class ControlParts(Parts):
             self.kl = make_reference_kl(config.kl, self.agent.actor, reference)
         self.preflight = [
             *self._copies.notes,
-            *(() if self.data is None else self.data.notes),
+            *(() if self.data is None else (self.data.note,)),
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
         ]
         self._reward_normalizer: RewardNormalizer | None = None
@@ -125,8 +126,8 @@ class ControlParts(Parts):
         return rewards_of(batch, self.kl, self._reward_normalizer)
 
     def held_out(self) -> Row:
-        """The likelihood of held-out demonstrations; as many frames as a rollout at most."""
-        return {} if self.data is None else self.data.held_out(self.config.frames_per_iteration)
+        """The likelihood of held-out demonstrations."""
+        return {} if self.data is None else self.data.held_out()
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Play episodes in fresh environments."""
@@ -153,9 +154,9 @@ class ControlParts(Parts):
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
         """Make the collector; it resumes the loaded episodes, or seeds new ones by iteration."""
         if self.data is not None:
-            anew = self._reward_normalizer
-            begin = (lambda: None) if anew is None else anew.begin_episodes
-            return self.data.rollout(iteration, self.device, begin)
+            anew, self.data.iteration = self._reward_normalizer, iteration
+            self.data.begin = (lambda: None) if anew is None else anew.begin_episodes
+            return self.data
         seed = derived_seed(self.config.seed, "train", iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
         self._episodes.prove(self._copies)

@@ -38,12 +38,21 @@ def add_policy(agent: Agent, batch: TensorDictBase) -> None:
 
 
 class VectorRollout:
-    """Rollouts of ``steps`` steps of every copy."""
+    """Rollouts of ``steps`` steps of every copy; not ``sampled``: of the likeliest actions."""
 
-    def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        env: TransformedEnv,
+        agent: Agent,
+        steps: int,
+        device: torch.device,
+        *,
+        sampled: bool = True,
+    ) -> None:
         self._env, self._base = env, env.base_env
         self._transforms = _leaves(env.transform)  # these only read transitions
         self._agent, self._steps, self._device = agent, steps, device
+        self._sampled = sampled
         self._acting = make_acting(agent, device)
         self._copies = env.batch_size[0]
         self._width = env.observation_spec["observation"].shape[-1]
@@ -105,7 +114,8 @@ class VectorRollout:
         truncated = np.zeros((copies, steps), bool)
         samples: list[np.ndarray] = []
         actions: list[np.ndarray] = []
-        acting.begin(steps, copies)
+        if self._sampled:
+            acting.begin(steps, copies)
         observation = self._observation
         if observation is None:
             observation = self._base.reset_native().astype(self._dtype)

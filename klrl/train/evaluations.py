@@ -48,7 +48,11 @@ class Evaluations:
         self, config: JobConfig, domain: Domain, parts: Played, counters: Counters
     ) -> None:
         self.schedule: Schedule = schedule(config, parts.longest_episode)
-        self._on, self._last, self._patience = config.eval.on, config.iterations, config.patience
+        self._on, self._last, self._patience = (
+            config.eval.on,
+            config.iterations,
+            config.collector.patience,
+        )
         self._domain, self._parts, self._counters = domain, parts, counters
 
     @property
@@ -79,6 +83,8 @@ class Evaluations:
         value, best = row.get("eval/return"), counters.best_return
         if _NLL in row:
             value = -row[_NLL]
+        else:  # nothing to be patient about
+            counters.best_iteration = counters.iteration
         if value is None or (best is not None and value <= best):
             return False
         counters.best_return, counters.best_iteration = value, counters.iteration

@@ -113,7 +113,7 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
             )
     last = done[-1] if done else 0
     # With patience a run may end before its frames.
-    short = last < config.iterations and status == "finished" and config.patience is None
+    short = last < config.iterations and status == "finished" and config.collector.patience is None
     if last > config.iterations or short:
         record.problems.append(
             f"metrics.jsonl: ends with iteration {last}, and the run has {config.iterations}"
@@ -124,7 +124,7 @@ def _evaluations(
     folder: Path, config: JobConfig, rows: Sequence[Row], device: str, record: Record
 ) -> None:
     """Repeat the closing evaluations of the last and the best checkpoint, and compare."""
-    end = rows[-1]["iteration"] if rows and config.patience else config.iterations
+    end = rows[-1]["iteration"] if rows and config.collector.patience else config.iterations
     last = next((row for row in rows if row["iteration"] == end), Row())
     if not (config.eval.final and "eval/return" in last):
         record.unseen.append("evaluations: the run has no closing one")

@@ -120,6 +120,10 @@ class SamplerConfig(ChoiceConfig):
     samples_every: int = number(5, ge=0)  # iterations between entries in samples.jsonl; 0 = never
     samples_count: int = number(4, ge=1)  # responses per entry
 
+    #: Whether it reads answers of another policy, and how long it does without a better likelihood.
+    imitates: ClassVar[bool] = False
+    patience: ClassVar[Optional[int]] = None
+
 
 @registered(
     "collector",
@@ -133,6 +137,6 @@ class AnswersConfig(SamplerConfig):
     group_size: int = setting(1)  # one answer to a prompt
     #: the run ends after so many rollouts without a better likelihood of the evaluation split's
     #: answers; null = never
-    patience: Optional[int] = number(10, ge=1)
+    patience: Optional[int] = number(10, ge=1)  # type: ignore[misc]
 
-    held_out: ClassVar[bool] = True  # a task has an evaluation split
+    imitates = True

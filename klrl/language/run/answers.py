@@ -6,27 +6,25 @@ from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from klrl.base.errors import ConfigError
 from klrl.config import LanguageConfig
+from klrl.kl.estimators import masked_mean
 from klrl.language.data.batch import (
     LOG_PROBS,
     Responses,
     make_batch,
-    pad_to_full,
     response_mask,
     response_part,
 )
 from klrl.language.data.prompts import Prompt, PromptBatch
 from klrl.language.data.tasks import Task
-from klrl.language.model.causal_lm import head, model_device
+from klrl.language.model.causal_lm import model_device
 from klrl.language.model.pretrained import prompt_limit
-from klrl.language.model.vocabulary import NextTokens, response_log_probs
 from klrl.language.run.evaluate import places
 from klrl.language.run.load import Policy
-from klrl.language.run.rollout import STATES, PromptRollout, texts_of
+from klrl.language.run.rollout import PromptRollout, rescore, texts_of
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 from klrl.train.evaluate import IN_RUN
@@ -65,12 +63,6 @@ def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
     return ids
 
 
-def check_answers(task: Task, policy: Policy, config: LanguageConfig) -> None:
-    """Refuse an answer that is missing or too long, before anything runs."""
-    for prompt in task.checked:
-        answer_ids(prompt, policy, config.collector.max_new_tokens)
-
-
 @torch.no_grad()
 def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> TensorDict:
     """The prompts with their answers as a batch [B], with log-probs and states of the policy."""
@@ -82,9 +74,7 @@ def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> Te
     whole = torch.zeros(len(rows), dtype=torch.bool, device=device)
     unscored = Responses(tokens, mask, torch.zeros(tokens.shape, device=device), whole)
     batch = make_batch(prompts.ids.to(device), prompts.mask.to(device), unscored, 1)
-    batch[STATES] = _LAYOUT.rollout_states(policy.model, batch, _ROWS)
-    states = NextTokens(batch[STATES], head(policy.model), config.collector.temperature)
-    batch[LOG_PROBS] = pad_to_full(batch, response_log_probs(states, tokens, mask))
+    rescore(batch, policy.model, _LAYOUT, _ROWS, config.collector.temperature)
     return batch
 
 
@@ -98,5 +88,5 @@ def held_out(policy: Policy, task: Task, config: LanguageConfig) -> Row:
     prompts = task.stream(policy.causal.tokenizer, limit, "eval")
     prompts.served = place.start
     batch = answered(policy, prompts.take(len(place)), config)
-    log_probs: Tensor = response_part(batch, LOG_PROBS)[response_mask(batch)]
-    return {"nll/held_out": -float(log_probs.double().mean())}
+    log_prob = masked_mean(response_part(batch, LOG_PROBS).double(), response_mask(batch))
+    return {"nll/held_out": -float(log_prob)}

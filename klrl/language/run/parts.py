@@ -19,7 +19,7 @@ from klrl.language.model import pretrained as model
 from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.model.vocabulary import NextTokens
-from klrl.language.run.answers import check_answers, held_out
+from klrl.language.run.answers import answer_ids, held_out
 from klrl.language.run.checks import PROMPTS, preflight_checks
 from klrl.language.run.evaluate import Player
 from klrl.language.run.kl import (
@@ -70,8 +70,9 @@ class LanguageParts(Parts):
         tokenizer = self.policy.causal.tokenizer
         limit = prompt_limit(self.policy.causal.context, config.collector.max_new_tokens)
         self.task.check(tokenizer, limit)
-        if config.imitates:
-            check_answers(self.task, self.policy, config)
+        if config.collector.imitates:
+            for prompt in self.task.checked:
+                answer_ids(prompt, self.policy, config.collector.max_new_tokens)
         self.prompts = self.task.stream(tokenizer, limit)
         self.kl = factory("kl", config.kl, config.domain)(config.kl)
         kept = checkpointed(self.reference_rule, config)
@@ -149,7 +150,8 @@ class LanguageParts(Parts):
 
     def held_out(self) -> Row:
         """The likelihood of the evaluation split's answers, if the run learns from answers."""
-        return held_out(self.policy, self.task, self.config) if self.config.imitates else {}
+        imitates = self.config.collector.imitates
+        return held_out(self.policy, self.task, self.config) if imitates else {}
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Evaluate the policy on prompts of the evaluation split."""

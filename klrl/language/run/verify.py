@@ -149,7 +149,7 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     config.device = device
     rows = rows_so_far(folder)
     ran = config
-    if config.patience is not None and rows:  # it may have ended before its frames
+    if config.collector.patience is not None and rows:  # it may have ended before its frames
         ran = replace(config, frames=int(rows[-1]["samples"]))
     bounds = bounds_of(rows, config)
     measures = {name: Comparison(name, bounds) for name in recorded_names(config)}
