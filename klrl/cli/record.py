@@ -36,14 +36,14 @@ def parser() -> Parser:
     parser = Parser(
         prog="klrl record",
         description=(
-            "Play a run's policy and write its episodes as demonstrations, for experiment=clone "
-            "(language: its answers, for experiment=sft)."
+            "Play a control run's policy and write its episodes as demonstrations, for "
+            "experiment=clone, in TorchRL's memory-mapped format."
         ),
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     task = "another task, as for klrl evaluate: env.kwargs.g=14"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=task)
-    parser.add_flag("--sampled", "sample actions (tokens) as in training")
+    parser.add_flag("--sampled", "sample actions as in training")
     where = "where to write; it must not exist (default RUN/demonstrations)"
     parser.add_argument("-o", "--output", metavar="FOLDER", default=None, help=where)
     add_playing(parser)

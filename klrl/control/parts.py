@@ -66,7 +66,7 @@ class ControlParts(Parts):
         if config.actor.init is not None and before is None:
             from klrl.control.load import load_agent
 
-            load_agent(config.actor.init, self.agent)
+            load_agent(config.actor.init, config.actor.init_which, self.agent)
         self.data: Demonstrations | None = None
         if isinstance(config.collector, DemonstrationsConfig):
             make_data = factory("collector", config.collector, config.domain)

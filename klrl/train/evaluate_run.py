@@ -51,6 +51,8 @@ def evaluate_run(
     """
     folder, config = stored_job(run, "RUN", words, episodes=episodes, seed=seed, device=device)
     domain = domain_of(config)
+    if into is not None and "record" not in domain.functions:
+        raise ConfigError(f"RUN={run}: is a {domain.name} run; give a control run")
     use, more = ("evaluate", {}) if into is None else ("record", {"into": into})
     evaluated: Evaluation = domain.function(use)(
         folder,

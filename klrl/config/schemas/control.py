@@ -70,6 +70,7 @@ class ActorConfig(ChoiceConfig):
     activation: str = choice(*ACTIVATIONS)  # tanh, relu, elu, silu, gelu
     share_trunk: bool = setting(False)  # true: policy and critic share their hidden layers
     init: Optional[str] = None  # a run folder to start from: its weights, critic and normaliser
+    init_which: str = added(choice("last", "best"), "last")  # which of its checkpoints
 
     #: The setting that chooses the distribution; its value ``fitting``: by the action space.
     distribution_setting: ClassVar[str] = "actor"

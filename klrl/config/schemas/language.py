@@ -102,6 +102,7 @@ class CausalLMConfig(ChoiceConfig):
     gradient_checkpointing: bool = setting(False)
     lora: LoraConfig = field(default_factory=LoraConfig)
     init: Optional[str] = None  # a run to start from: its weights or adapters, and its value head
+    init_which: str = added(choice("last", "best"), "last")  # which of its checkpoints
 
 
 @registered(

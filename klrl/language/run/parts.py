@@ -83,7 +83,7 @@ class LanguageParts(Parts):
         self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
-            load_component(run, "last", "agent", self.weights, self.device)
+            load_component(run, config.actor.init_which, "agent", self.weights, self.device)
         # The manifest describes the reference only if it is another run's model.
         described = before.get("reference") if before else None
         self.reference = None
