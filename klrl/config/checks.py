@@ -48,6 +48,7 @@ def to_config(cfg: DictConfig) -> JobConfig:
     extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
     if extra:
         raise ConfigError(f"{extra[0]}: no such setting; drop it")
+    _check_data(cfg)
     parts: dict[str, Any] = {**to_settings(cfg, GROUPS)}
     for name in ("eval", "checkpoint"):
         parts[name] = _object(name, cfg[name])
@@ -61,6 +62,18 @@ def to_config(cfg: DictConfig) -> JobConfig:
         check(config)
     check_device_name(config.device)
     return config
+
+
+def _check_data(cfg: DictConfig) -> None:
+    """``data`` has a value where another setting takes it, and only there."""
+    given: Any = OmegaConf.to_container(cfg, resolve=False)
+    data, groups = given.get("data"), (given.get("collector"), given.get("env"))
+    read = any(isinstance(group, dict) and group.get("data") == "${data}" for group in groups)
+    if read and data is None:
+        raise NoValueError("data: has no value; give demonstrations, as in data=FOLDER")
+    if data is not None and not read:
+        remedy = "start from experiment=clone or experiment=sft, or drop it"
+        raise ConfigError(f"data={data}: nothing reads it here; {remedy}")
 
 
 _ROOT = {f.name: f for f in fields(RootConfig)}

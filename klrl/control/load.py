@@ -71,10 +71,10 @@ def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
     return agent
 
 
-def load_agent(run: str, agent: Agent) -> None:
+def load_agent(run: str, which: str, agent: Agent) -> None:
     """``actor.init``: load a trained run's weights, including normaliser and critic."""
     folder = find_run(run, "actor.init")
-    load_component(folder, "last", "agent", agent.modules, torch.device("cpu"))
+    load_component(folder, which, "agent", agent.modules, torch.device("cpu"))
 
 
 def describe_policy(config: Config) -> dict[str, object]:

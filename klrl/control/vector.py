@@ -27,13 +27,32 @@ def _leaves(transform: Transform) -> list[Transform]:
     return [transform]
 
 
-class VectorRollout:
-    """Rollouts of ``steps`` steps of every copy."""
+def add_policy(agent: Agent, batch: TensorDictBase) -> None:
+    """Add the policy's parameters and its log-probs of the actions, in one forward."""
+    family = agent.family
+    outputs = agent.policy_net(batch.get("observation"))
+    params = dict(zip(family.param_keys, outputs, strict=True))
+    for key, value in params.items():
+        batch.set(key, value)
+    batch.set("action_log_prob", family.log_prob(params, batch.get(family.sample_key)))
 
-    def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
+
+class VectorRollout:
+    """Rollouts of ``steps`` steps of every copy; not ``sampled``: of the likeliest actions."""
+
+    def __init__(
+        self,
+        env: TransformedEnv,
+        agent: Agent,
+        steps: int,
+        device: torch.device,
+        *,
+        sampled: bool = True,
+    ) -> None:
         self._env, self._base = env, env.base_env
         self._transforms = _leaves(env.transform)  # these only read transitions
         self._agent, self._steps, self._device = agent, steps, device
+        self._sampled = sampled
         self._acting = make_acting(agent, device)
         self._copies = env.batch_size[0]
         self._width = env.observation_spec["observation"].shape[-1]
@@ -48,7 +67,7 @@ class VectorRollout:
         """The next rollout, [N, T]."""
         with torch.no_grad():
             batch = self._play().to(self._device)
-            self._add_policy(batch)
+            add_policy(self._agent, batch)
             for transform in self._transforms:
                 self._apply(transform, batch)
             self._add_before(batch)
@@ -95,7 +114,8 @@ class VectorRollout:
         truncated = np.zeros((copies, steps), bool)
         samples: list[np.ndarray] = []
         actions: list[np.ndarray] = []
-        acting.begin(steps, copies)
+        if self._sampled:
+            acting.begin(steps, copies)
         observation = self._observation
         if observation is None:
             observation = self._base.reset_native().astype(self._dtype)
@@ -146,15 +166,6 @@ class VectorRollout:
         return ids
 
     # --------------------------------------------------------------------------------- batch
-
-    def _add_policy(self, batch: TensorDictBase) -> None:
-        """Add parameters and log-probs of the sampling policy, in one forward."""
-        family = self._agent.family
-        outputs = self._agent.policy_net(batch.get("observation"))
-        params = dict(zip(family.param_keys, outputs, strict=True))
-        for key, value in params.items():
-            batch.set(key, value)
-        batch.set("action_log_prob", family.log_prob(params, batch.get(family.sample_key)))
 
     def _apply(self, transform: Transform, batch: TensorDictBase) -> None:
         after = batch.get("next")

@@ -48,7 +48,7 @@ def other_runs(config: JobConfig) -> list[tuple[str, str, Path]]:
     if isinstance(config.reference, CheckpointReferenceConfig) and config.has_reference:
         sources.append(("reference.path", config.reference.path, config.reference.which))
     if config.actor.init is not None:
-        sources.append(("actor.init", config.actor.init, "last"))
+        sources.append(("actor.init", config.actor.init, config.actor.init_which))
     for setting, path, which in sources:
         run = find_run(path, setting)
         if not _has_checkpoint(run, which):

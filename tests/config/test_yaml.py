@@ -19,8 +19,14 @@ from klrl.runs.resume import stored_config
 
 FILES = sorted(conf_dir().rglob("*.yaml"))
 TEXT = ["env.data=prompts.jsonl", "env.reward=rewards:score", "actor.model=somewhere"]
+CLONE, SFT = ["data=somewhere"], ["data=rows.jsonl", "actor.model=somewhere"]
 #: Choices that ask for a setting.
 ASKING = {
+    ("experiment", "clone"): CLONE,
+    ("experiment", "sft"): SFT,
+    ("collector", "demonstrations"): ["experiment=clone", *CLONE],
+    ("collector", "answers"): ["experiment=sft", *SFT],
+    ("loss", "nll"): ["experiment=clone", *CLONE],
     ("env", "gym"): ["env.id=CartPole-v1"],
     ("env", "custom"): ["env.target=gymnasium.envs.classic_control.cartpole:CartPoleEnv"],
     ("reference", "checkpoint"): ["reference.path=somewhere"],
@@ -78,7 +84,7 @@ def test_a_missing_package_is_told_with_its_extra(preset: str) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("group", "choice"), [(g, c) for g in SHARED for c in choices(g) if c != "trpo"]
+    ("group", "choice"), [(g, c) for g in SHARED for c in choices(g) if c not in ("trpo", "nll")]
 )
 def test_every_shared_choice_goes_with_a_language_policy(group: str, choice: str) -> None:
     # experiment=smollm sets the most, of it what kl=none and kl=legacy do not have, and says so.

@@ -68,7 +68,7 @@ USER = {"role": "user", "content": "a"}
         ({"messages": [USER, {"role": "user"}]}, "line 2: turn 2 needs a role and a content"),
         ({"messages": [USER, "a"]}, "line 2: turn 2 needs"),
         ({"messages": [{"role": "user", "content": 3}]}, "line 2: turn 1 needs"),
-        ({"messages": TURNS[:3]}, "line 2: the last turn is the assistant's"),
+        ({"messages": TURNS[2:3]}, "line 2: the only turn is the assistant's"),
     ],
 )
 def test_a_bad_line_is_told_by_its_number(line: object, told: str) -> None:

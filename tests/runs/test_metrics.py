@@ -52,7 +52,9 @@ PHASES = ("sampling", "reward", "scoring", "update")
 #: Of two episodes of an evaluation, to the reference.
 KLS = [{"reverse": np.ones(2), "forward": np.ones(2)}] * 2
 #: What the loop adds to an evaluation; see tests/runs/test_evaluations.py.
-BY_THE_LOOP = dict.fromkeys(("eval/best_return", "eval/best_return_se", "time/evaluation"), 1.0)
+BY_THE_LOOP = dict.fromkeys(
+    ("eval/best_return", "eval/best_return_se", "time/evaluation", "nll/held_out"), 1.0
+)
 
 
 def row_of(

@@ -70,6 +70,7 @@ class ActorConfig(ChoiceConfig):
     activation: str = choice(*ACTIVATIONS)  # tanh, relu, elu, silu, gelu
     share_trunk: bool = setting(False)  # true: policy and critic share their hidden layers
     init: Optional[str] = None  # a run folder to start from: its weights, critic and normaliser
+    init_which: str = added(choice("last", "best"), "last")  # which of its checkpoints
 
     #: The setting that chooses the distribution; its value ``fitting``: by the action space.
     distribution_setting: ClassVar[str] = "actor"
@@ -133,3 +134,21 @@ class CollectorConfig(ChoiceConfig):
     """A native loop over the batched environment, in this process; the batch is TorchRL's."""
 
     steps: int = number(128, ge=1)  # steps of each copy per rollout
+
+    #: Whether it reads actions of another policy, and how long it does without a better likelihood.
+    imitates: ClassVar[bool] = False
+    patience: ClassVar[Optional[int]] = None
+
+
+@registered("collector", "demonstrations", control="control.demonstrations:Demonstrations")
+class DemonstrationsConfig(CollectorConfig):
+    """Frames of another policy, from a folder in TorchRL's format; part of experiment=clone."""
+
+    data: str = MISSING  # a folder that klrl record, TensorDict.memmap or ReplayBuffer.dumps wrote
+    steps: int = number(32, ge=1)  # consecutive frames in a piece; env.num_envs of them per rollout
+    #: share of the episodes that are not learned from; their likelihood chooses the best checkpoint
+    held_out: float = number(0.1, ge=0, le=0.9)
+    #: the run ends after so many rollouts without a better likelihood of these; null = never
+    patience: Optional[int] = number(50, ge=1)  # type: ignore[misc]
+
+    imitates = True

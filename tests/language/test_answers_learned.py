@@ -1,0 +1,133 @@
+"""``experiment=sft``: the likelihood of the data's answers, by the loop of every other run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from klrl.language.data.prompts import read_jsonl
+from klrl.language.data.sort_digits import SortDigits
+from klrl.language.run.verify import verify_run
+from klrl.train.learner import Coefficients
+from klrl.train.loop import Training
+from tests.runs.commands import manifest_of, rows_of, timeless
+
+ROWS = [SortDigits()(i) for i in range(24)]
+#: Words over experiment=sort_digits, which the fixtures begin with.
+SFT = (
+    *("collector=answers", "loss=nll", "kl=none", "advantage.baseline=mean"),
+    *("collector.group_size=1", "collector.prompts=8", "collector.max_new_tokens=12"),
+)
+
+
+def written(name: str = "rows.jsonl", *, messages: bool = False, **more: str) -> str:
+    """The problems as rows with an answer, or as conversations that end with it."""
+    lines = []
+    for prompt in ROWS:
+        turns = [dict(turn) for turn in prompt.content]
+        answer = {"role": "assistant", "content": prompt.row["answer"]}
+        plain = {"prompt": turns, "answer": prompt.row["answer"]}
+        lines.append(json.dumps({"messages": [*turns, answer]} if messages else plain | more))
+    Path(name).write_text("\n".join(lines), "utf-8")
+    return name
+
+
+def sft(*words: str, data: str = "rows.jsonl") -> tuple[str, ...]:
+    return ("experiment=sft", "env.reward=exact", *SFT[3:], f"data={data}", *words)
+
+
+def test_the_loss_is_that_of_transformers_with_masked_prompts(job, model) -> None:
+    parts = Training(job(*SFT, "actor.dtype=float64", "learner.minibatches=1")).parts
+    batch = parts.rollout(0).collect()
+    parts.charge_kl(batch)
+    parts.estimate_advantage(batch)
+    steps = parts.learner.steps
+    terms = steps.loss_terms(steps.lay_out(batch), Coefficients(0.1, 0.0, 0.0))
+    plain = AutoModelForCausalLM.from_pretrained(model).double()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    losses, gradients, total = 0.0, [torch.zeros_like(p) for p in plain.parameters()], 0
+    stream = parts.task.stream(tokenizer, None)
+    for prompt in stream.take(8).prompts:
+        turns = [dict(turn) for turn in prompt.content]
+        head = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        tail = tokenizer(prompt.row["answer"], add_special_tokens=False)["input_ids"]
+        tail = [*tail, tokenizer.eos_token_id]
+        labels = torch.tensor([[-100] * len(head) + tail])
+        loss = plain(input_ids=torch.tensor([[*head, *tail]]), labels=labels).loss * len(tail)
+        losses, total = losses + loss.item(), total + len(tail)
+        for sum_, each in zip(
+            gradients, torch.autograd.grad(loss, list(plain.parameters())), strict=True
+        ):
+            sum_ += each
+    assert terms.total.item() == pytest.approx(losses / total, abs=1e-7)  # theirs in float32
+    terms.total.backward()
+    ours = dict(parts.policy.model.named_parameters())
+    for (name, _), expected in zip(plain.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(ours[name].grad, expected / total, atol=1e-7, rtol=1e-5)
+
+
+def test_the_held_out_likelihood_is_of_the_evaluation_split(job, model) -> None:
+    parts = Training(job(*SFT)).parts
+    plain, tokenizer = (
+        kind.from_pretrained(model) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    losses, total = 0.0, 0
+    for i in range(8):
+        prompt = SortDigits(seed=0, split="eval")(i)
+        turns = [dict(turn) for turn in prompt.content]
+        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        tail = tokenizer(prompt.row["answer"], add_special_tokens=False)["input_ids"]
+        tail = [*tail, tokenizer.eos_token_id]
+        logits = plain(torch.tensor([[*ids, *tail]])).logits[0, len(ids) - 1 : -1]
+        losses -= logits.log_softmax(-1)[range(len(tail)), tail].sum().item()
+        total += len(tail)
+    assert parts.held_out()["nll/held_out"] == pytest.approx(losses / total, rel=1e-5)
+
+
+@pytest.mark.integration
+def test_rows_and_conversations_learn_the_same_and_resume_to_the_bit(exits) -> None:
+    written(), written("turns.jsonl", messages=True)
+    assert exits(*sft("frames=32"))[0] == 0
+    assert exits(*sft("frames=32", "hydra.run.dir=turns", data="turns.jsonl"))[0] == 0
+    rows = timeless(rows_of(Path("run")))
+    assert rows == timeless(rows_of(Path("turns")))
+    assert rows[-1]["nll/held_out"] < rows[0]["nll/held_out"]
+    assert rows[-1]["reward/raw"] > 0  # the data's answers are right: exact
+    assert exits(*sft("frames=16", "optim.lr_floor=0.01", "hydra.run.dir=part"))[0] == 0
+    assert exits("resume=part", "frames=32")[0] == 0
+    assert rows == timeless(rows_of(Path("part")))
+    assert manifest_of(Path("part"))["status"] == "finished"
+    assert verify_run("run").ok
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("collector.max_new_tokens=3",), "collector.max_new_tokens=3: env.data=rows.jsonl line 1"),
+        (("collector.group_size=2",), "collector.group_size=2: a row has one answer"),
+        (("loss=clip",), "loss=clip: collector=answers reads actions that another policy chose"),
+        (("kl=retrieve",), "kl=retrieve: is estimated from the policy's own actions"),
+        (("data=none.jsonl",), "env.data=none.jsonl: No such file"),
+    ],
+)
+def test_answers_that_cannot_be_learned_are_refused(words, says, exits) -> None:
+    written()
+    code, _, error = exits(*sft(*words))
+    assert code == 2
+    assert says in error
+    assert not Path("run").exists()
+
+
+def test_a_row_without_an_answer_is_refused(exits) -> None:
+    Path("rows.jsonl").write_text('{"prompt": "1"}\n' * 4, "utf-8")
+    code, _, error = exits(*sft())
+    assert (code, "line 1: holds no answer to learn" in error) == (2, True)
+
+
+def test_a_last_turn_of_the_assistants_is_the_answer() -> None:
+    written("turns.jsonl", messages=True)
+    (first, *_) = read_jsonl("turns.jsonl")
+    assert first.content == [dict(turn) for turn in ROWS[0].content]
+    assert first.row["answer"] == ROWS[0].row["answer"]
