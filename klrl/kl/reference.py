@@ -192,7 +192,7 @@ class ReferenceRule:
 
 
 class OtherPolicyReference(ReferenceRule):
-    """``reference=checkpoint`` and ``model``: another policy, never changed."""
+    """``reference=checkpoint``, ``model`` and ``custom``: another policy, never changed."""
 
     source = OTHER_POLICY
 
@@ -237,8 +237,9 @@ class PeriodicReference(ReferenceRule):
             reference.load_state_dict(actor.state_dict())
 
 
-#: A frozen policy, and its description in the manifest, from which a resume rebuilds its networks.
-Loaded: TypeAlias = tuple[nn.Module, Mapping[str, object]]
+#: A frozen policy, and its description in the manifest, from which a resume rebuilds its networks;
+#: None if the settings suffice.
+Loaded: TypeAlias = tuple[nn.Module, Mapping[str, object] | None]
 
 
 class FrozenReference(FrozenPolicy):

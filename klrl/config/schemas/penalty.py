@@ -37,6 +37,11 @@ class ModelReferenceConfig(ReferenceConfig):
     path: str = MISSING  # a folder of save_pretrained, a hub id, or smollm2; the same tokenizer
 
 
+@registered("reference", "custom", control="kl.reference:OtherPolicyReference")
+class CustomReferenceConfig(OwnPart, ReferenceConfig):
+    """A policy of your own: reference.target=package.module:Name."""
+
+
 @registered("reference", "ema", both="kl.reference:EMAReference")
 class EMAReferenceConfig(ReferenceConfig):
     """A moving average of the policy: the anchor follows, slowly."""

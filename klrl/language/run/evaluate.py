@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
 from klrl.base.text import warn
-from klrl.config import LanguageConfig, factory
+from klrl.config import LanguageConfig, OwnPart, factory
 from klrl.domains import LANGUAGE
 from klrl.kl.divergences import MEASURED
 from klrl.kl.reference import NO_ADAPTERS
@@ -224,6 +224,7 @@ def distances(
     check_base(own, "actor.model=FOLDER")
     base = own.actor.model
     policy = load(parties.run, setting="RUN", model=base)
+    assert not isinstance(parties.other, OwnPart)  # control's
     known = {parties.run: policy}
     if parties.other is None:
         reference = trained_reference(parties.run, parties.which, policy, base, str(device))
