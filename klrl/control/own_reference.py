@@ -113,9 +113,10 @@ class OwnReference(PolicyNet):
         if isinstance(family, Normal):
             return {"loc": inner.loc, "scale": inner.scale}
         logits: Tensor = inner.logits
-        if isinstance(family, MultiCategorical) and not isinstance(family, Bernoulli):
-            heads = zip(logits.unbind(-2), family.counts, strict=True)
-            logits = torch.cat([head[..., :count] for head, count in heads], -1)
+        counts = family.counts if isinstance(family, MultiCategorical) else ()
+        if counts and logits.shape[1:] == (len(counts), max(counts)):  # padded heads
+            heads = zip(logits.unbind(1), counts, strict=True)
+            logits = torch.cat([head[:, :count] for head, count in heads], -1)
         return {"logits": logits}
 
     def require_same_family(self, seen: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torchrl.modules import IndependentNormal, NormalParamExtractor, ProbabilisticActor, TanhNormal
 
 import klrl
+from klrl.base.errors import ConfigError
 from klrl.config import OwnPart
 from klrl.control.copies import VectorGymEnv
 from klrl.control.evaluate import measure_of
@@ -58,6 +59,10 @@ def heads(observation):
     return d.Independent(d.Categorical(logits=logits.masked_fill(unknown, -1e9)), 1)
 
 
+def unpadded(observation):
+    return d.Independent(d.Categorical(logits=scores(observation, 4, 12).unflatten(-1, (3, 4))), 1)
+
+
 def bits(observation):
     return d.Independent(d.Bernoulli(logits=scores(observation, 5, 3)), 1)
 
@@ -103,6 +108,14 @@ def test_both_kls_are_torchs(target, action: str, actor: str) -> None:
     for name, pair in (("reverse", (p, q)), ("forward", (q, p))):
         torch.testing.assert_close(found[name], d.kl_divergence(*pair), atol=1e-9, rtol=1e-6)
     assert found["reverse"].min() > 1e-3
+
+
+def test_other_numbers_of_heads_and_weight_on_padding_are_refused() -> None:
+    how = {"action": "multi_discrete"}
+    agent = agent_of(VectorGymEnv("tests.control.toys:klrl-test/Copying-v0", 1, kwargs=how, seed=0))
+    for target, line in ((categorical, r"shape \(6, 3\)"), (unpadded, "whose log-probs are not")):
+        with pytest.raises(ConfigError, match=line):
+            own_reference("reference", OwnPart(f"{__name__}:{target.__name__}"), agent)
 
 
 def by_key(observation):
