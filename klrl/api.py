@@ -158,7 +158,8 @@ class Run(os.PathLike[str]):
         """Measure the divergences from a second policy, as ``klrl kl`` does.
 
         Args:
-            other: its run, or for language also the folder of a model; None: this run's reference.
+            other: its run, for language also the folder of a model, for control also
+                ``module:name`` of a policy of yours; None: this run's reference.
             overrides: changes to the task, as in ``"env.kwargs.g=14"``.
             on: the run whose policy acts and visits the states of the measurement; None: this run.
             episodes: how many; None: the default of ``klrl kl``.

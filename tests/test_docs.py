@@ -80,7 +80,8 @@ RUNS = STARTS.findall((ROOT / "docs" / "which_kl.md").read_text("utf-8"))
 @pytest.mark.integration
 @pytest.mark.parametrize("line", marked("slow", RUNS, *RUNS[::3]))
 def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> None:
-    words = shlex.split(line.replace(RUN, str(trained / RUN)))
+    line = line.replace(RUN, str(trained / RUN)).replace("FOLDER", str(trained / "model"))
+    words = shlex.split(line)
     language = any(word.startswith("experiment=") for word in words)
     small = (*LANGUAGE_QUICK, f"actor.model={trained / 'model'}") if language else QUICK
     assert exits(*small, *words, "hydra.run.dir=run") == 0, capsys.readouterr().err

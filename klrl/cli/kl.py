@@ -73,7 +73,10 @@ def parser() -> Parser:
         ),
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
-    other = "another run, or for language the folder of a model (default: the reference of RUN)"
+    other = (
+        "another run; for language the folder of a model, for control module:name of a policy of "
+        "yours (default: the reference of RUN)"
+    )
     parser.add_argument("--to", metavar="OTHER", default=None, help=other)
     whose = "who acts: RUN (default), OTHER or a third run; the states are those of its task"
     parser.add_argument("--on", metavar="RUN", default=None, help=whose)

@@ -17,7 +17,7 @@ from torch.special import ndtr
 from klrl.base.errors import ConfigError, EnvError, in_one_line
 from klrl.base.seeds import derived_seed
 from klrl.base.text import warn
-from klrl.config import Config, CustomEnvConfig, EnvConfig
+from klrl.config import Config, CustomEnvConfig, EnvConfig, OwnPart
 from klrl.control.acting import Acting, Array, make_acting
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
@@ -179,11 +179,15 @@ def distances(
     _check_kinds(parties, config)
     load = partial(trained_agent, which=parties.which, device=str(device))
     policy = load(parties.run)
-    if parties.other is None:
+    known, other = {parties.run: policy}, policy
+    if isinstance(parties.other, OwnPart):
+        from klrl.control.own_reference import own_reference
+
+        other = replace(policy, actor=own_reference("--to", parties.other, policy).to(device))
+    elif parties.other is None:
         other = trained_reference(parties.run, parties.which, str(device))
-    else:
-        other = load(parties.other)
-    known = {parties.run: policy, parties.other: other}
+    elif parties.other != parties.run:
+        known[parties.other] = other = load(parties.other)
     player = known[parties.on] if parties.on in known else load(parties.on)
     names, notes = measured_names(policy.family, policy.policy_net.outputs)
     measure = measure_of(policy.family, policy.policy_net, other.policy_net, names)
@@ -201,7 +205,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
     """Require that the policies have equal observations and actions, for one task."""
     on = policy_kind(config.env, control_config(parties.on).actor)
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
-        if path is None or path == parties.on:
+        if not isinstance(path, Path) or path == parties.on:
             continue
         stored = control_config(path)
         for name, theirs, here in policy_kind(stored.env, stored.actor).differences(on):

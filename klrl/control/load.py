@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
-from klrl.config import Config, CustomEnvConfig, JobConfig
+from klrl.config import Config, CustomEnvConfig, CustomReferenceConfig, JobConfig
 from klrl.config.checks import typed_choice
 from klrl.config.own import complete_part
 from klrl.config.own.parts import parts_in
@@ -56,6 +56,10 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
 def trained_reference(run: Path, which: str, device: str) -> Agent:
     """The reference from a run's checkpoint, frozen; the agent's critic is meaningless."""
     agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
+    if isinstance(part := control_config(run).reference, CustomReferenceConfig):
+        from klrl.control.own_reference import own_reference
+
+        agent.actor = own_reference("reference", part, agent)
     # Loading the policy has already reported a damaged entry.
     load_component(run, which, "reference", agent.actor, torch.device(device), say=lambda _: None)
     agent.modules.to(device).requires_grad_(False).eval()

@@ -102,10 +102,19 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tens
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
     """Try a network on observations [6, D]; return its outputs, at most one per width."""
-    outputs, again = (_outputs(network, seen.reshape(2, 3, -1), most) for _ in range(2))
+    outputs = require_steady(lambda seen: _outputs(network, seen, most), seen)
+    _require_used(outputs, dict(network.named_parameters()))
+    return outputs
+
+
+def require_steady(
+    network: Callable[[Tensor], tuple[Tensor, ...]], seen: Tensor
+) -> tuple[Tensor, ...]:
+    """Require finite outputs of observations [6, D], the same twice, and of each one alone."""
+    outputs, again = (network(seen.reshape(2, 3, -1)) for _ in range(2))
     if not all(torch.isfinite(each).all() for each in outputs):
         raise PartError("its outputs are not finite; look at its initialisation")
-    alone = zip(*(_outputs(network, each[None], most) for each in seen), strict=True)
+    alone = zip(*(network(each[None]) for each in seen), strict=True)
     apart = [torch.cat(each).reshape(a.shape) for a, each in zip(outputs, alone, strict=True)]
     for first, second, single in zip(outputs, again, apart, strict=True):
         if not (torch.equal(first, second) and torch.allclose(first, single, atol=1e-4)):
@@ -113,7 +122,6 @@ def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...
                 "its output for an observation depends on chance, on earlier calls or on other "
                 "observations; leave dropout, noise, hidden states and batch normalisation out"
             )
-    _require_used(outputs, dict(network.named_parameters()))
     return outputs
 
 

@@ -11,7 +11,13 @@ from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
 from klrl.base.seeds import derived_seed, seed_generators
-from klrl.config import CheckpointReferenceConfig, Config, DemonstrationsConfig, factory
+from klrl.config import (
+    CheckpointReferenceConfig,
+    Config,
+    CustomReferenceConfig,
+    DemonstrationsConfig,
+    factory,
+)
 from klrl.config.own import has_state_dict
 from klrl.control.acting import acts_in_numpy
 from klrl.control.actor import make_agent
@@ -207,6 +213,10 @@ class ControlParts(Parts):
 
         def load_other() -> Loaded:
             config = self.config.reference
+            if isinstance(config, CustomReferenceConfig):
+                from klrl.control.own_reference import own_reference
+
+                return own_reference("reference", config, self.agent), None
             assert isinstance(config, CheckpointReferenceConfig)
             from klrl.control.load import load_reference
 

@@ -174,8 +174,8 @@ class FrozenPolicy(nn.Module):
         unexpected_keys += [prefix + key for key in result.unexpected_keys]
 
 
-#: The reference at the start: the policy, another run's policy, the policy without its adapters.
-THE_POLICY, OTHER_RUN, NO_ADAPTERS = "policy", "run", "adapters"
+#: The reference at the start: the policy, another policy, the policy without its adapters.
+THE_POLICY, OTHER_POLICY, NO_ADAPTERS = "policy", "other", "adapters"
 
 
 class ReferenceRule:
@@ -191,10 +191,10 @@ class ReferenceRule:
         """Change the frozen policy in place; ``actor`` is the live policy after ``iteration``."""
 
 
-class OtherRunReference(ReferenceRule):
-    """``reference=checkpoint``: another run's policy, never changed."""
+class OtherPolicyReference(ReferenceRule):
+    """``reference=checkpoint``, ``model`` and ``custom``: another policy, never changed."""
 
-    source = OTHER_RUN
+    source = OTHER_POLICY
 
 
 class AdapterOffReference(ReferenceRule):
@@ -237,8 +237,9 @@ class PeriodicReference(ReferenceRule):
             reference.load_state_dict(actor.state_dict())
 
 
-#: A frozen policy, and its description in the manifest, from which a resume rebuilds its networks.
-Loaded: TypeAlias = tuple[nn.Module, Mapping[str, object]]
+#: A frozen policy, and its description in the manifest, from which a resume rebuilds its networks;
+#: None if the settings suffice.
+Loaded: TypeAlias = tuple[nn.Module, Mapping[str, object] | None]
 
 
 class FrozenReference(FrozenPolicy):
@@ -275,11 +276,11 @@ class FrozenReference(FrozenPolicy):
     ) -> Self:
         """Make the reference of a live policy, according to ``rule.source``.
 
-        ``load_other`` loads another run's policy, if the rule requires it.
+        ``load_other`` loads another policy, if the rule requires it.
         """
         if rule.source == NO_ADAPTERS:
             return cls(rule, policy, own=False, checkpointed=checkpointed)
-        if rule.source == OTHER_RUN:
+        if rule.source == OTHER_POLICY:
             module, description = load_other()
             return cls(rule, module, checkpointed=checkpointed, description=description)
         assert rule.source == THE_POLICY, rule.source

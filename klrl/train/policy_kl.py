@@ -7,6 +7,7 @@ Gaussians of several dimensions, which are means over draws.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ import numpy as np
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
-from klrl.config import LANGUAGE
+from klrl.config import CONTROL, LANGUAGE, OwnPart
+from klrl.config.own import complete_part
 from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
@@ -35,14 +37,14 @@ class Parties:
 
     Attributes:
         run: the folder of the policy.
-        other: the folder of the other policy, for language also of a model; None: the reference
-            of ``run``.
+        other: the folder of the other policy, for language also of a model; for control also a
+            policy of the user's; None: the reference of ``run``.
         on: the folder of the policy that acts.
         which: last or best checkpoint of each run.
     """
 
     run: Path
-    other: Path | None
+    other: Path | OwnPart | None
     on: Path
     which: str
 
@@ -120,7 +122,8 @@ def kl_between(
 
     Args:
         run: a run folder.
-        other: a second run folder, for language also a folder of a model; None: the reference of
+        other: a second run folder; for language also a folder of a model, for control
+            ``module:name`` of a policy as for ``reference=custom``; None: the reference of
             ``run``.
         words: settings that change the task of ``on``, as in ``env.kwargs.g=14``.
         on: the run whose policy acts, in its task: ``run`` (None), ``other`` or a third run.
@@ -152,7 +155,8 @@ def kl_between(
         visited: list[Visited] = list(waves)
     found = [each for wave in visited for each in wave.episodes]
     labels = ("policy", "reference") if other is None else ("run", "other")
-    states = {parties.other: labels[1], folder: labels[0]}.get(actor, str(actor))
+    acts = labels[1] if actor == parties.other else str(actor)
+    states = labels[0] if actor == folder else acts
     distances = {
         f"{name.format(*labels)} on {states}": distance([each[key] for each in found])
         for key, name in NAMES.items()
@@ -180,8 +184,11 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
     )  # fmt: skip
 
 
-def _other(other: str | Path, domain: Domain) -> Path:
-    """Find the folder of the other run or, for language, of a model."""
+def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
+    """Find the folder of the other run or, for language, of a model; or a policy of the user's."""
+    if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
+        complete_part("--to", part := OwnPart(str(other)))
+        return part
     path = Path(other).expanduser()
     of_model = domain.name == LANGUAGE and (path / "config.json").is_file()
     return path if of_model and not _is_run(path) else find_run(str(other), "--to")
@@ -194,7 +201,7 @@ def _is_run(path: Path) -> bool:
 def _check(parties: Parties, domain: Domain) -> None:
     """Require that all parties have one domain, and a reference if ``other`` is None."""
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
-        if path is None or not _is_run(path):
+        if not isinstance(path, Path) or not _is_run(path):
             continue
         if (kind := stored_config(path).domain) != domain.name:
             raise ConfigError(

@@ -43,6 +43,7 @@ ASKING = {
     ("collector", "sampler"): ["experiment=sort_digits"],
     ("advantage", "group"): ["experiment=sort_digits"],
     ("reference", "adapter_off"): ["experiment=sort_digits", "actor.lora.r=4"],
+    ("reference", "model"): ["experiment=sort_digits", "reference.path=somewhere"],
     **{
         (group, name): ["experiment=sort_digits"]
         for group in ("loss", "advantage")
@@ -57,6 +58,8 @@ EXTRAS = {
 }
 #: Groups whose choices serve control and language alike.
 SHARED = ("reference", "kl", "controller", "loss", "learner", "optim", "logger")
+#: Their choices of one domain, or of a test of their own.
+OF_ONE = {("loss", "trpo"), ("loss", "nll"), ("reference", "custom"), ("reference", "model")}
 
 
 @pytest.mark.integration
@@ -84,7 +87,8 @@ def test_a_missing_package_is_told_with_its_extra(preset: str) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("group", "choice"), [(g, c) for g in SHARED for c in choices(g) if c not in ("trpo", "nll")]
+    ("group", "choice"),
+    [(g, c) for g in SHARED for c in choices(g) if (g, c) not in OF_ONE],
 )
 def test_every_shared_choice_goes_with_a_language_policy(group: str, choice: str) -> None:
     # experiment=smollm sets the most, of it what kl=none and kl=legacy do not have, and says so.

@@ -14,7 +14,7 @@ from tests.runs.commands import exits, manifest_of, rows_of
 
 def test_the_page_has_an_example_of_each_part() -> None:
     text = " ".join(commands())
-    for group in ("env", "actor", "loss", "controller", "advantage", "logger"):
+    for group in ("env", "actor", "reference", "loss", "controller", "advantage", "logger"):
         assert f"{group}=custom {group}.target=" in text
     parts = ("loss.own_beta_rule", "kl.own_estimator", "kl.own_divergence", "actor.own_critic")
     for inner in parts:

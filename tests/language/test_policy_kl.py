@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.kl.divergences import MEASURED, over_actions
 from klrl.language.data.batch import response_mask
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run import evaluate
 from klrl.language.run.export import export_run
+from klrl.language.run.verify import verify_run
 from klrl.train.evaluate_run import evaluate_run
 from klrl.train.policy_kl import kl_between
+from tests.runs.commands import rows_of
 
 
 def plain(folder: str, batch, temperature: float) -> list[torch.Tensor]:
@@ -85,3 +87,52 @@ def test_a_js_that_rounds_below_0_is_0(monkeypatch) -> None:
     found = evaluate.measured(lambda _: policy, lambda _: other, batch, MEASURED)
     js = [float(each["js"][0]) for each in found]
     assert min(js) == 0 < max(js)
+
+
+def test_a_folder_is_reference_and_teacher_to_plain_transformers(exits, model, monkeypatch) -> None:
+    """Trained away from a first run, of which only an exported folder is left."""
+    assert exits("optim.lr=0.03", "hydra.run.dir=first")[0] == 0
+    export_run("first", Path("folder"))
+    batches, answers = [], evaluate.Player.answers
+
+    def watched(*given, **how):
+        for asked, batch in answers(*given, **how):
+            batches.append(batch)
+            yield asked, batch
+
+    monkeypatch.setattr(evaluate.Player, "answers", watched)
+    words = ("reference=model", "reference.path=folder", "kl.placement=loss", "kl.estimator=exact")
+    words = (*words, "kl.coef=1", "advantage.reward_weight=0", "loss=clip", "frames=128")
+    assert exits(*words)[0] == 0
+    assert exits("resume=run", "frames=160")[0] == 0
+    rows = rows_of(Path("run"))
+    assert rows[-1]["kl/ref/exact"] < 0.7 * rows[0]["kl/ref/exact"]
+    batches.clear()
+    found = kl_between("run", episodes=12).distances["KL(policy||reference) on policy"]
+    export_run("run", Path("exported"))
+    p, q = (torch.cat(plain(each, batches[0], 1.0)) for each in ("exported", "folder"))
+    assert found.mean == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), abs=1e-5)
+    named = kl_between("run", "folder", episodes=12).distances["KL(run||other) on run"]
+    assert named.mean == pytest.approx(found.mean, abs=1e-6)
+    verdict = verify_run("run")
+    assert verdict.ok
+    assert {each.name: each.samples > 0 for each in verdict.measures}["reference"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "said"),
+    [(1, 0, "its tokens are not this policy's"), (0, 8, "its logits are 26, this policy's 18")],
+)
+def test_a_folder_of_other_tokens_is_refused(exits, model, tokens, rows, said) -> None:
+    network, tokenizer = (
+        kind.from_pretrained(model) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    tokenizer.add_tokens(["zz"] * tokens)
+    size = network.config.vocab_size + tokens + rows
+    network.resize_token_embeddings(size, mean_resizing=False)
+    network.save_pretrained("other")
+    tokenizer.save_pretrained("other")
+    code, _, err = exits("reference=model", "reference.path=other")
+    assert code == 2
+    assert f"reference.path=other: {said}" in err.splitlines()[-1]
+    assert not Path("run").exists()

@@ -13,7 +13,7 @@ from klrl.kl.reference import (
     AdapterOffReference,
     EMAReference,
     FrozenReference,
-    OtherRunReference,
+    OtherPolicyReference,
     PeriodicReference,
     ReferenceRule,
     freeze,
@@ -76,7 +76,7 @@ def test_a_reference_starts_as_its_rule_says() -> None:
     assert made.module is not policy
     assert torch.equal(made.module[1].weight, policy[1].weight)
     assert made.bytes == 8 * (1 + 2 + 2) + 4 * (2 + 2 + 2 + 1), "statistics; what acts"
-    made = FrozenReference.start(OtherRunReference(PLAIN), policy, lambda: (other, {"a": 1}))
+    made = FrozenReference.start(OtherPolicyReference(PLAIN), policy, lambda: (other, {"a": 1}))
     assert made.module is other
     assert made.description == {"a": 1}
     for reference in (made, FrozenReference.start(ReferenceRule(PLAIN), policy, pytest.fail)):

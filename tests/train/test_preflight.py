@@ -10,7 +10,7 @@ from klrl.base.errors import ConfigError
 from klrl.control.env import make_copies
 from klrl.control.kl import preflight_checks
 from klrl.domains import CONTROL, LANGUAGE
-from klrl.kl.reference import FrozenReference, OtherRunReference
+from klrl.kl.reference import FrozenReference, OtherPolicyReference
 from klrl.train.loop import Training
 from klrl.train.preflight import Check, kl_at_start, run_checks
 
@@ -61,7 +61,8 @@ def test_a_reference_that_is_not_the_policy_is_refused(settings) -> None:
     with pytest.raises(ConfigError, match=r"nats/frame: 5e-05 \(at most 1e-05\) FAILED; report"):
         preflight_checks(parts.agent, parts.reference, env, fresh=True)
     assert preflight_checks(parts.agent, parts.reference, env, fresh=False) == []
-    other = FrozenReference(OtherRunReference(parts.reference.rule.config), parts.reference.module)
+    rule = OtherPolicyReference(parts.reference.rule.config)
+    other = FrozenReference(rule, parts.reference.module)
     assert preflight_checks(parts.agent, other, env, fresh=True) == []
     assert torch.equal(torch.get_rng_state(), state), "the run draws what it would have drawn"
     env.close()

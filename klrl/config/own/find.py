@@ -82,7 +82,8 @@ def import_target(setting: str, part: OwnPart) -> Callable[..., Any]:
 
 def setting_text(setting: str, part: OwnPart) -> str:
     """The setting with its value, the start of an error message."""
-    return f"{setting}.target={part.target}"
+    key = setting if setting.startswith("--") else f"{setting}.target"
+    return f"{key}={part.target}"
 
 
 def arguments(

@@ -19,6 +19,8 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "actor": ("inputs", "outputs"),
     "actor.own_critic": ("inputs",),
     "env.wrappers": ("env",),
+    "reference": ("observation",),
+    "--to": ("observation",),
     "kl.own_estimator": ("log_ratio",),
     "kl.own_divergence": ("log_ratio",),
     "controller": ("coef", "frames"),

@@ -22,12 +22,24 @@ class ReferenceConfig(ChoiceConfig):
     """The policy at the start of this run, with its own normaliser."""
 
 
-@registered("reference", "checkpoint", both="kl.reference:OtherRunReference")
+@registered("reference", "checkpoint", both="kl.reference:OtherPolicyReference")
 class CheckpointReferenceConfig(ReferenceConfig):
     """The policy of another run, as in reference=checkpoint reference.path=outputs/NAME."""
 
     path: str = MISSING  # the run folder
     which: str = choice("last", "best")  # last or best: which of its checkpoints
+
+
+@registered("reference", "model", language="kl.reference:OtherPolicyReference")
+class ModelReferenceConfig(ReferenceConfig):
+    """A model from a folder, as in reference=model reference.path=FOLDER."""
+
+    path: str = MISSING  # a folder of save_pretrained, a hub id, or smollm2; the same tokenizer
+
+
+@registered("reference", "custom", control="kl.reference:OtherPolicyReference")
+class CustomReferenceConfig(OwnPart, ReferenceConfig):
+    """A policy of your own: reference.target=package.module:Name."""
 
 
 @registered("reference", "ema", both="kl.reference:EMAReference")

@@ -36,13 +36,13 @@ UNWANTED_FILES = ("consolidated*", "original/*", "onnx/*")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def find_model(model: str | Path) -> Path:
-    """Return the folder of a model; download a hub id first.
+def find_model(model: str | Path, key: str = "actor.model") -> Path:
+    """Return the folder of a model; download a hub id first. ``key`` is the setting that names it.
 
     Raises:
         ConfigError: no such folder and no such hub id, or the hub cannot be reached.
     """
-    setting, path = f"actor.model={model}", expanded(model)
+    setting, path = f"{key}={model}", expanded(model)
     name = str(model)
     if name.strip() and path.is_dir():  # an empty path would be the current folder
         return path

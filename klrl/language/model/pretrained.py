@@ -117,6 +117,7 @@ class CausalLM:
 def load_causal_lm(
     model: str | Path,
     *,
+    key: str = "actor.model",
     chat: bool,
     dtype: str = "float32",
     mixed: bool = False,
@@ -128,7 +129,8 @@ def load_causal_lm(
     """Load a model and its tokenizer.
 
     Args:
-        model: ``actor.model``: a folder written by ``save_pretrained``, or a hub id.
+        model: a folder written by ``save_pretrained``, or a hub id.
+        key: the setting that names it, for messages.
         chat: whether prompts are conversations, so that a chat template is needed.
         dtype: of the weights: float32, bfloat16 or float64. LoRA's weights stay in float32.
         mixed: compute in bfloat16 with weights of float32.
@@ -137,7 +139,7 @@ def load_causal_lm(
         lora: train low-rank adapters in place of the weights.
         say: takes a line about each automatic choice.
     """
-    folder, setting = find_model(model), f"actor.model={model}"
+    folder, setting = find_model(model, key), f"{key}={model}"
     config = read_config(folder, setting)
     check_weights(folder, setting)
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)

@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
 from klrl.base.text import warn
-from klrl.config import LanguageConfig, factory
+from klrl.config import LanguageConfig, OwnPart, factory
 from klrl.domains import LANGUAGE
 from klrl.kl.divergences import MEASURED
 from klrl.kl.reference import NO_ADAPTERS
@@ -35,6 +35,8 @@ from klrl.language.run.load import (
     language_config,
     make_policy,
     network_of_reference,
+    of_model,
+    require_same_tokens,
     trained_policy,
     with_model,
 )
@@ -222,6 +224,7 @@ def distances(
     check_base(own, "actor.model=FOLDER")
     base = own.actor.model
     policy = load(parties.run, setting="RUN", model=base)
+    assert not isinstance(parties.other, OwnPart)  # control's
     known = {parties.run: policy}
     if parties.other is None:
         reference = trained_reference(parties.run, parties.which, policy, base, str(device))
@@ -232,11 +235,7 @@ def distances(
     if parties.on not in known:
         known[parties.on] = load(parties.on, setting="--on")
     for path, each in known.items():
-        if each.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
-            raise ConfigError(
-                f"{path}: its tokens are not those of {parties.run}; compare policies with the "
-                "same tokenizer"
-            )
+        require_same_tokens(str(path), each, "RUN's", policy)
     player = Player.of_trained(config, known[parties.on], task)
     place = places(starts, size.episodes, task.evaluations)
     answered = player.answers(place, starts, sampled=True)
@@ -280,8 +279,8 @@ def other_policy(
     """Load the policy of another run, or the model of a folder."""
     if (path / "manifest.json").is_file():
         return load(path, setting="--to", compared_with=config)
-    plain = replace(config.actor, model=str(path), lora=replace(config.actor.lora, r=0), init=None)
-    policy = make_policy(replace(config, actor=plain, device=str(device)), say=lambda _: None)
+    config = replace(of_model(config, str(path)), device=str(device))
+    policy = make_policy(config, say=lambda _: None, key="--to")
     policy.model.requires_grad_(False).eval()
     return policy
 

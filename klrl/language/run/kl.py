@@ -26,7 +26,7 @@ from klrl.kl.charge import (
 )
 from klrl.kl.divergences import REVERSE, Divergence, Which
 from klrl.kl.measure import mean_charged, mean_kl
-from klrl.kl.reference import NO_ADAPTERS, OTHER_RUN, FrozenReference, ReferenceRule
+from klrl.kl.reference import NO_ADAPTERS, OTHER_POLICY, FrozenReference, ReferenceRule
 from klrl.language.data.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
@@ -81,7 +81,7 @@ def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
     """Whether a checkpoint must contain the reference: it changes, or the base cannot give it."""
     if rule.source == NO_ADAPTERS:
         return False
-    return rule.moves or rule.source == OTHER_RUN or config.actor.init is not None
+    return rule.moves or rule.source == OTHER_POLICY or config.actor.init is not None
 
 
 #: Keys: the exact KL(policy||reference) of every token [B, R]; the forward KL [B, R]; the charged

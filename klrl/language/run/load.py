@@ -13,13 +13,18 @@ from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
-from klrl.config import AdvantageConfig, CheckpointReferenceConfig, LanguageConfig
+from klrl.config import (
+    AdvantageConfig,
+    CheckpointReferenceConfig,
+    LanguageConfig,
+    ModelReferenceConfig,
+)
 from klrl.config.checks import typed_choice
 from klrl.kl.reference import Loaded
 from klrl.language.data.model_files import find_model
 from klrl.language.data.sort_digits import BASE_MODEL
 from klrl.language.model import smollm
-from klrl.language.model.causal_lm import ValueHead, model_device
+from klrl.language.model.causal_lm import ValueHead, model_device, unwrapped, weight_of
 from klrl.language.model.pretrained import CausalLM, load_causal_lm
 from klrl.language.run.sampler import SpecialTokens
 from klrl.runs.checkpoint import load_component
@@ -59,7 +64,11 @@ class Policy:
 
 
 def make_policy(
-    config: LanguageConfig, *, chat: bool = False, say: Callable[[str], None] = print
+    config: LanguageConfig,
+    *,
+    chat: bool = False,
+    say: Callable[[str], None] = print,
+    key: str = "actor.model",
 ) -> Policy:
     """Load ``actor.model``; if it is null, the small base model of ``env=sort_digits``.
 
@@ -67,6 +76,7 @@ def make_policy(
         config: the job.
         chat: whether prompts are conversations, so that a chat template is needed.
         say: takes a line about each automatic choice.
+        key: the setting that names the model, for messages.
     """
     actor, device = config.actor, device_of(config.device)
     if config.mixed and config.learner.dtype is None:
@@ -76,6 +86,7 @@ def make_policy(
         )
     causal = load_causal_lm(
         find_base(config),
+        key=key,
         chat=chat,
         dtype="float32" if config.mixed else actor.dtype,
         mixed=config.mixed,
@@ -96,7 +107,7 @@ def find_base(config: LanguageConfig) -> str | Path:
     return BASE_MODEL if config.actor.model is None else config.actor.model
 
 
-#: The setting that names a reference's run.
+#: The setting that names a reference's run or model.
 _PATH = "reference.path"
 
 
@@ -144,10 +155,10 @@ def trained_causal_lm(run: str | Path, which: str = "last", device: str = "cpu")
 def load_reference(
     config: LanguageConfig, policy: Policy, described: Mapping[str, Any] | None
 ) -> Loaded:
-    """Load the model of another run as pi_ref.
+    """Load the model of another run, or of a folder, as pi_ref.
 
     Args:
-        config: the job, with ``reference=checkpoint``.
+        config: the job, with ``reference=checkpoint`` or ``model``.
         policy: the policy of this run; the reference must have the same tokens.
         described: on resume, the manifest's description of the reference: the weights then come
             from this run's own checkpoint, and the other folder may be gone.
@@ -156,22 +167,42 @@ def load_reference(
         The model, and its description for the manifest.
     """
     reference = config.reference
-    assert isinstance(reference, CheckpointReferenceConfig)
+    assert isinstance(reference, CheckpointReferenceConfig | ModelReferenceConfig)
+    if isinstance(reference, ModelReferenceConfig):
+        described = {"actor": asdict(of_model(config, reference.path).actor)}
     if described is not None:
-        other = make_policy(
-            _computing_as(with_network(config, described), config), say=lambda _: None
-        )
+        network = _computing_as(with_network(config, described), config)
+        other = make_policy(network, say=lambda _: None, key=_PATH)
     else:
+        assert isinstance(reference, CheckpointReferenceConfig)
         stored = language_config(find_run(reference.path, _PATH), _PATH)
         described = {"actor": asdict(stored.actor)}
         device = str(model_device(policy.model))
         other = trained_policy(reference.path, reference.which, device, _PATH, compared_with=config)
+    require_same_tokens(f"{_PATH}={reference.path}", other, "this policy's", policy)
+    return other.model, described
+
+
+def require_same_tokens(setting: str, other: Policy, whose: str, policy: Policy) -> None:
+    """Refuse a policy whose next-token distributions are over other tokens."""
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
         raise ConfigError(
-            f"{_PATH}={reference.path}: its tokens are not this policy's; choose a run with the "
-            "same tokenizer"
+            f"{setting}: its tokens are not {whose}; choose a policy with the same tokenizer"
         )
-    return other.model, described
+    logits, own = (
+        len(weight_of(unwrapped(each.model).get_output_embeddings())) for each in (other, policy)
+    )
+    if logits != own:
+        raise ConfigError(
+            f"{setting}: its logits are {logits:,}, {whose} {own:,}; resize_token_embeddings, or "
+            "choose another model"
+        )
+
+
+def of_model(config: LanguageConfig, model: str) -> LanguageConfig:
+    """Return the job with a model as its network, without adapters."""
+    lora = replace(config.actor.lora, r=0)
+    return replace(config, actor=replace(config.actor, model=model, lora=lora, init=None))
 
 
 def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
@@ -180,11 +211,11 @@ def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> Langua
 
 
 def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
-    """Return a run's settings with the network of its reference, if that is another run's.
+    """Return a run's settings with the network of its reference, if that is another policy.
 
     ``config`` says where the run's base model is now; the other network may share that base model.
     """
-    if not isinstance(config.reference, CheckpointReferenceConfig):
+    if not isinstance(config.reference, CheckpointReferenceConfig | ModelReferenceConfig):
         return config
     other = with_network(config, RunFolder(run).manifest["reference"])
     same = other.actor.model == language_config(run).actor.model

@@ -23,7 +23,7 @@ from klrl.base.context import check_length
 from klrl.base.errors import ConfigError
 from klrl.base.text import counted
 from klrl.config import LANGUAGE, LanguageConfig, factory
-from klrl.kl.reference import OTHER_RUN
+from klrl.kl.reference import OTHER_POLICY
 from klrl.language.data.rewards import response_texts
 from klrl.language.data.tasks import make_task
 from klrl.language.model.causal_lm import model_device, unwrapped, weight_of
@@ -273,7 +273,7 @@ class Sources:
 
     def _make_reference(self, folder: Path) -> nn.Module | None:
         """Make a separate reference model; None if it never changes and its weights are gone."""
-        if self._rule.source == OTHER_RUN:
+        if self._rule.source == OTHER_POLICY:
             network = unmixed(network_of_reference(folder, self._config))
             model = make_policy(network, say=lambda _: None).model
         else:
