@@ -35,7 +35,8 @@ KLS = {
     "exact": "kl=retrieve kl.placement=split kl.estimator=exact",
     "js": "kl=retrieve kl.placement=split kl.estimator=exact kl.divergence=js",
 }
-LOSSES = {"klpen": "loss=klpen", "klpen_held": "loss=klpen_held", "clip": "loss=clip"}
+LOSSES = {name: f"loss={name}" for name in ("klpen", "klpen_held", "clip")}
+LOSSES["trpo"] = "loss=trpo actor.share_trunk=false"
 COLLECTORS = {"vector": "collector=vector", "torchrl": "collector=torchrl"}
 FACTORS = (ENVS, ACTORS, KLS, LOSSES, COLLECTORS)
 

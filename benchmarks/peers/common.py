@@ -19,7 +19,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-ENV_IDS = {"pendulum": "Pendulum-v1", "half_cheetah": "HalfCheetah-v5"}
+ENV_IDS = {
+    "pendulum": "Pendulum-v1",
+    "half_cheetah": "HalfCheetah-v5",
+    "hopper": "Hopper-v5",
+    "atari": "ale_py:ALE/Pong-v5",
+}
 
 #: Packages whose versions decide a figure; those that are not installed are left out.
 PACKAGES = (

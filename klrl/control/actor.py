@@ -136,13 +136,17 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
         return tanh.base_dist.log_prob(u) - self.family.log_slope(u)
 
 
-def make_agent(config: ActorConfig, env: EnvBase, *, normalize: bool, separate: bool) -> Agent:
+def make_agent(
+    config: ActorConfig, env: EnvBase, *, normalize: bool, separate: bool, mixed: bool = False
+) -> Agent:
     """Build actor and critic for an environment; sizes come from its specs.
 
     ``normalize``: whether observations are normalised inside the networks; ``separate``: keep the
-    critic's gradient out of a shared trunk (``loss.separate_losses``).
+    critic's gradient out of a shared trunk (``loss.separate_losses``); ``mixed``: a CNN computes in
+    bfloat16 (``learner.dtype``).
     """
-    return factory("actor", config, CONTROL)(config, env, normalize=normalize, separate=separate)
+    how = {"normalize": normalize, "separate": separate, "mixed": mixed}
+    return factory("actor", config, CONTROL)(config, env, **how)
 
 
 def fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
@@ -195,6 +199,7 @@ def _agent(
     *,
     normalize: bool,
     separate: bool,
+    mixed: bool,
 ) -> Agent:
     """Actor and critic of a family; ``outputs`` is the width of the policy's head."""
     layout: Layout | None = getattr(env, "layout", None)
@@ -205,8 +210,8 @@ def _agent(
         normalizer = ObservationNormalizer(size)
     elif normalize and layout is not None and layout.vectors:
         normalizer = VectorNormalizer(layout.vectors)
-    policy_trunk = _trunk(config, size, layout)
-    value_trunk = policy_trunk if config.share_trunk else _trunk(config, size, layout)
+    policy_trunk = _trunk(config, size, layout, mixed)
+    value_trunk = policy_trunk if config.share_trunk else _trunk(config, size, layout, mixed)
     shared: nn.Module = normalizer or nn.Identity()
     masked = 0 if layout is None else layout.masked
     policy = PolicyNet(shared, policy_trunk, outputs, init_std, masked)
@@ -218,7 +223,9 @@ def _agent(
     return Agent(actor, critic, family, normalizer, layout)
 
 
-def _trunk(config: ActorConfig, size: int, layout: Layout | None) -> nn.Sequential:
+def _trunk(
+    config: ActorConfig, size: int, layout: Layout | None, mixed: bool = False
+) -> nn.Sequential:
     """The hidden layers, after an encoder for each key if there are keys."""
     if layout is None:
         return mlp([size, *config.hidden], config.activation)
@@ -227,10 +234,11 @@ def _trunk(config: ActorConfig, size: int, layout: Layout | None) -> nn.Sequenti
     cnn, scale = None, 1.0
     if isinstance(config, CNNActorConfig):
         cnn, scale = config.arch, config.scale
-    from klrl.control.encoders import Encoders
+    from klrl.control.encoders import Encoders, Mixed
 
     encoders = Encoders(layout, config.hidden[0], config.activation, cnn, scale)
-    return nn.Sequential(encoders, *mlp([encoders.out_features, *config.hidden], config.activation))
+    kind = Mixed if mixed else nn.Sequential
+    return kind(encoders, *mlp([encoders.out_features, *config.hidden], config.activation))
 
 
 def _sampler(family: Family) -> ProbabilisticTensorDictModule:

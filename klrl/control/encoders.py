@@ -53,6 +53,29 @@ class Encoders(nn.Module):
         return self.layout.line
 
 
+class Mixed(nn.Sequential):
+    """A trunk that computes in bfloat16; weights, inputs and outputs are float32.
+
+    On a CPU without bfloat16 instructions it computes in float32.
+    """
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self._on_cpu = cpu_has_bfloat16()
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Features of every observation, float32."""
+        kind = observation.device.type
+        with torch.autocast(kind, torch.bfloat16, kind != "cpu" or self._on_cpu):
+            return super().forward(observation).float()
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the processor multiplies in bfloat16: AVX-512, AMX or ARM's."""
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 def _encoder(
     entry: ObservationPart, width: int | None, activation: str, cnn: str | None, scale: float
 ) -> tuple[nn.Module, int]:

@@ -83,7 +83,8 @@ def load_agent(run: str, which: str, agent: Agent) -> None:
 
 def describe_policy(config: Config) -> dict[str, object]:
     """The settings that rebuild a run's networks, together with the environment's specs."""
-    return {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
+    described = {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
+    return described | {"mixed": config.learner.dtype == "mixed"}
 
 
 def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = None) -> Agent:
@@ -94,7 +95,8 @@ def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = Non
     actor = typed_choice("actor", described)
     if run is not None:
         check_known(expanded(run), parts_in("actor", actor))
-    return make_agent(actor, env, normalize=described["normalize"], separate=False)
+    how = {"normalize": described["normalize"], "mixed": described.get("mixed", False)}
+    return make_agent(actor, env, separate=False, **how)
 
 
 def load_reference(

@@ -20,13 +20,6 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from klrl.base.errors import first_line
 
 Array = np.ndarray
-#: Entry point of a task -> whether its robot can fall.
-TASKS = {
-    "gymnasium.envs.mujoco.half_cheetah_v5:HalfCheetahEnv": False,
-    "gymnasium.envs.mujoco.hopper_v5:HopperEnv": True,
-    "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv": False,
-    "gymnasium.envs.mujoco.walker2d_v5:Walker2dEnv": True,
-}
 #: Copies and steps that are compared with Gymnasium's.
 _COPIES, _STEPS = 2, 128
 #: Environments, with their arguments, whose batch this process has compared.
@@ -43,8 +36,8 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
     Raises:
         Unbatched: there is no batch for this environment, or its steps differ from Gymnasium's.
     """
-    falls = TASKS.get(env.unwrapped.spec.entry_point)
-    if falls is None:
+    kind = TASKS.get(env.unwrapped.spec.entry_point)
+    if kind is None:
         raise Unbatched(f"{env.unwrapped.spec.id} has no batch")
     why = "" if env.render_mode is None else f"render_mode={env.render_mode}"
     limit, inner = np.inf, env
@@ -56,7 +49,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
         inner = inner.env
     try:
         if not why:
-            batch = MujocoBatch(env.unwrapped, count, limit, falls)
+            batch = kind(env.unwrapped, count, limit)
             if (known := repr(env.spec)) not in _compared:
                 why = _difference(batch, env, [make() for _ in range(_COPIES)])
     except Exception as error:  # of an older MuJoCo, or of a model that a Batch refuses
@@ -95,26 +88,23 @@ def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.
 class MujocoBatch:
     """Simulations of a task. The ``task`` itself is reset for each of them, one at a time.
 
-    Their reward is w_forward dx/dt - w_ctrl |a|^2. Hopper and Walker2d (``falls``) add w_healthy
-    while all states are in their ranges, may end when one is not, and observe velocities in +-10.
+    Observations, rewards and ends are HalfCheetah's and Swimmer's: w_forward dx/dt - w_ctrl |a|^2.
     """
 
-    def __init__(self, task: Any, count: int, limit: float, falls: bool) -> None:
+    def __init__(self, task: Any, count: int, limit: float) -> None:
         from mujoco.batch import Batch  # since MuJoCo 4
 
-        self.count, self._limit, self._falls = count, limit, falls
+        self.count, self._limit = count, limit
         # The results are equal for any number of threads.
         batch = Batch(task.model, count, nthread=torch.get_num_threads())
         self._task, self._batch, self._dt = task, batch, task.dt
         self._qpos, self._qvel, self._ctrl = map(batch.bind, ("qpos", "qvel", "ctrl"))
-        self._shown = self._qpos[:, task.observation_structure["skipped_qpos"] :]
         self._never, self._steps = np.zeros(count, bool), np.zeros(count, np.int64)
-        if falls:  # the healthy ranges of qpos and qvel, without x
-            size = task.model.nq + task.model.nv - 3
-            rest = getattr(task, "_healthy_state_range", (-np.inf, np.inf))  # Hopper's alone
-            z, angle = task._healthy_z_range, task._healthy_angle_range
-            both = max(angle[0], rest[0]), min(angle[1], rest[1])
-            self._low, self._high = np.array([z, both, *[rest] * size]).T
+        self._find()
+
+    def _find(self) -> None:
+        """What the task's step reads."""
+        self._shown = self._qpos[:, self._task.observation_structure["skipped_qpos"] :]
 
     def begin(self, copy: int) -> None:
         """Begin an episode of a copy in the state of the task, which was just reset."""
@@ -132,24 +122,110 @@ class MujocoBatch:
         self._ctrl[:] = actions
         self._batch.step(mask, nstep=self._task.frame_skip)
         self._steps[stepped] += 1
-        position, velocity = self._shown, self._qvel
-        if self._falls:
-            velocity = np.minimum(np.maximum(velocity, -10), 10)
         observations, *others = answers
-        observations[stepped, : position.shape[1]] = position[stepped]
-        observations[stepped, position.shape[1] :] = velocity[stepped]
+        end = 0
+        for part in self._observed():
+            start, end = end, end + part.shape[1]
+            observations[stepped, start:end] = part[stepped]
         results = *self._judged(before, actions), self._steps >= self._limit
         for answer, result in zip(others, results, strict=True):
             answer[stepped] = result[stepped]
 
+    def _observed(self) -> Sequence[Array]:
+        """The parts [N, .] of an observation."""
+        return self._shown, self._qvel
+
     def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        """Reward and terminated [N], in Gymnasium's order of operations."""
+        """Reward and terminated [N], in Gymnasium's order of operations; ``before`` is x [N]."""
+        return self._progress(before) - self._effort(actions), self._never
+
+    def _progress(self, before: Array) -> Array:
+        return self._task._forward_reward_weight * ((self._qpos[:, 0] - before) / self._dt)
+
+    def _effort(self, actions: Array) -> Array:
+        return self._task._ctrl_cost_weight * np.square(actions).sum(1)
+
+
+class WalkerBatch(MujocoBatch):
+    """Hopper and Walker2d: w_healthy more while all states are in their ranges.
+
+    They may end when one is not, and observe velocities in +-10.
+    """
+
+    def _find(self) -> None:
+        """The healthy ranges of qpos and qvel, without x."""
+        super()._find()
         task = self._task
-        reward = task._forward_reward_weight * ((self._qpos[:, 0] - before) / self._dt)
-        ends = self._never
-        if self._falls:
-            state = np.concatenate((self._qpos[:, 1:], self._qvel), 1)
-            healthy = ((self._low < state) & (state < self._high)).all(1)
-            reward = reward + healthy * task._healthy_reward
-            ends = ~healthy if task._terminate_when_unhealthy else ends
-        return reward - task._ctrl_cost_weight * np.square(actions).sum(1), ends
+        size = task.model.nq + task.model.nv - 3
+        rest = getattr(task, "_healthy_state_range", (-np.inf, np.inf))  # Hopper's alone
+        z, angle = task._healthy_z_range, task._healthy_angle_range
+        both = max(angle[0], rest[0]), min(angle[1], rest[1])
+        self._low, self._high = np.array([z, both, *[rest] * size]).T
+
+    def _observed(self) -> Sequence[Array]:
+        return self._shown, _within(self._qvel)
+
+    def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
+        state = np.concatenate((self._qpos[:, 1:], self._qvel), 1)
+        healthy = ((self._low < state) & (state < self._high)).all(1)
+        reward = self._progress(before) + healthy * self._task._healthy_reward
+        ends = ~healthy if self._task._terminate_when_unhealthy else self._never
+        return reward - self._effort(actions), ends
+
+
+class ReacherBatch(MujocoBatch):
+    """Reacher: -w_dist |fingertip - target| - w_control |a|^2."""
+
+    def _find(self) -> None:
+        """The bodies, where they were before the last substep, as Gymnasium reads them."""
+        places, model = self._batch.bind("xpos"), self._task.model
+        self._tip, self._target = (places[:, model.body(x).id] for x in ("fingertip", "target"))
+
+    def _observed(self) -> Sequence[Array]:
+        angles, apart = self._qpos[:, :2], self._tip - self._target
+        return np.cos(angles), np.sin(angles), self._qpos[:, 2:], self._qvel[:, :2], apart[:, :2]
+
+    def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
+        apart, task = self._tip - self._target, self._task
+        reward = -np.sqrt(np.vecdot(apart, apart)) * task._reward_dist_weight
+        return reward - np.square(actions).sum(1) * task._reward_control_weight, self._never
+
+
+class DoublePendulumBatch(MujocoBatch):
+    """InvertedDoublePendulum: a bonus while its tip is above 1, less squares of place and speed."""
+
+    def _find(self) -> None:
+        """Tip and force of the last substep."""
+        self._sites, self._force = map(self._batch.bind, ("site_xpos", "qfrc_constraint"))
+
+    def _observed(self) -> Sequence[Array]:
+        angles, speeds, force = self._qpos[:, 1:], _within(self._qvel), _within(self._force[:, :1])
+        return self._qpos[:, :1], np.sin(angles), np.cos(angles), speeds, force
+
+    def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
+        x, _, y = self._sites[:, 0].T
+        _, v1, v2 = _squares(self._qvel).T
+        far, fast = 0.01 * _squares(x) + _squares(y - 2), 1e-3 * v1 + 5e-3 * v2
+        ends = y <= 1
+        return self._task._healthy_reward * ~ends - far - fast, ends
+
+
+def _within(values: Array) -> Array:
+    return np.minimum(np.maximum(values, -10), 10)
+
+
+def _squares(values: Array) -> Array:
+    """As C's pow rounds them, which squares Gymnasium's scalars; numpy's arrays are multiplied."""
+    return np.reshape([value**2 for value in values.ravel().tolist()], values.shape)
+
+
+_ROOM = "gymnasium.envs.mujoco"
+#: Entry point of a task -> its batch.
+TASKS = {
+    f"{_ROOM}.half_cheetah_v5:HalfCheetahEnv": MujocoBatch,
+    f"{_ROOM}.hopper_v5:HopperEnv": WalkerBatch,
+    f"{_ROOM}.inverted_double_pendulum_v5:InvertedDoublePendulumEnv": DoublePendulumBatch,
+    f"{_ROOM}.reacher_v5:ReacherEnv": ReacherBatch,
+    f"{_ROOM}.swimmer_v5:SwimmerEnv": MujocoBatch,
+    f"{_ROOM}.walker2d_v5:Walker2dEnv": WalkerBatch,
+}

@@ -63,11 +63,13 @@ class ControlParts(Parts):
         self._copies = make_copies(config.env, seed=0, num_envs=copies)
         self.longest_episode = self._copies.longest_episode
         self._episodes = RunningEpisodes()
+        mixed = config.learner.dtype == "mixed"
         self.agent = make_agent(
             config.actor,
             self._copies,
             normalize=config.env.normalize_observation,
             separate=config.loss.separate_losses,
+            mixed=mixed,
         )
         if config.actor.init is not None and before is None:
             from klrl.control.load import load_agent
@@ -90,6 +92,12 @@ class ControlParts(Parts):
             *(() if self.data is None else (self.data.note,)),
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
         ]
+        if mixed and self.device.type == "cpu":
+            from klrl.control.encoders import cpu_has_bfloat16
+
+            if not cpu_has_bfloat16():
+                without = "this processor has no bfloat16 instructions, the CNN computes in float32"
+                self.preflight.append(f"learner.dtype=mixed: {without}")
         self._reward_normalizer: RewardNormalizer | None = None
         if config.env.normalize_reward:
             self._reward_normalizer = RewardNormalizer(config.advantage.gamma)

@@ -1,10 +1,16 @@
 """Encoders of entries against torch's own layers."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from klrl.control.encoders import Embedding, Images, nature
+import klrl
+from klrl.control.encoders import Embedding, Images, Mixed, nature
+from klrl.control.load import trained_agent
 from klrl.control.observation import ObservationPart
+from tests.conftest import QUICK
+from tests.runs.commands import exits, rows_of
 
 
 def test_an_embedding_is_a_linear_layer_over_one_hot_numbers() -> None:
@@ -58,3 +64,77 @@ def test_the_gradient_of_images_is_that_of_the_plain_cnn() -> None:
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+# ----------------------------------------------------------------------------- learner.dtype=mixed
+
+CATCH = (*QUICK, "env=catch", "learner.compile=false", "eval.final=0", "frames=128")
+HAS, LACKS = {"avx512_bf16": True}, {"avx512_bf16": False, "avx2": True}
+
+
+def trunk_and_images() -> tuple[torch.nn.Sequential, torch.Tensor]:
+    torch.manual_seed(0)
+    entry = ObservationPart("", (), "image", (36, 40, 2))
+    layers = (Images(entry, nature(2), 255.0), torch.nn.Linear(64, 8))
+    return torch.nn.Sequential(*layers), torch.randint(0, 256, (5, 36 * 40 * 2), dtype=torch.uint8)
+
+
+def gradients(trunk: torch.nn.Sequential, images: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(trunk(images).square().sum(), list(trunk.parameters())))
+
+
+def test_a_mixed_trunk_multiplies_rounded_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As float32 layers do whose inputs and weights are rounded to bfloat16, each in its turn."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: HAS)
+    trunk, images = trunk_and_images()
+    mixed = Mixed(*trunk)
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return x.bfloat16().float()
+
+    hidden = images.float().reshape(5, 36, 40, 2).permute(0, 3, 1, 2) / 255
+    for layer in (*trunk[0].cnn, trunk[1]):
+        if isinstance(layer, torch.nn.Conv2d):
+            given = rounded(hidden), rounded(layer.weight), rounded(layer.bias)
+            hidden = torch.nn.functional.conv2d(*given, layer.stride)
+        elif isinstance(layer, torch.nn.Linear):
+            given = rounded(hidden), rounded(layer.weight), rounded(layer.bias)
+            hidden = torch.nn.functional.linear(*given)
+        else:
+            hidden = layer(hidden)
+    plain, found = trunk(images), mixed(images)
+    assert found.dtype == torch.float32
+    by_hand, apart = ((found - x).abs().max() for x in (rounded(hidden), plain))
+    assert by_hand < plain.abs().max() / 256, "one rounding"
+    assert apart > 0
+    for ours, theirs in zip(gradients(mixed, images), gradients(trunk, images), strict=True):
+        assert ours.dtype == torch.float32
+        assert float((ours - theirs).norm() / theirs.norm()) < 0.1
+
+
+def test_a_processor_without_bfloat16_computes_in_float32(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: LACKS)
+    trunk, images = trunk_and_images()
+    assert torch.equal(Mixed(*trunk)(images), trunk(images))
+    klrl.run(*CATCH, "learner.dtype=mixed", folder=Path("run"))
+    line = "learner.dtype=mixed: this processor has no bfloat16 instructions"
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.integration
+def test_a_mixed_run_resumes_to_the_bit_and_its_policy_is_mixed(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: HAS)
+    mixed = ("learner.dtype=mixed", "checkpoint.every=1")
+    rows = {}
+    for name, words in {"mixed": mixed, "half": (*mixed, "frames=64"), "plain": ()}.items():
+        klrl.run(*CATCH, *words, folder=Path(name))
+    assert exits("resume=half", "frames=128") == 0
+    for name in ("mixed", "half", "plain"):
+        rows[name] = [(r["loss/objective"], r["kl/old/exact"]) for r in rows_of(Path(name))]
+    assert rows["mixed"] == rows["half"]
+    assert rows["mixed"] != rows["plain"]
+    assert rows["mixed"][-1] == pytest.approx(rows["plain"][-1], rel=0.3, abs=1e-4)
+    # Sampled, scored and compared with its reference in the same arithmetic.
+    assert abs(rows_of(Path("mixed"))[0]["kl/ref/exact"]) < 1e-7
+    assert isinstance(trained_agent("mixed").policy_net.trunk, Mixed)
+    assert not isinstance(trained_agent("plain").policy_net.trunk, Mixed)

@@ -21,7 +21,11 @@ from tests.agents import gym
 from tests.conftest import QUICK
 from tests.control.test_episodes import kept, played
 
-TASKS = ("HalfCheetah-v5", "Hopper-v5", "Swimmer-v5", "Walker2d-v5")
+TASKS = (
+    *("HalfCheetah-v5", "Hopper-v5", "Swimmer-v5", "Walker2d-v5"),
+    *("Reacher-v5", "InvertedDoublePendulum-v5"),
+)
+NEVER_FALL = ("HalfCheetah-v5", "Swimmer-v5", "Reacher-v5")
 #: Time limits are reached, and every setting that a step reads has another value than its default.
 SETTINGS: dict[str, dict[str, Any]] = {
     "HalfCheetah-v5": {"forward_reward_weight": 0.7, "ctrl_cost_weight": 0.3},
@@ -30,6 +34,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"healthy_state_range": (-2.5, 3.5), "healthy_angle_range": (-0.3, 0.1)},
     },
     "Swimmer-v5": {"frame_skip": 2, "ctrl_cost_weight": 0.2},
+    "Reacher-v5": {"reward_dist_weight": 0.7, "reward_control_weight": 0.3},
+    "InvertedDoublePendulum-v5": {"healthy_reward": 3.0, "frame_skip": 2},
     "Walker2d-v5": {"terminate_when_unhealthy": False, "healthy_z_range": (1.1, 1.3)},
 }
 CASES = [(name, {}) for name in TASKS]
@@ -77,9 +83,7 @@ def compare(env_id: str, kwargs: dict[str, Any], copies: int, steps: int) -> tup
 @pytest.mark.parametrize(("env_id", "kwargs"), CASES)
 def test_each_answer_is_gymnasiums(env_id: str, kwargs: dict[str, Any]) -> None:
     terminated, truncated = compare(env_id, kwargs, 3, 80)
-    falls = env_id not in ("HalfCheetah-v5", "Swimmer-v5") and kwargs.get(
-        "terminate_when_unhealthy", True
-    )
+    falls = env_id not in NEVER_FALL and kwargs.get("terminate_when_unhealthy", True)
     assert (terminated > 0) == falls
     assert truncated > 0 or "max_episode_steps" not in kwargs
 
@@ -146,7 +150,7 @@ def test_running_episodes_go_on_in_a_batch_or_one_by_one() -> None:
 # ------------------------------------------------------------------------------- stepped one by one
 
 
-class Once(mujoco_batch.MujocoBatch):
+class Once(mujoco_batch.WalkerBatch):
     """A batch with one wrong number: the reward of a step, or an end that is missed."""
 
     wrong = ""
@@ -165,7 +169,7 @@ def test_one_wrong_number_is_found_before_the_batch_is_used(
     wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Once, "wrong", wrong)
-    monkeypatch.setattr(mujoco_batch, "MujocoBatch", Once)
+    monkeypatch.setitem(mujoco_batch.TASKS, "gymnasium.envs.mujoco.hopper_v5:HopperEnv", Once)
     monkeypatch.setattr(mujoco_batch, "_compared", set())
     env = VectorGymEnv("Hopper-v5", 3, seed=2)
     if not wrong:

@@ -137,7 +137,8 @@ class LearnerConfig(ChoiceConfig):
     minibatches: int = number(16, ge=1)  # per pass; divides env.num_envs * collector.steps
     #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot
     compile: Switch = choice("auto", "false", "jit", "aot")
-    #: language: float32, mixed (arithmetic in bfloat16), or null: mixed for actor.dtype=bfloat16
+    #: language, and control's actor=cnn: float32, mixed (arithmetic in bfloat16), or null: float32,
+    #: and mixed for actor.dtype=bfloat16
     dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)
     #: language: most prompts, with their groups, in one pass; null = a whole minibatch
     micro_batch: Optional[int] = added(number(ge=1), None)
@@ -150,7 +151,8 @@ class OptimConfig(ChoiceConfig):
     lr: float = number(3e-4, gt=0)  # learning rate at the start
     lr_floor: float = number(0.0, ge=0)  # at the end; it falls linearly over the frames
     #: linear: from lr to lr_floor; kl_adaptive (rsl_rl): after a minibatch whose KL(old||new) is
-    #: above 2 kl_target lr / 1.5, below kl_target / 2 lr * 1.5, within lr_min .. lr_max
+    #: above 2 kl_target lr / 1.5, below kl_target / 2 lr * 1.5, within lr_min .. lr_max; .30 to .63
+    #: of the iterations end within a factor 1.5 of kl_target (docs/kl.md): for more, klpen_held
     rate: str = added(choice("linear", "kl_adaptive"), "linear")
     kl_target: float = added(number(gt=0), 0.01)  # nats per step, or token
     lr_min: float = added(number(gt=0), 1e-5)  # lower bound of a kl_adaptive rate
