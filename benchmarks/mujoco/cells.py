@@ -242,12 +242,14 @@ def in_band(run: ReadRun, share: float) -> float | None:
 
 
 def curve(run: ReadRun) -> Line:
-    """Training return, KL(old||new) and seconds of training over frames, in few points."""
+    """Training return, KL(old||new), seconds of training, entropy and critic's loss over frames."""
     frames = column(run, run.axis)[run.trained]
     columns = {
         "return": column(run, "reward/episode")[run.trained],
         "kl_old": column(run, "kl/old/exact")[run.trained],
         "seconds": np.cumsum(column(run, "time/iteration")[run.trained]),
+        "entropy": column(run, "policy/entropy")[run.trained],
+        "critic": column(run, "loss/critic")[run.trained],
     }
     count = min(POINTS, len(frames))
     parts = np.array_split(np.arange(len(frames)), count) if count else []
