@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.mujoco import losses, peers
+from benchmarks.mujoco import losses, peers, second
 from benchmarks.mujoco.cells import END, SB3, Line
 from benchmarks.mujoco.curves import draw_curves
 from benchmarks.mujoco.published import NAMES
@@ -77,7 +77,7 @@ def write_page(folder: Path = FOLDER) -> None:
         "What does one setting reach on nine tasks at the presets' own length, and does that "
         "change the default loss?"
     )
-    text = "\n\n".join(_sections(cells, rows, about))
+    text = "\n\n".join(_sections(cells, rows, about, folder))
     replace_measured(folder / "README.md", text, f"# {TITLE}\n\n{question}\n")
 
 
@@ -96,15 +96,17 @@ def _values(lines: Sequence[Line]) -> dict[str, np.ndarray]:
     return {key: np.array(each, float) for key, each in values.items() if None not in each}
 
 
-def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
+def _sections(cells: Known, rows: Sequence[Row], about: Line, folder: Path) -> list[str]:
     told = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     return [
         *_missing(about["runs"]),
+        *second.sections(cells, MEASURES, folder),
+        "## First edition",
         "One setting for all tasks but for what a task imposes: Swimmer looks further ahead (gamma "
         ".9999, lambda .98), and the contact forces are left out of Ant's and Humanoid's "
         "observation. It was searched on seeds 100 to 102 with klpen_held; what was tried stands "
         "in [presets.md](../../presets.md).",
-        "## Returns",
+        "### Returns",
         "![Training return over frames on nine tasks, a line per seed, for each loss, with the "
         "regulariser and for Stable-Baselines3 with CleanRL's settings](mujoco.png)",
         "Return: 100 episodes of the last policy's likeliest actions, from start states that all "
@@ -122,7 +124,7 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
         *losses.sections(cells),
         *peers.beside_sb3(cells),
         *peers.beside_published(cells),
-        "## Over CPU time",
+        "### Over CPU time",
         "![Training return over CPU seconds, on nine tasks](cpu.png)",
         "CPU seconds of training: those of the process, evaluation's part taken off, spread over "
         "the iterations as their seconds by the clock are. The thick line is the seeds' mean as "
