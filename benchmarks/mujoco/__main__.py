@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     failed = []
     for setting in () if args.draw else args.settings or PARTS:
         if setting == SECOND:
-            failed += search.run(args.jobs)
-            failed += run_cells(second.cells(), second.lines(), args.jobs)
+            failed += search.run(args.jobs) or run_cells(second.cells(), second.lines(), args.jobs)
         else:
             failed += run_cells(cells_of(setting), lines_of(setting), args.jobs)
         write_page()

@@ -76,6 +76,17 @@ def chosen(loss: str, known: Lines) -> tuple[str, ...]:
     return max(best_two(loss, known), key=lambda words: score(words, known))
 
 
+def complete(known: Lines) -> bool:
+    """Whether all of it was run."""
+    first = [
+        cell for each in SEARCHED.values() for words in each for cell in cells(words, SEEDS[0])
+    ]
+    if not all(map(known.get, first)):
+        return False
+    best = (words for loss in SEARCHED for words in best_two(loss, known))
+    return all(known.get(cell) for words in best for cell in cells(words, SEEDS[1]))
+
+
 def run(jobs: int) -> list[str]:
     """Both stages; what failed."""
     known = lines()

@@ -76,8 +76,17 @@ def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -
     """What there is, and what it says once all of it is there."""
     found = known(folder)
     runs = [line for tasks in found.values() for each in tasks.values() for line in each]
+    head = [
+        "## Second edition",
+        "Do trust regions in nats per action dimension, or TRPO's step, return more? Its "
+        "[protocol](protocol.md) was written before the first run: settings, search, rule and its "
+        "power. The search (seeds "
+        f"{search.SEEDS[0]} and {search.SEEDS[1]}, 300,000 frames, hopper and half_cheetah) with "
+        "the geometric mean of its returns over both tasks:",
+        searched_told(),
+    ]
     if not runs:
-        return []
+        return [*head, f"None of {len(cells())} runs is made; `make results-7` goes on."]
     shown = [task for task in TASKS if any(task in tasks for tasks in found.values())]
     draw_curves(folder / "second.png", found, "frames", shown, columns=len(shown))
     rows = [
@@ -95,14 +104,9 @@ def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -
     where = ", ".join(sorted({line["machine"] for line in runs}))
     commits = ", ".join(sorted({line["commit"][:8] for line in runs}))
     return [
-        "## Second edition",
-        "Do trust regions in nats per action dimension, or TRPO's step, return more? Its "
-        "[protocol](protocol.md) was written before the first run: settings, search, rule and its "
-        f"power. {len(runs)} of {len(cells())} runs are made, {cpu:.1f} CPU hours, on {where}, "
-        f"commit {commits}; `make results-7` goes on.",
-        f"Settings: {words}. The search (seeds {search.SEEDS[0]} and {search.SEEDS[1]}, "
-        "300,000 frames, hopper and half_cheetah), with the geometric mean of its returns:",
-        searched_told(),
+        *head,
+        f"{len(runs)} of {len(cells())} runs are made, {cpu:.1f} CPU hours, on {where}, commit "
+        f"{commits}; `make results-7` goes on. Settings: {words}.",
         f"![Training return over frames, a line per seed and setting, on {len(shown)} tasks]"
         "(second.png)",
         markdown(rows, measures),
@@ -113,12 +117,13 @@ def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -
 def searched_told() -> str:
     """The search's settings and scores, as a table."""
     there = search.lines()
+    over = search.complete(there)
     told = ["| words | seeds | score | taken |", "| --- | --- | --- | --- |"]
     for loss, each in search.SEARCHED.items():
         for words in each:
-            seeds = 1 + (words in search.best_two(loss, there))
-            taken = "yes" if words == search.chosen(loss, there) else ""
-            score = f"{search.score(words, there):,.0f}"
+            seeds = sum(all(map(there.get, search.cells(words, each))) for each in search.SEEDS)
+            taken = "yes" if over and words == search.chosen(loss, there) else ""
+            score = f"{search.score(words, there):,.0f}" if seeds else ""
             told.append(f"| `{' '.join(words)}` | {seeds} | {score} | {taken} |")
     return "\n".join(told)
 
