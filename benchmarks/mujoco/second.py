@@ -11,6 +11,8 @@ import numpy as np
 from benchmarks.mujoco import losses, search
 from benchmarks.mujoco.cells import ZOO, Cell, Line, Lines
 from benchmarks.mujoco.curves import draw_curves
+from benchmarks.mujoco.peers import AIM, LEAST
+from benchmarks.mujoco.published import SOURCES, best
 from benchmarks.mujoco.runs import (
     ACTION,
     CLIP,
@@ -149,7 +151,7 @@ def _judged(first: Known, found: Known) -> list[str]:
     told = f"klpen_held over that of the first edition, over five tasks: {ratio}"
     if not same.low <= 0 <= same.high:
         return [f"**{told}: klpen runs again before the rule is applied.**"]
-    return [losses.table(cells, "return", PAIRS), f"{told}. {verdict(of)}"]
+    return [losses.table(cells, "return", PAIRS), f"{told}. {verdict(of)}", aim(of)]
 
 
 def verdict(of: dict[str, list[Array]]) -> str:
@@ -162,3 +164,18 @@ def verdict(of: dict[str, list[Array]]) -> str:
     default = f"{title(max(ahead, key=over))} takes klpen's place" if ahead else "klpen stays"
     ships = "change to" if losses.takes_over(of[ACTION], of[HELD]) else "do not change to"
     return f"**Default: {default}. klpen_held's shipped values {ships} those per action.**"
+
+
+def aim(of: dict[str, list[Array]]) -> str:
+    """Each setting's means over the best published PPO of LEAST seeds or more, task by task."""
+    several = [each for each in SOURCES if (each.seeds or 0) >= LEAST and not each.approximate]
+    numbers = [best(task, several)[0] for task in TASKS]
+    told = []
+    for setting in (HELD, *SEARCHED):
+        ratios = [x.mean() / number for x, number in zip(of[setting], numbers, strict=True)]
+        each = ", ".join(f"{t} {r:.2f}" for t, r in zip(TASKS, ratios, strict=True))
+        told.append(f"{title(setting)} {each} ({'reached' if min(ratios) >= AIM else 'missed'})")
+    return (
+        f"Aim: {AIM} of the best published PPO of {LEAST} seeds or more, on every task. Mean "
+        f"return over it: {'; '.join(told)}."
+    )
