@@ -113,7 +113,7 @@ results: $(VENV)/.bench $(VENV)/.smollm ## run what is missing of docs/results/,
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
 
-results-7: $(VENV)/.bench ## MuJoCo at a million frames, two runs at a time (6 hours); goes on from the committed cells
+results-7: $(VENV)/.bench ## MuJoCo at a million frames, two runs at a time (the second edition: 8 hours in all); goes on from the committed cells
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
 
 results-9: $(VENV)/.smollm ## SmolLM2 follows an instruction, two runs at a time (4 hours)

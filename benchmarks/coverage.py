@@ -149,8 +149,12 @@ def power_of_least(repeats: int, rng: Generator) -> None:
 TRUE_RATIOS = (0.8, 0.95, 1.0, 1.1, 1.2)
 
 
+#: What a setting with HELD's spreads is judged against, and seeds of both.
+JUDGED = ((KLPEN, 5, 5), (KLPEN, 10, 5), (KLPEN, 10, 10), (KLPEN, 20, 20), (HELD, 10, 10))
+
+
 def rule_power(repeats: int, rng: Generator) -> None:
-    """How often a loss takes the default's place, with the spreads of the committed cells.
+    """How often a loss takes another's place, with the spreads of the committed cells.
 
     Seeds are drawn with replacement out of those of the page, each over its setting's mean, and
     widened by sqrt(n / (n - 1)), so that their spread is that of the sample.
@@ -164,10 +168,11 @@ def rule_power(repeats: int, rng: Generator) -> None:
     rows = []
     for ratio in TRUE_RATIOS:
         row = [f"{ratio:g}"]
-        for n in (5, 10, 20):
+        for default, n, m in JUDGED:
             taken = 0
             for _ in range(repeats):
-                a, b = ([rng.choice(pools[s, task], n) for task in MAIN] for s in (HELD, KLPEN))
+                a = [rng.choice(pools[HELD, task], n) for task in MAIN]
+                b = [rng.choice(pools[default, task], m) for task in MAIN]
                 taken += takes_over([ratio * x for x in a], b)
             row.append(f"{taken / repeats:.3f}")
         rows.append(row)
@@ -175,7 +180,8 @@ def rule_power(repeats: int, rng: Generator) -> None:
         f"{task} {pools[HELD, task].std():.2f}, {pools[KLPEN, task].std():.2f}" for task in MAIN
     ]
     print(f"spreads over the mean, {HELD} and {KLPEN}: {'; '.join(spreads)}\n")
-    print(table(["true ratio", *(f"n = {n}" for n in (5, 10, 20))], rows))
+    heads = [f"against {default}, {n} and {m}" for default, n, m in JUDGED]
+    print(table(["true ratio", *heads], rows))
 
 
 def welch_p(a: Array, b: Array) -> Array:

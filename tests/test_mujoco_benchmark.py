@@ -1,16 +1,20 @@
 """``benchmarks/mujoco``: the published figures, SB3's run, intervals, the numbers of the index."""
 
+import json
 from math import erf
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmarks.mujoco import sb3
+from benchmarks.mujoco import sb3, search
+from benchmarks.mujoco import second as edition
+from benchmarks.mujoco.cells import ZOO, Line, job_identity
 from benchmarks.mujoco.losses import loss_beside_loss, over_tasks
+from benchmarks.mujoco.page import correlation
 from benchmarks.mujoco.peers import against_published, chance_interval
 from benchmarks.mujoco.published import SOURCES, best
-from benchmarks.mujoco.runs import CLIP, HELD, KLPEN, MAIN, known
+from benchmarks.mujoco.runs import ACTION, CLIP, HELD, KLPEN, MAIN, TRPO, known
 from benchmarks.results import ROOT
 from klrl.report.statistics import chance_of_more
 
@@ -157,3 +161,101 @@ def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
         line["cpu"] / 60 for tasks in cells.values() for lines in tasks.values() for line in lines
     ]
     assert f"{min(minutes):.0f} to {max(minutes):.0f} minutes of CPU a run" in told
+
+
+def test_fishers_interval_of_a_correlation_by_hand() -> None:
+    x, y = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [2.0, 1.0, 4.0, 3.0, 6.0, 5.0, 7.0]
+    # Sums of squares of 28, of products 25: r = 25 / 28; atanh(r) = 1.4351, +- 1.96 / 2.
+    assert correlation(x, y) == "0.89 [0.43, 0.98]"
+
+
+class Known(dict[tuple[str, int], Line]):
+    """Lines of cells by their setting's name and seed; of both tasks alike but for a factor."""
+
+    def get(self, cell: search.Cell) -> Line | None:  # type: ignore[override]
+        found = dict.get(self, (cell.words[-1], cell.seed))
+        factor = 2 if cell.task == "half_cheetah" else 1
+        return None if found is None else {"return": factor * found}
+
+
+def test_the_search_takes_the_better_of_the_two_that_went_on() -> None:
+    words = search.SEARCHED["trpo"]
+    last = [each[-1] for each in words]
+    first, second_seed = search.SEEDS
+    known = Known({(name, first): value for name, value in zip(last, (3, 9, 8, 1), strict=True)})
+    assert search.best_two("trpo", known) == [words[1], words[2]]
+    assert search.chosen("trpo", known) == words[1]
+    known |= {(last[1], second_seed): 1, (last[2], second_seed): 4}
+    # Means of 5 and 6, geometric mean over tasks with a factor of 2: sqrt(2) times.
+    assert search.chosen("trpo", known) == words[2]
+    assert search.score(words[2], known) == pytest.approx(6 * 2**0.5)
+    known[last[2], first] = -8
+    assert search.score(words[2], known) == 0
+
+
+def test_a_stopped_second_edition_has_equally_many_seeds_of_every_setting(monkeypatch) -> None:
+    monkeypatch.setattr(search, "lines", lambda: Known())
+    cells = edition.cells()
+    assert len(cells) == 5 * 4 * 10 + 2 * 3
+    assert len({(cell.name, cell.words) for cell in cells}) == len(cells)
+    settings = (HELD, CLIP, ACTION, TRPO)
+    for stop in range(120):
+        counts = [sum(cell.setting == each for cell in cells[:stop]) for each in settings]
+        assert max(counts) - min(counts) <= 1
+    assert {cell.task for cell in cells[:120]} == {"hopper", "half_cheetah", "swimmer"}
+    assert all(cell.setting == ZOO for cell in cells[200:])
+
+
+def test_the_rule_of_the_second_edition() -> None:
+    spread = np.array([0.9, 0.95, 1.0, 1.05, 1.1] * 2)
+
+    def of(**factors: float) -> dict[str, list[np.ndarray]]:
+        names = (KLPEN, HELD, CLIP, ACTION, TRPO)
+        return {
+            name: [unit * factors.get(name, 0.8) * spread for unit in (1, 40)] for name in names
+        }
+
+    told = edition.verdict(of(klpen=1.0, trpo=1.2, clip=1.1))
+    assert told.startswith("**Default: trpo takes klpen's place.")
+    assert "change to those per action" in told
+    assert "do not" not in told
+    told = edition.verdict(of(klpen=1.0, klpen_held=1.0, klpen_action=0.9))
+    assert "klpen_held takes klpen's place" in told
+    assert "do not change" in told
+    assert "klpen stays" in edition.verdict(of(klpen=1.0, klpen_held=0.9))
+
+
+def test_the_second_editions_aim_is_of_every_task() -> None:
+    # The best of tables that tell three seeds or more; hopper and ant by Tianshou.
+    numbers = {"hopper": 2609.3, "half_cheetah": 5783.9, "ant": 3258.4}
+    numbers |= {"swimmer": 111.19, "walker2d": 3588.5}
+    all_of_it = [np.full(10, 1.2 * numbers[task]) for task in edition.TASKS]
+    of = {each: [*all_of_it] for each in (HELD, CLIP, ACTION, TRPO)}
+    of[TRPO][0] = of[TRPO][0] / 1.2
+    told = edition.aim(of)
+    assert "trpo hopper 1.00, half_cheetah 1.20, swimmer 1.20" in told
+    assert told.count("(reached)") == 3
+    assert told.count("(missed)") == 1
+
+
+def test_stable_baselines3_gets_the_zoos_settings() -> None:
+    pytest.importorskip("stable_baselines3")
+    model = sb3.make_model("hopper", 0, 1000, zoo=True)
+    assert (model.n_steps, model.batch_size, model.n_epochs) == (512, 32, 5)
+    assert model.get_vec_normalize_env().gamma == model.gamma == 0.999
+    assert [p.shape[0] for p in model.policy.mlp_extractor.policy_net.parameters()] == [256] * 4
+    assert model.policy.log_std.tolist() == [-2.0] * 3
+    assert [model.lr_schedule(left) for left in (1.0, 0.1)] == [9.80828e-05] * 2
+
+
+@pytest.mark.integration
+def test_the_committed_cells_are_those_of_the_protocol() -> None:
+    """A later line of the search would change a setting, and leave its cells behind."""
+    text = edition.lines().path.read_text("utf-8") if edition.lines().path.exists() else ""
+    cells = {cell.name: cell for cell in edition.cells() if cell.setting != ZOO}
+    for line in map(json.loads, text.splitlines()):
+        assert line["machine"]
+        assert line["commit"]
+        if line["name"] in cells:
+            assert line["words"] == list(cells[line["name"]].words)
+            assert line["identity"] == job_identity(cells[line["name"]])

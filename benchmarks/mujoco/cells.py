@@ -38,8 +38,8 @@ Line = dict[str, Any]
 POINTS = 50
 #: Share of a run's end, where the learning rate is nearly 0.
 END = 0.05
-#: The setting that Stable-Baselines3 runs.
-SB3 = "sb3"
+#: The settings that Stable-Baselines3 runs: CleanRL's, and rl-baselines3-zoo's.
+SB3, ZOO = "sb3", "sb3_zoo"
 COMMON = ("logger=none", "eval.evaluations=1", "eval.final=100")
 
 
@@ -60,8 +60,9 @@ class Cell:
     @property
     def process(self) -> list[str]:
         """The words after ``python``."""
-        if self.setting == SB3:
-            return ["-m", "benchmarks.mujoco.sb3", "--task", self.task, "--seed", str(self.seed)]
+        if self.setting in (SB3, ZOO):
+            words = ["--task", self.task, "--seed", str(self.seed)]
+            return ["-m", "benchmarks.mujoco.sb3", *words, *["--zoo"] * (self.setting == ZOO)]
         return ["-m", "klrl", f"hydra.run.dir={self.folder}", *self.command]
 
     @property
@@ -90,8 +91,8 @@ COMPARABLE = (2,)
 
 def job_identity(cell: Cell) -> str:
     """The settings' hash and the numerics, as ``0f3a...-2``."""
-    if cell.setting == SB3:
-        return sb3.known_identity(cell.task, cell.seed)
+    if cell.setting in (SB3, ZOO):
+        return sb3.known_identity(cell.task, cell.seed, zoo=cell.setting == ZOO)
     own = identity(to_config(_composer.explained(allow_env_kwargs(cell.command))))
     return f"{own.settings}-{own.numerics}"
 
@@ -179,7 +180,7 @@ def start(cell: Cell) -> int:
 
 def read_cell(cell: Cell, code: int, cpu: float) -> Line:
     """The line of a run that ended."""
-    if cell.setting == SB3:
+    if cell.setting in (SB3, ZOO):
         if code:
             raise RuntimeError(f"exit {code}")
         told: Line = json.loads(cell.log.read_text().splitlines()[-1])
@@ -242,12 +243,14 @@ def in_band(run: ReadRun, share: float) -> float | None:
 
 
 def curve(run: ReadRun) -> Line:
-    """Training return, KL(old||new) and seconds of training over frames, in few points."""
+    """Training return, KL(old||new), seconds of training, entropy and critic's loss over frames."""
     frames = column(run, run.axis)[run.trained]
     columns = {
         "return": column(run, "reward/episode")[run.trained],
         "kl_old": column(run, "kl/old/exact")[run.trained],
         "seconds": np.cumsum(column(run, "time/iteration")[run.trained]),
+        "entropy": column(run, "policy/entropy")[run.trained],
+        "critic": column(run, "loss/critic")[run.trained],
     }
     count = min(POINTS, len(frames))
     parts = np.array_split(np.arange(len(frames)), count) if count else []

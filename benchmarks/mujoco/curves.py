@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.mujoco.cells import SB3, Line
+from benchmarks.mujoco.cells import SB3, ZOO, Line
 from benchmarks.mujoco.published import NAMES
-from benchmarks.mujoco.runs import CLIP, HELD, KL, KLPEN, Known, title
-from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, RED, panels
+from benchmarks.mujoco.runs import ACTION, CLIP, HELD, KL, KLPEN, TRPO, Known, title
+from benchmarks.shipped.draw import BLACK, BLUE, GREEN, ORANGE, PINK, RED, panels
 
-COLOUR = {HELD: BLUE, CLIP: GREEN, KLPEN: ORANGE, KL: RED, SB3: BLACK}
+COLOUR = {
+    **{HELD: BLUE, CLIP: GREEN, KLPEN: ORANGE, KL: RED, SB3: BLACK},
+    **{ACTION: PINK, TRPO: ORANGE, ZOO: BLACK},
+}
 LABELS = {"frames": "thousand frames", "seconds": "CPU seconds"}
 #: Of a mean over seeds.
 GRID = 200

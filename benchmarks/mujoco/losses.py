@@ -34,7 +34,7 @@ TASKS_OF = {(first, second): tasks for first, second, tasks in PAIRS}
 def sections(cells: Known) -> list[str]:
     """Both tables, what they mean, and the default."""
     return [
-        "## Loss beside loss",
+        "### Loss beside loss",
         "Welch's interval of the difference of the means. The default is klpen: klpen_held or clip "
         f"takes its place only if its mean over tasks excludes a loss of {LOSS:.0%}, and no task "
         f"is shown to lose more than {MOST:.0%}. A mean over tasks is the geometric one of the "
@@ -46,11 +46,11 @@ def sections(cells: Known) -> list[str]:
         "the regulariser adds to klpen_held. "
         "The setting was searched with klpen_held alone, and clip takes steps of another "
         "KL(old||new), which the table above shows.",
-        _table(cells, "return"),
+        table(cells, "return", PAIRS),
         default_told(cells),
         "The same of the returns in training, over its last tenth, where actions are drawn and not "
         "the likeliest. The rule does not look at them:",
-        _table(cells, "training"),
+        table(cells, "training", PAIRS),
     ]
 
 
@@ -83,7 +83,7 @@ def takes_over(challenger: Sequence[Array], default: Sequence[Array]) -> bool:
     return excluded and all(each.high > math.log(1 - MOST) for each in by_task)
 
 
-def _table(cells: Known, key: str) -> str:
+def table(cells: Known, key: str, pairs: Sequence[tuple[str, str, Sequence[str]]]) -> str:
     """Setting less setting, task by task, and whether a loss of 5 % is excluded."""
     lines = [
         table_line(
@@ -92,7 +92,7 @@ def _table(cells: Known, key: str) -> str:
         ),
         table_line(*["---"] * 6),
     ]
-    for first, second, tasks in PAIRS:
+    for first, second, tasks in pairs:
         lines += [loss_beside_loss(cells, first, second, task, key) for task in tasks]
         lines.append(over_tasks(cells, first, second, tasks, key))
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.mujoco import losses, peers
+from benchmarks.mujoco import losses, peers, second
 from benchmarks.mujoco.cells import END, SB3, Line
 from benchmarks.mujoco.curves import draw_curves
 from benchmarks.mujoco.published import NAMES
@@ -19,7 +19,6 @@ from benchmarks.mujoco.runs import (
     SEEDS,
     SETTINGS,
     Known,
-    cells_of,
     known,
     title,
     values,
@@ -62,12 +61,13 @@ def write_page(folder: Path = FOLDER) -> None:
     shown = {setting: tasks for setting, tasks in cells.items() if setting != SB3}
     draw_curves(folder / "main.png", shown, "frames", MAIN, columns=5)
     draw_curves(folder / "cpu.png", cells, "seconds")
-    runs = [line for tasks in cells.values() for lines in tasks.values() for line in lines]
+    both = (*cells.values(), *second.known(folder).values())
+    runs = [line for tasks in both for lines in tasks.values() for line in lines]
     about = {
         "number": NUMBER,
         "title": TITLE,
         "machine": {"name": ", ".join(sorted({line["machine"] for line in runs}))},
-        "versions": _versions(runs),
+        "versions": _versions(runs, folder / "about.json"),
         "runs": len(runs),
         "seconds": round(sum(line["seconds"] for line in runs)),
         "cpu": round(sum(line["cpu"] for line in runs)),
@@ -77,16 +77,17 @@ def write_page(folder: Path = FOLDER) -> None:
         "What does one setting reach on nine tasks at the presets' own length, and does that "
         "change the default loss?"
     )
-    text = "\n\n".join(_sections(cells, rows, about))
+    text = "\n\n".join(_sections(cells, rows, about, folder))
     replace_measured(folder / "README.md", text, f"# {TITLE}\n\n{question}\n")
 
 
-def _versions(runs: Sequence[Line]) -> dict[str, str]:
-    """Of the packages, as the cells have them; those of this machine where no cell tells."""
+def _versions(runs: Sequence[Line], about: Path) -> dict[str, str]:
+    """Of the packages: as the cells have them, and as told before, since the first lack them."""
+    before = json.loads(about.read_text("utf-8"))["versions"] if about.exists() else versions()
     told = {}
-    for name, here in versions().items():
+    for name, earlier in before.items():
         found = {line["versions"][name] for line in runs if name in line.get("versions", ())}
-        told[name] = " and ".join(sorted(found or {here}))
+        told[name] = " and ".join(sorted(found | set(earlier.split(" and "))))
     return told
 
 
@@ -96,15 +97,16 @@ def _values(lines: Sequence[Line]) -> dict[str, np.ndarray]:
     return {key: np.array(each, float) for key, each in values.items() if None not in each}
 
 
-def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
+def _sections(cells: Known, rows: Sequence[Row], about: Line, folder: Path) -> list[str]:
     told = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     return [
-        *_missing(about["runs"]),
+        *second.sections(cells, MEASURES, folder),
+        "## First edition",
         "One setting for all tasks but for what a task imposes: Swimmer looks further ahead (gamma "
         ".9999, lambda .98), and the contact forces are left out of Ant's and Humanoid's "
         "observation. It was searched on seeds 100 to 102 with klpen_held; what was tried stands "
         "in [presets.md](../../presets.md).",
-        "## Returns",
+        "### Returns",
         "![Training return over frames on nine tasks, a line per seed, for each loss, with the "
         "regulariser and for Stable-Baselines3 with CleanRL's settings](mujoco.png)",
         "Return: 100 episodes of the last policy's likeliest actions, from start states that all "
@@ -118,34 +120,31 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line) -> list[str]:
         markdown(rows, MEASURES),
         INTERVAL.format(seeds="the"),
         *_two_outcomes(cells),
+        *_early(cells),
         *_ended_early(cells),
         *losses.sections(cells),
         *peers.beside_sb3(cells),
         *peers.beside_published(cells),
-        "## Over CPU time",
+        "### Over CPU time",
         "![Training return over CPU seconds, on nine tasks](cpu.png)",
         "CPU seconds of training: those of the process, evaluation's part taken off, spread over "
         "the iterations as their seconds by the clock are. The thick line is the seeds' mean as "
         "long as all of them run.",
         "## How",
         f"    make results-{NUMBER}",
-        "which goes on from the committed cells/, and then draws. " + _commands(),
+        "which goes on from the committed cells, and then draws. " + _commands(),
         f"{about['runs']} runs, {about['cpu'] / 3600:.1f} CPU hours in all. Machine: "
         f"{about['machine']['name']}. Versions, as constraints.txt pins them: {told}.",
     ]
 
 
-def _missing(made: int) -> list[str]:
-    """How much of the page there is, where it is not all."""
-    planned = sum(len(cells_of(setting)) for setting in SEEDS)
-    if made >= planned:
-        return []
-    return [f"**Not complete: {made} of {planned} runs are made.** What stands here may change."]
-
-
 def _commands() -> str:
     words = {setting: " ".join(each) for setting, each in SETTINGS.items()}
-    return "Beside `env=TASK seed=SEED`: " + "; ".join(f"`{each}`" for each in words.values()) + "."
+    return (
+        "The first edition's words, next to `env=TASK seed=SEED`: "
+        + "; ".join(f"`{each}`" for each in words.values())
+        + "."
+    )
 
 
 #: Two outcomes: the gap between them is at least this part of the range.
@@ -168,6 +167,57 @@ def _two_outcomes(cells: Known) -> list[str]:
                 f"klpen_held's runs {', '.join(groups)}."
             )
     return told
+
+
+#: Swimmer's gaits: what separates a run's returns, in training and at its end.
+FAST = 200
+#: Frames at which its runs are looked at, before and after they part.
+EARLY, PARTED = 61_440, 163_840
+
+
+def correlation(x: Sequence[float], y: Sequence[float]) -> str:
+    """Pearson's, with the 95 % interval by Fisher's z; as in ``0.52 [-0.16, 0.87]``."""
+    r = float(np.corrcoef(x, y)[0, 1])
+    ends = np.tanh(np.arctanh(r) + np.array([-1.96, 1.96]) / np.sqrt(len(x) - 3))
+    return f"{r:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
+
+
+def _early(cells: Known) -> list[str]:
+    """When Swimmer's outcome shows, and in what."""
+    task = "swimmer"
+    held = cells[HELD].get(task, ())
+    if len(held) < SEEDS[HELD]:
+        return []
+    end = values(cells, HELD, task)
+
+    def at(line: Line, frames: int) -> float:
+        points = line["curve"]
+        return float(points["return"][points["frames"].index(frames)])
+
+    told = [
+        f"{correlation([at(line, frames) for line in held], list(end))} at {frames:,} frames"
+        for frames in (EARLY, PARTED)
+    ]
+    early = [
+        np.mean([kl for kl, frames in zip(c["kl_old"], c["frames"], strict=True) if frames < 1e5])
+        for c in (line["curve"] for line in held)
+    ]
+    runs = [line for by_task in cells.values() for line in by_task.get(task, ())]
+    fast, slow = (
+        sorted(line["return"] for line in runs if (at(line, PARTED) > FAST) == above)
+        for above in (True, False)
+    )
+    late = [each for each in slow if each > FAST]
+    return [
+        "Which of the two it will be shows in training after some 100,000 frames, not earlier: "
+        "the correlation of klpen_held's final returns with those in training is "
+        f"{told[0]}, and {told[1]}. Of all {len(runs)} runs, "
+        f"{len(fast)} return more than {FAST} in training at {PARTED:,} frames, and end at "
+        f"{fast[0]:.0f} to {fast[-1]:.0f}; of the other {len(slow)}, {len(late)} end above {FAST} "
+        f"({', '.join(f'{each:.0f}' for each in late)}). The size of the steps does not tell them "
+        "apart: the correlation with the mean KL(old||new) before 100,000 frames is "
+        f"{correlation(early, list(end))}."
+    ]
 
 
 def _ended_early(cells: Known) -> list[str]:

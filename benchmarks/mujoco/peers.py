@@ -55,7 +55,7 @@ def beside_sb3(cells: Known) -> list[str]:
         "one of whole ways to train, not of code alone."
     )
     lines = [head, table_line(*["---"] * 5), *lines]
-    return ["## Beside Stable-Baselines3", note, "\n".join(lines)]
+    return ["### Beside Stable-Baselines3", note, "\n".join(lines)]
 
 
 def chance_interval(chance: float, m: int, n: int) -> tuple[float, float]:
@@ -118,7 +118,7 @@ def beside_published(cells: Known) -> list[str]:
         _ratios(cells, "no aim: with actions drawn, in the last tenth of training", key="training"),
         _ratios(cells, f"no aim: of those tables that tell {LEAST} seeds or more", said),
     ]
-    return ["## Beside published tables", note, "\n".join(lines), *text]
+    return ["### Beside published tables", note, "\n".join(lines), *text]
 
 
 def aim_told(cells: Known) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.mujoco.cells import SB3, Cell, Line, Lines
+from benchmarks.mujoco.cells import SB3, ZOO, Cell, Line, Lines
 from benchmarks.mujoco.published import NAMES
 from benchmarks.results import ROOT
 
@@ -17,10 +17,14 @@ MAIN = ("half_cheetah", "hopper", "walker2d", "ant", "swimmer")
 #: Those with the regulariser on, and those that Stable-Baselines3 is run on.
 TWO = ("half_cheetah", "hopper")
 HELD, CLIP, KLPEN, KL = "klpen_held", "clip", "klpen", "klpen_held_kl"
+#: Of the second edition alone.
+ACTION, TRPO = "klpen_action", "trpo"
 #: What a table calls them, where it is not their name.
 TITLES = {
     KL: "klpen_held, kl.coef=0.01, reference=ema",
     SB3: "Stable-Baselines3, CleanRL's settings",
+    ACTION: "klpen_held per action",
+    ZOO: "Stable-Baselines3, its zoo's settings",
 }
 #: Setting -> words, beside the presets'.
 SETTINGS: dict[str, tuple[str, ...]] = {

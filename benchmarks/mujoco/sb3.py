@@ -1,11 +1,11 @@
-"""Stable-Baselines3's PPO with CleanRL's settings: one run, one thread, one line of JSON.
+"""Stable-Baselines3's PPO with CleanRL's or its zoo's settings: a run, a thread, a line of JSON.
 
-``python -m benchmarks.mujoco.sb3 --task half_cheetah --seed 0 [--frames N]``; the line has the
-keys of ``cells.Line``, and is evaluated from the start states that close klrl's runs.
+``python -m benchmarks.mujoco.sb3 --task half_cheetah --seed 0 [--frames N] [--zoo]``; the line has
+the keys of ``cells.Line``, and is evaluated from the start states that close klrl's runs.
 
-The settings are those of ppo_continuous_action.py. Two things remain Stable-Baselines3's own: its
-clipped value loss is not the larger one of clipped and unclipped, and where the time limit ends an
-episode the value of its last state is added.
+CleanRL's settings are those of ppo_continuous_action.py. Two things remain Stable-Baselines3's
+own: its clipped value loss is not the larger one of clipped and unclipped, and where the time limit
+ends an episode the value of its last state is added.
 """
 
 from __future__ import annotations
@@ -59,6 +59,40 @@ NORMALIZE: dict[str, Any] = {
     "clip_reward": 10.0,
     "gamma": 0.99,
 }
+#: rl-baselines3-zoo's, "tuned": hyperparams/ppo.yml at 208b6fdf, HalfCheetah-v4 and Hopper-v4.
+ZOO: dict[str, dict[str, Any]] = {
+    "half_cheetah": {
+        "n_steps": 512,
+        "batch_size": 64,
+        "gamma": 0.98,
+        "learning_rate": 2.0633e-05,
+        "ent_coef": 0.000401762,
+        "clip_range": 0.1,
+        "n_epochs": 20,
+        "gae_lambda": 0.92,
+        "max_grad_norm": 0.8,
+        "vf_coef": 0.58096,
+    },
+    "hopper": {
+        "n_steps": 512,
+        "batch_size": 32,
+        "gamma": 0.999,
+        "learning_rate": 9.80828e-05,
+        "ent_coef": 0.00229519,
+        "clip_range": 0.2,
+        "n_epochs": 5,
+        "gae_lambda": 0.99,
+        "max_grad_norm": 0.7,
+        "vf_coef": 0.835671,
+    },
+}
+#: Of both tasks.
+ZOO_POLICY: dict[str, Any] = {
+    "log_std_init": -2,
+    "ortho_init": False,
+    "activation_fn": "ReLU",
+    "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+}
 PACKAGES = ("stable-baselines3", "gymnasium", "mujoco")
 
 
@@ -87,17 +121,25 @@ def learning_rate(left: float, frames: int) -> float:
     return RATE * (left + STEPS / frames)
 
 
-def settings(task: str, seed: int, frames: int) -> dict[str, Any]:
+def parts(task: str, zoo: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What goes to PPO, to its policy and to VecNormalize; the zoo passes its gamma to the last."""
+    if not zoo:
+        return {"learning_rate": f"{RATE} to 0", **SETTINGS}, POLICY, NORMALIZE
+    # VecNormalize's bounds of 10 are its defaults.
+    return ZOO[task], ZOO_POLICY, {**NORMALIZE, "gamma": ZOO[task]["gamma"]}
+
+
+def settings(task: str, seed: int, frames: int, zoo: bool) -> dict[str, Any]:
     """All that a run depends on, but for the versions."""
+    ppo, policy, normalize = parts(task, zoo)
     return {
         "env": env_id(task),
         "num_envs": 1,
         "frames": frames,
         "seed": seed,
-        "learning_rate": f"{RATE} to 0",
-        **SETTINGS,
-        **{f"policy.{key}": value for key, value in POLICY.items()},
-        **{f"normalize.{key}": value for key, value in NORMALIZE.items()},
+        **ppo,
+        **{f"policy.{key}": value for key, value in policy.items()},
+        **{f"normalize.{key}": value for key, value in normalize.items()},
     }
 
 
@@ -107,20 +149,20 @@ def identity(of: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def known_identity(task: str, seed: int, frames: int = FRAMES) -> str:
+def known_identity(task: str, seed: int, frames: int = FRAMES, zoo: bool = False) -> str:
     """That of a run with the packages that are installed."""
-    of = settings(task, seed, whole_frames(frames))
+    of = settings(task, seed, frames if zoo else whole_frames(frames), zoo)
     return identity(of, {name: metadata.version(name) for name in PACKAGES})
 
 
-def run(task: str, seed: int, frames: int) -> dict[str, Any]:
+def run(task: str, seed: int, frames: int, zoo: bool) -> dict[str, Any]:
     """Train, evaluate and tell.
 
     ``cpu`` is that of the whole process, as klrl's in ``cells.Line``: imports and evaluation are in
     it; ``evaluation_seconds`` tells the latter apart.
     """
-    frames = whole_frames(frames)
-    model = make_model(task, seed, frames)
+    frames = frames if zoo else whole_frames(frames)  # of the zoo: rounded up to a rollout by PPO
+    model = make_model(task, seed, frames, zoo)
     rows = train(model, frames)
     began = time.perf_counter()
     returns = evaluate(model, task)
@@ -128,10 +170,10 @@ def run(task: str, seed: int, frames: int) -> dict[str, Any]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     from benchmarks.results import cpu_name
 
-    of = settings(task, seed, frames)
+    of = settings(task, seed, frames, zoo)
     return {
-        "name": f"{task} sb3 {seed}",
-        "identity": known_identity(task, seed, frames),
+        "name": f"{task} {'sb3_zoo' if zoo else 'sb3'} {seed}",
+        "identity": known_identity(task, seed, frames, zoo),
         "words": [f"{key}={value}" for key, value in of.items()],
         "return": statistics.fmean(returns),
         "se": statistics.stdev(returns) / sqrt(len(returns)),
@@ -147,21 +189,26 @@ def run(task: str, seed: int, frames: int) -> dict[str, Any]:
     }
 
 
-def make_model(task: str, seed: int, frames: int) -> PPO:
+def make_model(task: str, seed: int, frames: int, zoo: bool) -> PPO:
     """With one copy of the environment; Monitor sees its rewards before they are normalised."""
+    import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
+    ppo, policy, normalize = parts(task, zoo)
+    if zoo:
+        policy = {**policy, "activation_fn": getattr(torch.nn, policy["activation_fn"])}
+    else:
+        ppo = {**ppo, "learning_rate": lambda left: learning_rate(left, frames)}
     return PPO(
         "MlpPolicy",
-        VecNormalize(make_vec_env(env_id(task), 1, seed=seed), **NORMALIZE),
-        learning_rate=lambda left: learning_rate(left, frames),
-        policy_kwargs=POLICY,
+        VecNormalize(make_vec_env(env_id(task), 1, seed=seed), **normalize),
+        policy_kwargs=policy,
         stats_window_size=STEPS,  # no episode of an iteration is dropped
         seed=seed,
         device="cpu",
-        **SETTINGS,
+        **ppo,
     )
 
 
@@ -233,11 +280,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--task", choices=NAMES, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--frames", type=int, default=FRAMES)
+    parser.add_argument("--zoo", action="store_true", help="the zoo's settings, not CleanRL's")
     args = parser.parse_args(argv)
     import torch
 
     torch.set_num_threads(1)
-    print(json.dumps(run(args.task, args.seed, args.frames)), flush=True)
+    print(json.dumps(run(args.task, args.seed, args.frames, args.zoo)), flush=True)
 
 
 if __name__ == "__main__":

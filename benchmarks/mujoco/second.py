@@ -1,0 +1,181 @@
+"""The second edition, as docs/results/mujoco/protocol.md has it: runs in order, and their page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.mujoco import losses, search
+from benchmarks.mujoco.cells import ZOO, Cell, Line, Lines
+from benchmarks.mujoco.curves import draw_curves
+from benchmarks.mujoco.peers import AIM, LEAST
+from benchmarks.mujoco.published import SOURCES, best
+from benchmarks.mujoco.runs import (
+    ACTION,
+    CLIP,
+    FOLDER,
+    HELD,
+    KLPEN,
+    TRPO,
+    TWO,
+    Known,
+    title,
+    values,
+)
+from benchmarks.shipped.tables import Measure, Row, markdown
+from klrl.report.statistics import Array, log_ratios
+
+TASKS = ("hopper", "half_cheetah", "swimmer", "walker2d", "ant")
+#: Tasks whose seeds are all run before the others begin.
+FIRST = 3
+SEEDS, SEEDS_OF_ZOO = 10, 3
+SEARCHED = (CLIP, ACTION, TRPO)
+PAIRS = (
+    *((setting, KLPEN, TASKS) for setting in (HELD, *SEARCHED)),
+    *((setting, HELD, TASKS) for setting in SEARCHED),
+)
+
+
+def settings() -> dict[str, tuple[str, ...]]:
+    """Setting -> words, beside the presets'; those that the search took."""
+    known = search.lines()
+    taken = {loss: ("kl=none", *search.chosen(loss, known)) for loss in SEARCHED}
+    return {HELD: ("kl=none", "loss=klpen_held"), **taken}
+
+
+def cells() -> list[Cell]:
+    """Seed by seed, the first tasks before the others, Stable-Baselines3 last."""
+    words = settings()
+    ours = [
+        Cell(task, setting, seed, words[setting])
+        for tasks in (TASKS[:FIRST], TASKS[FIRST:])
+        for seed in range(SEEDS)
+        for task in tasks
+        for setting in words
+    ]
+    return ours + [Cell(task, ZOO, seed, ()) for seed in range(SEEDS_OF_ZOO) for task in TWO]
+
+
+def lines(folder: Path = FOLDER) -> Lines:
+    """What was run."""
+    return Lines(folder / "second.jsonl")
+
+
+def known(folder: Path = FOLDER) -> dict[str, dict[str, list[Line]]]:
+    """Setting -> task -> its finished cells, by seed."""
+    there, found = lines(folder), dict[str, dict[str, list[Line]]]()
+    for cell in cells():
+        line = there.get(cell)
+        if line is not None:
+            found.setdefault(cell.setting, {}).setdefault(cell.task, []).append(line)
+    return found
+
+
+def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -> list[str]:
+    """What there is, and what it says once all of it is there."""
+    found = known(folder)
+    runs = [line for tasks in found.values() for each in tasks.values() for line in each]
+    head = [
+        "## Second edition",
+        "Do trust regions in nats per action dimension, or TRPO's step, return more? Its "
+        "[protocol](protocol.md) was written before the first run: settings, search, rule and its "
+        "power. The search (seeds "
+        f"{search.SEEDS[0]} and {search.SEEDS[1]}, 300,000 frames, hopper and half_cheetah) with "
+        "the geometric mean of its returns over both tasks:",
+        searched_told(),
+    ]
+    if not runs:
+        return [*head, f"None of {len(cells())} runs is made; `make results-7` goes on."]
+    shown = [task for task in TASKS if any(task in tasks for tasks in found.values())]
+    draw_curves(folder / "second.png", found, "frames", shown, columns=len(shown))
+    rows = [
+        Row(
+            {"task": task, "setting": title(setting), "seeds": _seeds(tasks[task])},
+            {m.key: np.array([line[m.key] for line in tasks[task]], float) for m in measures
+             if tasks[task][0].get(m.key) is not None},
+        )
+        for task in shown
+        for setting, tasks in found.items()
+        if task in tasks
+    ]  # fmt: skip
+    words = "; ".join(f"{title(each)}: `{' '.join(told)}`" for each, told in settings().items())
+    cpu = sum(line["cpu"] for line in runs) / 3600
+    where = ", ".join(sorted({line["machine"] for line in runs}))
+    commits = ", ".join(sorted({line["commit"][:8] for line in runs}))
+    return [
+        *head,
+        f"{len(runs)} of {len(cells())} runs are made, {cpu:.1f} CPU hours, on {where}, commit "
+        f"{commits}; `make results-7` goes on. Settings: {words}.",
+        f"![Training return over frames, a line per seed and setting, on {len(shown)} tasks]"
+        "(second.png)",
+        markdown(rows, measures),
+        *_judged(first, found),
+    ]
+
+
+def searched_told() -> str:
+    """The search's settings and scores, as a table."""
+    there = search.lines()
+    over = search.complete(there)
+    told = ["| words | seeds | score | taken |", "| --- | --- | --- | --- |"]
+    for loss, each in search.SEARCHED.items():
+        for words in each:
+            seeds = sum(all(map(there.get, search.cells(words, each))) for each in search.SEEDS)
+            taken = "yes" if over and words == search.chosen(loss, there) else ""
+            score = f"{search.score(words, there):,.0f}" if seeds else ""
+            told.append(f"| `{' '.join(words)}` | {seeds} | {score} | {taken} |")
+    return "\n".join(told)
+
+
+def _seeds(lines: Sequence[Line]) -> str:
+    """As in ``0 to 3``."""
+    seeds = [int(line["name"].split()[-1]) for line in lines]
+    whole = seeds == list(range(len(seeds)))
+    return f"0 to {seeds[-1]}" if whole and len(seeds) > 1 else ", ".join(map(str, seeds))
+
+
+def _judged(first: Known, found: Known) -> list[str]:
+    """The rule, once every setting has all seeds of all tasks."""
+    cells = {KLPEN: first[KLPEN], **{each: {} for each in (HELD, *SEARCHED)}, **found}
+    of = {each: [values(cells, each, task) for task in TASKS] for each in cells if each != ZOO}
+    if min(len(x) for setting in (HELD, *SEARCHED) for x in of[setting]) < SEEDS:
+        return [
+            f"Nothing is judged before every setting has {SEEDS} seeds of all {len(TASKS)} tasks."
+        ]
+    old = [values(first, HELD, task) for task in TASKS]
+    same = log_ratios([(of[HELD], old)])[0]
+    ratio = f"{math.exp(same.value):.2f} [{math.exp(same.low):.2f}, {math.exp(same.high):.2f}]"
+    told = f"klpen_held over that of the first edition, over five tasks: {ratio}"
+    if not same.low <= 0 <= same.high:
+        return [f"**{told}: klpen runs again before the rule is applied.**"]
+    return [losses.table(cells, "return", PAIRS), f"{told}. {verdict(of)}", aim(of)]
+
+
+def verdict(of: dict[str, list[Array]]) -> str:
+    """What takes klpen's place, and whether klpen_held's shipped values change."""
+
+    def over(setting: str) -> float:
+        return log_ratios([(of[setting], of[KLPEN])])[0].value
+
+    ahead = [each for each in (HELD, *SEARCHED) if losses.takes_over(of[each], of[KLPEN])]
+    default = f"{title(max(ahead, key=over))} takes klpen's place" if ahead else "klpen stays"
+    ships = "change to" if losses.takes_over(of[ACTION], of[HELD]) else "do not change to"
+    return f"**Default: {default}. klpen_held's shipped values {ships} those per action.**"
+
+
+def aim(of: dict[str, list[Array]]) -> str:
+    """Each setting's means over the best published PPO of LEAST seeds or more, task by task."""
+    several = [each for each in SOURCES if (each.seeds or 0) >= LEAST and not each.approximate]
+    numbers = [best(task, several)[0] for task in TASKS]
+    told = []
+    for setting in (HELD, *SEARCHED):
+        ratios = [x.mean() / number for x, number in zip(of[setting], numbers, strict=True)]
+        each = ", ".join(f"{t} {r:.2f}" for t, r in zip(TASKS, ratios, strict=True))
+        told.append(f"{title(setting)} {each} ({'reached' if min(ratios) >= AIM else 'missed'})")
+    return (
+        f"Aim: {AIM} of the best published PPO of {LEAST} seeds or more, on every task. Mean "
+        f"return over it: {'; '.join(told)}."
+    )
