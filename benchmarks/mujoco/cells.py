@@ -65,6 +65,11 @@ class Cell:
         return ["-m", "klrl", f"hydra.run.dir={self.folder}", *self.command]
 
     @property
+    def prints(self) -> str | None:
+        """The identity of a cell whose outcome is its last printed line; None: it is a run."""
+        return sb3.known_identity(self.task, self.seed) if self.setting == SB3 else None
+
+    @property
     def name(self) -> str:
         """As in ``hopper clip 3``."""
         return f"{self.task} {self.setting} {self.seed}"
@@ -90,8 +95,8 @@ COMPARABLE = (2,)
 
 def job_identity(cell: Cell) -> str:
     """The settings' hash and the numerics, as ``0f3a...-2``."""
-    if cell.setting == SB3:
-        return sb3.known_identity(cell.task, cell.seed)
+    if cell.prints is not None:
+        return cell.prints
     own = identity(to_config(_composer.explained(allow_env_kwargs(cell.command))))
     return f"{own.settings}-{own.numerics}"
 
@@ -179,7 +184,7 @@ def start(cell: Cell) -> int:
 
 def read_cell(cell: Cell, code: int, cpu: float) -> Line:
     """The line of a run that ended."""
-    if cell.setting == SB3:
+    if cell.prints is not None:
         if code:
             raise RuntimeError(f"exit {code}")
         told: Line = json.loads(cell.log.read_text().splitlines()[-1])
