@@ -30,8 +30,8 @@ class Domain:
     digits: int  # significant digits of a printed score
     plays: int  # episodes (responses) of ``klrl evaluate`` by default
     #: Name -> "module:function": ``parts`` of a run, ``preflight`` of a job, ``load``, ``evaluate``
-    #: and ``film`` (control) of a policy, distances ``between`` policies, ``on_task`` (a run's
-    #: settings on a different task).
+    #: and ``film`` (control) of a policy, ``record`` of its episodes as data, distances ``between``
+    #: policies, ``on_task`` (a run's settings on a different task).
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
@@ -74,6 +74,7 @@ CONTROL = Domain(
         "on_task": "klrl.control.load:control_on_task",
         "evaluate": "klrl.control.evaluate:evaluate_trained",
         "film": "klrl.control.evaluate:film_trained",
+        "record": "klrl.control.recorded:record_trained",
         "between": "klrl.control.evaluate:distances",
         "longest": "klrl.control.evaluate:longest_episode",
     },

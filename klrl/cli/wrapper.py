@@ -54,7 +54,7 @@ def run_command(name: str, argv: list[str]) -> int:
 
 
 #: Commands that import the code that a run names; they accept ``trust=RUN``.
-_IMPORTING = ("run", "evaluate", "kl", "export", "verify", "plan")
+_IMPORTING = ("run", "evaluate", "record", "kl", "export", "verify", "plan")
 
 
 def execute(name: str, argv: Sequence[str] | None = None) -> None:

@@ -23,6 +23,7 @@ from klrl.config import (
     LANGUAGE,
     CheckpointConfig,
     ChoiceConfig,
+    DemonstrationsConfig,
     EnvConfig,
     EvalConfig,
     JobConfig,
@@ -56,11 +57,21 @@ def to_config(cfg: DictConfig) -> JobConfig:
             raise NoValueError(f"{name}: has no value; give one, as in {name}=...")
         parts[name] = checked_value(name, cfg.get(name), _ROOT[name].metadata)
     config = JOBS[_domain(parts)](**parts)
+    _check_data(cfg.get("data"), config)
     check_plain(f"env={config.env.name}", asdict(config))
     for check in rules_of(config.domain):
         check(config)
     check_device_name(config.device)
     return config
+
+
+def _check_data(data: str | None, config: JobConfig) -> None:
+    """``data`` is given where a job reads it, and only there."""
+    if isinstance(config.collector, DemonstrationsConfig) and not config.data:
+        raise NoValueError("data: has no value; give one, as in data=outputs/RUN/demonstrations")
+    if data is not None and data != config.data:
+        remedy = "start from experiment=clone or experiment=sft, or drop it"
+        raise ConfigError(f"data={data}: nothing reads it here; {remedy}")
 
 
 _ROOT = {f.name: f for f in fields(RootConfig)}

@@ -68,7 +68,7 @@ CHOICES: dict[str, dict[str, Choice]] = {
     "learner": {},
     # (config, parameters) -> the optimiser
     "optim": {},
-    # control: (env, agent, steps, device) -> Rollout;
+    # control: (env, agent, steps, device) -> Rollout; of data: (config, agent, env) -> the data;
     # language: (job, policy, sampler, task, prompts, iteration) -> Rollout
     "collector": {},
     # (config, logged) -> a context manager that yields loggers

@@ -9,8 +9,19 @@ from typing import ClassVar
 
 from klrl.config.choices import CONTROL, LANGUAGE
 from klrl.config.fields import Settings
-from klrl.config.schemas.control import ActorConfig, CollectorConfig, EnvConfig
-from klrl.config.schemas.language import CausalLMConfig, LanguageEnvConfig, SamplerConfig
+from klrl.config.schemas.control import (
+    ActorConfig,
+    CollectorConfig,
+    DemonstrationsConfig,
+    EnvConfig,
+)
+from klrl.config.schemas.language import (
+    AnswersConfig,
+    CausalLMConfig,
+    LanguageEnvConfig,
+    SamplerConfig,
+    TextConfig,
+)
 from klrl.config.schemas.learning import (
     AdvantageConfig,
     GroupConfig,
@@ -63,6 +74,26 @@ class JobConfig(Settings, ABC):
         return self.kl.name != "none"
 
     @property
+    def imitates(self) -> bool:
+        """Whether the job learns from data, not from its own actions."""
+        return isinstance(self.collector, DemonstrationsConfig | AnswersConfig)
+
+    @property
+    def data(self) -> str | None:
+        """The data that the job reads, if it reads any."""
+        if isinstance(self.collector, DemonstrationsConfig):
+            return self.collector.data
+        return self.env.data if isinstance(self.env, TextConfig) else None
+
+    @property
+    def patience(self) -> int | None:
+        """Rollouts without a better held-out likelihood until the run ends; None: never."""
+        collector = self.collector
+        if isinstance(collector, DemonstrationsConfig | AnswersConfig):
+            return collector.patience if collector.held_out else None
+        return None
+
+    @property
     def iterations(self) -> int:
         """Whole rollouts that together cover at least ``frames``."""
         return math.ceil(self.frames / self.frames_per_iteration)
@@ -86,8 +117,8 @@ class Config(JobConfig):
 
     @property
     def frames_per_iteration(self) -> int:
-        """Frames in one rollout: num_envs x steps."""
-        return self.env.num_envs * self.collector.steps
+        """Frames in one rollout: num_envs x steps; of demonstrations pieces x steps."""
+        return self.collector.rows(self.env.num_envs) * self.collector.steps
 
     @property
     def title(self) -> str:

@@ -219,6 +219,11 @@ class VectorGymEnv(EnvBase):
         self._call_copies(lambda: step(given, mask), "step")
         return self._observations, self._rewards, *self._ends
 
+    @property
+    def answers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The results of the last step, as :meth:`step_native` returned them."""
+        return self._observations, self._rewards, *self._ends
+
     def _step_batch(self, action: Any, mask: np.ndarray | None) -> None:
         assert self._batch is not None
         self._batch.step(action, mask, (self._observations, self._rewards, *self._ends))

@@ -70,9 +70,17 @@ def evaluate_policy(
 
 
 def waves(
-    make: Callable[[], A], config: EnvConfig, starts: Starts, size: Size, sampled: bool
+    make: Callable[[], A],
+    config: EnvConfig,
+    starts: Starts,
+    size: Size,
+    sampled: bool,
+    watch: Callable[[A, VectorGymEnv], None] = lambda acting, env: None,
 ) -> Iterator[tuple[A, Scores, list[int]]]:
-    """Play episodes in waves; yields the acting policy, the scores and the episodes' steps."""
+    """Play episodes in waves; yields the acting policy, the scores and the episodes' steps.
+
+    ``watch`` is called in every state, also the last.
+    """
     episodes, left = size
     copies = min(episodes, MAX_COPIES)
     if not copies:
@@ -87,7 +95,9 @@ def waves(
             if not wave:
                 break
             acting = make()  # without noise it takes the mode
-            scores, steps = play(env, acting, seeds[:wave], limit, noise)
+            scores, steps = play(
+                env, acting, seeds[:wave], limit, noise, partial(watch, acting, env)
+            )
             yield acting, scores, steps
             seeds = seeds[wave:]
             left = None if left is None else left - sum(steps)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
 from klrl.base.seeds import derived_seed, seed_generators
-from klrl.config import CheckpointReferenceConfig, Config, factory
+from klrl.config import CheckpointReferenceConfig, Config, DemonstrationsConfig, factory
 from klrl.config.own import has_state_dict
 from klrl.control.acting import acts_in_numpy
 from klrl.control.actor import make_agent
@@ -40,6 +40,9 @@ from klrl.train.loop import Parts, Rollout
 from klrl.train.row import Rewards
 from klrl.train.schedule import Size
 
+if TYPE_CHECKING:
+    from klrl.control.demonstrations import Demonstrations
+
 
 class ControlParts(Parts):
     """The parts of a control run, built from its settings."""
@@ -63,6 +66,12 @@ class ControlParts(Parts):
             from klrl.control.load import load_agent
 
             load_agent(config.actor.init, self.agent)
+        self.data: Demonstrations | None = None
+        if isinstance(config.collector, DemonstrationsConfig):
+            make_data = factory("collector", config.collector, config.domain)
+            self.data = make_data(config, self.agent, self._copies)
+            if before is None and config.actor.init is None and self.agent.normalizer is not None:
+                self.agent.normalizer.update(self.data.observations())
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.agent.to(self.device)
         self.kl = None
@@ -71,6 +80,7 @@ class ControlParts(Parts):
             self.kl = make_reference_kl(config.kl, self.agent.actor, reference)
         self.preflight = [
             *self._copies.notes,
+            *(() if self.data is None else self.data.notes),
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
         ]
         self._reward_normalizer: RewardNormalizer | None = None
@@ -102,7 +112,7 @@ class ControlParts(Parts):
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Add the rollout to the observation statistics, after the update that used it."""
-        if self.agent.normalizer is not None:
+        if self.agent.normalizer is not None and self.data is None:
             self.agent.normalizer.update(batch.get("observation"))
 
     @property
@@ -113,6 +123,10 @@ class ControlParts(Parts):
     def rewards(self, batch: TensorDictBase) -> Rewards:
         """The reward metrics of a charged rollout, for its row."""
         return rewards_of(batch, self.kl, self._reward_normalizer)
+
+    def held_out(self) -> Row:
+        """The likelihood of held-out demonstrations; as many frames as a rollout at most."""
+        return {} if self.data is None else self.data.held_out(self.config.frames_per_iteration)
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Play episodes in fresh environments."""
@@ -138,6 +152,10 @@ class ControlParts(Parts):
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
         """Make the collector; it resumes the loaded episodes, or seeds new ones by iteration."""
+        if self.data is not None:
+            anew = self._reward_normalizer
+            begin = (lambda: None) if anew is None else anew.begin_episodes
+            return self.data.rollout(iteration, self.device, begin)
         seed = derived_seed(self.config.seed, "train", iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
         self._episodes.prove(self._copies)
@@ -155,6 +173,8 @@ class ControlParts(Parts):
     def collecting(self) -> str:
         """The collector, how it steps the copies, and what evaluates the policy."""
         config, device = self.config.collector, self.device
+        if isinstance(config, DemonstrationsConfig):
+            return f"collector={config.name}, read from {config.data}"
         acts = "numpy" if acts_in_numpy(self.agent, device) else "torch"
         acts = "TorchRL's modules" if config.name == "torchrl" else acts
         return f"collector={config.name}, {self._copies.stepped}, policy in {acts}"
@@ -162,14 +182,14 @@ class ControlParts(Parts):
     @property
     def resume(self) -> dict[str, str]:
         """Manifest entries about resuming the running episodes."""
-        return self._episodes.manifest
+        return super().resume if self.data is not None else self._episodes.manifest
 
     def components(self) -> dict[str, Component]:
         """Networks, optimiser and rollout; reference and reward normaliser if they have state."""
         components = {
             "agent": self.agent.modules,
             "optimizer": self.learner.steps.optimizer,
-            "rollout": self._episodes,
+            "rollout": self._episodes if self.data is None else self.data,
         }
         if self.reference is not None:
             components["reference"] = self.reference.module

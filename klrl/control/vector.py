@@ -27,6 +27,16 @@ def _leaves(transform: Transform) -> list[Transform]:
     return [transform]
 
 
+def add_policy(agent: Agent, batch: TensorDictBase) -> None:
+    """Add the policy's parameters and its log-probs of the actions, in one forward."""
+    family = agent.family
+    outputs = agent.policy_net(batch.get("observation"))
+    params = dict(zip(family.param_keys, outputs, strict=True))
+    for key, value in params.items():
+        batch.set(key, value)
+    batch.set("action_log_prob", family.log_prob(params, batch.get(family.sample_key)))
+
+
 class VectorRollout:
     """Rollouts of ``steps`` steps of every copy."""
 
@@ -48,7 +58,7 @@ class VectorRollout:
         """The next rollout, [N, T]."""
         with torch.no_grad():
             batch = self._play().to(self._device)
-            self._add_policy(batch)
+            add_policy(self._agent, batch)
             for transform in self._transforms:
                 self._apply(transform, batch)
             self._add_before(batch)
@@ -146,15 +156,6 @@ class VectorRollout:
         return ids
 
     # --------------------------------------------------------------------------------- batch
-
-    def _add_policy(self, batch: TensorDictBase) -> None:
-        """Add parameters and log-probs of the sampling policy, in one forward."""
-        family = self._agent.family
-        outputs = self._agent.policy_net(batch.get("observation"))
-        params = dict(zip(family.param_keys, outputs, strict=True))
-        for key, value in params.items():
-            batch.set(key, value)
-        batch.set("action_log_prob", family.log_prob(params, batch.get(family.sample_key)))
 
     def _apply(self, transform: Transform, batch: TensorDictBase) -> None:
         after = batch.get("next")

@@ -292,6 +292,14 @@ class ClipLoss(PolicyLoss):
         return terms.clipped_surrogate(*log_probs, advantage, c.clip_epsilon, c.clip_epsilon_high)
 
 
+class LikelihoodLoss(PolicyLoss):
+    """log pi(a|s) of the data's actions: maximum likelihood."""
+
+    def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
+        """The log-likelihood, nats per position."""
+        return scored.log_prob
+
+
 # ------------------------------------------------------------------------------- loss=custom
 
 #: The fields of Scored that carry the loss's gradient to the policy.

@@ -42,7 +42,8 @@ class Counters:
     def __init__(self) -> None:
         self.iteration = 0
         self.frames = 0
-        self.best_return: float | None = None
+        self.best_return: float | None = None  # of data: minus the best held-out likelihood
+        self.best_iteration = 0
 
     def state_dict(self) -> dict[str, object]:
         """All counters."""

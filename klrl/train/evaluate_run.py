@@ -28,6 +28,7 @@ def evaluate_run(
     which: str = "last",
     seed: int = 0,
     device: str = "cpu",
+    into: Path | None = None,
 ) -> Evaluation:
     """Evaluate the policy of a run.
 
@@ -40,6 +41,7 @@ def evaluate_run(
         which: last or best checkpoint.
         seed: seed of the samples and start states, which training's evaluations do not use.
         device: the device of the policy.
+        into: a new folder (language: file), to which the episodes are written.
 
     Raises:
         ConfigError: no such run or checkpoint, a task that the policy cannot play, or an argument
@@ -49,10 +51,12 @@ def evaluate_run(
     """
     folder, config = stored_job(run, "RUN", words, episodes=episodes, seed=seed, device=device)
     domain = domain_of(config)
-    evaluated: Evaluation = domain.function("evaluate")(
+    use, more = ("evaluate", {}) if into is None else ("record", {"into": into})
+    evaluated: Evaluation = domain.function(use)(
         folder,
         config,
-        starts=Starts("evaluate", seed),
+        **more,
+        starts=Starts(use, seed),
         size=Size(episodes or domain.plays),
         sampled=sampled,
         which=which,

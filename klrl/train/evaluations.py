@@ -21,6 +21,8 @@ from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.schedule import Schedule, Size, schedule
 
 _SECONDS = "time/evaluation"
+#: Chooses the best policy of a job that learns from data.
+_NLL = "nll/held_out"
 
 
 class Played(Protocol):
@@ -31,6 +33,9 @@ class Played(Protocol):
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Evaluate the current policy; training's random state is unchanged."""
+
+    def held_out(self) -> Row:
+        """``nll/held_out`` of a job that learns from data; else empty."""
 
     def components(self) -> dict[str, Component]:
         """Parts of a checkpoint by name; ``agent`` is the policy."""
@@ -43,8 +48,15 @@ class Evaluations:
         self, config: JobConfig, domain: Domain, parts: Played, counters: Counters
     ) -> None:
         self.schedule: Schedule = schedule(config, parts.longest_episode)
-        self._on, self._last = config.eval.on, config.iterations
+        self._on, self._last, self._patience = config.eval.on, config.iterations, config.patience
         self._domain, self._parts, self._counters = domain, parts, counters
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is done: all iterations, or no better likelihood for too long."""
+        now = self._counters
+        stalled = now.iteration - now.best_iteration >= (self._patience or self._last)
+        return now.iteration >= self._last or stalled
 
     def lines(self) -> Sequence[str]:
         """The line about evaluations at the start of a run."""
@@ -54,20 +66,22 @@ class Evaluations:
         """Evaluate before the first update, in a separate row; returns whether it is the best."""
         row: Row = {"iteration": 0, self._domain.axis: 0}
         improved = self.during(row)
-        if 0 in self.schedule.iterations:
+        if 0 in self.schedule.iterations or _NLL in row:
             recorder.record(row)
         return improved
 
     def during(self, row: Row) -> bool:
         """Evaluate if due, and add the result to the row; returns whether it is the best so far."""
         counters = self._counters
-        if counters.iteration not in self.schedule.iterations:
-            return False
-        self._play(row, IN_RUN, self.schedule.size)
+        row |= self._parts.held_out()
+        if counters.iteration in self.schedule.iterations:
+            self._play(row, IN_RUN, self.schedule.size)
         value, best = row.get("eval/return"), counters.best_return
+        if _NLL in row:
+            value = -row[_NLL]
         if value is None or (best is not None and value <= best):
             return False
-        counters.best_return = value
+        counters.best_return, counters.best_iteration = value, counters.iteration
         return True
 
     def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
@@ -76,7 +90,14 @@ class Evaluations:
         Both start from the same states, which had no part in choosing the best. The closing
         evaluation replaces the row's, and the row gets the seconds of all evaluations.
         """
-        if self._counters.iteration < self._last or not self.schedule.closing.episodes:
+        if not self.over:
+            return
+        if self._counters.iteration < self._last:
+            recorder.say(
+                f"ended early: {_NLL} is the best at iteration {self._counters.best_iteration}, "
+                f"{self._patience} before the last; collector.patience=null trains on"
+            )
+        if not self.schedule.closing.episodes:
             return
         try:
             self._play(row, CLOSING, self.schedule.closing)

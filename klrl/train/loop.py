@@ -83,6 +83,10 @@ class Parts(ABC):
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Evaluate the current policy; training's random state is unchanged."""
 
+    def held_out(self) -> Row:
+        """``nll/held_out`` of a job that learns from data; else empty."""
+        return {}
+
     @property
     @abstractmethod
     def actor(self) -> nn.Module:
@@ -173,7 +177,7 @@ class Training:
                 self.save(
                     checkpoints, improved=self.evaluations.start(self.recorder), stopping=True
                 )
-            while self.counters.iteration < self.config.iterations:
+            while not self.evaluations.over:
                 started = time.perf_counter()
                 self.parts.phase.take()  # drops the time between iterations
                 self.parts.phase("sampling")
@@ -196,7 +200,7 @@ class Training:
                 stopping = stop.requested
                 self.parts.phase("checkpoint")
                 self.save(checkpoints, improved, stopping)
-                if stopping and self.counters.iteration < self.config.iterations:
+                if stopping and not self.evaluations.over:
                     stop.obey()
             self._tell("finished")
 
@@ -257,7 +261,7 @@ class Training:
         due = counters.iteration % self.config.checkpoint.every == 0
         if improved:
             self._save(checkpoints, "best")
-        if due or stopping or counters.iteration >= self.config.iterations:
+        if due or stopping or self.evaluations.over:
             self._save(checkpoints, "last")
 
     def _save(self, checkpoints: Checkpoints, which: str) -> None:

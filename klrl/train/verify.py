@@ -112,7 +112,9 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
                 f"and each has {size}"
             )
     last = done[-1] if done else 0
-    if last > config.iterations or (status == "finished" and last < config.iterations):
+    # With patience a run may end before its frames.
+    short = last < config.iterations and status == "finished" and config.patience is None
+    if last > config.iterations or short:
         record.problems.append(
             f"metrics.jsonl: ends with iteration {last}, and the run has {config.iterations}"
         )
@@ -122,7 +124,8 @@ def _evaluations(
     folder: Path, config: JobConfig, rows: Sequence[Row], device: str, record: Record
 ) -> None:
     """Repeat the closing evaluations of the last and the best checkpoint, and compare."""
-    last = next((row for row in rows if row["iteration"] == config.iterations), Row())
+    end = rows[-1]["iteration"] if rows and config.patience else config.iterations
+    last = next((row for row in rows if row["iteration"] == end), Row())
     if not (config.eval.final and "eval/return" in last):
         record.unseen.append("evaluations: the run has no closing one")
         return

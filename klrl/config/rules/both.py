@@ -170,3 +170,21 @@ def check_logger_also(c: JobConfig) -> None:
             f"logger.also=[{','.join(map(str, c.logger.also))}]: may hold "
             f"{', '.join(fitting) or 'nothing'} next to logger={c.logger.name}, once"
         )
+
+
+def check_imitation(c: JobConfig) -> None:
+    """Data are learned from by their likelihood or a custom loss, and without a reference."""
+    data, own = f"collector={c.collector.name}", c.loss.name in ("nll", "custom")
+    if c.imitates and not own:
+        raise ConfigError(
+            f"loss={c.loss.name}: {data} reads actions that another policy chose; use loss=nll, or "
+            "one of your own"
+        )
+    if c.loss.name == "nll" and not c.imitates:
+        remedy = "start from experiment=clone or experiment=sft"
+        raise ConfigError(f"loss=nll: {data} reads no data; {remedy}")
+    if c.imitates and c.has_reference:
+        raise ConfigError(
+            f"kl={c.kl.name}: is estimated from the policy's own actions, and {data} reads others; "
+            "use kl=none, and measure with klrl kl"
+        )

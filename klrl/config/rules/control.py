@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from klrl.base.errors import ConfigError
-from klrl.config import Config, CustomActorConfig
+from klrl.config import Config, CustomActorConfig, DemonstrationsConfig
 
 #: Two layers of this width have 4e9 weights between them.
 _WIDEST = 65_536
@@ -15,7 +15,8 @@ def check_minibatches_of_frames(c: Config) -> None:
     if batch % c.learner.minibatches:
         raise ConfigError(
             f"learner.minibatches={c.learner.minibatches}: does not divide the rollout of "
-            f"env.num_envs x collector.steps = {c.env.num_envs} x {c.collector.steps} = {batch} "
+            f"{c.collector.rows_setting} x collector.steps = "
+            f"{c.collector.rows(c.env.num_envs)} x {c.collector.steps} = {batch} "
             "frames; choose a divisor"
         )
     if batch // c.learner.minibatches < 2 and c.loss.normalize_advantage:
@@ -68,3 +69,9 @@ def check_share_trunk(c: Config) -> None:
         raise ConfigError(
             "actor.share_trunk=true: networks of your own share nothing; set it to false"
         )
+
+
+def check_held_out(c: Config) -> None:
+    """Some demonstrations are left to learn from."""
+    if isinstance(c.collector, DemonstrationsConfig) and c.collector.held_out >= 1:
+        raise ConfigError(f"collector.held_out={c.collector.held_out:g}: give a share below 1")

@@ -6,6 +6,7 @@ import math
 
 from klrl.base.errors import ConfigError
 from klrl.config import (
+    AnswersConfig,
     GroupConfig,
     InstructionsConfig,
     LanguageConfig,
@@ -103,6 +104,10 @@ def check_sort_digits(c: LanguageConfig) -> None:
 def check_group_size(c: LanguageConfig) -> None:
     """A group has at least two responses to compare."""
     size = c.collector.group_size
+    if isinstance(c.collector, AnswersConfig):
+        if size != 1:
+            raise ConfigError(f"collector.group_size={size}: a row has one answer; drop it")
+        return
     if isinstance(c.advantage, GroupConfig) and size < 2:
         raise ConfigError(
             f"collector.group_size={size}: advantage=group compares the responses to a prompt; "

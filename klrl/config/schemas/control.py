@@ -133,3 +133,30 @@ class CollectorConfig(ChoiceConfig):
     """A native loop over the batched environment, in this process; the batch is TorchRL's."""
 
     steps: int = number(128, ge=1)  # steps of each copy per rollout
+
+    #: The setting that counts its rows, which are copies of the environment.
+    rows_setting: ClassVar[str] = "env.num_envs"
+
+    def rows(self, num_envs: int) -> int:
+        """Rows of a rollout, ``steps`` frames each."""
+        return num_envs
+
+
+@registered("collector", "demonstrations", control="control.demonstrations:Demonstrations")
+class DemonstrationsConfig(CollectorConfig):
+    """Frames of another policy, from a folder in TorchRL's format; part of experiment=clone."""
+
+    #: a folder that klrl record, TensorDict.memmap or ReplayBuffer.dumps wrote
+    data: Optional[str] = None
+    steps: int = number(32, ge=1)  # consecutive frames in a piece
+    pieces: int = number(64, ge=1)  # pieces per rollout, in shuffled order
+    #: share of the episodes that are not learned from; their likelihood chooses the best checkpoint
+    held_out: float = number(0.1, ge=0)
+    #: the run ends after so many rollouts without a better likelihood of these; null = never
+    patience: Optional[int] = number(50, ge=1)
+
+    rows_setting: ClassVar[str] = "collector.pieces"
+
+    def rows(self, num_envs: int) -> int:
+        """Pieces of a rollout."""
+        return self.pieces

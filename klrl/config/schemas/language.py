@@ -75,6 +75,8 @@ class TextConfig(LanguageEnvConfig):
     #: seconds that a reward call may take; null = no limit, and calls run on the main thread
     reward_timeout: Optional[float] = number(60, gt=0, le=1e9)
 
+    own_rewards: ClassVar[tuple[str, ...]] = ("exact",)  # of rows with an answer
+
 
 @dataclass
 class LoraConfig(Settings):
@@ -117,3 +119,20 @@ class SamplerConfig(ChoiceConfig):
     temperature: float = number(1.0, gt=0)  # of softmax(logits / temperature), for scoring too
     samples_every: int = number(5, ge=0)  # iterations between entries in samples.jsonl; 0 = never
     samples_count: int = number(4, ge=1)  # responses per entry
+
+
+@registered(
+    "collector",
+    "answers",
+    language="language.run.answers:AnswerRollout",
+    free=("samples_every", "samples_count"),
+)
+class AnswersConfig(SamplerConfig):
+    """The answers of the data's rows, in place of sampled responses; part of experiment=sft."""
+
+    group_size: int = setting(1)  # one answer to a prompt
+    #: the run ends after so many rollouts without a better likelihood of the evaluation split's
+    #: answers; null = never
+    patience: Optional[int] = number(10, ge=1)
+
+    held_out: ClassVar[bool] = True  # a task has an evaluation split

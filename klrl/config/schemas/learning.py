@@ -117,6 +117,13 @@ class TRPOConfig(LossConfig):
     damping: float = number(0.1, ge=0)  # added to the Fisher matrix's diagonal
 
 
+@registered("loss", "nll", both="losses.policy:LikelihoodLoss")
+class LikelihoodConfig(LossConfig):
+    """Negative log-likelihood of the data's actions (tokens): behaviour cloning, SFT."""
+
+    normalize_advantage: bool = setting(False)  # unused: the likelihood has no advantage
+
+
 @registered("loss", "custom", both="losses.policy:custom")
 class CustomLossConfig(OwnPart, LossConfig):
     """A policy loss of your own: loss.target=package.module:Name."""

@@ -26,6 +26,8 @@ class Ungrouped:
     #: hardware yet
     device: str = MISSING
     threads: int = number(ge=1, le=4096)  # CPU threads of torch; small networks are fastest with 1
+    #: of experiment=clone a folder of demonstrations, of experiment=sft rows with answers
+    data: Optional[str] = None
     resume: Optional[str] = None  # a run folder to go on with, as in resume=outputs/NAME
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

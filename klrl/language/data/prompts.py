@@ -73,8 +73,9 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     """Read one prompt per line.
 
     A line is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
-    A conversation has one {"role", "content"} or several; the last is not the assistant's. All
-    other fields are passed to the reward function. Blank lines are skipped.
+    A conversation has one {"role", "content"} or several; the last, if it is the assistant's, is
+    the row's ``answer`` and not of the prompt. All other fields are passed to the reward function.
+    Blank lines are skipped.
     """
     file = expanded(path)
     try:
@@ -122,13 +123,16 @@ def parse_row(row: object, origin: str) -> Prompt:
     content = row[fields[0]]
     if fields[0] == "messages" or isinstance(content, list):
         _check_messages(content, origin, fields[0])
+        if content[-1]["role"] == "assistant":
+            answer = {"answer": content[-1]["content"], **row}
+            return Prompt(content[:-1], {**answer, fields[0]: content[:-1]}, origin)
     elif not isinstance(content, str):
         raise ConfigError(f"{origin}: prompt is {json_type(content)}; give a text, or use messages")
     return Prompt(content, row, origin)
 
 
 def _check_messages(messages: object, origin: str, name: str) -> None:
-    """Refuse a value that is no conversation, or that ends with the assistant's turn."""
+    """Refuse a value that is no conversation, or that is nothing but an answer."""
     if not isinstance(messages, list) or not messages:
         raise ConfigError(f"{origin}: {name} is {json_type(messages)}; give a list of turns")
     for turn, message in enumerate(messages, 1):
@@ -138,10 +142,10 @@ def _check_messages(messages: object, origin: str, name: str) -> None:
                 f"{origin}: turn {turn} needs a role and a content, both texts; it is "
                 f"{json.dumps(message)[:60]}"
             )
-    if messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant" and len(messages) == 1:
         raise ConfigError(
-            f"{origin}: the last turn is the assistant's, so there is nothing to answer; "
-            "end with the user's"
+            f"{origin}: the only turn is the assistant's, so there is nothing to answer; "
+            "begin with the user's"
         )
 
 

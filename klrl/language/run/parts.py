@@ -19,6 +19,7 @@ from klrl.language.model import pretrained as model
 from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.model.vocabulary import NextTokens
+from klrl.language.run.answers import check_answers, held_out
 from klrl.language.run.checks import PROMPTS, preflight_checks
 from klrl.language.run.evaluate import Player
 from klrl.language.run.kl import (
@@ -35,6 +36,7 @@ from klrl.language.run.update import LanguageSteps, prompts_at_a_time
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
+from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.learner import Learner
@@ -68,6 +70,8 @@ class LanguageParts(Parts):
         tokenizer = self.policy.causal.tokenizer
         limit = prompt_limit(self.policy.causal.context, config.collector.max_new_tokens)
         self.task.check(tokenizer, limit)
+        if config.imitates:
+            check_answers(self.task, self.policy, config)
         self.prompts = self.task.stream(tokenizer, limit)
         self.kl = factory("kl", config.kl, config.domain)(config.kl)
         kept = checkpointed(self.reference_rule, config)
@@ -142,6 +146,10 @@ class LanguageParts(Parts):
         """Rewards of a charged rollout, for its row."""
         rewards = rewards_of(batch, self.kl)
         return replace(rewards, own={**rewards.own, **self._rounding})
+
+    def held_out(self) -> Row:
+        """The likelihood of the evaluation split's answers, if the run learns from answers."""
+        return held_out(self.policy, self.task, self.config) if self.config.imitates else {}
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Evaluate the policy on prompts of the evaluation split."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -148,10 +148,13 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     config = relocated(language_config(folder, "RUN"), model)
     config.device = device
     rows = rows_so_far(folder)
+    ran = config
+    if config.patience is not None and rows:  # it may have ended before its frames
+        ran = replace(config, frames=int(rows[-1]["samples"]))
     bounds = bounds_of(rows, config)
     measures = {name: Comparison(name, bounds) for name in recorded_names(config)}
     verdict = Verdict(bounds=bounds, measures=[*measures.values()])
-    samples = read_samples(folder, config, str(run), rows, verdict)
+    samples = read_samples(folder, ran, str(run), rows, verdict)
     check_base(config)
     weights = Sources(folder, config)
     fit = [sample for sample in samples if _fits(weights.policy, sample, verdict)]
@@ -177,7 +180,7 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
         )
     verify_record(folder, config, device, verdict)
     task = make_task(config.env, config.seed)
-    check_samples(config, weights.policy, task, samples, rows, verdict)
+    check_samples(ran, weights.policy, task, samples, rows, verdict)
     verdict.looked += [f"{n} of {counted(each.samples, 'sample')}" for n, each in measures.items()]
     return verdict
 

@@ -1,0 +1,50 @@
+"""``klrl record RUN``: writes demonstrations by a run's policy."""
+
+from __future__ import annotations
+
+import json
+
+from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
+from klrl.base.text import escaped
+from klrl.cli.evaluate import add_playing, checked_run
+from klrl.cli.wrapper import DONE, Parser
+
+
+def record_command(argv: list[str]) -> int:
+    """Write demonstrations; return the exit code."""
+    args = parser().parse_intermixed_args(argv)
+    into = checked_run(args) / "demonstrations" if args.output is None else expanded(args.output)
+    if into.exists():
+        raise ConfigError(f"-o {into}: exists already; give another place")
+
+    import torch
+
+    from klrl.train.evaluate_run import evaluate_run
+
+    torch.set_num_threads(1)
+    how = {name: getattr(args, name) for name in ("episodes", "sampled", "which", "seed", "device")}
+    found = evaluate_run(args.run, args.overrides, **how, into=into)
+    written = f"written to {escaped(str(into))}" if found.returns else "nothing is written"
+    row = {**found.row, "data": str(into)}
+    print(json.dumps(row) if args.json else f"{found.line}; {written}")
+    return DONE
+
+
+def parser() -> Parser:
+    """The argument list."""
+    parser = Parser(
+        prog="klrl record",
+        description=(
+            "Play a run's policy and write its episodes as demonstrations, for experiment=clone "
+            "(language: its answers, for experiment=sft)."
+        ),
+    )
+    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
+    task = "another task, as for klrl evaluate: env.kwargs.g=14"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=task)
+    parser.add_flag("--sampled", "sample actions (tokens) as in training")
+    where = "where to write; it must not exist (default RUN/demonstrations)"
+    parser.add_argument("-o", "--output", metavar="FOLDER", default=None, help=where)
+    add_playing(parser)
+    return parser

@@ -1,0 +1,102 @@
+"""``collector=answers``: rollouts of the answers in the data, scored by the current policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from klrl.base.errors import ConfigError
+from klrl.config import LanguageConfig
+from klrl.language.data.batch import (
+    LOG_PROBS,
+    Responses,
+    make_batch,
+    pad_to_full,
+    response_mask,
+    response_part,
+)
+from klrl.language.data.prompts import Prompt, PromptBatch
+from klrl.language.data.tasks import Task
+from klrl.language.model.causal_lm import head, model_device
+from klrl.language.model.pretrained import prompt_limit
+from klrl.language.model.vocabulary import NextTokens, response_log_probs
+from klrl.language.run.evaluate import places
+from klrl.language.run.load import Policy
+from klrl.language.run.rollout import STATES, PromptRollout, texts_of
+from klrl.language.run.scoring import ScoringLayout
+from klrl.runs.metrics import Row
+from klrl.train.evaluate import IN_RUN
+
+#: Score one row per answer by the plain forward, this many rows at a time.
+_LAYOUT, _ROWS = ScoringLayout(1, False), 32
+
+
+@dataclass(eq=False)
+class AnswerRollout(PromptRollout):
+    """Takes the answers of the next prompts, in place of samples."""
+
+    def respond(self, prompts: PromptBatch) -> TensorDict:
+        """The prompts with their answers, as a batch [B]."""
+        self.iteration += 1
+        self.scored_prompts = prompts.prompts
+        batch = answered(self.policy, prompts, self.config)
+        self.responses = texts_of(self.policy, batch)
+        return batch
+
+
+def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
+    """The tokens of a prompt's answer, and the EOS that ends it; at most ``most``."""
+    answer, tokenizer = prompt.row.get("answer"), policy.causal.tokenizer
+    if not isinstance(answer, str):
+        raise ConfigError(
+            f"{prompt.origin}: holds no answer to learn; give a text as answer, or messages that "
+            "end with the assistant's"
+        )
+    ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    if len(ids) > most:
+        raise ConfigError(
+            f"collector.max_new_tokens={most}: {prompt.origin} has an answer of {len(ids)} tokens, "
+            "EOS included; give more, or drop the row"
+        )
+    return ids
+
+
+def check_answers(task: Task, policy: Policy, config: LanguageConfig) -> None:
+    """Refuse an answer that is missing or too long, before anything runs."""
+    for prompt in task.checked:
+        answer_ids(prompt, policy, config.collector.max_new_tokens)
+
+
+@torch.no_grad()
+def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> TensorDict:
+    """The prompts with their answers as a batch [B], with log-probs and states of the policy."""
+    device, most = model_device(policy.model), config.collector.max_new_tokens
+    rows = [torch.tensor(answer_ids(each, policy, most)) for each in prompts.prompts]
+    tokens = pad_sequence(rows, batch_first=True, padding_value=policy.special.pad).to(device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
+    whole = torch.zeros(len(rows), dtype=torch.bool, device=device)
+    unscored = Responses(tokens, mask, torch.zeros(tokens.shape, device=device), whole)
+    batch = make_batch(prompts.ids.to(device), prompts.mask.to(device), unscored, 1)
+    batch[STATES] = _LAYOUT.rollout_states(policy.model, batch, _ROWS)
+    states = NextTokens(batch[STATES], head(policy.model), config.collector.temperature)
+    batch[LOG_PROBS] = pad_to_full(batch, response_log_probs(states, tokens, mask))
+    return batch
+
+
+def held_out(policy: Policy, task: Task, config: LanguageConfig) -> Row:
+    """Mean negative log-likelihood of the evaluation split's answers, nats per token.
+
+    Of as many as a rollout has, at most; the half of a file that chooses the best checkpoint.
+    """
+    place = places(IN_RUN, config.frames_per_iteration, task.evaluations)
+    limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
+    prompts = task.stream(policy.causal.tokenizer, limit, "eval")
+    prompts.served = place.start
+    batch = answered(policy, prompts.take(len(place)), config)
+    log_probs: Tensor = response_part(batch, LOG_PROBS)[response_mask(batch)]
+    return {"nll/held_out": -float(log_probs.double().mean())}
