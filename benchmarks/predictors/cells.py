@@ -182,8 +182,8 @@ def distance(run: Any, base: Path) -> float:
 
 
 def demonstrate(cell: BaseCell) -> None:
-    """The expert's episodes."""
+    """The expert's episodes, sampled: of its likeliest actions a clone would have no spread."""
     data = cell.runs / DATA
     shutil.rmtree(data, ignore_errors=True)
-    words = ["record", str(cell.runs / "expert"), "--episodes", str(DEMONSTRATIONS)]
-    subprocess.run([sys.executable, "-m", "klrl", *words, "--out", str(data)], check=True)
+    words = ["record", str(cell.runs / "expert"), "--sampled", f"--episodes={DEMONSTRATIONS}"]
+    subprocess.run([sys.executable, "-m", "klrl", *words, f"--output={data}"], check=True)
