@@ -15,9 +15,13 @@ from benchmarks.predictors.cells import KLS, TASKS, BaseCell, prepare_models, ru
 from benchmarks.results import table
 from benchmarks.shipped.draw import BLUE, GREEN, ORANGE, PINK, panels
 from benchmarks.shipped.page import FOLDER, replace_measured
+from klrl.report.statistics import ENOUGH
 
 PAGE = FOLDER / "predictors"
 PICTURE = PAGE / "predictors.png"
+#: A bar would end a table's cell.
+HEADS = [name.replace("|", r"\|") for name in PREDICTORS.values()]
+FEW = 8
 
 
 def cells_of(task: str) -> list[BaseCell]:
@@ -55,12 +59,14 @@ def r_squared(tasks: Mapping[str, Points]) -> str:
                 analysis.r2(some, key, counts[task], per_arm=arm.startswith("+"))
                 for key in PREDICTORS
             ]
-            told = [
-                f"{v:.2f} [{low:.2f}, {high:.2f}]"
-                for v, low, high in map(analysis.interval, values)
-            ]
-            rows.append([task, arm, *told])
-    return table(["R^2 of the loss", "arm", *PREDICTORS.values()], rows)
+            few = some.y.size < FEW  # on which a curve of three coefficients lies by itself
+            rows.append([task, arm, *("" if few else told(each, len(p.y)) for each in values)])
+    return table(["R^2 of the loss", "arm", *HEADS], rows)
+
+
+def told(values: np.ndarray, bases: int) -> str:
+    value, low, high = analysis.interval(values)
+    return f"{value:.2f}" + (f" [{low:.2f}, {high:.2f}]" if bases >= ENOUGH else "")
 
 
 def policies(found: Mapping[str, Sequence[Line]]) -> str:
@@ -77,8 +83,9 @@ def policies(found: Mapping[str, Sequence[Line]]) -> str:
         for name in cells[0]["policies"]:
             of = [[line["policies"][name].get(key, np.nan) for line in cells] for key in forms]
             means = [f"{np.mean(v):{f}}" for v, f in zip(of, forms.values(), strict=True)]
+            means = [each.replace("nan", "") for each in means]
             rows.append([task, name, *means])
-    heads = ["return, new", "return, old", *list(PREDICTORS.values())[:5], "CPU-seconds"]
+    heads = ["return, new", "return, old", *HEADS[:5], "CPU-seconds"]
     return table(["mean over bases", "policy", *heads], rows)
 
 
