@@ -66,6 +66,13 @@ class Cell:
         return ["-m", "klrl", f"hydra.run.dir={self.folder}", *self.command]
 
     @property
+    def prints(self) -> str | None:
+        """The identity of a cell whose outcome is its last printed line; None: it is a run."""
+        if self.setting not in (SB3, ZOO):
+            return None
+        return sb3.known_identity(self.task, self.seed, zoo=self.setting == ZOO)
+
+    @property
     def name(self) -> str:
         """As in ``hopper clip 3``."""
         return f"{self.task} {self.setting} {self.seed}"
@@ -91,8 +98,8 @@ COMPARABLE = (2,)
 
 def job_identity(cell: Cell) -> str:
     """The settings' hash and the numerics, as ``0f3a...-2``."""
-    if cell.setting in (SB3, ZOO):
-        return sb3.known_identity(cell.task, cell.seed, zoo=cell.setting == ZOO)
+    if cell.prints is not None:
+        return cell.prints
     own = identity(to_config(_composer.explained(allow_env_kwargs(cell.command))))
     return f"{own.settings}-{own.numerics}"
 
@@ -180,7 +187,7 @@ def start(cell: Cell) -> int:
 
 def read_cell(cell: Cell, code: int, cpu: float) -> Line:
     """The line of a run that ended."""
-    if cell.setting in (SB3, ZOO):
+    if cell.prints is not None:
         if code:
             raise RuntimeError(f"exit {code}")
         told: Line = json.loads(cell.log.read_text().splitlines()[-1])

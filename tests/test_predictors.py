@@ -1,0 +1,118 @@
+"""``benchmarks/predictors``: its R^2, intervals and verdict on cells whose answer is known."""
+
+import numpy as np
+import pytest
+
+from benchmarks.predictors import analysis, cells
+from benchmarks.predictors.analysis import ARMS, PREDICTORS, Points
+from benchmarks.predictors.cells import KLS, TASKS, BaseCell
+
+SETTINGS = ("rl 0", "rl 1", "rl 3", "distill reverse", "distill forward", "clone")
+
+
+def made(loss, bases=10, **z) -> Points:
+    """Points of predictors z [bases, settings], and of losses."""
+    nothing = np.random.default_rng(3).normal(size=(bases, len(SETTINGS)))
+    return Points(SETTINGS, {key: z.get(key, nothing) for key in PREDICTORS}, loss)
+
+
+def numpys(x, y) -> float:
+    """R^2 by numpy's own regression."""
+    left = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
+    return 1 - left.var() / y.var()
+
+
+@pytest.mark.parametrize("per_arm", [False, True])
+def test_r_squared_is_that_of_numpys_regression(per_arm) -> None:
+    """Of the bases as they are, and of a resample, whose bases are repeated."""
+    rng = np.random.default_rng(0)
+    z, y = rng.lognormal(size=(2, 4, 6))
+    counts = np.array([[1, 1, 1, 1], [2, 0, 1, 1]])
+    found = analysis.r2(made(y, 4, weights=z), "weights", counts, per_arm)
+    for times, value in zip(counts, found, strict=True):
+        of = np.repeat(np.arange(4), times)
+        x, arm = z[of].ravel(), np.tile([0, 0, 0, 1, 2, 3], 4)
+        columns = [np.ones(24), x, x**2, *((arm == a) * 1.0 for a in (1, 2, 3) if per_arm)]
+        assert value == pytest.approx(numpys(np.stack(columns, 1), y[of].ravel()), abs=1e-9)
+
+
+def test_an_arm_is_its_settings() -> None:
+    z = np.arange(60.0).reshape(10, 6)
+    of = [made(z, weights=z).arm(arm) for arm in ARMS]
+    assert [p.settings for p in of] == [SETTINGS[:3], SETTINGS[5:], SETTINGS[3:4], SETTINGS[4:5]]
+    assert of[0].y.tolist() == z[:, :3].tolist()
+    assert of[1].z["weights"].tolist() == z[:, 5:].tolist()
+
+
+def test_points_are_losses_on_the_old_task_and_roots_of_kls() -> None:
+    policy = {**dict.fromkeys(KLS, 0.25), "weights": 3.0, "new": -200.0, "old": -500.0}
+    line = {"policies": {"base": {"old": -180.0}, "expert": policy, "rl 0": policy}}
+    found = analysis.points([line])
+    assert (found.settings, found.y.tolist()) == (("rl 0",), [[320.0]])
+    assert {key: value.item() for key, value in found.z.items()} == {
+        **dict.fromkeys(KLS, 0.5), "weights": 3.0, "new": -200.0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kl", "weights", "said"),
+    [
+        (0.1, 2.0, "supported"),
+        (2.0, 0.1, "refuted"),
+        (0.6, 0.6, "undecided"),
+        (2.0, 2.0, "refuted"),  # neither predicts
+    ],
+)
+def test_the_verdict_where_it_is_known(kl, weights, said) -> None:
+    """Predictors that are the loss and noise of so much; the answer is in the noise."""
+    rng, tasks = np.random.default_rng(6), {}
+    for task in TASKS:
+        y = rng.normal(size=(10, 6))
+        noisy = {k: y + s * rng.normal(size=y.shape) for k, s in
+                 (("new_forward", kl), ("weights", weights))}  # fmt: skip
+        tasks[task] = made(y, **noisy)
+    assert analysis.verdict(tasks).endswith(said)
+    fewer = {**tasks, "hopper": made(tasks["hopper"].y[:9], 9)}
+    assert analysis.verdict(fewer).endswith("nothing before all bases are in")
+
+
+def test_simulated_predictors_have_the_r_squared_that_is_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    of = [analysis.simulated((0.7, 0.4), rng) for _ in range(300)]
+    once = np.ones((1, 10))
+    means = [np.mean([analysis.r2(p, key, once) for p in of]) for key in analysis.DECIDES]
+    assert means == pytest.approx([0.7, 0.4], abs=0.05)  # of a curve, a little more
+
+
+def test_an_interval_is_the_percentiles_of_the_resamples() -> None:
+    assert analysis.interval(np.array([7.0, *range(101)])) == pytest.approx((7.0, 2.5, 97.5))
+
+
+def test_klrl_accepts_the_words_of_every_run() -> None:
+    """The paths of runs that are not there yet are read when a run starts."""
+    from klrl import compose
+
+    for task in TASKS:
+        words = BaseCell(task, "base", 0, ()).words_of()
+        assert len(words) == 10
+        for of in words.values():
+            compose(*of)
+
+
+def test_a_cell_is_known_by_the_words_of_its_runs(monkeypatch) -> None:
+    before = [BaseCell("hopper", "base", seed, ()).prints for seed in (0, 1)]
+    assert before[0] != before[1]
+    monkeypatch.setattr(cells, "VISITS", 51)
+    assert BaseCell("hopper", "base", 0, ()).prints != before[0]
+
+
+def test_the_heavier_half_cheetah_is_twice_as_heavy_in_every_part(tmp_path, monkeypatch) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    monkeypatch.chdir(tmp_path)
+    cells.prepare_models()
+    masses = []
+    for words in ({}, {"xml_file": cells.HEAVY_CHEETAH}):
+        env = gymnasium.make("HalfCheetah-v5", **words)
+        masses.append(env.unwrapped.model.body_mass[1:].copy())
+        env.close()
+    assert masses[1] / masses[0] == pytest.approx(2)
