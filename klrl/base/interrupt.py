@@ -46,9 +46,9 @@ def stop_signals(handler: Handler) -> Iterator[None]:
 
 
 def stops_at_once(signum: int, before: int | None) -> bool:
-    """Whether a signal that follows ``before`` stops the run without a checkpoint; prints that.
+    """Whether a signal that follows ``before`` stops the run without a checkpoint; warns if so.
 
-    SLURM sends SIGTERM when a job's grace period begins, and several times when it is over.
+    SLURM sends SIGTERM when a job's grace period begins, and several times when the period ends.
     """
     urgent = (signal.SIGINT,) if os.environ.get("SLURM_JOB_ID") else _URGENT
     at_once = signum in urgent and before in urgent

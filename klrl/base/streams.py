@@ -67,7 +67,7 @@ def lasting(name: str) -> Iterator[None]:
 def open_closed_streams() -> None:
     """Open each of stdin, stdout and stderr that is closed, as by ``>&-``, on the null device.
 
-    Else the next file that klrl opens would get the descriptor, and receive all printed text.
+    Otherwise the next file that klrl opens would get that descriptor, and all printed text.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:

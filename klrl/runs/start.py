@@ -28,14 +28,14 @@ class OwnFolder:
         self.path = Path(given) if given is not None else new_path(suffix)
         try:
             self.holds_run = given is not None and any(self.path.glob("**/manifest.json"))
-            # Entries that the folder had before, and keeps; None for a new folder.
+            # Entries that the folder had before, which stay; None for a new folder.
             self._before = set(self.path.iterdir()) if self.path.is_dir() else None
         except OSError as error:
             raise ConfigError(f"{setting}: cannot be read: {error}") from error
         self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
 
     def make(self) -> None:
-        """Make the folder; ``remove_unstarted`` removes it, even if a signal interrupts this."""
+        """Make the folder; ``remove_unstarted`` removes it, even after a signal in ``make``."""
         try:
             # Two runs never share a new folder, whose name has the microsecond.
             self.path.mkdir(parents=True, exist_ok=self._given is not None)
