@@ -65,9 +65,9 @@ class Loss:
 
     Attributes:
         described: its convention.
-        has_return: whether it has a return's part; else it is a penalty alone.
+        has_return: whether it has a term for the return; else it is a penalty alone.
         coef: reward per nat; 1 for a penalty without a coefficient.
-        to: the policy that the penalty is the distance from: ref or old.
+        to: the policy from which the penalty measures pi's distance: ref or old.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Loss:
             each in takes for each in ("actor", *MODULES["actor"])
         )
         self._roles = MODULES if self.is_module else ARGUMENTS
-        charges = placement != "reward" and divergence != "none"  # the loss itself has a KL's part
+        charges = placement != "reward" and divergence != "none"  # the loss itself has a KL term
         #: Name of an argument -> its role.
         self._given = self._gives(takes, () if charges else ("coef", "reference"))
         roles = set(self._given.values())
         self.has_return = self.is_module or bool({"rewards", "advantages"} & roles)
         of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & roles)
-        self.to = "old" if of_old and placement == "loss" else "ref"  # a charge is from ref
+        self.to = "old" if of_old and placement == "loss" else "ref"  # rewards are charged from ref
         self.coef = 1.0 if charges and "coef" not in roles else COEF
         if self.has_return and charges and "coef" not in roles:
             raise ConfigError(
@@ -104,7 +104,7 @@ class Loss:
     def _gives(
         self, takes: Mapping[str, inspect.Parameter], optional: Sequence[str]
     ) -> dict[str, str]:
-        """Map each argument to give to its role; critic and ``optional`` roles only if required."""
+        """Map each argument to fill to its role; critic and ``optional`` roles only if required."""
         open_ = {name: p.default is p.empty for name, p in takes.items()}
         given = {}
         for role, others in self._roles.items():
@@ -203,7 +203,7 @@ class Loss:
 
 
 def load(option: str, name: str) -> Any:
-    """Import what an option names as ``package.module:name`` or ``path/file.py:name``."""
+    """Import the object that an option names: ``package.module:name`` or ``path/file.py:name``."""
     setting = f"{option} {name}"
     source, _, wanted = name.rpartition(":")
     if not source or not wanted:
@@ -229,7 +229,7 @@ def _actor(network: nn.Module) -> ProbabilisticTensorDictSequential:
 
 
 def _tensordict(numbers: Numbers) -> TensorDict:
-    """Make a batch as of TorchRL's collectors: [N, steps]; with padding, the real frames [M]."""
+    """Make a batch as TorchRL's collectors do, [N, steps]; with padding, the real frames, [M]."""
     mask = numbers.mask
     last = mask.sum(1, keepdim=True) - 1
     done = torch.zeros_like(mask).scatter(1, last, True)[..., None]
