@@ -79,7 +79,7 @@ _NO_MEMORY = (
     "'env.wrappers=[{target: FrameStackObservation, args: {stack_size: 4}}]'"
 )
 _WHOLE = "; klrl samples from the whole policy, since it measures its KL: see collector.temperature"
-#: A word of other libraries, or a setting that takes no list -> a hint at what klrl has instead.
+#: A name in other libraries, or a setting that takes no list -> a hint at klrl's counterpart.
 _ANSWERS = {
     "learning_rate": "; did you mean optim.lr?",
     "total_timesteps": "; did you mean frames?",

@@ -24,7 +24,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
     text, given = setting_text(setting, part), GIVEN[setting.partition("[")[0]]
     takes, rest = arguments(text, target)
     own = {name: p for name, p in takes.items() if name not in given}
-    free = rest and takes.keys() >= set(given)  # else ``**kwargs`` is for klrl's arguments
+    free = rest and takes.keys() >= set(given)  # otherwise klrl's arguments go to ``**kwargs``
     for name in part.args:
         key = f"{setting}.args.{name}"
         if name in given:

@@ -63,7 +63,7 @@ def _shown(digest: str | None, version: str | None) -> str:
 
 
 def manifest_entries(config: JobConfig) -> dict[str, dict[str, str | None]]:
-    """The manifest's entry on custom parts: setting -> target, source, version."""
+    """The manifest's entry for custom code: setting -> target, source, version."""
     names = ("target", "source", "version")
     own = {
         setting: {name: getattr(part, name) for name in names}

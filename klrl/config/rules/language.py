@@ -159,7 +159,7 @@ def check_lora(c: LanguageConfig) -> None:
 
 
 def check_language_step(c: LanguageConfig) -> None:
-    """With ``kl.apply=step``, log-probs are of sampled tokens alone, and not in bfloat16."""
+    """``kl.apply=step`` works only with log-probs of sampled tokens, and not in bfloat16."""
     if not isinstance(c.kl, LegacyKLConfig) or c.kl.apply != "step":
         return
     if isinstance(c.kl, RetrieveKLConfig) and c.kl.estimator == "exact":

@@ -71,7 +71,7 @@ class ActorConfig(ChoiceConfig):
     share_trunk: bool = setting(False)  # true: policy and critic share their hidden layers
     init: Optional[str] = None  # a run folder to start from: its weights, critic and normaliser
 
-    #: The setting that chooses the distribution; its value ``fitting``: by the action space.
+    #: The setting that chooses the distribution, and its value that means: by the action space.
     distribution_setting: ClassVar[str] = "actor"
     fitting: ClassVar[str] = "mlp"
 
