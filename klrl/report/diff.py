@@ -41,7 +41,7 @@ def compare(first: ReadRun, second: ReadRun) -> list[Part]:
 
 
 def _settings(run: ReadRun) -> dict[str, object]:
-    """Return the settings without the version of the arithmetic, which :data:`_FACTS` has."""
+    """Return the settings without ``numerics``, which is among :data:`_FACTS`."""
     return {key: value for key, value in run.settings.items() if key != "numerics"}
 
 

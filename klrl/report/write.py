@@ -58,7 +58,7 @@ def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[LeftOut]) -
 
 
 def _stems(names: Iterable[str]) -> dict[str, str]:
-    """Map each task to a unique prefix of its file names, of plain letters and digits."""
+    """Map each task to a unique prefix for its file names, of letters, digits and ``_``."""
     stems: dict[str, str] = {}
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
