@@ -1,4 +1,4 @@
-"""The user's folders: a cache of compiled updates and converted models, a record of code run."""
+"""The user's cache folder (compiled updates, converted models) and state folder (code that ran)."""
 
 from __future__ import annotations
 

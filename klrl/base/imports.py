@@ -1,4 +1,4 @@
-"""Imports large libraries with the garbage collector paused, and the user's modules."""
+"""Imports the user's modules, and large libraries with the garbage collector paused."""
 
 from __future__ import annotations
 

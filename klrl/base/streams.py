@@ -12,7 +12,7 @@ from typing import Any, TextIO
 class LastingStream:
     """A text stream that drops text it cannot write, and reports that once on stderr.
 
-    After an error its descriptor leads to the null device, so that Python's flush at exit works.
+    An error redirects its descriptor to the null device, so that Python's flush at exit works.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:

@@ -57,7 +57,7 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return ConfigError(f"{key}={value}: {expected(error, key, value)}")
     if match := re.search(r"An item is already at '([^']+)'", text):
         return ConfigError(f"+{match[1]}: the setting exists already; drop the +")
-    if "Config group override must be" in text:  # null, a number
+    if "Config group override must be" in text:  # the value is null or a number
         for override in overrides:
             group, _, name = override.lstrip("+").partition("=")
             if group in ALL_GROUPS and name not in choices(group, config_dir):
@@ -93,7 +93,7 @@ _ANSWERS = {
 
 
 def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> ConfigError:
-    """The error of a YAML whose setting the choice lacks: ``experiment=text collector=vector``."""
+    """A YAML sets a key that the choice lacks, as with ``experiment=text collector=vector``."""
     kind, name, group, key = match.groups()
     if kind == group:
         meant = nearest(key, [each.name for each in settings().values() if each.group == group])

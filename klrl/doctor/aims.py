@@ -19,7 +19,7 @@ _NAMES = {
     "js": "the Jensen-Shannon divergence of pi and {0} of {1}",
     "tv": "the total variation of pi and {0} of {1}",
 }
-#: Scope -> its meanings. All of them are right; the error of any other loss is from the first.
+#: Scope -> its meanings. A loss may have any of them; the error of other losses is to the first.
 _OF = {
     "sequence": {"whole": "whole episodes", "along": "each step on pi's way, later states counted"},
     "token": {
@@ -74,7 +74,7 @@ def aims(what: str, scope: str, to: str = "ref") -> list[Aim]:
 
 @dataclass(frozen=True)
 class Meant:
-    """The intended objective of a loss: any aim of a part is right; errors are from its first."""
+    """The intended objective of a loss: a part may have any of its aims, else the first counts."""
 
     divergence: str
     scope: str

@@ -155,7 +155,7 @@ def _check_penalty(loss: Loss, divergence: str | None) -> None:
 
 
 def parts_of(loss: Loss, problem: Problem, of_kl: bool, at_logits: bool = False) -> Parts:
-    """Compute the expected gradients of a loss's parts, at coef = 0 and by the change with coef."""
+    """Compute a loss's expected gradients: the return's at coef = 0, the KL's from the change."""
 
     def at(coef: float) -> Tensor:
         numbers = problem.numbers(problem.everything, coef, loss.placement)

@@ -118,7 +118,7 @@ class Numbers(Rollouts):
         return (score[..., None] * (chosen - self.logits.exp()))[self.mask].detach()
 
     def at_table(self, at: Tensor) -> Tensor:
-        """Average a gradient at the logits inside the mask to the table's gradient, flat."""
+        """Convert a gradient at the logits in the mask to the table's mean over episodes, flat."""
         table = torch.zeros(self.problem.kind.states, at.shape[-1], dtype=DOUBLE)
         table.index_add_(0, self.states[self.mask], at)
         return table.flatten() / len(self.mask)

@@ -196,7 +196,7 @@ def read(gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms)
             found.setdefault(reading, []).append(cut)
     count = len(gradients)
     fits = [
-        reading._replace(cut=max(cuts))  # a problem whose weights are all cut has no reading
+        reading._replace(cut=max(cuts))  # where all weights are cut, a problem has no reading
         for reading, cuts in found.items()
         if len(cuts) == count or (any(cuts) and len(cuts) > 0.6 * count)
     ]

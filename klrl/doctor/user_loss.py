@@ -90,7 +90,7 @@ class Loss:
         roles = set(self._given.values())
         self.has_return = self.is_module or bool({"rewards", "advantages"} & roles)
         of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & roles)
-        self.to = "old" if of_old and placement == "loss" else "ref"  # rewards are charged from ref
+        self.to = "old" if of_old and placement == "loss" else "ref"  # reward charges use ref
         self.coef = 1.0 if charges and "coef" not in roles else COEF
         if self.has_return and charges and "coef" not in roles:
             raise ConfigError(
@@ -148,7 +148,7 @@ class Loss:
         if not at_logits:
             return grad.flatten()
         grad, log_p = grad[numbers.mask] if grad.ndim == 3 else grad, numbers.logits[numbers.mask]
-        return grad - log_p.detach().exp() * grad.sum(-1, keepdim=True)  # through log_softmax
+        return grad - log_p.detach().exp() * grad.sum(-1, keepdim=True)  # back through log_softmax
 
     def _function(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
         given = {  # copies: the user's code may write into them

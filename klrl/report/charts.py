@@ -65,7 +65,7 @@ class Chart:
     series: dict[int, list[Point]]  # index of the setting -> its points by x
     log: bool = False  # whether y is logarithmic; points at or below 0 are left out
     front: list[int] | None = None  # settings on the front, by x; None for learning curves
-    result: bool = True  # other charts explain the results, and are folded
+    result: bool = True  # whether it shows results; charts that explain them are folded
 
     @property
     def missing(self) -> list[str]:

@@ -72,7 +72,7 @@ def final(run: ReadRun, *metrics: str) -> float:
 
 
 def in_band(run: ReadRun) -> float:
-    """Share of the iterations after the tenth with KL(old||new) within 1.5 times loss.dtarg."""
+    """Share of iterations, from the eleventh, with KL(old||new) within a factor 1.5 of target."""
     kl, annealed = (
         column(run, name)[run.trained][WARM_UP:] for name in ("kl/old/exact", "kl/old/target")
     )

@@ -54,7 +54,7 @@ class Look(NamedTuple):
     colour: str
     line: str
     shape: str
-    dashes: str  # line and shape as SVG, for the page, next to the setting's box
+    dashes: str  # line and shape again, for the SVG next to the setting's check box
     glyph: str
 
 
@@ -116,7 +116,7 @@ def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> li
     """Draw charts side by side into a PNG and an SVG at ``stem``; return their names.
 
     Args:
-        charts: to draw, of one task.
+        charts: the charts to draw, of one task.
         shown: indices of the settings to draw; the chart of return against KL draws all settings.
         stem: the pictures' path, without suffix.
     """
@@ -169,7 +169,7 @@ def _save(figure: Any, stem: Path) -> list[str]:
 
 
 def _inline(figure: Any) -> Markup:
-    """Convert a figure to SVG for the page: no inline style (the CSP forbids it), no double id."""
+    """Convert a figure to SVG for the page, without inline style (CSP) and without repeated ids."""
     _lay_out(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
@@ -279,7 +279,7 @@ def _log_axis(axes: Any, floor: float | None) -> None:
 
 
 def _draw_point(axes: Any, chart: Chart, i: int, point: Point, *, faint: bool) -> None:
-    """Draw a setting against KL: its seeds, and intervals of mean return and mean root of KL."""
+    """Draw a setting against KL: seeds, means, and the means' intervals in return and sqrt(KL)."""
     assert chart.front is not None
     look, alpha = look_of(i), 0.35 if faint else 1.0
     failed = np.array([bad is not None for bad in _ends(chart, i)])

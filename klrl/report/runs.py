@@ -32,7 +32,7 @@ from klrl.sweep.sweep_file import SweepFile
 
 T = TypeVar("T")
 
-#: Settings that do not define a job: runs that differ in these alone are seeds of one setting.
+#: Settings that do not define a job: runs that differ only in these belong to one setting.
 _NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "sweep")
 
 

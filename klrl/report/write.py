@@ -88,7 +88,7 @@ def _task(name: str, counted: Counted, stem: Path) -> TaskSection:
 
 
 def _write_summary(tasks: Sequence[TaskSection], path: Path) -> None:
-    """Write the page's tables, one task after the other, in full precision."""
+    """Write the estimates of every setting, one task after the other, in full precision."""
     keys = list(dict.fromkeys(key for task in tasks for key in task.lines[0].estimates))
     parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm"}
     rows = []

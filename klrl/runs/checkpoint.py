@@ -235,7 +235,7 @@ def _checked(path: Path) -> CheckpointEntry:
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
-    """Entries, newest first; the folder is listed again after each, as the run may be going on."""
+    """Entries, newest first; lists the folder again after each, as the run may still train."""
     seen: set[Path] = set()
     while new := [path for path in _newest_first(folder) if path not in seen]:
         seen.add(new[0])

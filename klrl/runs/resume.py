@@ -61,7 +61,7 @@ def stored_config(
 ) -> JobConfig:
     """Read the typed settings of a run from its ``.hydra/config.yaml``, and apply ``overrides``.
 
-    These may set the keys in ``changeable``, and all keys below them.
+    The overrides may set the keys in ``changeable``, and all keys below them.
     """
     if RunFolder(run).exists and run_id(run) is None:
         raise ConfigError(

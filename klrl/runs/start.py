@@ -73,7 +73,7 @@ def run_in_folder(
         config: the job.
         overrides: as on the command line; None where the config was given directly.
         setting: the folder's name in error messages.
-        argv: the command line that started the job; default: one made of the overrides.
+        argv: the command line that started the job; by default built from the overrides.
         callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
     """
     folder = OwnFolder(given, f"{setting}={given or 'outputs'}")

@@ -123,9 +123,9 @@ def counted(status: Mapping[str, Sequence[Job]]) -> str:
 
 
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
-    """Give each job its folder: by identity if it began or is in ``sweep.json``, else by name.
+    """Find each job's folder by identity, if it began or is in ``sweep.json``; else name a new one.
 
-    If a different job has the folder of that name, the hash of the settings is appended.
+    If a different job has the new name already, the hash of the settings is appended.
 
     Args:
         folder: the sweep's.

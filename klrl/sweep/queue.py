@@ -101,7 +101,7 @@ class _Slurm(Backend):
         self._submissions = submissions(folder)
         self._waiting: dict[str, Job] = {}  # id -> job
         self._states: dict[str, str] = {}
-        self._gone: set[str] = set()  # ids that squeue did not list the last time
+        self._gone: set[str] = set()  # ids that the last call of squeue did not list
         self._left: dict[str, str] = {}  # name -> id, of jobs that SLURM ended
         self._asked = time.monotonic()
         self._stopping = self._interrupted = False
@@ -168,7 +168,7 @@ class _Slurm(Backend):
                 slurm.cancel(running, "--signal=INT")  # stops with a checkpoint, as by Ctrl-C
             self._interrupted = True
         for queue, job in list(self._waiting.items()):
-            if queue not in states and queue in self._gone:  # twice absent: its file is not late
+            if queue not in states and queue in self._gone:  # absent twice: a file may be late
                 del self._waiting[queue]
                 yield self._without_outcome(queue, job)
             elif states.get(queue) == "PENDING" and self._states.get(queue) == "RUNNING":
@@ -263,7 +263,7 @@ def settle(
         config: the launcher; if it does not use SLURM, no job is adopted.
 
     Returns:
-        The jobs, now with the queue's ids where they have one; and lines for the user.
+        The jobs, with ``queued`` set for those in the queue; and lines for the user.
     """
     if not submissions(folder).is_dir():
         return jobs, []

@@ -52,7 +52,7 @@ class Space:
         return [[*self.fixed, *words(values), seed] for seed in self.seeds]
 
     def ends(self) -> list[list[str]]:
-        """The jobs to check first: each dimension at each end, with the others at their first."""
+        """The jobs to check first: each end of each dimension, with the others' first values."""
         ends = {
             key: getattr(of, "choices", ()) or (of.low, of.high)
             for key, of in self.dimensions.items()

@@ -59,7 +59,7 @@ def run_logged(job: Job) -> Outcome:
 
 @cache
 def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
-    """Take a free slot, a file locked while this process lives, and compute on its CUDA device."""
+    """Lock a free slot, a file, for the life of this process, and compute on its CUDA device."""
     import torch
 
     for number, device in enumerate(slots):

@@ -19,7 +19,7 @@ _PLAIN = bool | int | float | str | list | dict | None
 
 
 def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
-    """The args of a part: the given ones, typed, and the plain default values of the others."""
+    """The args of a part: given args converted to their types, and plain defaults of others."""
     target = import_target(setting, part)
     text, given = setting_text(setting, part), GIVEN[setting.partition("[")[0]]
     takes, rest = arguments(text, target)

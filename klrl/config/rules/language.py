@@ -143,7 +143,7 @@ def check_adapter_off(c: LanguageConfig) -> None:
 
 
 def check_lora(c: LanguageConfig) -> None:
-    """Adapters have no dropout, which would change the policy, and their modules are named."""
+    """Adapters have no dropout, which would change the policy, and valid ``target_modules``."""
     lora = c.actor.lora
     if lora.dropout:
         raise ConfigError(
