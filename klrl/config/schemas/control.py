@@ -119,7 +119,7 @@ class CNNActorConfig(GaussianActorConfig):
     #: nature (Mnih et al. 2015, from 36 x 36 on) or impala (Espeholt et al. 2018, small; any size)
     arch: str = choice("nature", "impala")
     scale: float = number(255.0, gt=0)  # pixels are divided by this, their largest value
-    #: widths of the layers after the CNN; with several keys each encoder's output has the first
+    #: widths of the layers after the CNN; with several keys the first is each encoder's output, too
     hidden: list[int] = setting([512])
     activation: str = choice(*ACTIVATIONS, value="relu")  # of the hidden layers
     share_trunk: bool = setting(

@@ -56,7 +56,7 @@ class CustomLoggerConfig(OwnPart, LoggerConfig):
 class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
-    #: a number: iterations between evaluations instead, at any cost; 0 = none
+    #: iterations between evaluations, at any cost; 0 = none; null: see evaluations
     every: Optional[int] = number(ge=0)
     episodes: int = number(ge=1)  # of an evaluation during the run; language: responses
     #: most evaluations in a run: the first before the first update, the last after the last one;
