@@ -13,11 +13,11 @@ from typing import Any
 from klrl.base.errors import Interrupted
 from klrl.base.text import warn
 
-#: A second signal of these stops the run at once.
+#: Signals of which a second stops the run at once.
 _URGENT = (signal.SIGINT, signal.SIGTERM)
-#: Signals that may come several times without the user, so that a second one must not stop at once:
-#: SIGHUP from the kernel and from the shell when a terminal is closed, SIGXCPU every second after
-#: the soft limit, and the WARNINGS from a queue whose time limit is near.
+#: Signals that may repeat without the user, so that a second must not stop the run at once: SIGHUP
+#: from the kernel and from the shell when a terminal is closed, SIGXCPU every second after the soft
+#: limit, and the WARNINGS from a queue whose time limit is near.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _NOTICES = (signal.SIGHUP, signal.SIGXCPU, *WARNINGS)
 

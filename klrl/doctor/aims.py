@@ -19,7 +19,7 @@ _NAMES = {
     "js": "the Jensen-Shannon divergence of pi and {0} of {1}",
     "tv": "the total variation of pi and {0} of {1}",
 }
-#: Scope -> its meanings. A loss may have any of them; the error of other losses is to the first.
+#: Scope -> its meanings. A loss with any of them is right; others are compared with the first.
 _OF = {
     "sequence": {"whole": "whole episodes", "along": "each step on pi's way, later states counted"},
     "token": {
@@ -74,7 +74,7 @@ def aims(what: str, scope: str, to: str = "ref") -> list[Aim]:
 
 @dataclass(frozen=True)
 class Meant:
-    """The intended objective of a loss: a part may have any of its aims, else the first counts."""
+    """The intended objective of a loss: a part is right if it has any of its aims."""
 
     divergence: str
     scope: str

@@ -30,7 +30,7 @@ LENGTHS, STALE = (1, 4, 16), (0, 1, 4)
 class Enumerated(Problem):
     """Two tokens, equally likely under pi_old; two prompts, with half the steps for the second."""
 
-    #: Token 1's probability under pi_ref, and its log-odds under pi per update; repeat over states.
+    #: Token 1's probability under pi_ref, and its log-odds under pi per update; cycled over states.
     REF, UPDATE = (0.2, 0.75, 1 / 3, 0.9), (0.2, -0.1, 0.1)
 
     def __init__(self, steps: int, stale: int) -> None:

@@ -98,7 +98,7 @@ _COMPARED = ("agent", "reference", "optimizer")
 
 
 def compare_bits(first: Path, second: Path) -> tuple[bool, str]:
-    """Compare every row, except times, and the parameters of the last checkpoints.
+    """Compare every row, except its times, and the parameters of the last checkpoints.
 
     Returns whether the runs are equal, and a line with the first difference or what is equal.
     """

@@ -46,7 +46,7 @@ class _Pool(Backend):
         self._n_jobs, self._locks, self._slots = n_jobs, locks, slots
         self._waiting: dict[str, Job] = {}  # jobs without an outcome, by name
         self._suspects: set[str] = set()
-        self._outcomes: Generator[Outcome] | None = None  # of the jobs that run together
+        self._outcomes: Generator[Outcome] | None = None  # of the pool that runs now
         self._together: set[str] = set()
         self._began = 0.0
 
