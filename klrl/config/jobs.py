@@ -86,7 +86,7 @@ class Config(JobConfig):
 
     @property
     def frames_per_iteration(self) -> int:
-        """Frames in one rollout: ``env.num_envs`` x ``collector.steps``."""
+        """Frames in one rollout: num_envs x steps."""
         return self.env.num_envs * self.collector.steps
 
     @property
