@@ -22,7 +22,7 @@ class Gradient(Enum):
 
     EXACT = "the gradient of the whole penalty"
     OWN_STEP = "the gradient of each step's own KL; the part through later states is missing"
-    WRONG = "another gradient than the penalty's"
+    WRONG = "a gradient that is not the penalty's"
     TWICE = "each step's own KL counted twice"
 
 

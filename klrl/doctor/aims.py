@@ -21,7 +21,7 @@ _NAMES = {
 }
 #: Scope -> its meanings. A loss with any of them is right; others are compared with the first.
 _OF = {
-    "sequence": {"whole": "whole episodes", "along": "each step on pi's way, later states counted"},
+    "sequence": {"whole": "whole episodes", "along": "each step, with its effect on later states"},
     "token": {
         "own": "each step alone, in the sampled states",
         "own_pi": "each step alone, in pi's own states",

@@ -94,9 +94,9 @@ class Loss:
         self.coef = 1.0 if charges and "coef" not in roles else COEF
         if self.has_return and charges and "coef" not in roles:
             raise ConfigError(
-                f"{self.setting}: takes no coef ({', '.join(self._roles['coef'])}); take it, or "
-                "give --placement reward where the rewards are charged with the KL before, or "
-                "--divergence none without a KL"
+                f"{self.setting}: takes no coef ({', '.join(self._roles['coef'])}); add one, or "
+                "give --placement reward if the KL is in the rewards alone, or --divergence none "
+                "if there is no KL"
             )
         kind = "a LossModule built with" if self.is_module else "a function of"
         self.described = self._convention = f"{kind} {', '.join(self._given)}"
@@ -114,8 +114,8 @@ class Loss:
         for each, required in open_.items():
             if required and each not in given and each not in self.settings:
                 raise ConfigError(
-                    f"{self.setting}: asks for {each}, which the doctor does not have; it gives "
-                    f"{', '.join(self._roles)}: rename it, or give it behind as {each}=VALUE"
+                    f"{self.setting}: requires {each}, which the doctor does not pass; rename it "
+                    f"to one of {', '.join(self._roles)}, or append {each}=VALUE"
                 )
         return given
 

@@ -62,7 +62,7 @@ class EvalConfig(Settings):
     #: most evaluations in a run: the first before the first update, the last after the last one;
     #: 0 = none
     evaluations: int = added(number(ge=0), 10)
-    steps: int = added(number(ge=1), 10_000)  # that it may take at most
+    steps: int = added(number(ge=1), 10_000)  # most steps of one evaluation during the run
     #: environment steps of these evaluations / those of training; 1 takes less than 10 % of the
     #: training's time
     share: float = added(number(gt=0), 1.0)
