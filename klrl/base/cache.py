@@ -1,4 +1,4 @@
-"""The user's cache and state folders: compiled updates, converted models, code that was run."""
+"""The user's cache folder (compiled updates, converted models) and state folder (code that ran)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Untrusted(Exception):
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder and its parent for this user alone.
+    """Make a folder and its parent, accessible to this user alone.
 
     Raises:
         Untrusted: one of the two belongs to another user, or others can write it.
@@ -61,7 +61,7 @@ def private_folder(path: Path) -> None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Make torch's compiler keep its files below klrl's cache; the user's own settings win.
+    """Make torch's compiler keep its files below klrl's cache, unless the user set other folders.
 
     torch's default is ``$TMPDIR/torchinductor_USER``, which another user may have made first;
     importing torch sets TORCHINDUCTOR_CACHE_DIR to that path. Precompiled headers ignore the
@@ -76,7 +76,7 @@ def compiling() -> Iterator[None]:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
     before = os.environ.get("TMPDIR"), tempfile.tempdir
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # for the compiler's processes, too
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # the compiler's processes read TMPDIR
     try:
         yield
     finally:

@@ -38,16 +38,16 @@ class RewardError(RuntimeError):
 class WorkerError(RuntimeError):
     """Ray does not start, or its cluster has no room for the jobs of ``launcher=ray``.
 
-    The sweep stops with exit code 1; its jobs go on when it is started again.
+    The sweep stops with exit code 1; starting it again resumes its jobs.
     """
 
 
 class LossError(RuntimeError):
-    """The user's loss, which ``klrl doctor --loss`` examines, raised; the message has its line."""
+    """The user's loss raised under ``klrl doctor --loss``; the message names the line."""
 
 
 class OwnerError(RuntimeError):
-    """Another process took the run folder over; the message names it.
+    """Another process took over the run folder; the message names that process.
 
     The run stops with exit code 1 and writes nothing more.
     """
@@ -74,15 +74,15 @@ class Interrupted(BaseException):
 
 
 def in_one_line(error: BaseException, limit: int | None = 200) -> str:
-    """An error with its type, its text cut at ``limit`` characters: ``KeyError: 'answer'``."""
+    """Format an error as type and text, cut at ``limit`` characters: ``KeyError: 'answer'``."""
     text = " ".join(str(error).split())[:limit]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def with_line(error: BaseException) -> str:
-    """An error with its line in the user's code: the last one outside packages and klrl."""
+    """Format an error with the last line of its traceback that is outside packages and klrl."""
     if isinstance(error, SyntaxError):
-        return in_one_line(error)  # its text names the line
+        return in_one_line(error)  # the text of a SyntaxError names the line
     users = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

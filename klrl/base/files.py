@@ -50,7 +50,7 @@ def replace_file(path: Path, text: str) -> None:
         if each.is_dir() and not each.is_symlink():
             raise ConfigError(f"{each}: is a folder, where klrl writes a file; move it away")
     try:
-        partial.unlink(missing_ok=True)  # an old one may be a link
+        partial.unlink(missing_ok=True)  # an old temporary file may be a link
         with writing(partial) as file:
             file.write(text.encode(errors="backslashreplace"))  # paths may not be UTF-8
         partial.replace(path)

@@ -1,4 +1,4 @@
-"""Imports large libraries with the garbage collector paused, and the user's modules."""
+"""Imports the user's modules, and large libraries with the garbage collector paused."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def collection_paused() -> Iterator[None]:
 
 
 def import_for_good(*modules: str) -> None:
-    """Import modules that klrl's process keeps until its end, and freeze all objects.
+    """Import modules that klrl's process keeps until its end, and freeze all live objects.
 
-    The collector skips frozen objects: a full collection would take half a second and find all of
-    them in use. Freezing also keeps all other objects that exist at that moment, so it happens only
-    when a module is new, not before each job of a process.
+    The collector skips frozen objects: a full collection would take half a second and free none of
+    them. Freezing also keeps objects that could be freed later, so it happens only when a module is
+    new, not before each job of a process.
     """
     if all(module in sys.modules for module in modules):
         return
@@ -96,7 +96,7 @@ def import_named(setting: str, source: str) -> ModuleType:
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # so that it can import its neighbours
+        sys.path.append(str(path.parent))  # so that the file can import modules next to it
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -13,11 +13,11 @@ from typing import Any
 from klrl.base.errors import Interrupted
 from klrl.base.text import warn
 
-#: A second signal of these stops the run at once.
+#: Signals of which a second stops the run at once.
 _URGENT = (signal.SIGINT, signal.SIGTERM)
-#: Signals that may come several times without the user, so that a second one must not stop at once:
-#: SIGHUP from the kernel and from the shell when a terminal is closed, SIGXCPU every second after
-#: the soft limit, and the WARNINGS from a queue whose time limit is near.
+#: Signals that may repeat without the user, so that a second must not stop the run at once: SIGHUP
+#: from the kernel and from the shell when a terminal is closed, SIGXCPU every second after the soft
+#: limit, and the WARNINGS from a queue whose time limit is near.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _NOTICES = (signal.SIGHUP, signal.SIGXCPU, *WARNINGS)
 
@@ -46,9 +46,9 @@ def stop_signals(handler: Handler) -> Iterator[None]:
 
 
 def stops_at_once(signum: int, before: int | None) -> bool:
-    """Whether a signal that follows ``before`` stops the run without a checkpoint; prints that.
+    """Whether a signal that follows ``before`` stops the run without a checkpoint; warns if so.
 
-    SLURM sends SIGTERM when a job's grace period begins, and several times when it is over.
+    SLURM sends SIGTERM when a job's grace period begins, and several times when the period ends.
     """
     urgent = (signal.SIGINT,) if os.environ.get("SLURM_JOB_ID") else _URGENT
     at_once = signum in urgent and before in urgent

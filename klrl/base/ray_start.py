@@ -37,7 +37,7 @@ def start_ray(address: str | None = None, **options: object) -> ModuleType:
         return ray
     _keep_to_loopback()
     with _own_sigterm():
-        # Without "local", Ray would join one that already runs here and refuse the other arguments.
+        # Without "local", Ray would join a cluster that runs here, and refuse the other arguments.
         local = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         ray.init(**local, **options)
     if not ray.util.get_node_ip_address().startswith("127."):
@@ -62,6 +62,6 @@ def _keep_to_loopback() -> None:
     """Stop Ray 2.60 from replacing a loopback address with the machine's external address."""
     from ray._private import ray_constants
 
-    # The variable is for Ray's processes; the constant is for this one, which has imported ray.
+    # Ray's processes read the variable; this process, which has imported ray, reads the constant.
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def derived_seed(seed: int, use: str, index: int = 0) -> int:
-    """Derive a seed for one use, unrelated to those of runs with neighbouring seeds.
+    """Derive a seed for one use, unrelated to the seeds derived from ``seed + 1`` and so on.
 
     Copy i of an environment is seeded with ``seed + i``: without derivation, runs with seeds 0 and
     1 would share most of their episodes.

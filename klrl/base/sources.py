@@ -31,8 +31,8 @@ class Source:
     """Where a module comes from."""
 
     folder: str  # the parent folder of its top-level module or package
-    #: Twelve hexadecimal digits over its files. None if the version identifies the source: for a
-    #: package from an index, and for a requirement of klrl.
+    #: Twelve hexadecimal digits of a SHA-256 over its files. None if the version identifies the
+    #: source: for a package from an index, and for a requirement of klrl.
     digest: str | None
     version: str | None  # the version of its distribution
 
@@ -40,8 +40,8 @@ class Source:
 def source_of(module: str, folders: Sequence[str] = ()) -> Source:
     """The source of a module or ``path/file.py``, found without importing it.
 
-    The digest covers all ``.py`` files of the top-level package, or the one file. It also covers
-    the modules that these import anywhere in their code, except those that a version identifies.
+    The digest covers all ``.py`` files of the top-level package, or the single file. It also covers
+    the modules that these files import anywhere, except modules that a version identifies.
     Imports by a computed name are not found. ``folders`` are searched after Python's path.
 
     Raises:
@@ -105,7 +105,7 @@ def _installed(place: Path) -> bool:
 
 
 def _released(top: str, place: Path) -> bool:
-    """Whether a version identifies the source: of Python, a requirement of klrl, or an index."""
+    """Whether a version identifies the code: part of Python, required by klrl, or from an index."""
     if top in requirements() or not _PACKAGES & set(place.parts):
         return _installed(place)
     found = _distribution(top)
@@ -124,7 +124,7 @@ def _digest(top: str, folders: Sequence[str]) -> str:
 
 
 def imported_files(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
-    """``top`` and each module it imports -> (name, file) pairs; none if a version identifies it."""
+    """``top`` and each module it imports -> its (name, file) pairs, empty if a version suffices."""
     found: dict[str, list[tuple[str, Path]]] = {}
     waiting = [top]
     while waiting:

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 class LastingStream:
     """A text stream that drops text it cannot write, and reports that once on stderr.
 
-    After an error its descriptor leads to the null device, so that Python's flush at exit works.
+    An error redirects its descriptor to the null device, so that Python's flush at exit works.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
@@ -67,7 +67,7 @@ def lasting(name: str) -> Iterator[None]:
 def open_closed_streams() -> None:
     """Open each of stdin, stdout and stderr that is closed, as by ``>&-``, on the null device.
 
-    Else the next file that klrl opens would get the descriptor, and receive all printed text.
+    Otherwise the next file that klrl opens would get that descriptor, and all printed text.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -1,4 +1,4 @@
-"""Reads klrl's tables, each a YAML next to its module; errors name the wrong entry in a line."""
+"""Reads klrl's tables, each a YAML file next to its module; an error names the wrong entry."""
 
 from __future__ import annotations
 

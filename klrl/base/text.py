@@ -68,7 +68,7 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
 
 
 def _fitting(text: str, width: int) -> str:
-    """The fields (``a | b``) that fit, uncut: a cut number would be a different number."""
+    """Drop the fields (``a | b``) that do not fit: a cut number would be a wrong number."""
     first, *others = text.split(" | ")
     shown = first[:width]
     for each in others:
@@ -87,7 +87,7 @@ class LiveLine:
     def show(self, text: str) -> None:
         """Replace the line by a text."""
         self._latest = text
-        if self.live:  # a wrapped line could not be replaced
+        if self.live:  # a terminal cannot replace a line that wraps
             text = _fitting(text, shutil.get_terminal_size().columns - 1)
         self._write(text + "\n" * (not self.live))
 

@@ -14,7 +14,7 @@ class TookTooLong(Exception):
 
 
 def within(timeout: float | None, call: Callable[[], T]) -> T:
-    """Call a function, on a separate thread if there is a time limit; return or raise its outcome.
+    """Call a function, on a separate thread if there is a time limit; return what it returns.
 
     Raises:
         TookTooLong: the call took more than ``timeout`` seconds; its thread is left behind.

@@ -6,7 +6,7 @@ from klrl.cli.wrapper import Parser
 
 
 def diff_command(argv: list[str]) -> int:
-    """Print what differs between two runs; return 0 in either case."""
+    """Print what differs between two runs; return 0 whether or not they differ."""
     args = parser().parse_args(argv)
 
     if args.bits:

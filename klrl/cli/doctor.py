@@ -1,4 +1,4 @@
-"""``klrl doctor``: this install's numbers against known ones, or a loss of the user's."""
+"""``klrl doctor``: checks this install's numbers, or the gradient of a user's loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_LOSS = ("placement", "divergence", "scope", "stale", "seeds")
 
 
 def doctor_command(argv: list[str]) -> int:
-    """Print the tables, or the verdict on ``--loss``; returns 1 if something is off."""
+    """Print the tables, or the verdict on ``--loss``; return 1 if something is off."""
     args = parser().parse_args(argv)
     if args.loss is not None:
         return _examine_loss(args)
@@ -45,7 +45,7 @@ def doctor_command(argv: list[str]) -> int:
 
 
 def _audit(folder: str, as_json: bool) -> int:
-    """The table of a folder of adapters; a fault of theirs is no failure."""
+    """Print the table of a folder of adapters; return 0 even if it shows faults."""
     with redirect_stdout(sys.stderr):
         from klrl.doctor.audit import audit, audit_text
 
@@ -55,7 +55,7 @@ def _audit(folder: str, as_json: bool) -> int:
 
 
 def _print_installed(as_json: bool) -> int:
-    """What is missing for what people do; fails where klrl itself is not complete."""
+    """Print what each use of klrl lacks; return 1 if klrl itself is incomplete."""
     from klrl.doctor.install import uses
 
     found = uses()
@@ -78,7 +78,7 @@ def _few(names: list[str]) -> str:
 
 
 def _examine_loss(args: Namespace) -> int:
-    """The verdict on a loss; what its code prints goes to stderr."""
+    """Print the verdict on a loss; output of the loss's code goes to stderr."""
     if args.audit is not None:
         raise ConfigError(f"--audit {args.audit}: not with --loss; give one of them")
     with redirect_stdout(sys.stderr):

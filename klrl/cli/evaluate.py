@@ -77,7 +77,7 @@ def checked_run(args: argparse.Namespace) -> Path:
 
 
 def add_playing(parser: Parser) -> None:
-    """Add the options: how much to play, which checkpoint, which device, how to print."""
+    """Add the options for the number of episodes, checkpoint, seed, device and output."""
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
     parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         command = _print_versions
     open_closed_streams()
     with lasting("stderr"):
-        # The wrapper imports the command, so that it handles a Ctrl-C during the import too.
+        # The wrapper also imports the command, so that it handles a Ctrl-C during the import.
         code = exit_code(shown, command, arguments)
     sys.exit(code)
 

@@ -22,7 +22,7 @@ _OF_GYM = ("id", "kwargs")
 
 
 def show_job(overrides: list[str], args: argparse.Namespace) -> str:
-    """Return the text of ``--cfg job``, with ``???`` for values that the job still lacks.
+    """Return the text of ``--cfg job``, with ``???`` for values that the user must still give.
 
     ``args`` has the flags ``config_dir`` and ``config_name``.
     """
@@ -50,7 +50,7 @@ def annotated(text: str, notes: Mapping[str, str]) -> str:
         if found := re.match(r"( *)(\w+):( .)?", line):
             path = [*path[: len(found[1]) // 2], found[2]]
             note = notes.get(".".join(path))
-            # No comment may follow the first line of a text of several lines.
+            # After the first line of a multi-line text, a comment would become part of it.
             goes_on = found[3] and lines[i + 1].startswith(f"{found[1]} ")
             lines[i] += f"  # {note}" if note and not goes_on else ""
     return "\n".join(lines)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def verify_command(argv: list[str]) -> int:
-    """Print how far the record is off; return 1 if that is beyond the bounds."""
+    """Print the errors of the record; return 1 if they exceed their bounds."""
     args = parser().parse_args(argv)
 
     from klrl.runs.resume import stored_config
@@ -46,7 +46,7 @@ def verify_command(argv: list[str]) -> int:
 
 
 def _as_text(verdict: Verdict, run: str) -> str:
-    """The comparison of the samples' numbers."""
+    """Format the comparison of the samples' numbers."""
     largest, mean = verdict.bounds
     head = ["nats per token", "samples", "tokens", "max off", "mean off", "", ""]
     rows = [

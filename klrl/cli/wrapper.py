@@ -66,7 +66,7 @@ def execute(name: str, argv: Sequence[str] | None = None) -> None:
 
 
 def as_module(command: str, name: str) -> Callable[..., None]:
-    """Make the ``main`` of the module ``name``, which ``python -m`` runs as a command."""
+    """Make the ``main`` of the module ``name``; run it at once under ``python -m``."""
     main = partial(execute, command)
     if name == "__main__":
         main()

@@ -1,6 +1,6 @@
 """Lists every group, choice and setting of the command line, for hints and help.
 
-The lists come from the schemas and the YAMLs, also those below ``--config-dir``. No torch in here.
+The lists come from the schemas and from the YAMLs of klrl and ``--config-dir``. No torch in here.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class KnownSetting:
 
 
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
-    """The YAMLs of a group, klrl's and the user's; of two with the same name klrl's wins."""
+    """The YAMLs of a group, klrl's and the user's; if two share a name, klrl's wins."""
     folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
     return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
 
 
 def described(group: str, config_dir: str | None = None) -> dict[str, str]:
-    """Name of a choice that ``group=`` accepts -> a line of help on it."""
+    """Name of a choice that ``group=`` accepts -> its line in ``--help``."""
     found = {}
     for name, path in choice_files(group, config_dir).items():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -68,7 +68,7 @@ def choices(group: str, config_dir: str | None = None) -> list[str]:
 
 @cache
 def settings() -> dict[str, KnownSetting]:
-    """All settings by key, without the names of choices."""
+    """All settings that users can set, by key."""
     by_key: dict[str, KnownSetting] = {}
     for group, registered in ALL_CHOICES.items():
         for schema, choice in registered.items():

@@ -168,8 +168,8 @@ def _group_node(cfg: DictConfig, group: str) -> DictConfig:
     if not OmegaConf.is_dict(node) or OmegaConf.get_type(node) is dict:
         known = ", ".join(ALL_CHOICES[group])
         raise ConfigError(
-            f"{group}: the chosen YAML starts from no choice; put NAME@{group} first in its "
-            f"defaults list, with one of {known}"
+            f"{group}: the chosen YAML extends no choice of klrl; put NAME@{group} first in its "
+            f"defaults list, NAME being one of {known}"
         )
     return node
 

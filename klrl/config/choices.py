@@ -1,8 +1,8 @@
 """The registry: group -> choice -> its schema, its factory in each domain, its free settings.
 
-An unregistered name is refused; there is no fallback. A run stores its choices by name
-(``GROUP.name``), and is read back by these names. To add a choice, write its settings as a class
-with :func:`registered` in ``schemas/`` (a sweep's in ``sweep.py``), and its factory.
+An unregistered name is refused; there is no fallback. A run stores its choices by these names
+(``GROUP.name``), and a resume reads them back. To add a choice, write its settings as a class with
+:func:`registered` in ``schemas/`` (a sweep's in ``sweep.py``), and its factory.
 
 The registry stores factories by name, so that this file does not import torch. All factories of a
 group take the same arguments, listed above the group.
@@ -104,9 +104,9 @@ def registered(
 ) -> Callable[[Schema], Schema]:
     """Make a class of settings a dataclass, and register it as the schema of a choice.
 
-    ``what`` is its line in ``--help``, by default the docstring's first line. ``both`` is the
-    ``module:factory``, relative to klrl, of both domains; else ``control``, ``language`` and
-    ``sweep`` in ``more`` name one each. The rest of ``more`` are fields of :class:`Choice`.
+    ``what`` is its line in ``--help``, by default the docstring's first line. ``both`` is one
+    ``module:factory``, relative to klrl, for both domains; instead, ``control``, ``language`` and
+    ``sweep`` may each name one in ``more``. The rest of ``more`` are fields of :class:`Choice`.
     """
 
     def register(schema: Schema) -> Schema:

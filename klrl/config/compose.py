@@ -43,7 +43,7 @@ class Checked(NamedTuple):
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line into flags, and overrides in Hydra's grammar.
 
-    ``overrides`` have ``++`` where a dictionary is open, and paths in them are quoted.
+    ``overrides`` get ``++`` where a key may be new in a dictionary, and quotes around paths.
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
@@ -71,7 +71,7 @@ def _without_dashes(argument: str) -> str:
 
 
 def prepared(arguments: Sequence[str], config_dir: str | None) -> list[str]:
-    """Overrides in Hydra's grammar; refuses other arguments, and a missing ``config_dir``."""
+    """Convert overrides to Hydra's grammar; refuse other arguments and a missing ``config_dir``."""
     bare = [each for each in arguments if "=" not in each and not each.startswith("~")]
     bare += [each for each in arguments if not key_of(each)]
     if bare:
@@ -94,7 +94,7 @@ def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
 def compose(
     overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
 ) -> DictConfig:
-    """Compose one job's config; ``config_dir`` and ``config_name`` are those of the flags."""
+    """Compose one job's config; ``config_dir`` and ``config_name`` are the values of the flags."""
     register_schemas()
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
@@ -110,7 +110,7 @@ _REFUSALS = (
 )
 
 
-#: When each YAML was last changed, so that an edit during a notebook session takes effect.
+#: (YAML, time of its last change), so that an edit during a notebook session takes effect.
 Stamp = tuple[tuple[str, int], ...]
 
 
@@ -154,7 +154,7 @@ class Composer:
         return config
 
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
-        # Hydra composes all overrides up to the last of any other form: ~kl.coef, kl={coef: 1}.
+        # Hydra composes all overrides up to the last that is no value or choice: ~kl.coef.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
         start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
         chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))

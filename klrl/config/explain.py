@@ -57,7 +57,7 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return ConfigError(f"{key}={value}: {expected(error, key, value)}")
     if match := re.search(r"An item is already at '([^']+)'", text):
         return ConfigError(f"+{match[1]}: the setting exists already; drop the +")
-    if "Config group override must be" in text:  # null, a number
+    if "Config group override must be" in text:  # the value is null or a number
         for override in overrides:
             group, _, name = override.lstrip("+").partition("=")
             if group in ALL_GROUPS and name not in choices(group, config_dir):
@@ -79,7 +79,7 @@ _NO_MEMORY = (
     "'env.wrappers=[{target: FrameStackObservation, args: {stack_size: 4}}]'"
 )
 _WHOLE = "; klrl samples from the whole policy, since it measures its KL: see collector.temperature"
-#: A word of other libraries, or a setting that takes no list -> a hint at what klrl has instead.
+#: A name in other libraries, or a setting that takes no list -> a hint at klrl's counterpart.
 _ANSWERS = {
     "learning_rate": "; did you mean optim.lr?",
     "total_timesteps": "; did you mean frames?",
@@ -93,7 +93,7 @@ _ANSWERS = {
 
 
 def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> ConfigError:
-    """The error of a YAML whose setting the choice lacks: ``experiment=text collector=vector``."""
+    """A YAML sets a key that the choice lacks, as with ``experiment=text collector=vector``."""
     kind, name, group, key = match.groups()
     if kind == group:
         meant = nearest(key, [each.name for each in settings().values() if each.group == group])

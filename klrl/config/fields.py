@@ -70,9 +70,9 @@ def choice(
 def added(setting: Declaration, before: object) -> Declaration:
     """Declare a setting that older runs lack; the value ``before`` keeps their behaviour.
 
-    klrl reads ``before`` for stored runs without the setting, and as the default if ``setting`` has
-    none. A job's identity leaves the setting out while it equals ``before``, so that earlier sweeps
-    can resume.
+    Stored runs without the setting get ``before``; new runs too, if ``setting`` has no default. A
+    job's identity leaves the setting out while it equals ``before``, so that earlier sweeps can
+    resume.
     """
     return field(default=before, metadata={**setting.metadata, "added": before})
 

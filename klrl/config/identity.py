@@ -11,8 +11,8 @@ from typing import NamedTuple
 from klrl.config.choices import CHOICES, choice_of
 from klrl.config.jobs import JobConfig
 
-#: Incremented when a change of klrl changes the rows of equal settings by more than rounding; a
-#: release alone does not increment it.
+#: Incremented when new code changes the rows of equal settings by more than rounding; a release
+#: alone does not increment it.
 NUMERICS = 4
 
 
@@ -29,7 +29,7 @@ def identity(config: JobConfig) -> Identity:
 
 
 def settings_hash(config: JobConfig) -> str:
-    """Twelve hexadecimal digits over :func:`canonical`."""
+    """Twelve hexadecimal digits of a SHA-256 over :func:`canonical`."""
     text = json.dumps(canonical(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -39,7 +39,7 @@ def canonical(config: JobConfig) -> dict[str, object]:
 
     Leaves out settings that change no result: the registry's free settings, the folder of a custom
     part, and the evaluation settings of a run without evaluations. Also leaves out a newer setting
-    at the value with which klrl behaves as before (``added`` in :mod:`klrl.config.fields`).
+    if its value keeps the earlier behaviour (``added`` in :mod:`klrl.config.fields`).
     """
     settings: dict[str, object] = {}
     for f in dataclasses.fields(config):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
-    """A group's choice ``below`` with other values of some of its settings."""
+    """A named variant of a choice: the choice ``below`` with different values of some settings."""
 
     what: str
     below: str

@@ -7,11 +7,11 @@ from enum import Enum
 
 from klrl.base.errors import ConfigError
 
-#: Where the penalty is charged: in the reward, in the loss, or (split) in the reward and, for each
-#: step's own KL, also in the loss.
+#: Where the penalty is charged: in the reward, in the loss, or (split) in the reward, with each
+#: step's own KL also in the loss.
 PLACEMENTS = ("reward", "loss", "split")
-#: A custom function (``kl.own_estimator``, ``kl.own_divergence``). A custom estimator is treated
-#: like k2: it is sampled, and in the reward it does not give the gradient of a KL.
+#: A custom function (``kl.own_estimator``, ``kl.own_divergence``). A custom estimator is checked
+#: like k2: it is sampled, and in the reward its gradient is not that of a KL.
 OWN = "custom"
 #: Divergences of policy and reference. The formulas: :mod:`klrl.kl.divergences`.
 DIVERGENCES = ("reverse", "forward", "js")
@@ -22,7 +22,7 @@ class Gradient(Enum):
 
     EXACT = "the gradient of the whole penalty"
     OWN_STEP = "the gradient of each step's own KL; the part through later states is missing"
-    WRONG = "another gradient than the penalty's"
+    WRONG = "a gradient that is not the penalty's"
     TWICE = "each step's own KL counted twice"
 
 
@@ -61,11 +61,11 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
 
 
 def check_divergence(divergence: str, placement: str, estimator: str) -> None:
-    """Refuse a divergence whose gradient would be wrong; the reverse KL has its own check.
+    """Refuse a divergence whose gradient would be wrong; for reverse, see :func:`check_placement`.
 
     With u = pi_ref / pi and D = E_pi[f(u)], a sampled reward would need f(u) - u f'(u) at a step's
-    own action and f(u) for the actions before it: two numbers, which differ by a constant for the
-    reverse KL alone (f = -log u: k1). Also, k1, k2 and k3 estimate the reverse KL alone.
+    own action and f(u) for the actions before it. Only for the reverse KL (f = -log u: k1) do the
+    two differ by a constant. Also, k1, k2 and k3 estimate only the reverse KL.
 
     Raises:
         ConfigError: a divergence in the reward, or with a sampled estimator.

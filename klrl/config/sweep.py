@@ -15,7 +15,7 @@ class LauncherConfig(ChoiceConfig):
     """One job after the other, in this process."""
 
     def at_once(self, devices: int) -> int | None:
-        """How many jobs run at a time on ``devices`` CUDA devices; None: as there is room for."""
+        """The number of jobs that run at a time on ``devices`` CUDA devices; None: all that fit."""
         return 1
 
 
@@ -25,7 +25,7 @@ class JoblibConfig(LauncherConfig):
 
     #: jobs at a time, each in a process; null: jobs_per_device on each CUDA device, else 2
     n_jobs: Optional[int] = number(None, ge=1)
-    #: that share a CUDA device, if n_jobs is null; small networks leave room for several
+    #: jobs that share a CUDA device, if n_jobs is null; small networks leave room for several
     jobs_per_device: int = number(1, ge=1)
 
     def at_once(self, devices: int) -> int:
@@ -37,16 +37,16 @@ class JoblibConfig(LauncherConfig):
 class SubmititConfig(LauncherConfig):
     """A SLURM job each."""
 
-    #: slurm, local (processes of this machine, to try out) or auto (slurm where it is found)
+    #: slurm, local (processes on this machine, for a trial) or auto (slurm if it is installed)
     cluster: str = choice("slurm", "local", "auto")
-    #: minutes; before they are over a job writes a checkpoint, is queued again and goes on
+    #: minutes; before this limit a job writes a checkpoint, and is queued again to continue
     timeout_min: int = number(240, ge=1)
     cpus_per_task: int = number(1, ge=1)  # of each job
     gpus_per_node: int = number(0, ge=0)  # of each job
     mem_gb: float = number(4, gt=0)  # a control job needs about 0.6
     array_parallelism: int = number(64, ge=1)  # jobs of the sweep that SLURM runs at a time
     partition: Optional[str] = None  # the queue; null = the default one
-    slurm: Values = setting({})  # more of sbatch's, as '{account: lab}'
+    slurm: Values = setting({})  # further options of sbatch, as '{account: lab}'
 
     def at_once(self, devices: int) -> int | None:
         """``array_parallelism``; submitit's local executor starts all jobs."""
@@ -57,17 +57,17 @@ class SubmititConfig(LauncherConfig):
 class RayLauncherConfig(LauncherConfig):
     """A task each on a Ray cluster, or on this machine's own Ray."""
 
-    #: of a cluster, as in HOST:6379; null: RAY_ADDRESS, or a Ray of this machine's own, on loopback
+    #: a cluster's HOST:PORT, as in HOST:6379; null: RAY_ADDRESS, else a local Ray on loopback
     address: Optional[str] = None
     cpus: Optional[int] = number(None, ge=1)  # without an address: cores to use; null = all
-    cpus_per_job: float = number(1, gt=0)  # that Ray sets aside for each
-    #: that share a GPU of the cluster, where it has some; device=cpu asks for none
+    cpus_per_job: float = number(1, gt=0)  # cores that Ray reserves for each job
+    #: jobs that share a GPU of the cluster, if it has GPUs; with device=cpu a job uses none
     jobs_per_device: int = number(1, ge=1)
-    #: seconds without a machine that a job fits on, then the sweep ends; started again, it goes on
+    #: seconds to wait for a machine that fits a job; then the sweep ends, and can be resumed
     cpus_timeout: float = number(60, ge=0)
 
     def at_once(self, devices: int) -> None:
-        """Ray finds room by ``cpus_per_job`` and ``jobs_per_device``."""
+        """Return None: Ray schedules by ``cpus_per_job`` and ``jobs_per_device``."""
 
 
 @registered("search", "grid", sweep="sweep.run:run_grid")
@@ -80,10 +80,10 @@ class OptunaConfig(SearchConfig):
     """Values chosen by the results so far (Optuna's TPE); seeds are averaged inside a trial."""
 
     trials: int = number(20, ge=1)  # trials in all, including those of an earlier start
-    at_once: int = number(1, ge=1)  # trials that are chosen together, to run side by side
-    metric: str = setting("eval/return")  # its last value, averaged over the seeds
-    direction: str = choice("maximize", "minimize")  # or minimize
-    seed: int = number(0, ge=0)  # of the sampler
+    at_once: int = number(1, ge=1)  # trials that are chosen together, to run in parallel
+    metric: str = setting("eval/return")  # judges a trial by its last value, averaged over seeds
+    direction: str = choice("maximize", "minimize")  # which values of the metric are better
+    seed: int = number(0, ge=0)  # of TPE's sampler
 
 
 #: The settings of a sweep that are not its jobs'.

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from klrl.config.fields import OwnPart
 
-#: A group of the root, which has the schema of its choice.
+#: The settings of a group: an object of its choice's schema.
 Group = Any
 
 if TYPE_CHECKING:
-    Part = OwnPart  # or null, where no setting requires it
+    Part = OwnPart  # or null
     Switch = str  # YAML reads a bare false as a boolean
     Values = dict[str, object]
     Whole = int | None

@@ -19,9 +19,9 @@ _NAMES = {
     "js": "the Jensen-Shannon divergence of pi and {0} of {1}",
     "tv": "the total variation of pi and {0} of {1}",
 }
-#: Scope -> its meanings, all of which are right; the error of any other loss is from the first.
+#: Scope -> its meanings. A loss with any of them is right; others are compared with the first.
 _OF = {
-    "sequence": {"whole": "whole episodes", "along": "each step on pi's way, later states counted"},
+    "sequence": {"whole": "whole episodes", "along": "each step, with its effect on later states"},
     "token": {
         "own": "each step alone, in the sampled states",
         "own_pi": "each step alone, in pi's own states",
@@ -36,7 +36,7 @@ class Aim:
     what: str  # return, or a divergence
     scope: str
     of: str  # one of _OF[scope]
-    to: str = "ref"  # the divergence is from this policy: ref, or old, which sampled
+    to: str = "ref"  # the policy that pi is compared with: ref, or old, which sampled
 
     @property
     def words(self) -> str:
@@ -74,7 +74,7 @@ def aims(what: str, scope: str, to: str = "ref") -> list[Aim]:
 
 @dataclass(frozen=True)
 class Meant:
-    """The intended objective of a loss: any of its aims is right; else the first counts."""
+    """The intended objective of a loss: a part is right if it has any of its aims."""
 
     divergence: str
     scope: str

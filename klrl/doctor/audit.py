@@ -30,7 +30,7 @@ LENGTHS, STALE = (1, 4, 16), (0, 1, 4)
 class Enumerated(Problem):
     """Two tokens, equally likely under pi_old; two prompts, with half the steps for the second."""
 
-    #: Of token 1: its probability under pi_ref, and pi's log-odds per update; they cycle by state.
+    #: Token 1's probability under pi_ref, and its log-odds under pi per update; cycled over states.
     REF, UPDATE = (0.2, 0.75, 1 / 3, 0.9), (0.2, -0.1, 0.1)
 
     def __init__(self, steps: int, stale: int) -> None:
@@ -57,13 +57,13 @@ class Row:
     option: str
     stale: int  # updates from pi_old, which sampled, to pi
     length: int  # tokens of the first prompt's responses
-    cosine: float  # with the gradient of the KL of whole responses, which J contains
+    cosine: float  # between the gradient and that of the KL of whole responses, which J contains
     error: float  # |gradient - true| / |true|
     variance: float  # of one response's gradient, per |true|^2
     #: Codes of klrl/doctor/faults.yaml, found on the problems of --loss; empty if right here;
     #: ``factor`` if the only error is a factor on the gradient.
     fault: str
-    token_error: float  # from the gradient of each token's own KL
+    token_error: float  # as ``error``, but from the gradient of each token's own KL
     token_fault: str
 
 

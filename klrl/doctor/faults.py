@@ -22,7 +22,7 @@ class Fault:
     """One fault of a gradient."""
 
     code: str  # for programs
-    words: str  # what it looks like, and a remedy
+    words: str  # its symptom, and a remedy
 
 
 def _declared() -> Iterator[Fault]:
@@ -48,10 +48,10 @@ class Diagnosis:
     """The faults, scales and aims of a loss's gradients on problems of one kind."""
 
     faults: Sequence[Fault]
-    #: Factor of the loss on the true gradient, per problem: that of the return's part if this part
-    #: is right; that of the KL's part if it is the only part; else 1.
+    #: Per problem, the factor between the loss's gradient and the true one: from the return's part
+    #: if that is right; from the KL's part if it is the only part; else 1.
     scale: Sequence[float]
-    aims: Mapping[str, Aim]  # part -> the aim that it has, or else should have
+    aims: Mapping[str, Aim]  # part -> the aim whose gradient it has, or else should have
     varies: bool = False  # whether the scale depends on coef
 
 
@@ -109,7 +109,7 @@ def _judge(
     part: str, gradients: Sequence[Tensor], at_logits: Sequence[Tensor],
     problems: Sequence[Problem], meant: Meant,
 ) -> tuple[Aim | None, list[float], list[Fault]]:  # fmt: skip
-    """Return the aim that a part has, if any; its factors, if known; and its faults."""
+    """Return the aim whose gradient a part has, if any; its factors, if known; and its faults."""
     rights = meant.of(part)
     sizes = [TOLERANCE * float(rights[0].gradient(problem).norm()) for problem in problems]
     if all(float(g.norm()) <= size for g, size in zip(gradients, sizes, strict=True)):
@@ -176,7 +176,7 @@ def _unbalanced(low: float, high: float) -> Fault:
 def _mixture(
     parts: Sequence[Parts], problems: Sequence[Problem], meant: Meant, coef: float
 ) -> Fault | None:
-    """Make the fault of a gradient that mixes known ones, with mean shares; None if it does not."""
+    """Make the fault of a gradient that is a sum of known ones, with mean shares; else None."""
     names = [("reverse", "token"), ("forward", "token"), ("reverse", "sequence")]
     own, forward, both = (aims(*name)[0] for name in names)
     shares = []

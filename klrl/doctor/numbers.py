@@ -1,6 +1,6 @@
-"""Checks a dozen numbers of klrl's KL over one step, against expectations computed as sums.
+"""Checks a dozen numbers of klrl's one-step KL against expectations that are computed as sums.
 
-More of them, and the published figures: ``python -m benchmarks.ranges``.
+``python -m benchmarks.ranges`` checks more numbers, and computes the published figures.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from klrl.doctor.lines import KnownNumber
 from klrl.kl.estimators import ESTIMATORS, exact_kl
 from klrl.objectives.functional import reference_kl
 
-#: Number of actions; sizes of the logit differences of pi_ref and of pi_old from pi_theta.
+#: Number of actions; standard deviation of the logits' differences, pi_ref and pi_old to pi_theta.
 _ACTIONS, _REF, _OLD = 50, 1.0, 0.3
 
 
 def number_lines() -> Iterator[KnownNumber]:
-    """Values of the estimators, then their gradients in reward and loss, as |error| / |exact|."""
+    """Yield errors of the estimators, then of their gradients in reward and loss, all relative."""
     generator = torch.Generator().manual_seed(0)
     ref, away, step = torch.randn(3, _ACTIONS, dtype=torch.float64, generator=generator)
     theta = (ref + _REF * away).requires_grad_()

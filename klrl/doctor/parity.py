@@ -1,4 +1,4 @@
-"""Compares ``kl=legacy`` with ``kl=retrieve`` on one trajectory: their numbers must be equal."""
+"""Compares ``kl=legacy`` with ``kl=retrieve`` on the same batch: their numbers must be equal."""
 
 from __future__ import annotations
 

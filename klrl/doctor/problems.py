@@ -21,9 +21,9 @@ from klrl.kl.charge import on_last, shaped, to_go
 from klrl.kl.divergences import over_actions
 
 DOUBLE = torch.float64
-#: Fewest rollouts N of a batch: many, since a leave-one-out baseline scales by N / (N - 1).
+#: Fewest rollouts N in a batch: many, since a leave-one-out baseline scales gradients by N/(N-1).
 EPISODES = 1296
-#: Standard deviation of an update of each logit; so large that some ratios leave PPO's bounds.
+#: Standard deviation of an update of each logit: so large that some ratios exceed PPO's bounds.
 UPDATE = 0.25
 
 
@@ -31,8 +31,8 @@ UPDATE = 0.25
 class Kind:
     """The sizes of a problem."""
 
-    name: str  # as it is printed
-    starts: int  # states that an episode may begin in, all equally likely
+    name: str  # as printed
+    starts: int  # number of initial states, all equally likely
     actions: int  # per state
     steps: int  # most steps of an episode
     tickets: int  # probabilities are multiples of 1 / tickets
@@ -60,7 +60,7 @@ class Rollouts:
 
     states: Tensor  # before each action
     actions: Tensor
-    mask: Tensor  # bool, where the episode has not ended; elsewhere is padding
+    mask: Tensor  # bool; False is padding, after the episode's end
 
     def rows(self, index: Tensor) -> Rollouts:
         """Some of the episodes."""
@@ -90,8 +90,8 @@ class Numbers(Rollouts):
     logits: Tensor  # log pi_theta of every action, [N, steps, actions], differentiable
     ref_logits: Tensor  # log pi_ref, likewise
     old_logits: Tensor  # log pi_old, of the policy that sampled; equals ``logits`` if not stale
-    rewards: Tensor  # charged where the placement charges them
-    advantages: Tensor  # sums of the rewards to come, minus their mean in that state
+    rewards: Tensor  # less coef * KL, where the placement charges rewards
+    advantages: Tensor  # rewards to go, minus their mean in that state
 
     @property
     def log_probs(self) -> Tensor:
@@ -118,13 +118,13 @@ class Numbers(Rollouts):
         return (score[..., None] * (chosen - self.logits.exp()))[self.mask].detach()
 
     def at_table(self, at: Tensor) -> Tensor:
-        """Convert a gradient at logits in the mask to the table's, flat: the mean over episodes."""
+        """Convert a gradient at the logits in the mask to the table's mean over episodes, flat."""
         table = torch.zeros(self.problem.kind.states, at.shape[-1], dtype=DOUBLE)
         table.index_add_(0, self.states[self.mask], at)
         return table.flatten() / len(self.mask)
 
     def other_padding(self) -> Numbers:
-        """Return a copy with different numbers outside the mask, and no gradient through these."""
+        """Return a copy with different numbers outside the mask, and without a gradient there."""
 
         def changed(x: Tensor) -> Tensor:
             mask = self.mask if x.ndim == self.mask.ndim else self.mask[..., None]
@@ -149,7 +149,7 @@ class Problem:
         self._old = (counts.to(DOUBLE) / kind.tickets).log()
         self.policy, self.ref = LogitTable(log_p), LogitTable(log_q).requires_grad_(False)
         self.everything = _everything(kind, counts)
-        self.kept: dict[object, Tensor] = {}  # true gradients
+        self.kept: dict[object, Tensor] = {}  # cache: aim -> true gradient
 
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Tickets of pi_old, log pi_ref, rewards, log pi, each [states, actions]."""
@@ -167,16 +167,16 @@ class Problem:
         return counts, log_q, rewards, log_p
 
     def sample(self) -> Rollouts:
-        """As many episodes of pi_old as :attr:`everything` has, drawn at random."""
+        """Draw as many episodes of pi_old as :attr:`everything` has."""
         count = len(self.everything.mask)
         return self.everything.rows(torch.randint(count, (count,), generator=self._generator))
 
     def numbers(self, episodes: Rollouts, coef: float, placement: str = "loss") -> Numbers:
         """Return the tensors that a loss may take; ``coef`` in reward per nat.
 
-        With ``placement="loss"`` rewards are not charged. With ``split`` each step is charged with
-        its exact ``divergence``, which advantages contain for later steps only. With ``reward``
-        each step is charged with k1.
+        With ``placement="loss"`` rewards are not charged. With ``split`` each step's reward is
+        charged the exact ``divergence``; advantages contain only that of later steps. With
+        ``reward`` each step's reward is charged k1.
         """
         tables = self.tables()
         states = episodes.states
@@ -246,7 +246,7 @@ class Problem:
 
 
 def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:
-    """Tickets of each action, at least one, [states, actions]: a random composition per state."""
+    """Draw the tickets of each action, [states, actions], at least 1: a random split per state."""
     rows = []
     for _ in range(kind.states):
         cuts = torch.randperm(kind.tickets - 1, generator=generator)[: kind.actions - 1] + 1
@@ -256,7 +256,7 @@ def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:
 
 
 def _everything(kind: Kind, counts: Tensor) -> Rollouts:
-    """Enumerate all draws of a start and one ticket per step; repeat them to EPISODES or more."""
+    """Enumerate all draws of a start and a ticket per step, repeated to at least EPISODES."""
     actions = torch.arange(kind.actions)
     action_of = torch.stack([actions.repeat_interleave(row) for row in counts])
     draws = _draws(kind.starts, kind.tickets, kind.steps)
@@ -296,7 +296,7 @@ def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Rollouts:
 
 
 def mean_by_state(values: Tensor, episodes: Rollouts, states: int) -> Tensor:
-    """Average values [N, steps] in each state; 1 in states that only padding has."""
+    """Average values [N, steps] in each state; 1 in states that occur only in padding."""
     at, values = episodes.states[episodes.mask], values[episodes.mask]
     count = torch.zeros(states, dtype=DOUBLE).index_add(0, at, torch.ones_like(values))
     total = torch.zeros(states, dtype=DOUBLE).index_add(0, at, values)

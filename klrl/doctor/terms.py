@@ -1,7 +1,7 @@
 """Recognises a part of a loss as a known term times an importance weight.
 
-Each term is given by its gradient at the logits of every step. This is compared with the gradient
-of a loss: in expectation, or step by step, which shows the weights and where they were cut.
+A term is given by its gradient at the logits of every step, and compared with the gradient of a
+loss: in expectation, or step by step, which also shows the weights and where they were clipped.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from klrl.kl.divergences import MEASURED, over_actions
 
 #: Largest relative difference of gradients that count as equal; float32 in a loss causes 1e-6.
 TOLERANCE = 1e-4
-#: Name -> weight [N, steps], from log-ratios r = log pi - log pi_old, 0 outside the mask, and
-#: lengths. The first that fits is reported: for episodes of one step ``sequence``, which is right.
+#: Name -> weight [N, steps] from log-ratios r = log pi - log pi_old (0 outside the mask) and from
+#: lengths. The first that fits is reported: for one-step episodes ``sequence``, which is right.
 WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sequence": lambda r, _: r.sum(1, keepdim=True).exp().expand_as(r),
     "prefix": lambda r, _: r.cumsum(1).exp(),
@@ -31,7 +31,7 @@ WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "geometric": lambda r, n: (r.sum(1, keepdim=True) / n).exp().expand_as(r),
     "inverse": lambda r, _: (-r).exp(),
 }
-#: Name -> charge in the reward in place of k1, from log-ratios that are 0 outside the mask.
+#: Name -> what is charged in the reward in place of k1, from log-ratios (0 outside the mask).
 REWARDED: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda r: r**2 / 2,
     "k3": lambda r: torch.expm1(-r) + r,
@@ -40,19 +40,19 @@ REWARDED: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 class Reading(NamedTuple):
-    """The term and the weight of which a part of a loss consists."""
+    """The known term and the weight that make up a part of a loss."""
 
-    what: str  # return, or the divergence whose gradient it has; else the code of a fault
+    what: str  # return, a divergence, or else the code of a fault
     scope: str
-    exact: bool = False  # a sum over all actions, which needs no ratio of the step's action
+    exact: bool = False  # whether it sums over all actions, and needs no ratio at its own step
     weight: str = "sequence"  # one of WEIGHTS; or reference: as if pi_ref had sampled
-    by_length: bool = False  # divided by the length of each response
+    by_length: bool = False  # whether it is divided by the length of each response
     sign: int = 1
     #: truncated: constant beyond a bound; clipped: 0 beyond it; clip_max: 0 beyond the wrong bound
     cut: str = ""
 
     def may_have(self, weight: str) -> bool:
-        """Whether a weight is tried: pi / pi_ref would turn the forward KL's score into k1's."""
+        """Whether to try a weight: pi / pi_ref would turn the forward KL's score into k1's."""
         return weight != "reference" or self[:2] in (
             ("return", "sequence"),
             ("reverse", "sequence"),
@@ -127,7 +127,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
 
 
 def _weights(numbers: Numbers) -> list[tuple[str, bool, Tensor]]:
-    """List name, by_length and weight [M]: those that differ here, then divided by the length."""
+    """List name, by_length and values [M] of all weights, then of the same divided by length."""
     mask = numbers.mask
     ratio, to_ref = (
         (numbers.log_probs - other).detach().where(mask, 0.0)
@@ -145,7 +145,7 @@ def _weights(numbers: Numbers) -> list[tuple[str, bool, Tensor]]:
 
 
 def _factor(gradient: Tensor, known: Tensor) -> float:
-    """Return the factor by which a gradient is a multiple of a known one; 0 if it is none."""
+    """Return f if the gradient is f * known; 0 if it is no multiple."""
     square = float(known @ known)
     factor = float(gradient @ known) / square if square > 1e-20 else 0.0
     same = (gradient - factor * known).norm() <= TOLERANCE * gradient.norm()
@@ -189,14 +189,14 @@ def fit(
 
 
 def read(gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms) -> Reading | None:
-    """Find the reading of gradients at the logits inside the mask, of the first problems."""
+    """Find the reading that fits gradients at the logits inside the mask, on the first problems."""
     found: dict[Reading, list[str]] = {}
     for gradient, problem in zip(gradients, problems, strict=False):
         for reading, cut in dict(_readings(gradient, terms, problem.batch)).items():
             found.setdefault(reading, []).append(cut)
     count = len(gradients)
     fits = [
-        reading._replace(cut=max(cuts))  # a problem whose weights are all cut has no reading
+        reading._replace(cut=max(cuts))  # where all weights are cut, a problem has no reading
         for reading, cuts in found.items()
         if len(cuts) == count or (any(cuts) and len(cuts) > 0.6 * count)
     ]
@@ -221,7 +221,7 @@ def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[tupl
 
 
 def _cut(share: Tensor, weight: Tensor, up: Tensor) -> str | None:
-    """Return how a weight was cut to this share of a term; None if it is a different weight.
+    """Return how ``weight`` was cut to give ``share``; None if ``share`` is a different weight.
 
     ``up`` is where a descent step raises the action's probability: PPO cuts large weights there.
     """

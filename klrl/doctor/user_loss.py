@@ -65,9 +65,9 @@ class Loss:
 
     Attributes:
         described: its convention.
-        has_return: whether it has a return's part; else it is a penalty alone.
+        has_return: whether it has a term for the return; else it is a penalty alone.
         coef: reward per nat; 1 for a penalty without a coefficient.
-        to: the policy that the penalty is the distance from: ref or old.
+        to: the policy from which the penalty measures pi's distance: ref or old.
     """
 
     def __init__(
@@ -84,19 +84,19 @@ class Loss:
             each in takes for each in ("actor", *MODULES["actor"])
         )
         self._roles = MODULES if self.is_module else ARGUMENTS
-        charges = placement != "reward" and divergence != "none"  # the loss itself has a KL's part
+        charges = placement != "reward" and divergence != "none"  # the loss itself has a KL term
         #: Name of an argument -> its role.
         self._given = self._gives(takes, () if charges else ("coef", "reference"))
         roles = set(self._given.values())
         self.has_return = self.is_module or bool({"rewards", "advantages"} & roles)
         of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & roles)
-        self.to = "old" if of_old and placement == "loss" else "ref"  # a charge is from ref
+        self.to = "old" if of_old and placement == "loss" else "ref"  # reward charges use ref
         self.coef = 1.0 if charges and "coef" not in roles else COEF
         if self.has_return and charges and "coef" not in roles:
             raise ConfigError(
-                f"{self.setting}: takes no coef ({', '.join(self._roles['coef'])}); take it, or "
-                "give --placement reward where the rewards are charged with the KL before, or "
-                "--divergence none without a KL"
+                f"{self.setting}: takes no coef ({', '.join(self._roles['coef'])}); add one, or "
+                "give --placement reward if the KL is in the rewards alone, or --divergence none "
+                "if there is no KL"
             )
         kind = "a LossModule built with" if self.is_module else "a function of"
         self.described = self._convention = f"{kind} {', '.join(self._given)}"
@@ -104,7 +104,7 @@ class Loss:
     def _gives(
         self, takes: Mapping[str, inspect.Parameter], optional: Sequence[str]
     ) -> dict[str, str]:
-        """Map each argument to give to its role; critic and ``optional`` roles only if required."""
+        """Map each argument to fill to its role; critic and ``optional`` roles only if required."""
         open_ = {name: p.default is p.empty for name, p in takes.items()}
         given = {}
         for role, others in self._roles.items():
@@ -114,8 +114,8 @@ class Loss:
         for each, required in open_.items():
             if required and each not in given and each not in self.settings:
                 raise ConfigError(
-                    f"{self.setting}: asks for {each}, which the doctor does not have; it gives "
-                    f"{', '.join(self._roles)}: rename it, or give it behind as {each}=VALUE"
+                    f"{self.setting}: requires {each}, which the doctor does not pass; rename it "
+                    f"to one of {', '.join(self._roles)}, or append {each}=VALUE"
                 )
         return given
 
@@ -148,7 +148,7 @@ class Loss:
         if not at_logits:
             return grad.flatten()
         grad, log_p = grad[numbers.mask] if grad.ndim == 3 else grad, numbers.logits[numbers.mask]
-        return grad - log_p.detach().exp() * grad.sum(-1, keepdim=True)  # through log_softmax
+        return grad - log_p.detach().exp() * grad.sum(-1, keepdim=True)  # back through log_softmax
 
     def _function(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
         given = {  # copies: the user's code may write into them
@@ -203,7 +203,7 @@ class Loss:
 
 
 def load(option: str, name: str) -> Any:
-    """Import what an option names as ``package.module:name`` or ``path/file.py:name``."""
+    """Import the object that an option names: ``package.module:name`` or ``path/file.py:name``."""
     setting = f"{option} {name}"
     source, _, wanted = name.rpartition(":")
     if not source or not wanted:
@@ -229,7 +229,7 @@ def _actor(network: nn.Module) -> ProbabilisticTensorDictSequential:
 
 
 def _tensordict(numbers: Numbers) -> TensorDict:
-    """Make a batch as of TorchRL's collectors: [N, steps]; with padding, the real frames [M]."""
+    """Make a batch as TorchRL's collectors do, [N, steps]; with padding, the real frames, [M]."""
     mask = numbers.mask
     last = mask.sum(1, keepdim=True) - 1
     done = torch.zeros_like(mask).scatter(1, last, True)[..., None]

@@ -24,7 +24,7 @@ from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate, estimate, estimate_curve
 from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
-#: Number of settings drawn at first: a chart can still distinguish them. The page can show others.
+#: Number of settings drawn at first: as many as a chart can distinguish. The page can show others.
 SHOWN = 7
 #: Most points of a curve; rows between two points are averaged.
 POINTS = 60
@@ -33,7 +33,7 @@ MOST = 1e100
 #: Significant digits of a value that is read off a chart.
 DIGITS = 3
 
-#: Metrics that are a score -> their key among the measures.
+#: Metric that is a score -> the key of its measure.
 _SCORE_KEYS = {
     "reward/episode": "return",
     "reward/raw": "return",
@@ -65,7 +65,7 @@ class Chart:
     series: dict[int, list[Point]]  # index of the setting -> its points by x
     log: bool = False  # whether y is logarithmic; points at or below 0 are left out
     front: list[int] | None = None  # settings on the front, by x; None for learning curves
-    result: bool = True  # other charts explain the results, and are folded
+    result: bool = True  # whether it shows results; charts that explain them are folded
 
     @property
     def missing(self) -> list[str]:
@@ -102,7 +102,7 @@ def learning_curves(lines: Sequence[Line]) -> list[Chart]:
 
 
 def _title(metric: Metric) -> str:
-    """Return a metric's title; for a KL of language, with per token or per response."""
+    """Return a metric's title; for a KL of language, add per token or per response."""
     what, _, per = metric.unit.partition(" per ")
     which = f" per {per}" if what == "nats" and per in ("token", "response") else ""
     return heading(metric.title) + which
@@ -114,7 +114,7 @@ def _digits(*of: Metric) -> list[int]:
 
 
 def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
-    """Return the points of each setting with this metric, without those that cannot be drawn."""
+    """Return the points of each setting with this metric, without points that cannot be drawn."""
     curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
     return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
 
@@ -126,7 +126,7 @@ def _fits(point: Point, *, log: bool = False) -> bool:
 
 
 def _ends(line: Line, metric: str) -> list[float]:
-    """Return the value that each failed run has after its end, as in the table; NaN for others."""
+    """Return the value that a failed run counts as after its end, as in the table; else NaN."""
     runs = line.setting.runs
     key = _SCORE_KEYS.get(metric)
     values = line.values.get(key or "")
@@ -139,7 +139,7 @@ def curve(setting: Setting, metric: str, ends: Sequence[float] | None = None) ->
     """Mean and interval over seeds along the x-axis; empty if no seed recorded the metric.
 
     At each point a seed has the mean of its rows since the previous point, or else its last value.
-    A seed that ended earlier is left out, or has its value of ``ends``.
+    After a seed's end, it is left out, or has its value in ``ends``.
     """
     runs = [run for run in setting.runs if metric in run.columns]
     if not runs:
@@ -172,7 +172,7 @@ def _grid(runs: Sequence[ReadRun], metric: str) -> NDArray[np.float64]:
 def _at(
     grid: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Mean of y over each interval (grid[i - 1], grid[i]]; an empty one has the previous value."""
+    """Average y over each interval (grid[i - 1], grid[i]]; if empty, repeat the previous value."""
     answer = np.full(len(grid), np.nan)
     recorded = np.isfinite(y)
     interval = np.searchsorted(grid, x[recorded])
@@ -181,7 +181,7 @@ def _at(
     sums = np.bincount(interval[inside], y[recorded][inside], minlength=len(grid))
     held = np.maximum.accumulate(np.where(counts > 0, np.arange(len(grid)), -1))
     means = sums / np.maximum(counts, 1)
-    # No value after the run's end, to within an interval.
+    # The run has no value in intervals that begin after its end.
     alive = (held >= 0) & (np.r_[-np.inf, grid[:-1]] < x.max())
     answer[alive] = means[held[alive]]
     return answer

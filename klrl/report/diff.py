@@ -41,7 +41,7 @@ def compare(first: ReadRun, second: ReadRun) -> list[Part]:
 
 
 def _settings(run: ReadRun) -> dict[str, object]:
-    """Return the settings without the version of the arithmetic, which :data:`_FACTS` has."""
+    """Return the settings without ``numerics``, which is among :data:`_FACTS`."""
     return {key: value for key, value in run.settings.items() if key != "numerics"}
 
 
@@ -98,7 +98,7 @@ _COMPARED = ("agent", "reference", "optimizer")
 
 
 def compare_bits(first: Path, second: Path) -> tuple[bool, str]:
-    """Compare every row, except times, and the parameters of the last checkpoints.
+    """Compare every row, except its times, and the parameters of the last checkpoints.
 
     Returns whether the runs are equal, and a line with the first difference or what is equal.
     """

@@ -27,7 +27,7 @@ ALL_PAIRS = 4
 
 @dataclass(frozen=True)
 class Difference:
-    """Setting a minus setting b, in one measure or, over tasks, in the log of one."""
+    """Setting a minus setting b, in one measure or, over tasks, in the log of a measure."""
 
     a: int
     b: int
@@ -35,9 +35,9 @@ class Difference:
     low: float
     high: float
     p: float  # two-sided, after Holm over all pairs of the table
-    more: float
-    least: float  # the smallest true difference that these seeds and spreads show, at POWER
-    paired: bool = False  # whether it is over seeds that share a trained start
+    more: float  # P(a > b)
+    least: float  # the smallest true difference that a test with these seeds detects, at POWER
+    paired: bool = False  # whether it pairs seeds that share a trained start
 
     @property
     def significant(self) -> bool:
@@ -86,15 +86,15 @@ class OverTasks:
     """The settings that every task has, by their log ratios over tasks."""
 
     names: list[str]
-    pairs: list[Difference]  # in log(mean a / mean b), the mean over tasks
+    pairs: list[Difference]  # of log(mean a / mean b), averaged over tasks
     negative: list[str]  # "setting on task" of means that are not positive: then there are no pairs
 
 
 def over_tasks(tasks: Mapping[str, Sequence[Line]]) -> OverTasks:
     """Compare final returns over tasks, of settings with :data:`ENOUGH` seeds in every task.
 
-    A ratio needs no scale that somebody chooses, and all tasks weigh the same. P(A > B) is the mean
-    over tasks.
+    A ratio needs no chosen scale per task, and all tasks weigh the same. P(A > B) is the mean over
+    tasks.
     """
     seeds = {
         task: {line.setting.name: line.seeds("return") for line in of} for task, of in tasks.items()
@@ -142,7 +142,7 @@ def shown(differences: Sequence[Difference], settings: int) -> list[Difference]:
 def front(
     lines: Sequence[Line], differences: Sequence[Difference], of_kl: str = "kl_ref"
 ) -> list[int]:
-    """Find the front of reward against KL: the settings that none beats, by rising KL.
+    """Find the front of reward against KL: the settings that no other beats, by rising KL.
 
     A setting is off the front if a different one has a significantly higher measure at no higher
     mean KL. Settings of too few seeds are not on the front, since they cannot be tested.

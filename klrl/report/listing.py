@@ -47,8 +47,8 @@ class Entry:
     error: float | None = None  # standard error of the return, if evaluated on several episodes
     best: float | None = None  # the return of the best checkpoint, in the closing evaluation
     best_error: float | None = None
-    kl: float | None = None  # KL(policy||reference), nats, of the last row: evaluated, else trained
-    started: str | None = None  # in ISO 8601; None if it has not begun
+    kl: float | None = None  # KL(policy||reference), nats, last row: of evaluation, else training
+    started: str | None = None  # in ISO 8601; None before the start
     note: str = ""  # an error, in one line
     jobs: dict[str, int] = field(default_factory=dict)  # a sweep's: state -> number of jobs
 
@@ -193,14 +193,14 @@ def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
     return {**last, **{key: row[key] for key, row in returns if key in row}}
 
 
-#: Names that are no runs: hidden folders, and entries of checkpoints.
+#: Names of folders that are not searched: hidden folders, and entries of checkpoints.
 _NO_RUN = re.compile(r"\.|frames-\d+$")
 
 
 def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
     """Yield folders of runs (True) and sweeps (False) at or below a folder, in order of names.
 
-    It skips all folders below a run, and checkpoint entries, which have their own manifests.
+    Skips all folders below a run, and checkpoint entries, which have manifests of their own.
     """
     for name, below, files in os.walk(root):
         is_run = "manifest.json" in files

@@ -39,9 +39,9 @@ class Measure:
 
     key: str
     metric: Metric
-    how: str  # the reduction over iterations; empty if the unit implies it
+    how: str  # final, last, median or sum over iterations; empty if the unit implies it
     of: Callable[[ReadRun], float]  # run -> its number; NaN if it has none
-    score: bool = False  # whether it is a score; a failed run may get the worst of the task
+    score: bool = False  # whether a failed run may get the task's worst value
 
 
 def column(run: ReadRun, metric: str) -> Array:
@@ -72,7 +72,7 @@ def final(run: ReadRun, *metrics: str) -> float:
 
 
 def in_band(run: ReadRun) -> float:
-    """Share of the iterations after the tenth with KL(old||new) within 1.5 times loss.dtarg."""
+    """Share of iterations, from the eleventh, with KL(old||new) within a factor 1.5 of target."""
     kl, annealed = (
         column(run, name)[run.trained][WARM_UP:] for name in ("kl/old/exact", "kl/old/target")
     )
@@ -161,13 +161,13 @@ def kl_metric(runs: Sequence[ReadRun]) -> str:
 
 
 def compared_by(runs: Sequence[ReadRun], name: str) -> str:
-    """Return the metric that replaces a declared metric in the comparison of these runs."""
+    """Return the metric that a comparison of these runs uses for a declared metric."""
     by = {_REWARDS[0]: reward_metric, _KLS[1]: kl_metric}.get(name)
     return by(runs) if by else name
 
 
 def _shared(runs: Sequence[ReadRun], names: Sequence[str]) -> str:
-    # A run that failed early may lack metrics that all others have.
+    # Ignore failed runs if possible: early failures lack metrics that all others have.
     runs = [run for run in runs if not run.failed] or runs
     recorded = {name: sum(name in run.columns for run in runs) for name in names}
     # In a tie the first is taken.

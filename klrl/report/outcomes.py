@@ -58,7 +58,7 @@ def returns_text(line: Line) -> str:
 
 
 def label(line: Line) -> str:
-    """Return a setting's name; if not all seeds finished or have a return, with their number."""
+    """Return a setting's name; add how many seeds finished or have a return, if not all."""
     seeds = seeds_text(line.setting)
     told = ", ".join(t for t in (seeds if "of" in seeds else "", returns_text(line)) if t)
     return f"{line.setting.name} ({told})" if told else line.setting.name
@@ -68,7 +68,7 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
     """Count the runs that ended before the expected length: index of a setting -> number.
 
     The expected length is the largest budget of any setting of the task (if unknown, the longest
-    run), so that unequal budgets are marked too. Failed runs are reported separately.
+    run), so that unequal budgets show, too. Failed runs are reported separately.
     """
     runs = [run for setting in settings for run in setting.runs]
     frames = [run.settings.get("frames") for run in runs]

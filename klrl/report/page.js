@@ -1,5 +1,5 @@
 "use strict";
-// What the reader does: choose settings, point at values, read them with the arrow keys.
+// Lets the reader choose settings, point at values, and read them with the arrow keys.
 const charts = JSON.parse(document.getElementById("data").textContent);
 const tip = document.getElementById("tip");
 
@@ -24,7 +24,7 @@ function show(figure, series, point, x, y) {
   tip.textContent = `${series.name}\n${chart.x}${point[2]}\n${chart.y}${point[3]}`;
   tip.style.display = "block";
   tip.style.left = Math.max(4, Math.min(x + 14, document.documentElement.clientWidth - tip.offsetWidth - 4)) + "px";
-  // Above the finger or the mouse where there is no room below.
+  // Above the pointer if there is no room below.
   tip.style.top = (y + 18 + tip.offsetHeight < innerHeight ? y + 18 : Math.max(0, y - tip.offsetHeight - 12)) + "px";
   mark.setAttribute("cx", point[0]);
   mark.setAttribute("cy", point[1]);
@@ -38,7 +38,7 @@ function hide() {
 
 function listen(figure) {
   const svg = figure.querySelector("svg"), every = charts[figure.dataset.chart].series;
-  // Against KL all settings are drawn; of curves those whose box is checked.
+  // Charts against KL draw all settings; curves only those whose box is checked.
   const drawn = () => every.filter((s) => !figure.matches(".curves") || svg.querySelector(`[data-s="${s.i}"]:not(.off)`));
   const zoom = () => svg.viewBox.baseVal.width / svg.getBoundingClientRect().width;
   const nearest = (event) => {
@@ -50,7 +50,7 @@ function listen(figure) {
   };
   svg.addEventListener("pointermove", nearest);
   svg.addEventListener("pointerdown", nearest); // a finger that taps does not move
-  // What was tapped stays until something else is, or the page is scrolled.
+  // A tapped value stays until another point is tapped or the page is scrolled.
   svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); });
   svg.addEventListener("blur", hide);
   let row = 0, place = -1;
@@ -60,7 +60,7 @@ function listen(figure) {
     const here = drawn();
     if (!step || !here.length) return;
     event.preventDefault();
-    // Settings of one point each: every arrow goes to the next.
+    // If every setting has a single point, each arrow goes to the next setting.
     const single = here.every((s) => s.points.length === 1), first = place < 0;
     row = (row + step[0] + (single && !first ? step[1] : 0) + here.length) % here.length;
     if (single && first) row = 0;

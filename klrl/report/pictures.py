@@ -26,7 +26,7 @@ from klrl.report.statistics import Estimate
 from klrl.runs.curves import COLOURS
 
 _SOFT, _GRID = "#737373", "#d8d8d8"
-#: Colour of a chart -> its name in ``page.css``.
+#: Colour in a chart -> its CSS variable in ``page.css``.
 _NAMES = {each.lower(): f"var(--c{i})" for i, each in enumerate(COLOURS[:-1])} | {
     "#000000": "var(--ink)",
     "#ffffff": "var(--card)",
@@ -54,7 +54,7 @@ class Look(NamedTuple):
     colour: str
     line: str
     shape: str
-    dashes: str  # line and shape as SVG, for the page, next to the setting's box
+    dashes: str  # line and shape again, for the SVG next to the setting's check box
     glyph: str
 
 
@@ -86,7 +86,7 @@ class Drawing:
 
     key: str
     title: str
-    told: str  # text for readers who cannot see the chart
+    told: str  # text for screen readers
     svg: Markup  # contents of the svg element
     box: str  # its viewBox
     data: dict[str, Any]  # for the script: each point's place and text
@@ -116,8 +116,8 @@ def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> li
     """Draw charts side by side into a PNG and an SVG at ``stem``; return their names.
 
     Args:
-        charts: to draw, of one task.
-        shown: indices of the settings to draw; the chart of return against KL has all.
+        charts: the charts to draw, of one task.
+        shown: indices of the settings to draw; the chart of return against KL draws all settings.
         stem: the pictures' path, without suffix.
     """
     columns = min(3, len(charts))
@@ -152,7 +152,7 @@ def _figure(size: tuple[float, float], key: str) -> Iterator[Any]:
 
 
 def _lay_out(figure: Any) -> None:
-    """Compute the layout now; otherwise saving would draw everything twice."""
+    """Compute the layout once; otherwise each save would draw everything twice."""
     figure.set_layout_engine("constrained")
     figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")
@@ -169,7 +169,7 @@ def _save(figure: Any, stem: Path) -> list[str]:
 
 
 def _inline(figure: Any) -> Markup:
-    """Convert a figure to SVG for the page: no inline style (its CSP forbids that), no id twice."""
+    """Convert a figure to SVG for the page, without inline style (CSP) and without repeated ids."""
     _lay_out(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
@@ -200,7 +200,7 @@ def _box(figure: Any) -> str:
 
 
 def _points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> list[list[Any]]:
-    """Convert points to SVG coordinates (y grows downwards), clipped to the edge; keep words."""
+    """Convert points to SVG coordinates (y grows downwards), clipped to the axes; keep words."""
     at = axes.transData.transform([point[:2] for point in points])
     at = np.clip(np.nan_to_num(at), axes.bbox.min, axes.bbox.max)
     at[:, 1] = axes.figure.bbox.height - at[:, 1]
@@ -222,7 +222,7 @@ def _ends(chart: Chart, i: int) -> list[float | None]:
 
 
 def _told(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list[Any]]:
-    """Return for each point its place, and words for x, for y and for its seeds."""
+    """Return each point's place, and its words for x, for y and for the seeds."""
     finished, told = seeds_text(chart.lines[i].setting), []
     of_x, of_y = chart.digits
     for point in points:
@@ -279,7 +279,7 @@ def _log_axis(axes: Any, floor: float | None) -> None:
 
 
 def _draw_point(axes: Any, chart: Chart, i: int, point: Point, *, faint: bool) -> None:
-    """Draw a setting against KL: its seeds, and intervals of mean return and mean root of KL."""
+    """Draw a setting against KL: seeds, means, and the means' intervals in return and sqrt(KL)."""
     assert chart.front is not None
     look, alpha = look_of(i), 0.35 if faint else 1.0
     failed = np.array([bad is not None for bad in _ends(chart, i)])
@@ -314,7 +314,7 @@ def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None
     ink, thin = {"color": look.colour}, {"alpha": 0.3, "linewidth": 0.7, "gid": f"{at} seed"}
     ends: dict[str, list[tuple[float, float]]] = {"dot": [], "failed": []}
     for k, bad in enumerate(_ends(chart, i)):
-        if bad is not None:  # its later values count in the mean, but are not drawn
+        if bad is not None:  # values after a failure count in the mean, but are not drawn
             seeds[k, int(np.searchsorted(x, bad)) + 1 :] = np.nan
         last = np.flatnonzero(np.isfinite(seeds[k]))[-1:]
         ends["dot" if bad is None else "failed"].extend((x[j], seeds[k, j]) for j in last)

@@ -32,7 +32,7 @@ from klrl.sweep.sweep_file import SweepFile
 
 T = TypeVar("T")
 
-#: Settings that do not define a job: runs that differ in these alone are seeds of one setting.
+#: Settings that do not define a job: runs that differ only in these belong to one setting.
 _NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "sweep")
 
 
@@ -48,7 +48,7 @@ class ReadRun:
     command: str
     manifest: dict[str, Any]  # contents of ``manifest.json``; has ``error`` if the run failed
     domain: Domain
-    typed: dict[str, str] = field(default_factory=dict)  # group -> typed preset, as klpen_held
+    typed: dict[str, str] = field(default_factory=dict)  # group -> preset in argv, as klpen_held
 
     @property
     def rows(self) -> int:
@@ -62,12 +62,12 @@ class ReadRun:
 
     @property
     def trained(self) -> NDArray[np.bool_]:
-        """Which rows are iterations, [rows]; the first may be the evaluation before training."""
+        """Mask of the rows, [rows]: False for row 0 if it is the evaluation before training."""
         return self.columns[self.axis] > 0 if self.rows else np.zeros(0, bool)
 
     @property
     def end(self) -> float:
-        """The last x of the run; 0 if it recorded nothing."""
+        """The last value on the x-axis; 0 if the run recorded nothing."""
         return float(np.nanmax(self.columns[self.axis])) if self.rows else 0.0
 
     @property
@@ -177,10 +177,10 @@ def _read_run(folder: Path) -> ReadRun:
 
 
 def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
-    """Return presets of the command line whose names the settings do not store: klpen_held."""
+    """Return presets of the command line whose names are not stored, as ``loss=klpen_held``."""
     words = (str(word).removeprefix("--").partition("=") for word in argv)
     typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}
-    # A name that does not extend the stored choice may be old: a resume may have changed it.
+    # Ignore a name that does not extend the stored choice: a resume may have changed the choice.
     return {key: value for key, value in typed.items() if value.startswith(f"{settings.get(key)}_")}
 
 
@@ -229,7 +229,7 @@ _PATHS = ("actor.init", "reference.path")
 def mark_own_seeds(
     settings: Sequence[dict[str, object]], seeds: Sequence[int]
 ) -> list[dict[str, object]]:
-    """Replace a run's own seed in paths of trained runs by ``seed=*``, in all settings.
+    """Replace a run's own seed by ``seed=*`` where the settings name a trained run's path.
 
     Seeds 0 and 1 that start from ``outputs/base/seed=0`` and ``outputs/base/seed=1`` then have
     equal settings. Other paths are unchanged: runs that all start from ``outputs/base/seed=0``

@@ -98,7 +98,7 @@ def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def name_settings(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """Make short names that distinguish settings; omit keys that separate no further settings."""
+    """Make short names for settings, from the keys that are needed to distinguish them."""
     kept: list[str] = []
     classes: list[tuple[str, ...]] = [() for _ in settings]
     for key in differing(settings):
@@ -142,10 +142,10 @@ class LeftOut:
     folder: str
     state: str  # its status, or why it is not counted
     setting: str  # the setting's name, or the overrides of a job that never started
-    seed: str  # its seed; empty if it never started and its overrides have none
-    iterations: str  # how many were recorded; empty if it never started
+    seed: str  # empty if it never started and its overrides have no seed
+    iterations: str  # number of recorded rows; empty if it never started
     error: str
-    counted: bool = False  # whether it is in the statistics all the same
+    counted: bool = False  # whether it is in the statistics nevertheless
 
 
 def other_jobs(
@@ -154,7 +154,7 @@ def other_jobs(
     replaced: Sequence[ReadRun],
     names: Mapping[str, str],
 ) -> list[LeftOut]:
-    """List all jobs except counted finished runs, by state; ``names`` has those of all runs."""
+    """List all jobs except counted finished runs, by state; ``names``: of all runs' settings."""
     planned = [job for sweep in inventory.sweeps for job in sweep.jobs]
     errors = {run.path.resolve(): job.error for run, job in planned}
     among, again = {id(run) for run in counted}, {id(run) for run in replaced}

@@ -54,7 +54,7 @@ Weighted = tuple[Sequence[Array], Sequence[float]]
 
 
 def welch(samples: Sequence[Array], weights: Sequence[float]) -> Contrast:
-    """Estimate sum_j w_j mean(x_j) of independent samples of two values or more, with interval.
+    """Estimate sum_j w_j mean(x_j) and its interval; samples x_j: independent, two values or more.
 
     se^2 = sum_j v_j, v_j = w_j^2 s_j^2 / n_j, with se^4 / sum_j(v_j^2 / (n_j - 1)) degrees of
     freedom (Welch and Satterthwaite): exact for one normal sample, approximate for several of
@@ -72,7 +72,7 @@ def log_ratios(pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]]) -> list
     """Estimate, for each pair (a, b), the mean over tasks of log(mean a / mean b).
 
     The delta method: the error of log(mean x) is that of mean x, divided by mean x. Swapping a and
-    b changes the signs alone. A sample per task, as in :func:`welch`; means must be positive.
+    b changes only the signs. One sample per task, as in :func:`welch`; means must be positive.
     """
     moments = []
     for a, b in pairs:
@@ -83,14 +83,14 @@ def log_ratios(pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]]) -> list
 
 
 def _contrasts(moments: Sequence[tuple[float, float, float]]) -> list[Contrast]:
-    """Make intervals and tests of values, standard errors and degrees of freedom."""
+    """Make intervals and tests from (value, standard error, degrees of freedom)."""
     if not moments:
         return []
     value, error, df = np.array(moments).T
     reach = quantile(LEVEL, df) * error
     # Without spread, every nonzero difference has p = 0.
     t = np.divide(value, error, out=np.where(value == 0, 0.0, np.inf), where=error > 0)
-    # P(T < t) = POWER if P(|T| < t) = 2 POWER - 1: the noncentral t is approximated by a shifted t.
+    # Approximate the noncentral t by a shifted t: P(T < t) = POWER if P(|T| < t) = 2 POWER - 1.
     least = reach + quantile(2 * POWER - 1, df) * error
     columns = np.stack([value, value - reach, value + reach, two_sided(t, df), least])
     return [Contrast(*each) for each in columns.T.tolist()]
@@ -101,7 +101,7 @@ def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float,
     value = sum(w * float(x.mean()) for w, x in zip(weights, samples, strict=True))
     parts = [w**2 * float(x.var(ddof=1)) / len(x) for w, x in zip(weights, samples, strict=True)]
     variance = sum(parts)
-    # The variance or difference of equal numbers may be rounding: below this it counts as 0.
+    # Below this, a variance or difference of equal numbers is mere rounding, and counts as 0.
     least = 1e-13 * max(float(np.abs(w * x).max()) for w, x in zip(weights, samples, strict=True))
     if variance <= least**2:
         return (0.0 if abs(value) <= least else value), 0.0, 1.0
@@ -167,7 +167,7 @@ def _estimates(seeds: Array) -> list[Estimate]:
     least, most = seeds.min(axis=0), seeds.max(axis=0)
     mean, middle = (np.clip(each, least, most) for each in (seeds.mean(axis=0), iqm(seeds)))
     error = seeds.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.zeros(seeds.shape[1])
-    # For equal numbers a spread, or a mean outside their range, is rounding.
+    # For equal numbers, a spread or a mean outside their range is mere rounding.
     columns = [mean, middle, least, most, np.where(least == most, 0.0, error)]
     reach = _reach(n) if n >= ENOUGH else None
     estimates = []

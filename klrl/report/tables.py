@@ -86,7 +86,7 @@ def results(lines: Sequence[Line], measures: Sequence[Measure], short: Mapping[i
 
 
 def other_numbers(lines: Sequence[Line], measures: Sequence[Measure]) -> Table:
-    """Tabulate the measures that are no results: coefficients, trust region, speed."""
+    """Tabulate the other measures: coefficients, trust region, speed."""
     chosen = [measure for measure in measures if measure.key not in RESULTS]
     rows = [[line.setting.name, *(_cell(line, each.key) for each in chosen)] for line in lines]
     return Table(["setting", *map(_head, chosen)], rows)
@@ -110,7 +110,7 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
     state = _BAD.format(run.status) if run.failed else run.status
     score = "" if math.isnan(value) else number(value, 4)
     row = last_evaluated(run, "eval/return")
-    # The cell of the first evaluation says for both how the policy was played.
+    # The first evaluation's cell says how the policy acted, in both evaluations.
     cells = [with_error(row, name, run.domain) if name in row else "" for name in evaluated]
     if "eval/return" in row:
         sampled = run.domain.evaluation.startswith("sampled")
@@ -121,7 +121,7 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
 
 
 def _head(measure: Measure) -> str:
-    """Make a head of title, unit and reduction over iterations, below each other."""
+    """Make a head: title, unit and reduction over iterations, one below the other."""
     return stacked(measure.metric.title, measure.metric.unit, measure.how)
 
 
@@ -129,14 +129,14 @@ def _cell(line: Line, key: str) -> str:
     """Make the cell of a measure; says how many seeds have the measure if not all have."""
     value, runs = line.estimates[key], len(line.setting.runs)
     cell = _estimate(value)
-    # For returns, the first column already says so.
+    # For returns, the column of seeds already says so.
     if value is None or value.seeds == runs or key == "return":
         return cell
     return cell + stacked("", f"{value.seeds} of {runs}")
 
 
 def _estimate(value: Estimate | None) -> str:
-    """Make a cell of mean above interval; with fewer than five seeds, of range above mean."""
+    """Make a cell: mean above interval; with fewer than five seeds, range above mean."""
     if value is None:
         return ""
     decimals = places(value.value, value.error)

@@ -58,7 +58,7 @@ def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[LeftOut]) -
 
 
 def _stems(names: Iterable[str]) -> dict[str, str]:
-    """Map each task to a unique prefix of its file names, of plain letters and digits."""
+    """Map each task to a unique prefix for its file names, of letters, digits and ``_``."""
     stems: dict[str, str] = {}
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
@@ -88,7 +88,7 @@ def _task(name: str, counted: Counted, stem: Path) -> TaskSection:
 
 
 def _write_summary(tasks: Sequence[TaskSection], path: Path) -> None:
-    """Write the page's tables, one task after the other, in full precision."""
+    """Write the estimates of every setting, one task after the other, in full precision."""
     keys = list(dict.fromkeys(key for task in tasks for key in task.lines[0].estimates))
     parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm"}
     rows = []

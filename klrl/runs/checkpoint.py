@@ -83,7 +83,7 @@ class Checkpoints:
         self._folder = folder
         self._components = {**components, "rng": Generators(torch.device(device))}
         self._refused: list[Path] = []
-        self._own: set[Path] = set()  # entries of this process, sure to hold these weights
+        self._own: set[Path] = set()  # entries that this process wrote, from its own weights
 
     def save(self, which: str, step: int, metadata: Mapping[str, object]) -> None:
         """Write ``last`` or ``best``; ``step`` is the run's frames.
@@ -136,7 +136,7 @@ class Checkpoints:
         """Remove entries beyond the number to keep, and refused entries."""
         others = [path for path in _newest_first(written.parent) if path != written]
         refused = [path for path in others if path in self._refused]
-        # The new entry comes first: a killed run may have left a best of later frames.
+        # The new entry comes first: a killed run may have left a ``best`` with more frames.
         whole = [written, *(path for path in others if path not in refused)]
         for path in [*whole[_KEPT[written.parent.name] :], *refused]:
             self._remove(path)
@@ -191,7 +191,7 @@ def _load(
             for name, component in components.items():
                 _restore(component, entry.state(name, device), f"{setting}: {path}", name)
         except DamagedEntry as error:
-            if path.exists():  # else the run is still going on, and has removed it
+            if path.exists():  # otherwise the run still trains, and has removed the entry
                 refused[path] = error
             continue
         for other, damage in refused.items():
@@ -207,7 +207,7 @@ def _load(
 def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
     """Refuse entries of a different run: this run would resume from them, or remove them."""
     for path in _newest_first(folder) if run is not None else ():
-        with suppress(DamagedEntry):  # reported when it is loaded
+        with suppress(DamagedEntry):  # loading reports the damage
             theirs = CheckpointEntry(path).metadata.get("run")
             if theirs != run:
                 raise other_run_error(f"{setting}: {path}", theirs, run)
@@ -236,7 +236,7 @@ def _checked(path: Path) -> CheckpointEntry:
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
-    """Entries, newest first; the folder is listed again after each, as the run may be going on."""
+    """Entries, newest first; lists the folder again after each, as the run may still train."""
     seen: set[Path] = set()
     while new := [path for path in _newest_first(folder) if path not in seen]:
         seen.add(new[0])

@@ -31,7 +31,7 @@ _VERSION = 3
 _OURS = re.compile(r"state\.json|\w+\.safetensors")
 #: Placeholder for the manifest's digest while that digest is computed.
 _BLANK = "0" * 64
-#: Exceptions while parsing a file with wrong contents.
+#: Exceptions that parsing raises if a file's contents are wrong.
 _UNREADABLE = (
     *(AttributeError, LookupError, TypeError, ValueError),
     *(ArithmeticError, RuntimeError, SafetensorError),
@@ -148,7 +148,7 @@ class CheckpointEntry:
         return present
 
     def digests(self, components: Iterable[str]) -> dict[str, str]:
-        """SHA-256 of the components' tensors, as :meth:`check` found them."""
+        """Component -> SHA-256 of its tensors, from the manifest; :meth:`check` verifies it."""
         named = {name: self._files.get(f"{name}.safetensors") for name in components}
         return {name: listed[1] for name, listed in named.items() if listed is not None}
 

@@ -56,7 +56,7 @@ class BrokenRun(ValueError):
     """A file of a run folder cannot be read; the message says which and why."""
 
 
-#: Exceptions while reading a run folder from someone else, whose values may have any type.
+#: Exceptions while reading a run folder that came from someone else: a value may have any type.
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
@@ -208,7 +208,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         run = before.get("id") or uuid4().hex
         if before and before.get("config_hash") != key.settings:
-            # If a kill comes between the two files, one of the two hashes fits the settings.
+            # If a kill comes between writing the two files, one of the two hashes still fits.
             self._write({**before, "next_hash": key.settings})
         self._store_config(config, f"# run {run}\n")
         argv = self._given_argv
@@ -229,7 +229,7 @@ class RunFolder:
             "host": platform.node(),
             "argv": before.get("argv", start["argv"]),
             "config_hash": key.settings,
-            # A resumed run keeps the number of the klrl that computed its first rows.
+            # A resumed run keeps the numerics of the klrl that computed its first rows.
             "numerics": before.get("numerics", 1) if before else key.numerics,
             "domain": config.domain,
             **({"own": own} if (own := manifest_entries(config)) else {}),
@@ -310,7 +310,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-#: Changes within a submodule are ignored: its git settings may run programs, too.
+#: Ignores changes within a submodule, whose own git settings may run programs.
 _STATUS = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
 
 
@@ -324,8 +324,8 @@ def _git_commit() -> str | None:
 
 
 def _git(*argv: str) -> str:
-    # The repository may come from someone else; the settings switched off here can run programs.
-    # They are set by variables: on the command line, git would cut a name at its first =.
+    # The repository may come from someone else; switch off its settings that can run programs.
+    # Variables do that: on the command line, git would cut a setting's name at its first =.
     off = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
     for scope in ("--local", "--worktree"):
         words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp", r"^filter\.")

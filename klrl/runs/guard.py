@@ -58,7 +58,7 @@ class Guard:
                 with suppress(OSError, ValueError):
                     message = f"klrl: {part}: {line}; {instead or self._instead}"
                     print(message, file=sys.stderr, flush=True)
-            with suppress(OSError, ValueError):  # as on a full disk, which ends the run elsewhere
+            with suppress(OSError, ValueError):  # as on a full disk, where another write fails
                 self._note(part, line)
 
     def check_streams(self) -> None:

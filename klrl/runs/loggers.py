@@ -62,7 +62,7 @@ class LoggedRun:
     run_id: str  # wandb's id; a resumed run keeps it, so that wandb continues the run
     domain: Domain
     guard: Guard  # calls the logger, which may fail without ending the run
-    #: Reads the rows so far of a run that trains; None if a video is added to a finished run.
+    #: During training, reads the rows so far; None if a video is added to a finished run.
     rows: Callable[[], Sequence[Row]] | None = None
     note: Callable[..., None] | None = None  # stores entries in the run's manifest
 
@@ -109,8 +109,8 @@ class _TensorboardLogger(Logger):
         from torchrl.record.loggers.tensorboard import TensorboardLogger
 
         folder = make_folder(logged.folder / self.part)
-        # A resumed run computes some rows again, which TorchRL's logger cannot delete. So its files
-        # are written again from metrics.jsonl, which was cut at the checkpoint.
+        # A resumed run computes some rows again, and TorchRL's logger cannot delete their first
+        # version. So all files are rewritten from metrics.jsonl, which was cut at the checkpoint.
         for old in folder.glob("events.out.tfevents.*") if logged.rows is not None else ():
             old.unlink()
         self._logger = TensorboardLogger(self.part, log_dir=str(logged.folder))

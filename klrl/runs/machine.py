@@ -70,7 +70,7 @@ def wandb_mode(mode: str) -> Any:
 
 
 def wandb_key() -> tuple[str | None, str]:
-    """The key for wandb's server, or None, and the variable or file where klrl looked last."""
+    """The key for wandb's server (None without a key), and the variable or file looked at last."""
     key = os.environ.get("WANDB_API_KEY")
     if key:
         return key, "WANDB_API_KEY"
@@ -136,7 +136,7 @@ def check_machine(
     """Refuse a job that this machine cannot run.
 
     A resumed run loads its reference and its weights from its own checkpoint, so its other folders
-    are not checked. ``overridden`` holds the keys that the user gave.
+    are not checked. ``overridden``: the keys that the user set.
     """
     for group in GROUPS:
         check_package(group, getattr(config, group).name)

@@ -7,10 +7,10 @@ response, and the x-axis counts samples, that is, responses; the suffix ``_seq``
 response, averaged over responses. Every row of an iteration satisfies
 reward/shaped == reward/raw - kl/ref/penalty.
 
-To add a metric, declare it in ``metrics.yaml``, and compute it: a loss writes one number per
-position into ``measured``, whose mean the row gets; a metric of a rollout goes into ``rewards_of``
-of its domain. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read the
-declaration.
+To add a metric, declare it in ``metrics.yaml``, and compute it. A loss writes one number per
+position into ``measured``, and the row gets their mean; the ``rewards_of`` of a domain computes
+metrics of a rollout. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read
+the declaration.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PANELS: dict[str, Panel] = {
 
 
 _TABLE = Path(__file__).with_suffix(".yaml")
-#: About the error of a sum in float32: the KL of equal policies comes out as 3e-9 or -1e-10.
+#: About the rounding error of a float32 sum: the KL of equal policies comes out as 3e-9 or -1e-10.
 _ROUNDING = 1e-7
 
 
@@ -63,7 +63,7 @@ class Metric:
     panel: str | None = None  # its key in PANELS; None if it is not drawn
     short: str = ""  # its label in the progress line; empty if it is not shown there
     domain: str | None = None  # the name of the only domain that records it; None if all do
-    charged: bool = False  # whether it is a term of the loss, reduced as the loss is; else a mean
+    charged: bool = False  # whether it is a loss term, reduced like the loss; others are means
 
     def of(self, domain: Domain) -> Metric:
         """The metric with the domain's terms in its texts, and the domain's digits for a score."""
@@ -94,7 +94,7 @@ def fill(text: str, domain: Domain) -> str:
 
 
 def heading(title: str) -> str:
-    """A title with a capital, unless it begins with a setting or a formula (KL(old||new))."""
+    """Capitalise a title, unless it begins with a setting or a formula (KL(old||new))."""
     return title[:1].upper() + title[1:] if title.partition(" ")[0].isalpha() else title
 
 

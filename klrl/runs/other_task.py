@@ -1,4 +1,4 @@
-"""Puts a run's policy on a different task, by overrides of its ``env`` as ``env.kwargs.g=14``.
+"""Moves a run's policy to a different task, by overrides of ``env`` such as ``env.kwargs.g=14``.
 
 No torch in here.
 """
@@ -34,7 +34,7 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
 
 
 def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """The overrides, with ``env.id`` first; refuses keys that are neither in ``keys`` nor below."""
+    """Put ``env.id`` first; refuse overrides of keys that are neither in ``keys`` nor below one."""
     for override in map(str, overrides):
         key = key_of(override)
         if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):

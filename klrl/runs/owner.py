@@ -1,7 +1,7 @@
 """Lets one process at a time write a run folder, by a lock on ``owner.json`` and by its contents.
 
-The lock (flock) is decisive at once, but not every file system shares it with other machines. So
-the file also names the process and the time of its last heartbeat, renewed while the run goes on.
+The lock (flock) takes effect at once, but not every file system shares it with other machines. So
+the file also names the process and the time of its last heartbeat, renewed while the run lasts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from klrl.base.files import open_in_place, refuse_link
 from klrl.base.text import warn
 
 OWNER_FILE = "owner.json"
-#: Seconds between heartbeats; seconds of silence after which an owner on another machine is dead.
+#: Seconds between heartbeats; seconds without one after which a remote owner counts as dead.
 BEAT_SECONDS, SILENT_SECONDS = 20, 180
 #: Files that klrl writes in place, and folders that it writes into: no link is allowed for these.
 _IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt")
@@ -33,7 +33,7 @@ _FOLDERS = (".hydra", "tensorboard", "videos", "wandb", "checkpoints/last", "che
 #: Environment variables: a queue's id of a job, and SLURM's count of how often it was restarted.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
-_PROCESSES = Path("/proc")  # of Linux
+_PROCESSES = Path("/proc")  # on Linux
 #: Temporary files and folders that a killed owner leaves behind.
 STAGING = ".staging-"
 _LEFTOVERS = (
@@ -60,7 +60,7 @@ class Owner:
 
     @classmethod
     def this_process(cls) -> Owner:
-        """An owner that is this process, with a heartbeat of now."""
+        """Describe this process as the owner, with a heartbeat now."""
         job = next((os.environ[name] for name in _JOB_IDS if os.environ.get(name)), None)
         restarts = os.environ.get(_RESTARTS, "")
         return cls(
@@ -215,8 +215,8 @@ class Claim:
             return False
 
     def _beat(self) -> None:
-        # Both threads may beat after a process wakes up, hence the lock. A disk error is ignored
-        # here: it ends the run where it loses data.
+        # Both threads may beat after a process wakes up, hence the lock. Ignore a disk error here:
+        # a write that loses data ends the run.
         with self._beating, suppress(OSError):
             # Read by name: a network file system shows other machines' writes only on a new open.
             if self._path.exists() and self._path.read_bytes() != self._text:
@@ -262,7 +262,7 @@ def _locked(run: Path) -> int:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
-        _close(descriptor)  # its owner has just removed the file
+        _close(descriptor)  # an earlier owner has just removed this file; open the new one
 
 
 def _parsed(content: bytes) -> Owner | None:

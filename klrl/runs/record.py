@@ -30,11 +30,11 @@ def recording_status(files: RunFolder, config: JobConfig, counters: Counters) ->
     try:
         yield
     except OwnerError:
-        raise  # the folder is another process's now
+        raise  # another process owns the folder now
     except BaseException as error:
         if isinstance(error, Exception):
             status, text = "failed", in_one_line(error, limit=None)
-        # A signal may also interrupt a complete run while it closes its files.
+        # A signal may also arrive while a complete run closes its files.
         else:
             # A run is complete if its last iteration has a row and a checkpoint.
             last = files.checkpoints / "last" / f"frames-{counters.frames:012d}"

@@ -23,8 +23,8 @@ from klrl.runs.folder import BrokenRun, RunFolder, read_settings, run_id
 from klrl.runs.one_run import check_one_run
 from klrl.runs.owner import refuse_owned
 
-#: Settings that a resume may change; all others define the run. A smaller micro-batch lets a run
-#: go on that ran out of memory.
+#: Settings that a resume may change; all others define the run. With a smaller micro-batch, a run
+#: that ran out of memory can continue.
 CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every", "learner.micro_batch")
 
 
@@ -61,7 +61,7 @@ def stored_config(
 ) -> JobConfig:
     """Read the typed settings of a run from its ``.hydra/config.yaml``, and apply ``overrides``.
 
-    These may set the keys in ``changeable``, and all keys below them.
+    The overrides may set the keys in ``changeable``, and all keys below them.
     """
     if RunFolder(run).exists and run_id(run) is None:
         raise ConfigError(

@@ -34,7 +34,7 @@ LARGE_SHARE = 0.15
 
 
 def penalty_share(rows: Sequence[Row]) -> float:
-    """Mean of kl.coef * KL over all rollouts / mean size of the reward; 0 without a reward."""
+    """Mean of kl.coef * KL over all rollouts, divided by that of |reward|; 0 without a reward."""
     kls = [row.get("div/ref/charged", row.get("kl/ref/exact", 0.0)) for row in rows]
     charged = sum(row.get("kl/ref/coef", 0.0) * kl for row, kl in zip(rows, kls, strict=True))
     rewards = sum(abs(row.get("reward/raw", 0.0)) for row in rows)

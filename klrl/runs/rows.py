@@ -106,9 +106,9 @@ def each_row(
 ) -> Iterator[Row]:
     """The rows among the lines of a ``metrics.jsonl``, without the id of their run.
 
-    Skips lines that are no row, rows of a different run than the manifest's, and rows whose
-    iteration is not above the previous row's; ``say`` receives one line for the first kind and one
-    for the others. A partial last line, being written or cut by a kill, is skipped silently.
+    Skips lines that are no row; then rows of a different run than the manifest's, and rows whose
+    iteration is not above the previous row's. ``say`` receives one line on the former and one on
+    the latter. A partial last line, being written or cut by a kill, is skipped silently.
     """
     run, last = run_id(path.parent), -1.0
     bad, other = [], []
@@ -196,7 +196,7 @@ def _end_of_kept(content: bytes, axis: str, after: int) -> tuple[int, list[int]]
     later = [n for n, each in enumerate(frames) if each is not None and each > after]
     least, most = max(before, default=0), min(later, default=len(frames))
     reached = after == 0 or (least > 0 and frames[least - 1] == after)
-    kept = least if reached else max(least, most)  # no row before the checkpoint may be lost
+    kept = least if reached else max(least, most)  # lose no row before the checkpoint
     bad = [n for n, each in enumerate(frames[:kept], 1) if each is None]
     return sum(len(line) + 1 for line in lines[:kept]), bad
 

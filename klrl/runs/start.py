@@ -28,14 +28,14 @@ class OwnFolder:
         self.path = Path(given) if given is not None else new_path(suffix)
         try:
             self.holds_run = given is not None and any(self.path.glob("**/manifest.json"))
-            # Entries that the folder had before, and keeps; None for a new folder.
+            # Entries that the folder had before, which stay; None for a new folder.
             self._before = set(self.path.iterdir()) if self.path.is_dir() else None
         except OSError as error:
             raise ConfigError(f"{setting}: cannot be read: {error}") from error
         self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
 
     def make(self) -> None:
-        """Make the folder; ``remove_unstarted`` removes it, even if a signal interrupts this."""
+        """Make the folder; ``remove_unstarted`` removes it, even after a signal in ``make``."""
         try:
             # Two runs never share a new folder, whose name has the microsecond.
             self.path.mkdir(parents=True, exist_ok=self._given is not None)
@@ -73,7 +73,7 @@ def run_in_folder(
         config: the job.
         overrides: as on the command line; None where the config was given directly.
         setting: the folder's name in error messages.
-        argv: the command line that started the job; default: one made of the overrides.
+        argv: the command line that started the job; by default built from the overrides.
         callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
     """
     folder = OwnFolder(given, f"{setting}={given or 'outputs'}")

@@ -16,7 +16,7 @@ from klrl.runs.machine import require
 if TYPE_CHECKING:
     import numpy as np
 
-#: A GIF's width in pixels, and its pictures per second: many programs show no more.
+#: A GIF's width in pixels, and its pictures per second: many viewers play no more.
 _WIDTH, _SPEED = 320, 20
 
 

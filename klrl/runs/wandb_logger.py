@@ -86,7 +86,7 @@ def _open_run(config: WandbConfig, logged: LoggedRun) -> Any:
         _end_service()
         logged.guard.failed("wandb's server", error, "logs offline; wandb sync uploads it later")
         run = _init(config, logged, "offline")
-    if logged.note is not None and run.id != logged.run_id:  # a wandb agent sets its own id
+    if logged.note is not None and run.id != logged.run_id:  # a wandb agent chose the id
         logged.note(wandb_id=run.id)
     axis = logged.domain.axis
     for metric in metrics_of(logged.domain).values():
@@ -111,7 +111,7 @@ def _init(config: WandbConfig, logged: LoggedRun, mode: Any) -> Any:
         name=f"{group}/{folder.name}" if group else folder.name,
         id=logged.run_id,
         resume="allow",
-        # Absolute: wandb's one service per process may have started in another folder.
+        # Absolute, since wandb's service, one per process, may run in a different folder.
         dir=str(folder.resolve()),
         config=logged.settings,
         mode=mode,

@@ -1,7 +1,7 @@
 """``launcher=ray``: runs jobs as tasks of a Ray cluster, which may lose machines.
 
-klrl restarts lost jobs itself: Ray would do so a fixed number of times, and print a page about
-each. The owner file in the run folder shows whether the lost process is dead.
+klrl restarts lost jobs itself: Ray would restart a job a fixed number of times, and print a page
+each time. The owner file in the run folder shows whether a lost process is dead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_cluster(config: LauncherConfig) -> None:
 
 
 def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """Run jobs on a cluster (its address, or ``RAY_ADDRESS``), else on this machine.
+    """Run jobs on the cluster at ``launcher.address`` or ``RAY_ADDRESS``, else on this machine.
 
     Raises:
         WorkerError: Ray does not start, or the cluster has no machine left for the jobs.
@@ -94,7 +94,7 @@ class _Tasks(Backend):
         try:
             tasks = list(self._running)
             ready: list[object] = self._ray.wait(tasks, num_returns=len(tasks), timeout=_POLL)[0]
-        except SystemError as error:  # Ray's wrapper of what a signal handler raised meanwhile
+        except SystemError as error:  # Ray wraps an exception of a signal handler in it
             raise error.__cause__ or error from None
         return ready
 
@@ -107,7 +107,7 @@ class _Tasks(Backend):
             *(errors.LocalRayletDiedError, errors.ObjectLostError),
         ):
             return Lost(job)
-        except errors.TaskCancelledError:  # see stop
+        except errors.TaskCancelledError:  # by ``stop``
             return without_outcome(job)
         except errors.RayError as error:
             told = f"{type(error).__name__}: {last_line(error)}; see {job.log.name}"
@@ -190,7 +190,7 @@ def _quiet_ray(address: str | None, **options: object) -> Iterator[ModuleType]:
     Raises:
         WorkerError: Ray does not start, or the cluster cannot be joined.
     """
-    # klrl raises the first error of several processes; Ray would print all the others.
+    # klrl raises the first of several processes' errors; Ray would print the others.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     import ray._private.worker as worker
 
@@ -219,7 +219,7 @@ def _headless(ray: ModuleType) -> str | None:
 
 
 def _room(ray: ModuleType, cpus: float, gpus: float = 0) -> int:
-    """How many processes of ``cpus`` and ``gpus`` each fit on the living machines, busy or not."""
+    """Count the jobs, of ``cpus`` and ``gpus`` each, that fit on the living machines if idle."""
     return sum(
         min(
             int(node["Resources"].get(kind, 0) / each + 1e-9)

@@ -26,12 +26,12 @@ class Job:
     group: str  # the sweep's name, for wandb
     cwd: Path  # base of relative paths in the settings
     host: str  # the machine on which its preflight checks passed
-    note: str = ""  # why the folder is not called ``name``; else empty
+    note: str = ""  # why the folder's name ends with a hash; else empty
     queued: str | None = None  # its id in SLURM's queue, if it is there already
 
     @property
     def identity(self) -> Identity:
-        """A key that is equal for two jobs that compute the same thing."""
+        """A key that is equal for two jobs that compute the same rows."""
         return identity(self.config)
 
     @property
@@ -116,16 +116,16 @@ def by_status(jobs: Iterable[Job]) -> dict[str, list[Job]]:
 
 
 def counted(status: Mapping[str, Sequence[Job]]) -> str:
-    """How many jobs :func:`by_status` found, and of which state: ``2 jobs, 2 to start``."""
+    """Format the number of jobs in all and in each state: ``2 jobs, 2 to start``."""
     total = sum(map(len, status.values()))
     parts = [f"{len(group)} {name}" for name, group in status.items() if group]
     return ", ".join([f"{total} job{'s' * (total != 1)}", *parts])
 
 
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
-    """Give each job its folder: by identity if it began or is in ``sweep.json``, else by name.
+    """Find each job's folder by identity, if it began or is in ``sweep.json``; else name a new one.
 
-    If a different job has the folder of that name, the hash of the settings is appended.
+    If a different job has the new name already, the hash of the settings is appended.
 
     Args:
         folder: the sweep's.
@@ -161,7 +161,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
 
 
 def _own_folder(path: Path, key: Identity, taken: Mapping[Path, Identity]) -> tuple[Path, str]:
-    """Return a folder for a job whose name is taken, and a line that says so."""
+    """Return a new folder for a job whose folder another job has, and a line that says so."""
     run = RunFolder(path)
     if taken[path].settings == key.settings:
         version = f"klrl {run.manifest.get('klrl')}" if run.exists else "another klrl"

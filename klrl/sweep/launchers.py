@@ -1,8 +1,8 @@
-"""Runs a sweep's jobs by the chosen launcher. To add one, write a function and a registry line.
+"""Runs a sweep's jobs by the chosen launcher; a new launcher is a function and a registry line.
 
 A launcher takes jobs and yields each job's outcome when it ends, and notices meanwhile. The
 generator is closed early if a second signal stops the sweep. Launchers that run jobs in other
-processes are backends of ``supervisor.py``; ``queue.py`` has that of ``launcher=submitit``, and
+processes are backends of ``supervisor.py``: ``queue.py`` has the backend of ``launcher=submitit``,
 ``cluster.py`` that of ``launcher=ray``.
 """
 
@@ -44,9 +44,9 @@ class _Pool(Backend):
 
     def __init__(self, n_jobs: int, locks: Path, slots: Sequence[int]) -> None:
         self._n_jobs, self._locks, self._slots = n_jobs, locks, slots
-        self._waiting: dict[str, Job] = {}  # without an outcome
+        self._waiting: dict[str, Job] = {}  # jobs without an outcome, by name
         self._suspects: set[str] = set()
-        self._outcomes: Generator[Outcome] | None = None  # of the jobs that run together
+        self._outcomes: Generator[Outcome] | None = None  # of the pool that runs now
         self._together: set[str] = set()
         self._began = 0.0
 
@@ -81,7 +81,7 @@ class _Pool(Backend):
         from joblib import Parallel, delayed
 
         suspect = next((job for name, job in self._waiting.items() if name in self._suspects), None)
-        # joblib runs n_jobs=1 in this process, which a suspect must not bring down.
+        # With n_jobs=1 joblib would run the job in this process, which a suspect may kill.
         n_jobs = self._n_jobs if suspect is None else 2
         pool = Parallel(n_jobs=n_jobs, backend="loky", return_as="generator_unordered")
         self._began = time.time()

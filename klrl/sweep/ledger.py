@@ -98,7 +98,7 @@ class Ledger:
         return job.name, status, frames, took, score, kl, error or ""
 
     def print_table(self, head: str = "") -> None:
-        """Print the table and how many jobs have which status: ``2 jobs: 1 failed, 1 finished``."""
+        """Print the table and the number of jobs per status: ``2 jobs: 1 failed, 1 finished``."""
         print(self.table())
         states = sorted(self.status(name) for name in self.jobs)
         parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]

@@ -101,7 +101,7 @@ class _Slurm(Backend):
         self._submissions = submissions(folder)
         self._waiting: dict[str, Job] = {}  # id -> job
         self._states: dict[str, str] = {}
-        self._gone: set[str] = set()  # ids that squeue did not list the last time
+        self._gone: set[str] = set()  # ids that the last call of squeue did not list
         self._left: dict[str, str] = {}  # name -> id, of jobs that SLURM ended
         self._asked = time.monotonic()
         self._stopping = self._interrupted = False
@@ -168,7 +168,7 @@ class _Slurm(Backend):
                 slurm.cancel(running, "--signal=INT")  # stops with a checkpoint, as by Ctrl-C
             self._interrupted = True
         for queue, job in list(self._waiting.items()):
-            if queue not in states and queue in self._gone:  # once absent, its file may be late
+            if queue not in states and queue in self._gone:  # absent twice: a file may be late
                 del self._waiting[queue]
                 yield self._without_outcome(queue, job)
             elif states.get(queue) == "PENDING" and self._states.get(queue) == "RUNNING":
@@ -177,7 +177,7 @@ class _Slurm(Backend):
         self._states = states
 
     def _without_outcome(self, queue: str, job: Job) -> Outcome | Lost:
-        """Decide the outcome of a job that left the queue without a known outcome."""
+        """Decide the outcome of a job that left the queue without reporting one."""
         files = self._submissions.glob(f"*/{queue}_*")
         folder = next((path.parent for path in files), self._submissions)
         if (outcome := _read_outcome(folder, queue, job)) is not None:
@@ -195,7 +195,7 @@ class _Slurm(Backend):
         return outcome if outcome.status == "finished" else Outcome(job.name, "failed", error)
 
     def stop(self) -> Sequence[Event]:
-        self._stopping, self._asked = True, -math.inf  # ask squeue now which jobs run
+        self._stopping, self._asked = True, -math.inf  # so that the next poll asks squeue
         return ()
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ def _outcome_file(queue: str) -> str:
 
 
 def _read_outcome(folder: Path, queue: str, job: Job) -> Outcome | None:
-    """Read the outcome that a job wrote when it ended; None if there is none."""
+    """Read the outcome that a job wrote when it ended; None if it wrote none."""
     try:
         told = json.loads((folder / _outcome_file(queue)).read_bytes())
         error, seconds = told["error"], told["seconds"]
@@ -258,12 +258,12 @@ def settle(
 
     Args:
         folder: the sweep's.
-        jobs: of this command.
+        jobs: the jobs of this command.
         before: the earlier contents of ``sweep.json``.
         config: the launcher; if it does not use SLURM, no job is adopted.
 
     Returns:
-        The jobs, with the ids of those in the queue; and lines for the user.
+        The jobs, with ``queued`` set for those in the queue; and lines for the user.
     """
     if not submissions(folder).is_dir():
         return jobs, []
@@ -310,7 +310,7 @@ def _settled(
 
 
 def run_queued(job: Job) -> None:
-    """Run or resume a job, in the process that the queue started by submitit.
+    """Run or resume a job, in the process that the queue started through submitit.
 
     Writes the job's outcome, unless the queue will restart it.
     """

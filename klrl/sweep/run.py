@@ -60,7 +60,7 @@ def run_sweep(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: an override or a job is refused; nothing was written.
-        Interrupted: by a signal; the running jobs wrote their checkpoints.
+        Interrupted: a signal arrived, and the running jobs wrote their checkpoints.
     """
     sweep = split_overrides(args.overrides)
     launcher, search = sweep_settings(sweep.own, args)
@@ -95,7 +95,7 @@ def run_jobs(
 
     Raises:
         ConfigError: the launcher's queue refuses the jobs, or does not answer.
-        Interrupted: by a signal.
+        Interrupted: a signal arrived.
         WorkerError: the launcher's cluster cannot be joined, or has no machine left.
     """
     todo = _opened(folder, jobs, launcher, ledger)
@@ -227,8 +227,8 @@ def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iter
 
     Args:
         folder: the sweep's.
-        jobs: may be running.
-        by_queue: the jobs are in a queue, which passes the signal on.
+        jobs: the jobs that may be running.
+        by_queue: whether the jobs are in a queue, which passes the signal on.
 
     Yields:
         The signals received so far.
@@ -241,7 +241,7 @@ def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iter
         received.append(signum)
         if len(received) > 1:  # the first signal printed a notice and stopped the jobs
             return
-        with suppress(OSError):  # as on a full disk; stop the jobs all the same
+        with suppress(OSError):  # as on a full disk; still stop the jobs
             to_append(folder / STOP_FILE).close()
         pids = [] if by_queue else [pid for job in jobs if (pid := _pid(job)) is not None]
         which = "the queue's" if by_queue else len(pids)
@@ -288,7 +288,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
         seen.add(machine)
     for group in GROUPS:
         of = {getattr(each.config, group).name: each.config for each in checked}
-        for config in of.values() if len(of) > 1 else ():  # the first job checks a single choice
+        for config in of.values() if len(of) > 1 else ():  # if all agree, the first job checks it
             factory(group, getattr(config, group), config.domain)
     return checked
 

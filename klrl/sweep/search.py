@@ -52,7 +52,7 @@ class Space:
         return [[*self.fixed, *words(values), seed] for seed in self.seeds]
 
     def ends(self) -> list[list[str]]:
-        """The jobs to check first: each end of each dimension, the others at their first values."""
+        """The jobs to check first: each end of each dimension, with the others' first values."""
         ends = {
             key: getattr(of, "choices", ()) or (of.low, of.high)
             for key, of in self.dimensions.items()
@@ -182,7 +182,7 @@ class Search:
             if trial.params.keys() == self._space.dimensions.keys():
                 real += 1
                 begun += [trial] * (trial.state == TrialState.RUNNING)
-            elif trial.state == TrialState.RUNNING:  # ended before the trial got its values
+            elif trial.state == TrialState.RUNNING:  # klrl ended before the trial got its values
                 self._study.tell(trial.number, state=TrialState.FAIL)
         count = min(self._config.at_once, self._config.trials - real)
         return begun or [self._study.ask(self._space.dimensions) for _ in range(count)]

@@ -39,7 +39,7 @@ def in_queue(submissions: Path) -> dict[str, str] | None:
 
 
 def about(job: str) -> dict[str, str]:
-    """Return SLURM's fields of a job in the queue, or recently in it; empty if it is unknown."""
+    """Return SLURM's fields for a job that is, or recently was, in the queue; empty if unknown."""
     told = _ask("scontrol", "--oneliner", "show", "job", job) or ""
     return dict(re.findall(r"(?:^|\s)([A-Za-z:]+)=(\S*)", told))
 
@@ -68,10 +68,10 @@ def cancel(jobs: Iterable[str], *flags: str) -> None:
 
 
 def why_stopped(job: str, restarts: str) -> str:
-    """Say why SLURM told a job to stop; ``restarts`` is its SLURM_RESTART_COUNT.
+    """Return why SLURM signalled a job to stop; ``restarts`` is the job's SLURM_RESTART_COUNT.
 
     ``warned``: the job still runs, or its time is over, or it is preempted; it may requeue itself.
-    ``requeued``: SLURM has already requeued the job. ``cancelled``: by a person.
+    ``requeued``: SLURM has already requeued the job. ``cancelled``: a person cancelled it.
     """
     told = about(job)
     if told.get("JobState") in ("RUNNING", "SUSPENDED", None):

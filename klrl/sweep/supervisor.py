@@ -26,13 +26,13 @@ IDLE_STARTS = 3
 
 @dataclass(frozen=True)
 class Lost:
-    """A job that ended through no fault of its own, and may be restarted."""
+    """A job that something else ended, such as a machine's failure, and that may be restarted."""
 
     job: Job
     why: str = "lost with their processes or machines"
     #: Frames (samples) at each of its starts, if the supervisor did not make all of the starts.
     starts: Sequence[int] | None = None
-    #: Whether the time limit stopped it: without a new checkpoint, the next start would end so too.
+    #: Whether the time limit ended it: without a new checkpoint, it would end the next start, too.
     at_limit: bool = False
     #: Its status if it is not restarted.
     status: str = "failed"
@@ -47,8 +47,8 @@ class Backend(Protocol):
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Iterable[Event]:
         """Start or restart jobs.
 
-        ``suspects`` are at their last start unless they reach a checkpoint. If a dying job of this
-        backend ends its neighbours, each suspect must run alone.
+        A job in ``suspects`` fails if this start also ends without a new checkpoint. If a dying job
+        of this backend takes others with it, each suspect must run alone.
         """
 
     def poll(self) -> Iterable[Event | Lost]:
@@ -87,7 +87,7 @@ class _Supervisor:
         self._starts: dict[str, list[int]] = defaultdict(list)  # frames at each start
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
-        # queued=None: an adopted job that is held later is submitted anew.
+        # queued=None: if an adopted job is held later, it must be submitted again.
         self._open = {job.name: dataclasses.replace(job, queued=None) for job in jobs}
         asked = False
         try:
@@ -142,7 +142,7 @@ class _Supervisor:
         return Outcome(lost.job.name, lost.status, f"{error}; see {lost.job.log.name}")
 
     def _is_owned(self, outcome: Outcome) -> bool:
-        """Whether a restarted job found that its lost process may still be running."""
+        """Whether a restarted job could not start since its lost process may still be running."""
         again = len(self._starts[outcome.name]) > 1
         return outcome.status == "running elsewhere" and again and not self._stopping
 
@@ -193,7 +193,7 @@ def in_vain(job: Job, starts: Sequence[int]) -> int:
 
 
 def stuck(job: Job, starts: Sequence[int], at_limit: bool = False) -> str | None:
-    """Say why a stopped job is not restarted; None if it is, since its checkpoints advance."""
+    """Say why a stopped job is not restarted; None if it is, as its checkpoints advance."""
     count = in_vain(job, starts)
     if at_limit and count:
         return (

@@ -59,7 +59,7 @@ def run_logged(job: Job) -> Outcome:
 
 @cache
 def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
-    """Take a free slot, a file locked while this process lives, and compute on its CUDA device."""
+    """Lock a free slot, a file, for the life of this process, and compute on its CUDA device."""
     import torch
 
     for number, device in enumerate(slots):
@@ -94,7 +94,7 @@ def run_for(sweep: int, job: Job, locks: Path, slots: Sequence[int]) -> Outcome:
     finally:
         ended.set()
         if alone():
-            os._exit(1)  # nobody takes the outcome; do not begin the next job
+            os._exit(1)  # no process is left to receive the outcome; begin no other job
 
 
 def _outcome(job: Job) -> Outcome:
@@ -121,7 +121,7 @@ def _outcome(job: Job) -> Outcome:
 
 
 def _run(job: Job) -> int | None:
-    """Run or resume a job; return a signal that came when nothing was left to stop, else None."""
+    """Run or resume a job; return a signal that came too late to stop the run, else None."""
     import_for_good("klrl.train.loop", domain_of(job.config).module)
     from klrl.train.loop import start
 
@@ -135,7 +135,7 @@ def _run(job: Job) -> int | None:
                 f"{job.folder}: holds another job by now; start the sweep again, and this one gets "
                 "its own"
             )
-        if files.exists and files.status == "finished":  # while this copy waited in a queue
+        if files.exists and files.status == "finished":  # finished while this copy was queued
             return None
         resume = files.exists and any(job.folder.glob("checkpoints/*/*/manifest.json"))
         if files.exists and not resume:
@@ -151,7 +151,7 @@ def _printing_to(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = [os.dup(fd) for fd in (1, 2)]
     with to_append(path) as file:
-        os.utime(file.fileno())  # its time says that the job began, even if it is empty
+        os.utime(file.fileno())  # the log's time shows that the job began, even if it is empty
         _flush()
         for fd in (1, 2):
             os.dup2(file.fileno(), fd)

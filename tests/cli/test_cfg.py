@@ -98,7 +98,7 @@ def test_the_comment_is_that_of_the_chosen_schema(capsys) -> None:
     text = printed(capsys, "env=half_cheetah", "--cfg", "job")
     assert line_of(text, "id").startswith("id: HalfCheetah-v5  # a Gymnasium id, or")
     assert line_of(text, "init_std").startswith("init_std: 0.5  # standard deviation at the start")
-    assert line_of(text, "steps").startswith("steps: 10000  # that it may take at most")
+    assert line_of(text, "steps").startswith("steps: 10000  # most steps of one evaluation")
     assert line_of(text, "epochs") == "epochs: 10  # passes over the rollout"
 
 

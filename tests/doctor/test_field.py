@@ -44,7 +44,7 @@ RIGHT = [
     (
         "forward_everywhere",
         "divergence forward scope sequence placement split",
-        "KL(ref||pi) of each step on pi's way, later states counted",
+        "KL(ref||pi) of each step, with its effect on later states",
     ),
     ("js_of_steps", "divergence js", "the Jensen-Shannon divergence of pi and ref of each step"),
     ("tv_of_steps", "divergence tv", "the total variation of pi and ref of each step alone"),

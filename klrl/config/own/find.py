@@ -1,7 +1,7 @@
 """Finds a custom part by its ``target``, and calls it.
 
 The target is called with keywords: its ``args``, and the arguments that klrl gives to the parts of
-its group (:data:`GIVEN`), as far as the target takes them. Its exceptions become one line.
+its group (:data:`GIVEN`) if the target takes them. Its exceptions become errors of one line.
 """
 
 from __future__ import annotations

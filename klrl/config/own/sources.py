@@ -28,7 +28,7 @@ def check_sources(config: JobConfig) -> None:
 
 
 def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES)) -> list[str]:
-    """One line for each part whose source differs from the one in the job's settings."""
+    """One line for each part whose source differs from that in the job's settings."""
     pairs: dict[str, tuple[str, str]] = {}
     for setting, part in own_parts(config):
         if setting.partition(".")[0] not in groups:
@@ -52,7 +52,7 @@ def named_sources(env: Env) -> dict[str, str]:
     """The sources of the modules behind ``env.id`` and ``env.reward``, as settings store them."""
     found = {}
     for setting, value, _ in env_code(env):
-        if find(top_level(value), [str(Path.cwd())]):  # else its import reports the error
+        if find(top_level(value), [str(Path.cwd())]):  # otherwise the import reports the error
             source = current_source(f"{setting}={value}", value)
             found[value] = _shown(source.digest, source.version)
     return found
@@ -63,7 +63,7 @@ def _shown(digest: str | None, version: str | None) -> str:
 
 
 def manifest_entries(config: JobConfig) -> dict[str, dict[str, str | None]]:
-    """The manifest's entry on custom parts: setting -> target, source, version."""
+    """The manifest's entry for custom code: setting -> target, source, version."""
     names = ("target", "source", "version")
     own = {
         setting: {name: getattr(part, name) for name in names}

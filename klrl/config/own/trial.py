@@ -75,7 +75,7 @@ def changes_state(part: OwnPart, function: object, use: Callable[[], object]) ->
 
 def _state_of(part: object, given: Iterable[object]) -> object:
     """The state of an object, to compare; unequal to all others if the object cannot be pickled."""
-    part = getattr(part, "__self__", part)  # a method's object
+    part = getattr(part, "__self__", part)  # the object of a bound method
     if isinstance(part, types.FunctionType):
         part = [cell.cell_contents for cell in part.__closure__ or ()], vars(part)
     return _pickled(part, given) or object()

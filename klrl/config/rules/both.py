@@ -81,7 +81,7 @@ def check_beta(c: JobConfig) -> None:
         return
     if loss.beta_rule == "custom" and loss.own_beta_rule is None:
         raise ConfigError(
-            "loss.beta_rule=custom: which one? add loss.own_beta_rule.target=package.module:Name"
+            "loss.beta_rule=custom: no class; add loss.own_beta_rule.target=package.module:Name"
         )
     if loss.beta_min > loss.beta_max:
         raise ConfigError(
@@ -100,7 +100,7 @@ def check_kl(c: JobConfig) -> None:
         for name in ("estimator", "divergence"):
             if getattr(c.kl, name) == OWN and getattr(c.kl, f"own_{name}") is None:
                 raise ConfigError(
-                    f"kl.{name}=custom: which one? add kl.own_{name}.target=package.module:name"
+                    f"kl.{name}=custom: no function; add kl.own_{name}.target=package.module:name"
                 )
         check_divergence(c.kl.divergence, c.kl.placement, c.kl.estimator)
         check_placement(c.kl.placement, c.kl.estimator, c.kl.allow_biased)

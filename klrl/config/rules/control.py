@@ -26,7 +26,7 @@ def check_minibatches_of_frames(c: Config) -> None:
 
 
 def check_window(c: Config) -> None:
-    """No copy opens a window: the windows of an evaluation, once closed, would end the run."""
+    """No copy opens a window: closing an evaluation's window would end the run."""
     if c.env.kwargs.get("render_mode") == "human":
         raise ConfigError(
             "env.kwargs.render_mode=human: training opens no windows; drop it, "
@@ -43,7 +43,7 @@ def check_hidden(c: Config) -> None:
 
 
 def check_trpo(c: Config) -> None:
-    """With loss=trpo only the natural step moves the policy; Adam's steps are the critic's."""
+    """With loss=trpo only the natural step changes the policy; Adam trains the critic."""
     if c.loss.name != "trpo":
         return
     if c.actor.share_trunk:

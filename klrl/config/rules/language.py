@@ -148,7 +148,7 @@ def check_adapter_off(c: LanguageConfig) -> None:
 
 
 def check_lora(c: LanguageConfig) -> None:
-    """Adapters have no dropout, which would change the policy, and their modules are named."""
+    """Adapters have no dropout, which would change the policy, and valid ``target_modules``."""
     lora = c.actor.lora
     if lora.dropout:
         raise ConfigError(
@@ -164,7 +164,7 @@ def check_lora(c: LanguageConfig) -> None:
 
 
 def check_language_step(c: LanguageConfig) -> None:
-    """With ``kl.apply=step``, log-probs are of sampled tokens alone, and not in bfloat16."""
+    """``kl.apply=step`` works only with log-probs of sampled tokens, and not in bfloat16."""
     if not isinstance(c.kl, LegacyKLConfig) or c.kl.apply != "step":
         return
     if isinstance(c.kl, RetrieveKLConfig) and c.kl.estimator == "exact":

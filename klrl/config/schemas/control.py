@@ -72,7 +72,7 @@ class ActorConfig(ChoiceConfig):
     init: Optional[str] = None  # a run folder to start from: its weights, critic and normaliser
     init_which: str = added(choice("last", "best"), "last")  # which of its checkpoints
 
-    #: The setting that chooses the distribution; its value ``fitting``: by the action space.
+    #: The setting that chooses the distribution, and its value that means: by the action space.
     distribution_setting: ClassVar[str] = "actor"
     fitting: ClassVar[str] = "mlp"
 
@@ -120,7 +120,7 @@ class CNNActorConfig(GaussianActorConfig):
     #: nature (Mnih et al. 2015, from 36 x 36 on) or impala (Espeholt et al. 2018, small; any size)
     arch: str = choice("nature", "impala")
     scale: float = number(255.0, gt=0)  # pixels are divided by this, their largest value
-    #: widths of the layers after the CNN; with several keys each encoder's output has the first
+    #: widths of the layers after the CNN; with several keys the first is each encoder's output, too
     hidden: list[int] = setting([512])
     activation: str = choice(*ACTIVATIONS, value="relu")  # of the hidden layers
     share_trunk: bool = setting(

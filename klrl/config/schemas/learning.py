@@ -20,7 +20,7 @@ class AdvantageConfig(ChoiceConfig):
     gamma: float = number(0.99, ge=0, le=1)  # discount per frame
     #: weight of longer returns: 0 = one step, 1 = the whole episode
     lmbda: float = number(0.95, ge=0, le=1)
-    #: of the reward next to the penalty, for the learner only; 0: learn from the penalty alone
+    #: factor on the reward, not the penalty, for the learner only; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
 
 
@@ -35,7 +35,7 @@ class GroupConfig(ChoiceConfig):
 
     #: (s - mean) / std; ..._shaped: KL / std too; mean: s - mean; leave_one_out: s - others' mean
     baseline: str = choice(*BASELINES, declared_in="klrl/config/objectives.py")
-    #: of the baselined score next to the penalty; 0: learn from the penalty alone
+    #: factor on the baselined score, not on the penalty; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
 
 
@@ -48,7 +48,7 @@ class LossConfig(ChoiceConfig):
     samples_mc_entropy: int = number(1, ge=1)  # for an entropy without closed form (tanh_normal)
     critic_coeff: float = number(0.5, ge=0)  # weight of the critic's loss (documented default 1.0)
     loss_critic_type: str = choice("l1", "l2", "smooth_l1", value="l2")  # documented: smooth_l1
-    #: a number limits how far a value may move from that during the rollout
+    #: a number: bound on the change of a state's value from its value in the rollout
     clip_value: Optional[float] = number(None, gt=0)
     normalize_advantage: bool = setting(True)  # in each minibatch (documented default false)
     separate_losses: bool = setting(False)  # true: the critic's loss does not reach a shared trunk
@@ -98,7 +98,7 @@ class ClipConfig(LossConfig):
 
     clip_epsilon: float = number(0.2, gt=0)  # the ratio is clipped to 1 +- clip_epsilon
     clip_epsilon_high: Optional[float] = added(number(gt=0), None)  # above: 1 + this (DAPO: 0.28)
-    #: a number ends the epochs once KL(old||new) of the batch, nats per unit, exceeds 1.5 times it
+    #: a number: stop the epochs once the batch's KL(old||new), nats per unit, exceeds 1.5 times it
     target_kl: Optional[float] = number(None, gt=0)
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
@@ -150,9 +150,9 @@ class OptimConfig(ChoiceConfig):
 
     lr: float = number(3e-4, gt=0)  # learning rate at the start
     lr_floor: float = number(0.0, ge=0)  # at the end; it falls linearly over the frames
-    #: linear: from lr to lr_floor; kl_adaptive (rsl_rl): after a minibatch whose KL(old||new) is
-    #: above 2 kl_target lr / 1.5, below kl_target / 2 lr * 1.5, within lr_min .. lr_max; .30 to .63
-    #: of the iterations end within a factor 1.5 of kl_target (docs/kl.md): for more, klpen_held
+    #: linear: from lr to lr_floor; kl_adaptive (rsl_rl): after a minibatch, lr / 1.5 if its
+    #: KL(old||new) > 2 kl_target, lr * 1.5 if < kl_target / 2, within lr_min .. lr_max; in .30
+    #: to .63 of the iterations it is within a factor 1.5 of kl_target, loss=klpen_held in .97 or more
     rate: str = added(choice("linear", "kl_adaptive"), "linear")
     kl_target: float = added(number(gt=0), 0.01)  # nats per step, or token
     lr_min: float = added(number(gt=0), 1e-5)  # lower bound of a kl_adaptive rate

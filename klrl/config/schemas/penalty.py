@@ -66,7 +66,7 @@ class LegacyKLConfig(KLConfig):
     """One transform: the sampled log-ratio (k1) charged to the reward, nothing else."""
 
     coef: float = number(0.1, ge=0)  # reward per nat of KL(policy||reference); 0 still measures
-    #: once on the batch, or in the environment, at every step (language: TorchRL's ChatEnv, slow)
+    #: rollout: once, on the batch; step: in the environment (language: TorchRL's ChatEnv, slow)
     apply: str = choice("rollout", "step")
 
 
@@ -78,8 +78,8 @@ class RetrieveKLConfig(LegacyKLConfig):
     estimator: str = choice(*ESTIMATORS, OWN, declared_in="klrl/config/placement.py")
     #: reward; loss (own step only); split (exact: own step in the loss, later ones in the reward)
     placement: str = choice(*PLACEMENTS)
-    allow_biased: bool = setting(False)  # true: run one whose gradient is not that of the KL
-    #: reverse: KL(policy||reference); forward, js or custom: own_divergence; exact, loss or split
+    allow_biased: bool = setting(False)  # true: accept a gradient that is not that of the KL
+    #: reverse: KL(policy||reference); forward, js, custom (own_divergence): exact, in loss or split
     divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
     #: draws per state for js and custom of Gaussians (js: from each of the two policies)
     samples_mc_js: int = added(number(ge=2), 16)
@@ -118,7 +118,7 @@ class TargetControllerConfig(ControllerConfig):
 class AdaptiveControllerConfig(TargetControllerConfig):
     """kl.coef is multiplied so that KL(policy||reference) meets a target (Ziegler et al. 2019)."""
 
-    #: frames for a change by a fifth; null: ten rollouts
+    #: frames in which kl.coef may change by a fifth; null: ten rollouts
     horizon: Optional[float] = number(None, gt=0)
 
 
@@ -126,15 +126,15 @@ class AdaptiveControllerConfig(TargetControllerConfig):
 class DualControllerConfig(TargetControllerConfig):
     """Log kl.coef ascends on the constraint KL(policy||reference) <= target."""
 
-    lr: float = number(0.1, gt=0)  # step of log coef per iteration, times KL / target - 1
+    lr: float = number(0.1, gt=0)  # ln coef += lr * (KL / target - 1), per iteration
 
 
 @registered("controller", "held", both="kl.controllers:HeldKLController")
 class HeldControllerConfig(TargetControllerConfig):
     """kl.coef follows KL(policy||reference) / target - 1 by two gains, which fall if it swings."""
 
-    integral: float = number(0.2, ge=0)  # of ln coef per iteration, times KL / target - 1
-    proportional: float = number(2.0, ge=0)  # of ln coef, times the change of KL / target - 1
+    integral: float = number(0.2, ge=0)  # ln coef += integral * (KL / target - 1), per iteration
+    proportional: float = number(2.0, ge=0)  # the same gain on the change of KL / target - 1
     limit: float = number(1.0, gt=0)  # KL / target - 1 is clipped to -limit .. limit
 
 

@@ -56,13 +56,13 @@ class CustomLoggerConfig(OwnPart, LoggerConfig):
 class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
-    #: a number: iterations between evaluations instead, at any cost; 0 = none
+    #: iterations between evaluations, at any cost; 0 = none; null: see evaluations
     every: Optional[int] = number(ge=0)
     episodes: int = number(ge=1)  # of an evaluation during the run; language: responses
     #: most evaluations in a run: the first before the first update, the last after the last one;
     #: 0 = none
     evaluations: int = added(number(ge=0), 10)
-    steps: int = added(number(ge=1), 10_000)  # that it may take at most
+    steps: int = added(number(ge=1), 10_000)  # most steps of one evaluation during the run
     #: environment steps of these evaluations / those of training; 1 takes less than 10 % of the
     #: training's time
     share: float = added(number(gt=0), 1.0)

@@ -22,8 +22,7 @@ class Ungrouped:
     #: seeds parameters, actions, minibatches, environments, and the global generators of Python
     #: and numpy
     seed: int = number(ge=0)
-    #: auto (cuda where there is one), cpu, cuda, or one of several: cuda:1; CUDA was not run on
-    #: hardware yet
+    #: auto (cuda where there is one), cpu, cuda, or one of several: cuda:1
     device: str = MISSING
     threads: int = number(ge=1, le=4096)  # CPU threads of torch; small networks are fastest with 1
     #: of experiment=clone a folder of demonstrations, of experiment=sft rows with answers
