@@ -20,7 +20,7 @@ from klrl.kl.divergences import over_actions
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """r: unbiased, may be negative. Charged in the reward, it gives the KL's policy gradient."""
+    """r: unbiased, may be negative. Charged to the reward, it yields the KL's gradient."""
     return log_ratio
 
 
@@ -141,7 +141,7 @@ _DISCRETE = (torch.distributions.Categorical, torch.distributions.OneHotCategori
 
 
 def _composite(dist: CompositeDistribution, ref_dist: CompositeDistribution) -> Tensor:
-    """Heads are independent given the state, so their KLs add."""
+    """Sum the KLs of the heads, which are independent given the state."""
     if set(dist.dists) != set(ref_dist.dists):
         raise ValueError(
             f"heads {sorted(map(str, dist.dists))} and {sorted(map(str, ref_dist.dists))}: "
@@ -153,7 +153,7 @@ def _composite(dist: CompositeDistribution, ref_dist: CompositeDistribution) -> 
 
 
 def sum_beyond(value: Tensor, batch_dims: int) -> Tensor:
-    """Sum every dimension after the batch's."""
+    """Sum over all dimensions after the first ``batch_dims``."""
     return value.flatten(batch_dims).sum(-1) if value.ndim > batch_dims else value
 
 

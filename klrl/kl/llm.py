@@ -1,4 +1,4 @@
-"""Alias of :mod:`klrl.envs.llm.transforms.kl`, a name in the documentation."""
+"""A shorter name of :mod:`klrl.envs.llm.transforms.kl`."""
 
 import sys
 from importlib import import_module

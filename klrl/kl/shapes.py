@@ -30,7 +30,7 @@ def reward_shape(reward: torch.Size, batch_dims: int) -> torch.Size:
 
 
 def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
-    """A log-prob or KL in the reward's batch shape [*B] or [*B, N]; further dims are summed."""
+    """Sum a log-prob or KL to the reward's batch shape [*B] or [*B, N]; refuse other shapes."""
     shape = reward_shape(reward.shape, batch_dims)
     if value.shape[: len(shape)] != shape:
         raise ValueError(
@@ -41,7 +41,7 @@ def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) ->
 
 
 def add_heads(heads: Sequence[Tensor]) -> Tensor:
-    """The sum of the log-probs or KLs of an action's heads, [*B, ...].
+    """Sum the log-probs or KLs of an action's heads to [*B, ...].
 
     Each head is first summed to the leading dimensions that all of them share, so that heads per
     agent add up per agent.
