@@ -59,10 +59,10 @@ def film_run(
     seed: int = 0,
     device: str = "cpu",
 ) -> Filmed:
-    """Film the first episode of :func:`klrl.train.evaluate_run.evaluate_run`; same arguments.
+    """Film the first episode of :func:`klrl.train.evaluate_run.evaluate_run`, with its arguments.
 
-    The film is written to ``videos/`` of the run folder, and logged by the run's loggers unless
-    the run is still training, since its own process has them open.
+    The film is written to ``videos/`` of the run folder. It also goes to the run's loggers, unless
+    the run is still training, whose process has them open.
     """
     check_film(run)
     folder = find_run(str(run), "RUN")

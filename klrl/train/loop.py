@@ -1,4 +1,4 @@
-"""The algorithm: :meth:`Training.train`. Each domain implements its steps as :class:`Parts`:
+"""The algorithm is :meth:`Training.train`; each domain implements its steps in :class:`Parts`:
 :mod:`klrl.control.parts`, :mod:`klrl.language.run.parts`.
 """
 
@@ -94,7 +94,7 @@ class Parts(ABC):
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Add the rollout to the observation statistics, after the update that used it."""
-        return  # a domain without statistics has nothing to update
+        return  # by default there are no statistics
 
     @property
     def reward_norm(self) -> float:
@@ -106,7 +106,7 @@ class Parts(ABC):
 
     @property
     def resume(self) -> dict[str, str]:
-        """Manifest entries: would a resume be exact (to the bit on a CPU) or anew, and why."""
+        """Manifest entries: ``resume`` is exact (on a CPU to the bit), or anew (new episodes)."""
         return {"resume": "exact"}
 
     @property
@@ -128,7 +128,7 @@ class Parts(ABC):
 class Training:
     """One run: the loop, its counters, and the parts that a domain built for it.
 
-    ``before`` is the run's manifest on resume: it records how the update was compiled, and the
+    ``before``: on resume, the run's manifest, which records how the update was compiled, and the
     networks of a reference from a different run. Weights then come from the run's checkpoint, not
     from ``actor.init``.
     """
@@ -156,7 +156,7 @@ class Training:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Rollout, KL, advantage, update, record; until the frames are done.
+        """Repeat rollout, KL, advantage, update and record until all frames are done.
 
         Raises:
             NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
@@ -252,7 +252,7 @@ class Training:
         self.recorder.record(row)
 
     def save(self, checkpoints: Checkpoints, improved: bool, stopping: bool) -> None:
-        """Write ``best`` if the policy improved, ``last`` if one is due or the run ends."""
+        """Write ``best`` if the policy improved, ``last`` if it is due or the run ends."""
         counters = self.counters
         due = counters.iteration % self.config.checkpoint.every == 0
         if improved:
@@ -342,7 +342,7 @@ class Training:
         return rollout
 
     def _opening_lines(self, begun_with: int | None) -> list[str]:
-        """The run's first lines; ``begun_with``: the numerics of a resumed run, else None."""
+        """The run's first lines; ``begun_with``: on resume, the version of its numerics."""
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
@@ -360,7 +360,7 @@ class Training:
             getattr(callback, hook)(self, *args)
 
 
-#: One run at a time: torch's random generator and its threads belong to the whole process.
+#: Allows one run at a time, since torch's random generator and threads are the process's.
 _running = threading.Lock()
 
 
@@ -378,7 +378,7 @@ def start(
         A signal that came when the run was already finished, so that a sweep can stop; else None.
 
     Raises:
-        ConfigError: the settings cannot be run, the folder holds a run already or belongs to a
+        ConfigError: the settings cannot be run, the folder already has a run or belongs to a
             different process, or this process is training another run; nothing was recorded.
         OwnerError: a different process took over the folder.
         RewardError: a reward function failed; the last good checkpoint is kept.

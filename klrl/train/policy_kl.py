@@ -1,8 +1,8 @@
 """Measure divergences of two policies, state by state, for ``klrl kl`` and ``Run.kl``.
 
-A third policy, or one of the two, samples actions (tokens) and so visits the states; the name of
-each result says whose states they are. A divergence is exact in each state, except js and tv of
-Gaussians of several dimensions, which are means over draws.
+One of the two policies, or a third, samples actions (tokens), and divergences are measured in the
+states that it visits; each result's name ends with that policy. A divergence is exact in each
+state, except js and tv of Gaussians of several dimensions, which are means over draws.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Visited(NamedTuple):
 
 @dataclass(frozen=True)
 class Distance:
-    """One divergence of two policies; nats, tv without a unit.
+    """One divergence of two policies, in nats (tv: unitless).
 
     Attributes:
         mean: over all states.
@@ -88,7 +88,7 @@ class PolicyKL:
         distances: by name; the name ends with the policy that acts: ``KL(run||other) on run``.
         episodes, states: how many were visited.
         cut: episodes that did not end; their states count.
-        notes: further remarks for the user, a line each.
+        notes: remarks for the user, a line each.
     """
 
     distances: dict[str, Distance]

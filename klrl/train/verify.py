@@ -1,4 +1,4 @@
-"""Verify the record of a run of any domain; report problems, and what was not checked."""
+"""Verify the record of a run of any domain; report false entries, and those not checked."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from klrl.runs.rows import read_rows
 from klrl.train.evaluate import CLOSING
 from klrl.train.schedule import schedule
 
-#: Allowed relative difference of a repeated evaluation, on the run's machine and versions. On
-#: others rounding may differ, so the standard error is allowed there.
+#: Allowed relative difference of a repeated evaluation on the run's machine and versions. Rounding
+#: differs on other machines and versions, where a standard error is allowed.
 _SAME = 1e-3
 #: What no check covers.
 _UNSEEN = (
@@ -40,8 +40,8 @@ class Record:
 
     Attributes:
         problems: false entries of the record.
-        looked: what was compared.
-        unseen: what was not checked.
+        looked: entries that were compared.
+        unseen: entries that were not checked.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
 
 
 def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
-    """Compare a file with each checkpoint's digest; no digest covers lines after the last one."""
+    """Compare a file with each checkpoint's digest; lines after the last checkpoint have none."""
     content, seen = read_plain(file) if file.is_file() else b"", 0
     for entry in entries:
         mark = entry.metadata.get("rows", {}).get(file.name, {})
