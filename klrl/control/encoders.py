@@ -22,9 +22,9 @@ MakeCNN = Callable[[int], nn.Module]
 
 
 class Encoders(nn.Module):
-    """Transports [..., D] -> features [..., F] by key.
+    """Packed observations (transports) [..., D] -> features [..., F].
 
-    Each of several entries has ``width`` features; ``cnn`` is a name in :data:`CNNS`.
+    Each of several entries gives ``width`` features; ``cnn`` is a name in :data:`CNNS`.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
         made: object = make_own("env", config, {})
         with config_errors("env", config):  # a TorchRL environment may compute its specs only here
-            if "torchrl.envs" in sys.modules:  # else ``made`` is no TorchRL environment
+            if "torchrl.envs" in sys.modules:  # else ``made`` cannot be a TorchRL environment
                 from klrl.control.torchrl_env import as_gym
 
                 made = as_gym(config.named, made)
@@ -63,7 +63,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, object]) -> gymnasium.Env:
-    """``gymnasium.make`` of an id or ``module:id``, with MuJoCo's warnings in Python's logging."""
+    """``gymnasium.make`` of an id or ``module:id``; MuJoCo's warnings go to Python's logging."""
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)

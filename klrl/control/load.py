@@ -63,7 +63,7 @@ def trained_reference(run: Path, which: str, device: str) -> Agent:
 
 
 def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
-    """Networks for a run's task, of its policy's shape or of the described shape."""
+    """Networks for a run's task, of the described shape; None: of its policy's shape."""
     config = control_config(run)
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(described or describe_policy(config), env)
@@ -85,7 +85,7 @@ def describe_policy(config: Config) -> dict[str, object]:
 def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = None) -> Agent:
     """Networks of the shape that :func:`describe_policy` describes, with fresh weights.
 
-    This checks the code of a described ``run``; the code of stored settings is checked already.
+    If ``run`` is given, the code that it names must be trusted; stored settings were checked.
     """
     actor = typed_choice("actor", described)
     if run is not None:
@@ -121,7 +121,7 @@ def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobC
     """:func:`klrl.runs.other_task.config_on_task` for a control run."""
     keys = _OWN_TASK if isinstance(stored.env, CustomEnvConfig) else _TASK
     checked = allowed(overrides, keys)
-    # A different environment does not accept this one's arguments.
+    # A different environment may not accept the stored arguments.
     reset = ["env.kwargs={}"] if any(o.startswith("env.id=") for o in checked) else []
     config = stored_config(run, [*reset, *checked], changeable=keys)
     assert isinstance(config, Config)

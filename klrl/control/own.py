@@ -33,9 +33,9 @@ _WHAT = "return a network (torch.nn.Module)"
 
 
 class OwnPolicyNet(PolicyNet):
-    """The user's network as the policy: it is the head, and there is no trunk.
+    """The user's network as the policy: the network is the head, and there is no trunk.
 
-    If it outputs the ``whole`` Gaussian, klrl's standard deviation is left out.
+    If it outputs the ``whole`` Gaussian (loc and scale), klrl's standard deviation is left out.
     """
 
     def __init__(

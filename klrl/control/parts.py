@@ -80,7 +80,7 @@ class ControlParts(Parts):
             config.advantage, self.agent.critic, config.env.reward_scale, self._reward_normalizer
         )
         estimator = None if self.kl is None else self.kl.loss_estimator
-        # On resume the mode is kept, since auto might choose a different one for more frames.
+        # On resume the mode is kept, since auto might choose a different mode for more frames.
         mode = (before or {}).get("compile") or config.learner.compile
         steps = ControlSteps(config, self.agent, estimator, mode, self.divergence)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)

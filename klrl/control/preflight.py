@@ -1,4 +1,4 @@
-"""Check a control job before it starts: environment and other runs. Imports no torch."""
+"""Check a control job before it starts: its environment, other runs it reads. Imports no torch."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
             )
     if not resumed:
         for setting, path, run in other_runs(config):
-            from klrl.runs.resume import warn_edited  # only a job with another run loads it
+            from klrl.runs.resume import warn_edited  # few jobs need this import
 
             _check_same_kind(setting, path, config, run)
             warn_edited(setting, path, run)
 
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> Space:
-    """Make the environment and take a step; refuse an environment if that fails.
+    """Make the environment and take a step; refuse what fails, or does not fit the actor.
 
-    Returns its action space.
+    Returns the action space.
     """
     copy = make_checked(env)
     space = copy.action_space
@@ -115,7 +115,7 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
 
 
 class PolicyKind(NamedTuple):
-    """The kind of a policy: equal for any two policies of one task, whatever their networks."""
+    """The inputs and outputs of a policy, but not its networks; to compare two policies."""
 
     distribution: str
     observation: object
@@ -129,7 +129,7 @@ class PolicyKind(NamedTuple):
 
 
 def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
-    """(distribution, length or entries of an observation, shape or number of actions)."""
+    """The kind of policy that ``actor`` gives in this environment, which is made and closed."""
     copy = _make(env)
     chosen = actor.chosen if actor.chosen in ("tanh_normal", "categorical") else "normal"
     family = FAMILIES.get(type(copy.action_space), chosen)
@@ -142,7 +142,7 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
 
 def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = None) -> None:
     """Reset and step, since an argument of the wrong type often fails only at the first step."""
-    # A custom TorchRL environment has this method.
+    # Only custom TorchRL environments have this method.
     specs = getattr(copy.unwrapped, "require_specs", None)
 
     def step() -> tuple[tuple[np.ndarray, object], object]:
@@ -280,7 +280,7 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
 
 
-#: The settings that determine the shapes of a network's weights, and its scale of pixels.
+#: The settings that determine the shapes of a network's weights, and the scaling of pixels.
 _SHAPES = (
     *("hidden", "activation", "share_trunk", "arch", "scale"),
     *("target", "args", "own_critic"),

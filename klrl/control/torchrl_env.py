@@ -1,8 +1,8 @@
 """A custom TorchRL environment (``EnvBase``) as one copy of a Gymnasium environment.
 
 It is stepped, evaluated, saved and checked like any Gymnasium environment: its specs become spaces,
-and data carried between steps (``step_mdp``) are kept here. TorchRL's ``EnvBase.register_gym`` does
-not convert actions, so a one-hot action would be a number, and turns a mask into a Discrete(2).
+and data carried between steps (``step_mdp``) are kept here. TorchRL's ``EnvBase.register_gym`` is
+not used: it passes a number where a one-hot action is due, and turns a mask into a Discrete(2).
 
 Each copy draws from its own stream instead of torch's global generator, since many environments
 seed that generator, and an evaluation would then change the policy's noise.
@@ -43,19 +43,19 @@ Key = str | tuple[str, ...]
 class TorchRLEnv(gymnasium.Env):
     """A copy of a TorchRL environment of batch size [], with one action and one reward."""
 
-    specs_calls = 10  # most resets and steps of :meth:`require_specs`
+    specs_calls = 10  # the largest number of resets and steps in :meth:`require_specs`
 
     def __init__(self, setting: str, base: EnvBase) -> None:
         _require_one(setting, base)
         self.base = base
         self._action_key, self._reward_key = base.action_keys[0], base.reward_keys[0]
         self._action_spec: TensorSpec = base.full_action_spec[self._action_key]
-        spec = self._action_spec  # the policy chooses a one-hot action as a number
+        spec = self._action_spec  # the policy's action is a number, also if the spec is one-hot
         plain = spec.to_categorical_spec() if isinstance(spec, OneHot) else spec
         self.action_space = _space(f"{setting}: its action_spec", plain)
         whole = _space(f"{setting}: its observation_spec", base.observation_spec)
         assert isinstance(whole, spaces.Dict)
-        # A single entry is the observation; several become a Dict.
+        # A single entry becomes the observation itself; several entries become a Dict.
         keys = list(whole.spaces)
         self._alone = keys[0] if len(keys) == 1 else None
         self.observation_space = whole if self._alone is None else whole[self._alone]
@@ -91,7 +91,7 @@ class TorchRLEnv(gymnasium.Env):
 
     def render(self) -> object:
         """The picture of the environment's ``render``."""
-        drawn = self.base.render()  # not a method of EnvBase itself
+        drawn = self.base.render()  # a method of subclasses; EnvBase has none
         return drawn.cpu().numpy() if isinstance(drawn, Tensor) else drawn
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class TorchRLEnv(gymnasium.Env):
         with self._stream.drawing():
             start = self.base.rand_action(self.base.reset())
             _require_entries("reset", start, before)
-            # step() would fail with an unclear error if _step omits an entry.
+            # If _step omits an entry, step() fails with an unclear error.
             after = self.base._step(start.copy())
             for spec in (before, self.base.full_reward_spec):
                 _require_entries("step", after, spec)
