@@ -52,7 +52,7 @@ def make_acting(agent: Agent, device: torch.device) -> Acting:
 
 
 def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
-    """Whether numpy evaluates the policy: a small MLP, or any on the CPU; dispatch dominates."""
+    """Whether numpy evaluates the policy: an MLP that is small or on the CPU (faster)."""
     net = agent.policy_net
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
     return small and runs_in_numpy(net)
@@ -60,7 +60,7 @@ def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
 
 # -------------------------------------------------------------------------------------- numpy
 
-#: Activation -> its function in place. GELU needs erf, which numpy lacks, so it acts in torch.
+#: Activation -> its function in place. GELU needs erf, which numpy lacks: it runs in torch.
 _NUMPY: dict[type[nn.Module], Callable[[Array], object]] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),

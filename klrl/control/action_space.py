@@ -1,4 +1,4 @@
-"""The supported action spaces, and conversion of the policy's actions to them. Imports no torch.
+"""The supported action spaces, and how a policy's actions are converted to them. Imports no torch.
 
 A policy's action is a number (Discrete) or a flat vector; it is converted for the environment:
 

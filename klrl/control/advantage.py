@@ -70,7 +70,7 @@ def learned_reward(
         batch: a rollout; its recorded rewards are not changed.
         config: the advantage group, for ``reward_weight``.
         reward_scale: factor on the shaped reward.
-        normalizer: a second factor, which each call adapts: call this once per rollout.
+        normalizer: adapts a second factor at each call, so call this once per rollout.
     """
     after = batch.get("next")
     charged = after.get("reward")
@@ -160,7 +160,7 @@ def _made_up(critic: TensorDictModule) -> TensorDict:
 def _values_after(
     batch: TensorDictBase, value: Tensor, value_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """V(s_t+1) [N, T, 1]: the next step's ``value``; ``value_of`` where an episode or row ends."""
+    """V(s_t+1) [N, T, 1]: the next step's ``value``; ``value_of`` at the end of an episode."""
     ends = batch.get(("next", "done"))[..., 0].clone()
     ends[:, -1] = True
     after = value.roll(-1, dims=1)

@@ -50,7 +50,7 @@ _captured: WeakKeyDictionary[nn.Module, dict[object, Forward | None]] = WeakKeyD
 
 
 def captured_forward(net: nn.Module, example: Tensor, device: torch.device) -> Forward:
-    """A network's forward as a graph that reads the parameters in place; one per layout.
+    """A network's forward as a graph that reads the parameters in place; one graph per layout.
 
     A network that cannot be captured runs without a graph, with a warning.
     """

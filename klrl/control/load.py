@@ -63,7 +63,7 @@ def trained_reference(run: Path, which: str, device: str) -> Agent:
 
 
 def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
-    """Networks for a run's task, of the described shape; None: of its policy's shape."""
+    """Networks for a run's task, shaped as ``described``; None: shaped as the run's policy."""
     config = control_config(run)
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(described or describe_policy(config), env)
@@ -85,7 +85,7 @@ def describe_policy(config: Config) -> dict[str, object]:
 def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = None) -> Agent:
     """Networks of the shape that :func:`describe_policy` describes, with fresh weights.
 
-    If ``run`` is given, the code that it names must be trusted; stored settings were checked.
+    The code that ``run`` names, if given, must be trusted; that of stored settings was checked.
     """
     actor = typed_choice("actor", described)
     if run is not None:

@@ -1,4 +1,4 @@
-"""Check a control job before it starts: its environment, other runs it reads. Imports no torch."""
+"""Check a control job's environment, and the other runs it reads. Imports no torch."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Step = Callable[..., Tensor]
 
 
 class Columns:
-    """The layout of named tensors [B, ...] in one float32 matrix [B, C], by columns.
+    """The layout of named tensors [B, ...] as columns of one float32 matrix [B, C].
 
     One gather shuffles all entries, and a compiled step has one input whose shape can be checked.
     Integers (actions) are exact as float32 up to 2^24. Four bytes (pixels) share a float; such

@@ -1,7 +1,7 @@
 """KL to a reference policy: estimators, references, controllers, and the transforms that use them.
 
-Every documented name can be imported from here, also of transforms, whose code is in
-:mod:`klrl.envs`. A name is loaded on first use, so that importing the package loads neither
+Every documented name can be imported from here, including the transforms, which are defined in
+:mod:`klrl.envs`. A name is loaded on first use, so importing the package itself loads neither
 TorchRL's environments nor ray nor transformers.
 """
 

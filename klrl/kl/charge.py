@@ -74,7 +74,7 @@ class ReferenceKL(nn.Module):
 
     @property
     def charges_reward(self) -> bool:
-        """Whether coef * KL is taken from the reward."""
+        """Whether coef * KL is subtracted from the reward."""
         return self.placement != "loss"
 
     @property
@@ -179,7 +179,7 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
 
 
 def _checked(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
-    """Try the user's function once; set ``unsaved`` if it has state, which no checkpoint saves."""
+    """Import and try the user's function; set its ``unsaved`` if it has state (never saved)."""
     function = partial(import_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
     with config_errors(setting, part):

@@ -134,7 +134,7 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
     ``ProbabilisticTensorDictSequential.log_prob_key`` fails in tensordict 0.14 (its class lacks the
     attribute that the property reads), so ``log_prob_keys`` is read.
     """
-    # log_prob_keys lists keys that the policy may not write; out_keys does not.
+    # log_prob_keys may list keys that the policy never writes; out_keys has only written keys.
     written = [as_key(key) for key in model.out_keys]
     keys = [as_key(key) for key in model.log_prob_keys if key is not None]
     keys = [key for key in keys if key in written]
