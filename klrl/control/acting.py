@@ -52,7 +52,7 @@ def make_acting(agent: Agent, device: torch.device) -> Acting:
 
 
 def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
-    """Whether numpy evaluates the policy: an MLP that is small or on the CPU (faster)."""
+    """Whether numpy evaluates the policy, as it is faster for MLPs that are small or on the CPU."""
     net = agent.policy_net
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
     return small and runs_in_numpy(net)
@@ -60,7 +60,7 @@ def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
 
 # -------------------------------------------------------------------------------------- numpy
 
-#: Activation -> its function in place. GELU needs erf, which numpy lacks: it runs in torch.
+#: Activation -> its function in place. A GELU policy runs in torch, since numpy has no erf.
 _NUMPY: dict[type[nn.Module], Callable[[Array], object]] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
@@ -105,7 +105,7 @@ class NumpyActing:
         return self._decide(out)
 
     def action(self, sample: Array) -> Array:
-        """The action behind a sample: squashed for TanhNormal, else the sample."""
+        """Convert a sample to the action: squash it for TanhNormal, else return it unchanged."""
         if not isinstance(self._family, TanhNormalFamily):
             return sample
         return self._low + self._half_width * (np.tanh(sample) + 1)
@@ -199,5 +199,5 @@ class TorchActing:
         return self._family.act(params, noise).cpu().numpy()
 
     def action(self, sample: Array) -> Array:
-        """The action behind a sample: squashed for TanhNormal, else the sample."""
+        """Convert a sample to the action: squash it for TanhNormal, else return it unchanged."""
         return self._family.action(torch.from_numpy(sample)).numpy()

@@ -28,7 +28,7 @@ def gae(
     reward_scale: float,
     normalizer: RewardNormalizer | None = None,
 ) -> Callable[[TensorDictBase], TensorDictBase]:
-    """Generalised advantages (Schulman et al. 2016) over the shaped and scaled reward.
+    """Make the function that estimates generalised advantages (Schulman et al. 2016).
 
     The returned function writes ``advantage``, ``value_target`` and ``state_value`` [N, T, 1].
     Truncated episodes are bootstrapped from ``("next", "observation")``, the last observation that
@@ -68,7 +68,7 @@ def learned_reward(
 
     Args:
         batch: a rollout; its recorded rewards are not changed.
-        config: the advantage group, for ``reward_weight``.
+        config: the settings of the advantage, for ``reward_weight``.
         reward_scale: factor on the shaped reward.
         normalizer: adapts a second factor at each call, so call this once per rollout.
     """
@@ -160,7 +160,7 @@ def _made_up(critic: TensorDictModule) -> TensorDict:
 def _values_after(
     batch: TensorDictBase, value: Tensor, value_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """V(s_t+1) [N, T, 1]: the next step's ``value``; ``value_of`` at the end of an episode."""
+    """V(s_t+1) [N, T, 1]: the next ``value``; ``value_of`` at episode ends and the last step."""
     ends = batch.get(("next", "done"))[..., 0].clone()
     ends[:, -1] = True
     after = value.roll(-1, dims=1)
@@ -188,7 +188,7 @@ _EPSILON = 1e-8
 
 
 class RewardNormalizer:
-    """1 / std of the discounted sum of past rewards, G_t = r_t + gamma G_t-1.
+    """A factor on rewards: 1 / std of the discounted sum G_t = r_t + gamma G_t-1 of past rewards.
 
     As in ``gymnasium.wrappers.vector.NormalizeReward`` (Engstrom et al. 2020, "reward scaling"),
     with two differences: all frames of a rollout get the same factor, computed with this rollout,

@@ -151,7 +151,7 @@ class Normal(Family):
         return standard_error(self._draws(name, p, q, noise))
 
     def _draws(self, name: Which, p: Params, q: Params, noise: Tensor) -> Tensor:
-        """Estimates [..., samples]; each noise gives a draw of p and one of q. Tanh cancels out."""
+        """Estimates [..., samples], each from a draw of p and a draw of q with the same noise."""
         p, q = ({key: value.unsqueeze(-2) for key, value in x.items()} for x in (p, q))
         at_p, at_q = (
             Normal.log_prob(self, p, draw) - Normal.log_prob(self, q, draw)

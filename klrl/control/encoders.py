@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from klrl.control.networks import ACTIVATIONS, orthogonal
 from klrl.control.observation import Layout, ObservationPart
 
-#: Pixels [B, channels, height, width] -> features [B, F].
+#: Number of channels -> a CNN: pixels [B, channels, height, width] -> features [B, F].
 MakeCNN = Callable[[int], nn.Module]
 
 
@@ -88,7 +88,7 @@ class _Numbers(nn.Module):
 class Embedding(nn.Module):
     """Integers [..., M], number i in 0 .. K_i - 1, as the sum of their embeddings [..., F].
 
-    Equal to a linear layer over one-hot numbers, without computing with their zeros.
+    Equal to a linear layer on the one-hot numbers, but does not multiply by their zeros.
     """
 
     offsets: Tensor

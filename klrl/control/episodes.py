@@ -103,7 +103,7 @@ def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray 
             yield begun <= step, actions
 
 
-# ------------------------------------------------------------------------------------------ proof
+# ------------------------------------------------------------------------------------------ check
 
 
 def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = None) -> str:

@@ -55,7 +55,7 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play episodes in fresh copies of the environment, one from each start state.
 
-    If ``size`` has too few steps for all episodes, only those start together that certainly fit.
+    If ``size`` has too few steps for all episodes, only as many start together as surely fit.
     Sampling does not change torch's global generator. With a ``reference``, both KLs are measured
     in the states of the episodes.
     """
@@ -198,7 +198,7 @@ def distances(
 
 
 def _check_kinds(parties: Parties, config: Config) -> None:
-    """Require that the policies have equal observations and actions, for one task."""
+    """Require that all policies have the same kind of observations and actions."""
     on = policy_kind(config.env, control_config(parties.on).actor)
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if path is None or path == parties.on:

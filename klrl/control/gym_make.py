@@ -93,6 +93,6 @@ def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasi
 
 
 def _log(message: str) -> None:
-    # MuJoCo 4 prints this about Gymnasium's half_cheetah.xml at every start; klrl cannot fix it.
+    # MuJoCo 4 logs a deprecation in Gymnasium's half_cheetah.xml at every start; hide it.
     level = logging.DEBUG if "is deprecated and will be removed" in message else logging.WARNING
     logging.getLogger("mujoco").log(level, message)

@@ -205,7 +205,7 @@ OBSERVATIONS = 64
 def preflight_checks(
     agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
 ) -> list[str]:
-    """Check that a fresh run's policy equals its reference, if it starts so; returns lines."""
+    """Check that the KL is 0 in a fresh run whose reference is its first policy; returns lines."""
     if reference is None or not fresh or reference.rule.source != THE_POLICY:
         return []
     like = next(agent.actor.parameters())

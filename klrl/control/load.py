@@ -54,7 +54,7 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
 
 
 def trained_reference(run: Path, which: str, device: str) -> Agent:
-    """The reference from a run's checkpoint, frozen; the agent's critic is meaningless."""
+    """The reference from a run's checkpoint, frozen; the critic of the agent is untrained."""
     agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
     # Loading the policy has already reported a damaged entry.
     load_component(run, which, "reference", agent.actor, torch.device(device), say=lambda _: None)

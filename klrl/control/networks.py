@@ -206,7 +206,7 @@ class Networks(nn.Module):
         return (*self.policy.of_normalized(normalized), value)
 
     def in_order(self) -> list[nn.Parameter]:
-        """Each parameter once; matching layers of the trunks are adjacent, for a view of both."""
+        """Each parameter once, with matching layers of the two trunks adjacent."""
         # The user's own networks have no trunk.
         pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=False)
         parameters = [p for pair in pairs for p in pair] + list(self.parameters())

@@ -191,7 +191,7 @@ def layout_of(
     parts = dict(_leaves(observation, ()))
     from_info = action_mask == "info"
     has_mask = (MASK,) in parts and action_mask == "auto"
-    alone = parts.get(())  # a single space, which may be flat or one-hot
+    alone = parts.get(())  # the space itself, if it is neither a Dict nor a Tuple
     served = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if not from_info and isinstance(alone, served) and not is_image(alone):
         return None

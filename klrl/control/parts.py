@@ -153,7 +153,7 @@ class ControlParts(Parts):
 
     @property
     def collecting(self) -> str:
-        """The collector, how it steps the copies, and what evaluates the policy."""
+        """The collector, how it steps the copies, and whether numpy or torch runs the policy."""
         config, device = self.config.collector, self.device
         acts = "numpy" if acts_in_numpy(self.agent, device) else "torch"
         acts = "TorchRL's modules" if config.name == "torchrl" else acts
@@ -165,7 +165,7 @@ class ControlParts(Parts):
         return self._episodes.manifest
 
     def components(self) -> dict[str, Component]:
-        """Networks, optimiser and rollout; reference and reward normaliser if they have state."""
+        """Networks, optimiser, rollout; reference, reward normaliser, custom advantage if any."""
         components = {
             "agent": self.agent.modules,
             "optimizer": self.learner.steps.optimizer,
@@ -213,7 +213,7 @@ def _mean(value: torch.Tensor) -> float:
 
 
 def _episodes(after: TensorDictBase) -> Row:
-    """Metrics of the episodes that ended in a rollout; empty if none ended."""
+    """Metrics of the episodes that ended in a rollout; only their number if none ended."""
     ended = after.get("done")
     if not ended.any():
         return {"reward/episodes": 0}

@@ -41,7 +41,7 @@ from klrl.control.gym_make import make_one
 from klrl.control.observation import MASK, Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
 
-#: Most joint actions of a MultiDiscrete over which klrl sums js, tv or a custom divergence.
+#: The largest number of joint actions over which klrl sums js, tv or a custom divergence.
 MOST_JOINT = 4096
 
 
@@ -292,7 +292,7 @@ def _network(actor: ActorConfig) -> str:
 
 
 def control_config(run: Path, setting: str = "run") -> Config:
-    """The settings of a control run."""
+    """Read the settings of a control run; refuse a language run."""
     from klrl.runs.resume import stored_config
 
     config = stored_config(run)

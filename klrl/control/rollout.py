@@ -18,7 +18,7 @@ from klrl.control.vector import VectorRollout
 
 
 class TorchRLRollout:
-    """``collector=torchrl``, TorchRL's collector: rollouts of ``steps`` steps of every copy."""
+    """``collector=torchrl``: rollouts of ``steps`` steps of every copy, by TorchRL's Collector."""
 
     def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
         from torchrl.collectors import Collector  # slow: imports all collectors

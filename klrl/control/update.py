@@ -86,7 +86,7 @@ class ControlSteps(Steps[Frames, Tensor]):
     def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
         """One gradient step on rows [B, C]."""
         assert self._prepared is not None
-        if coefficients is not self._coefficients:  # copy to the device once per epoch
+        if coefficients is not self._coefficients:  # copy to the device only if changed
             c = self._coefficients = coefficients
             self._coefficients_tensor = minibatch.new_tensor([c.lr, c.beta, c.kl_ref])
         return self._prepared.step(*self._arguments(minibatch))

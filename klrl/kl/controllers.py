@@ -157,7 +157,7 @@ class AdaptiveKLController(_MultipliedKLController):
     reach 0 or below. TorchRL 0.14's class of this name changes coef in the opposite direction.
 
     Args:
-        coef: the first coefficient, > 0.
+        coef: the initial coefficient, > 0.
         target: nats per step.
         horizon: frames in which coef can change by a fifth; default: ten times n of each update.
         coef_min: lower bound, > 0.
@@ -220,10 +220,10 @@ class HeldKLController(_MultipliedKLController):
     :data:`PATIENCE` updates have passed.
 
     Args:
-        coef: the first coefficient, > 0.
+        coef: the initial coefficient, > 0.
         target: nats per step.
         integral: gain on x, per update.
-        proportional: gain on the change of x.
+        proportional: gain on dx.
         limit: bound on abs(x), > 0.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
@@ -291,7 +291,7 @@ class HeldKLController(_MultipliedKLController):
 
 
 class OwnKLController(FixedKLController):
-    """``controller=custom``: the user's :class:`FixedKLController`, tried once."""
+    """``controller=custom``: makes the user's subclass of :class:`FixedKLController`."""
 
     @classmethod
     def of(cls, config: Any, coef: Coef, frames: int) -> FixedKLController:

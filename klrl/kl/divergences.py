@@ -7,7 +7,7 @@ With u = pi_ref(a|s) / pi(a|s), each is D = E_pi[f(u)], in nats:
     js        Jensen-Shannon     f(u) = (log(2 / (1 + u)) + u log(2 u / (1 + u))) / 2, at most log 2
     tv        total variation    f(u) = |1 - u| / 2, at most 1 (unitless); measured, never charged
 
-They are invariant under a shared bijection: a TanhNormal's are those of its Gaussians before tanh.
+All are invariant under a shared bijection: those of two TanhNormals are those of their Gaussians.
 Only the KLs add: over independent heads or dimensions of an action, and (in expectation) over the
 steps of an episode. A run charges the sum over steps or tokens of each state's divergence; for js
 that is a penalty per step, and not the js of whole episodes or responses.
@@ -26,7 +26,7 @@ from torch.nn.functional import softplus
 
 from klrl.config.placement import DIVERGENCES
 
-#: The largest Jensen-Shannon divergence, nats per state: of two policies that share no action.
+#: The largest Jensen-Shannon divergence in a state, nats: policy and reference share no action.
 LARGEST_JS = math.log(2)
 #: All divergences; only those of :data:`klrl.config.placement.DIVERGENCES` can be charged.
 MEASURED = (*DIVERGENCES, "tv")

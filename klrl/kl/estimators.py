@@ -105,7 +105,7 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Sum over a row's real steps [B, T], mean over rows, so that long rows weigh more."""
+    """Sum over the real steps of each row [B, T], then mean over rows; long rows weigh more."""
     mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
 

@@ -1,4 +1,4 @@
-"""Losses of policy and critic, and rules that keep the policy near the one that sampled.
+"""Losses of policy and critic, and rules that keep the policy near the sampling policy.
 
 The LossModules for TorchRL are in :mod:`klrl.objectives`, and are imported on first use, since
 they import TorchRL's objectives.

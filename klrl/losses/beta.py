@@ -25,7 +25,7 @@ class BetaRule:
         self.beta, self.dtarg = beta, dtarg
 
     def update(self, kl: float) -> float:
-        """The new beta after the KL of one iteration (or forward), nats per frame."""
+        """Update beta by the KL of an iteration (or minibatch), nats per frame; returns beta."""
         return self.beta
 
     def state_dict(self) -> dict[str, float]:

@@ -90,7 +90,7 @@ class PolicyLoss(ABC):
     """Base class of the losses; subclasses define the policy's gain on a minibatch.
 
     Args:
-        config: the loss group.
+        config: the settings of the loss.
         reference_estimator: how the loss estimates the KL(policy||reference) that it charges:
             exact, k1, k2, k3 or a function of the log-ratio; None if it charges none.
         divergence: the divergence that ``exact`` charges; k1, k2 and k3 estimate the reverse KL.
@@ -105,12 +105,12 @@ class PolicyLoss(ABC):
     #: without a gradient, since the loss does not charge it.
     kl_old: str = "measured"
     target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
-    unit: str | None = None  # of target_kl and dtarg: sequence (a response's sum) or position
+    unit: str | None = None  # of target_kl and dtarg: sequence (sum over a response) or position
     line_search: str = "none"  # the mode of losses.line_search.due
     max_alpha: float = 1.0  # a line search lengthens a step by at most this factor
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
-    dtarg_per: str = "state"  # or action: nats per dimension of an action
+    dtarg_per: str = "state"  # or action: dtarg is multiplied by an action's dimensions
     natural = False  # True: natural_step updates the policy; gradient steps only the critic
     unsaved = False  # whether it has state, which no checkpoint saves
 
@@ -131,7 +131,7 @@ class PolicyLoss(ABC):
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
-        """The names of the metrics, in the order of :class:`LossTerms`; found by a call."""
+        """The names of the metrics in the order of :class:`LossTerms`, from a trial call."""
         scored = example(tokens=self.config.reduction not in ("mean", "sum"))
         zero = torch.zeros(())
         return tuple(self(scored, zero, zero).measured)

@@ -1,4 +1,4 @@
-"""``klrl evaluate RUN --video``: film an episode, and show it to the run's loggers."""
+"""``klrl evaluate RUN --video``: film an episode, and log the film in the run's loggers."""
 
 from __future__ import annotations
 

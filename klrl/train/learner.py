@@ -1,7 +1,7 @@
 """One update: epochs of minibatches over a rollout, then beta and the line search.
 
-The algorithm knows no domain: :class:`Steps` defines rollout, minibatch and gradient step;
-:mod:`klrl.control.update` and :mod:`klrl.language.run.update` implement it.
+The algorithm is the same in both domains: :class:`Steps` is the interface of a domain's gradient
+steps, which :mod:`klrl.control.update` and :mod:`klrl.language.run.update` implement.
 """
 
 from __future__ import annotations

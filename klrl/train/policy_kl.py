@@ -192,7 +192,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _check(parties: Parties, domain: Domain) -> None:
-    """Require that all parties have one domain, and a reference if ``other`` is None."""
+    """Require that all parties are of one domain, and that ``run`` has a needed reference."""
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if path is None or not _is_run(path):
             continue
