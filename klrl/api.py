@@ -140,8 +140,8 @@ class Run(os.PathLike[str]):
             how: ``which``, ``seed``, ``device``.
 
         Returns:
-            ``returns`` (one per episode that ended), ``row`` (``eval/return``, its standard error
-            ``eval/return_se``, ``eval/episodes``), ``line``.
+            ``returns``, one per episode that ended; ``row``, the metrics, such as ``eval/return``
+            and its standard error ``eval/return_se``; ``line``, the same as text.
         """
         from klrl.train.evaluate_run import evaluate_run
 
@@ -315,7 +315,7 @@ def load_policy(
 
     Args:
         run: the run folder.
-        which: last or best.
+        which: last or best checkpoint.
         device: the policy's device.
         trust: as in :func:`load_run`.
 

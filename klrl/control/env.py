@@ -10,7 +10,7 @@ from klrl.control.gym_make import make_one
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
-    """The copies of the chosen ``env`` as one batched environment."""
+    """Make the copies of the chosen ``env`` as one batched environment."""
     copies: VectorGymEnv = factory("env", config, CONTROL)(config, seed=seed, num_envs=num_envs)
     return copies
 

@@ -1,4 +1,4 @@
-"""Load trained policies from a run folder, for their task or a changed one."""
+"""Load trained policies from a run folder, for their own task or a changed task."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tens
 
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
-    """Try a network on observations [6, D]; return its outputs, at most one per width."""
+    """Try a network on observations [6, D]; return its outputs, of widths ``most`` or fewer."""
     outputs, again = (_outputs(network, seen.reshape(2, 3, -1), most) for _ in range(2))
     if not all(torch.isfinite(each).all() for each in outputs):
         raise PartError("its outputs are not finite; look at its initialisation")

@@ -137,7 +137,7 @@ class ControlParts(Parts):
         return REVERSE if self.kl is None else self.kl.divergence
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
-        """Make the collector; it resumes the loaded episodes, or seeds new ones by iteration."""
+        """Make the collector; resume loaded episodes, or seed new episodes by the iteration."""
         seed = derived_seed(self.config.seed, "train", iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
         self._episodes.prove(self._copies)

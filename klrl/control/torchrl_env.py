@@ -1,7 +1,7 @@
-"""A custom TorchRL environment (``EnvBase``) as one copy of a Gymnasium environment.
+"""Wrap a custom TorchRL environment (``EnvBase``) as one copy of a Gymnasium environment.
 
 It is stepped, evaluated, saved and checked like any Gymnasium environment: its specs become spaces,
-and data carried between steps (``step_mdp``) are kept here. TorchRL's ``EnvBase.register_gym`` is
+and the wrapper keeps the data for the next step (``step_mdp``). TorchRL's ``register_gym`` is
 not used: it passes a number where a one-hot action is due, and turns a mask into a Discrete(2).
 
 Each copy draws from its own stream instead of torch's global generator, since many environments

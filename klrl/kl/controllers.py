@@ -28,7 +28,7 @@ Coef: TypeAlias = float | HasCoef
 
 @dataclass
 class Number:
-    """A plain coefficient, outside a run."""
+    """A coefficient that is a plain number, outside a run."""
 
     coef: float
 
