@@ -198,7 +198,7 @@ class Networks(nn.Module):
         """[B, D] -> (the family's parameters..., value [B])."""
         if self.policy.trunk is self.value.trunk and not _is_mlp(self.policy.trunk):
             # A CNN is evaluated once for both, to save time; an MLP twice, since one evaluation
-            # would round the gradients' sums differently.
+            # sums gradients in a different order, which changes their rounding.
             hidden = self.policy.trunk(normalized)
             value = self.value.of_features(hidden).squeeze(-1)
             return (*self.policy.of_features(hidden, normalized), value)

@@ -1,7 +1,7 @@
 """log pi(a|s) of a TanhNormal whose action was rounded to a bound (a saturated action).
 
 a = mid + half * tanh(u). In float32 every u above 7 gives the same a, and TorchRL's inverse maps
-that a to a single u: at loc 15 its log-prob is off by a hundred nats. The true u is lost, but it
+that a to one u, whose log-prob at loc 15 is off by a hundred nats. The true u is lost, but it
 lies beyond a known cut, and the parameters that the policy wrote give its distribution there: a
 Gaussian truncated on one side. :func:`draw` draws u from that Gaussian, and replaces the stored
 log-prob by that of the new u. Both policies and the loss read this u, so ratio, KL and score belong
@@ -49,8 +49,8 @@ def draw(
 ) -> None:
     """Write samples before tanh and their log-probs into a batch with saturated actions.
 
-    For actions that are not saturated, the sample is TorchRL's inverse; so it is for transitions
-    that ``sampled`` cannot have produced, which keep their log-prob, with a warning. A batch for
+    The sample is TorchRL's inverse for actions that are not saturated, and for transitions that
+    ``sampled`` cannot have produced; the latter keep their log-prob, with a warning. A batch for
     which nothing is drawn is unchanged.
 
     Args:

@@ -269,7 +269,7 @@ class KLPENLoss(PolicyLoss):
 
 
 class TRPOLoss(PolicyLoss):
-    """w A, by a natural-gradient step that ends at dtarg (Schulman et al. 2015, appendix C)."""
+    """w A, raised by a natural-gradient step to KL = dtarg (Schulman et al. 2015, appendix C)."""
 
     of_settings = ("dtarg", "dtarg_end", "dtarg_per")
     natural, line_search, max_alpha = True, "always", 4.0

@@ -1,4 +1,4 @@
-"""``optim.rate=kl_adaptive``: the learning rate that holds KL(old||new) near a target."""
+"""``optim.rate=kl_adaptive``: a learning rate that keeps KL(old||new) near a target."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class Parties:
     """The run folders of the policies that are compared, and of the policy that acts.
 
     Attributes:
-        run: the folder of the policy.
-        other: the folder of the other policy, for language also of a model; None: the reference
+        run: the folder of the first policy.
+        other: the folder of the second policy, for language also of a model; None: the reference
             of ``run``.
         on: the folder of the policy that acts.
         which: last or best checkpoint of each run.
