@@ -1,8 +1,8 @@
 """klrl: a laboratory for KL-regularised reinforcement learning on TorchRL.
 
 The command line ``klrl`` (or ``python -m klrl``) trains; :func:`run`, :func:`compose` and
-:func:`load_run` do the same from Python. ``klrl.kl`` and ``klrl.losses`` are parts for loops
-of your own in TorchRL. torch is imported on first use.
+:func:`load_run` do the same from Python. ``klrl.kl`` and ``klrl.losses`` are parts for
+training loops that you write with TorchRL. torch is imported on first use.
 """
 
 import sys

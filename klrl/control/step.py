@@ -64,12 +64,12 @@ class Columns:
 
 
 def _width(shape: torch.Size, dtype: torch.dtype) -> int:
-    """Columns of a tensor [B, *shape]."""
+    """The number of columns for a tensor [B, *shape]."""
     return -(-shape.numel() // 4) if dtype == torch.uint8 else shape.numel()
 
 
 def _columns(value: Tensor) -> Tensor:
-    """[B, ...] as columns [B, width] of float32."""
+    """Convert [B, ...] to columns [B, width] of float32."""
     flat = value.flatten(1) if value.ndim > 1 else value.unsqueeze(1)
     if value.dtype != torch.uint8:
         return flat.float()
@@ -77,7 +77,7 @@ def _columns(value: Tensor) -> Tensor:
 
 
 def _as(part: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Columns [B, width] as [B, *shape], by the cheapest operation."""
+    """Convert columns [B, width] to [B, *shape], by the cheapest operation."""
     if dtype == torch.uint8:
         return part.view(torch.uint8)[:, : shape.numel()].reshape(-1, *shape)
     if not shape:

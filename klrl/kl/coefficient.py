@@ -57,7 +57,7 @@ def one_spelling(
 class KeepsCoefficient(_Module):
     """Mixin for a module with a coefficient: a buffer, changed in place through either name.
 
-    List the mixin before ``nn.Module``, and call :meth:`keep_coefficient` in the constructor.
+    List the mixin before the other base class; call :meth:`keep_coefficient` in the constructor.
     """
 
     coefficient_name = "coef"  # name of the buffer; the alias has one more f
