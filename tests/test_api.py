@@ -115,7 +115,7 @@ def test_a_stored_config_is_run_again(run: klrl.Run) -> None:
         assert {k: v for k, v in mine.items() if k not in TIMES} == {
             k: v for k, v in theirs.items() if k not in TIMES
         }
-    with pytest.raises(ConfigError, match=r"folder=again: holds a run already"):
+    with pytest.raises(ConfigError, match=r"folder=again: already has a run"):
         klrl.run(OmegaConf.load(stored), folder="again")
     part = {"env": {"name": "gym", "id": "Pendulum-v1"}}
     with pytest.raises(ConfigError, match=r"actor: its stored settings name no choice"):
@@ -247,7 +247,7 @@ def test_a_run_in_a_thread_and_no_second_one_beside_it() -> None:
     thread.start()
     try:
         assert began.wait(60)
-        with pytest.raises(ConfigError, match="another run goes on in this process"):
+        with pytest.raises(ConfigError, match="this process is training another run"):
             klrl.run(*QUICK, folder="second")
     finally:
         refused.set()

@@ -89,7 +89,7 @@ def choose(
         own += [f"kl.{name}" for name, chosen in charged.items() if chosen == "custom"]
     if own and asked != "jit":
         # A package's key covers settings and klrl's sources, not the user's sources.
-        return "false", f"custom {' and '.join(own)} (learner.compile=jit tries to compile)"
+        return "false", f"custom {' and '.join(own)} (compiled only with learner.compile=jit)"
     mode, unusable = decide(config, device, asked), None
     if device.type != "cpu":
         return mode, None
@@ -100,9 +100,9 @@ def choose(
         except Untrusted as error:
             return "false", str(error)
         except BadPackage as error:
-            unusable = f"{error}, learner.compile=aot rebuilds it"
+            unusable = f"{error}; learner.compile=aot rebuilds it"
     if mode != "false" and not cxx():
-        return "false", f"learner.compile={mode} needs a C++ compiler, and there is none"
+        return "false", f"learner.compile={mode} needs a C++ compiler; none is installed"
     return mode, unusable if mode == "false" else None
 
 
@@ -214,7 +214,7 @@ def _package(
         say(f"{error}")
         loader = None
     if loader is None:
-        say("compiling the update, once for this kind of run (learner.compile=false does without)")
+        say("compiling the update, once for this kind of run (learner.compile=false skips this)")
         started = time.perf_counter()
         build_package(problem, example, path)
         seconds = time.perf_counter() - started

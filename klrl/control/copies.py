@@ -259,7 +259,7 @@ class VectorGymEnv(EnvBase):
             within(self._step_timeout, call)
         except TookTooLong:
             limit = f"env.step_timeout={self._step_timeout:g}"
-            raise EnvError(f"{self._where(what)}: {limit}: took longer") from None
+            raise EnvError(f"{self._where(what)} took longer than {limit} s") from None
         except Exception as error:  # someone else's code: it may raise anything
             raise EnvError(f"{self._where(what)}: {fault(error)}") from error
 
@@ -354,7 +354,7 @@ class VectorGymEnv(EnvBase):
                 self.step_native(actions, copies)
         for i, pair in enumerate(zip(self._episodes.digests, state["digests"], strict=True)):
             if pair[0] != pair[1]:
-                raise EnvError(f"{self._setting}: copy {i} answers otherwise than it did")
+                raise EnvError(f"{self._setting}: copy {i} gives different results than before")
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""

@@ -123,7 +123,7 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
     except TookTooLong:
         return f"a step or a reset took longer than {timeout:g} s"
     except Exception as error:  # someone else's code: it may raise anything
-        return f"another copy fails: {first_line(error)}"
+        return f"a second copy fails: {first_line(error)}"
 
 
 def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
@@ -136,7 +136,7 @@ def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
             _reset(played, 0, call)
     for seed in (1, 2):  # at the second seed both copies have played
         if _reset(played, seed, call) != _reset(fresh, seed, call):
-            return "a copy that has played begins otherwise than a new one with the same seed"
+            return "after the same seeded reset, a used copy differs from a new one"
         for step in range(1, _COMPARED + 1):
             action = space.sample()
             answer = _step(played, action, call)

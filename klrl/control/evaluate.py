@@ -206,8 +206,8 @@ def _check_kinds(parties: Parties, config: Config) -> None:
         stored = control_config(path)
         for name, theirs, here in policy_kind(stored.env, stored.actor).differences(on):
             raise ConfigError(
-                f"{setting}={path}: its {name} is {theirs}, and the states need {here}; give "
-                "runs with the same"
+                f"{setting}={path}: its {name} is {theirs}, but the states require {here}; give "
+                f"runs with the same {name}"
             )
 
 

@@ -109,7 +109,7 @@ def load_reference(
     reference = agent_like(described, env, path if folder is None else None)
     if reference.family.name != agent.family.name:
         raise ConfigError(
-            f"{_PATH}={path}: its policy is {reference.family.name}, this run's is "
+            f"{_PATH}={path}: its policy is {reference.family.name}, but this run's is "
             f"{agent.family.name}; choose actor={reference.family.name}"
         )
     if folder is not None:
@@ -131,7 +131,7 @@ def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobC
     kind, task = policy_kind(stored.env, stored.actor), policy_kind(config.env, stored.actor)
     for name, own, others in kind.differences(task):
         raise ConfigError(
-            f"{' '.join(overrides)}: its {name} is {others}, the policy's is {own}; "
-            "give a task with the same"
+            f"{' '.join(overrides)}: its {name} is {others}, but the policy's is {own}; "
+            f"give a task with the same {name}"
         )
     return config

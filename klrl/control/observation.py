@@ -153,7 +153,7 @@ class Layout:
         allowed = np.asarray(mask).reshape(-1) != 0
         for choice in np.split(allowed, np.cumsum(entry.counts)[:-1]):
             if not choice.any() and not ended:
-                raise Misfit(f"{entry.key} allows no action, and the episode has not ended")
+                raise Misfit(f"{entry.key} allows no action, but the episode has not ended")
         return allowed
 
     def first_allowed(self, packed: np.ndarray) -> np.ndarray:
@@ -217,8 +217,8 @@ def require_actor(actor: str, layout: Layout | None) -> None:
     if images and actor not in ("cnn", "custom"):
         shape = "x".join(map(str, images[0].shape))
         raise ConfigError(
-            f"actor={actor}: an MLP reads no images, and {images[0].key or 'the observation'} is "
-            f"one of {shape} bytes; choose actor=cnn, or actor=custom"
+            f"actor={actor}: an MLP reads no images, but {images[0].key or 'the observation'} is "
+            f"an image of {shape} bytes; choose actor=cnn, or actor=custom"
         )
     if not images and actor == "cnn":
         raise ConfigError(
@@ -238,8 +238,8 @@ def check_images(layout: Layout | None, cnn: str) -> None:
         if min(height, width) < SMALLEST[cnn]:
             least = SMALLEST[cnn]
             raise ConfigError(
-                f"actor.arch={cnn}: needs images from {least} x {least} on, and the environment's "
-                f"are {height} x {width}; choose actor.arch=impala, or resize them"
+                f"actor.arch={cnn}: needs images of at least {least} x {least}, but the "
+                f"environment's are {height} x {width}; choose actor.arch=impala, or resize them"
             )
 
 
@@ -255,8 +255,8 @@ def flattened(space: Space) -> str | None:
     if isinstance(space, spaces.Box):
         if len(space.shape) == 1:
             return None
-        return f"observation: Box of shape {space.shape}, {math.prod(space.shape)} numbers in a row"
-    return f"observation: {space}, one-hot, {spaces.flatdim(space)} numbers"
+        return f"observation: Box of shape {space.shape}, flat: {math.prod(space.shape)} numbers"
+    return f"observation: {space}, one-hot: {spaces.flatdim(space)} numbers"
 
 
 class Packed(gymnasium.Wrapper):
@@ -321,7 +321,7 @@ def _mask_entry(setting: str, action: Space) -> ObservationPart:
         counts = tuple(map(int, action.nvec.reshape(-1)))
     else:
         raise ConfigError(
-            f"{setting}: {MASK} masks Discrete and MultiDiscrete actions, and its actions are "
+            f"{setting}: {MASK} masks Discrete and MultiDiscrete actions, but its actions are "
             f"{type(action).__name__}; set env.action_mask=none, or wrap the environment"
         )
     return ObservationPart(MASK, (MASK,), "mask", (sum(counts),), counts)

@@ -130,13 +130,13 @@ class RunningEpisodes:
                 self.repeatable, self._why = False, why
         else:
             self._rollout = make()
-            why = self._why or f"this checkpoint holds none, or one of over {LONGEST:,} steps ran"
+            why = self._why or f"the checkpoint has no episodes, or one had over {LONGEST:,} steps"
         assert self._rollout is not None
         self.new = iteration > 0 and bool(why)
         if self.new:
-            say(f"resume: new episodes begin: {why}")
+            say(f"resume: this run begins new episodes: {why}")
         elif self._why:
-            say(f"resume: a resumed run begins new episodes: {self._why}")
+            say(f"resume: a later resume will begin new episodes: {self._why}")
         return self._rollout
 
     def _go_on(

@@ -127,10 +127,10 @@ def any_lost(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -
 def warn() -> None:
     """Warn that log-probs cannot be computed from saturated actions; name the remedy."""
     warnings.warn(
-        "actions lie on the bounds of TanhNormal to within rounding, where their log-prob cannot "
-        "be computed from them, and no parameters in the data can have made them: they are scored "
-        "as TorchRL scores them; keep in the data what the policy writes (loc, scale, log-prob), "
-        "or the sample before tanh (pre_tanh), or sample in float64",
+        "actions lie on the bounds of TanhNormal to within rounding, so their log-prob cannot be "
+        "computed from them. The data have no parameters that fit these actions, so klrl scores "
+        "them as TorchRL does. Keep loc, scale and log-prob of the policy in the data, or the "
+        "sample before tanh (pre_tanh), or sample in float64",
         stacklevel=3,
     )
 

@@ -35,7 +35,7 @@ def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) ->
     if value.shape[: len(shape)] != shape:
         raise ValueError(
             f"{name} has shape {tuple(value.shape)}, the reward {tuple(reward.shape)}: it must "
-            f"begin with {tuple(shape)}; one policy for several agents needs one reward, per team"
+            f"begin with {tuple(shape)}; several agents with one policy need one team reward"
         )
     return sum_beyond(value, len(shape))
 

@@ -329,7 +329,7 @@ class Training:
             "loss.own_beta_rule": self.parts.learner.beta_rule,
         }
         if lost := [setting for setting, part in parts.items() if getattr(part, "unsaved", False)]:
-            say(f"resume: a resumed run begins anew with {lost[0]}, whose state is not saved")
+            say(f"resume: a later resume will reset {lost[0]}, whose state is not saved")
         built = [f"{type(each).__module__}.{type(each).__name__}" for each in self.parts.built]
         collector = self.parts.collecting
         say(f"rollouts: {collector}")
@@ -346,13 +346,13 @@ class Training:
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
-            other = f"; numerics {begun_with} until then, {NUMERICS} from there on"
+            other = f"; numerics version {begun_with} before, {NUMERICS} from here on"
             lines.append(at + (other if begun_with != NUMERICS else ""))
         if self.parts.kl is not None and not isinstance(self.parts.kl.divergence.name, str):
             lines.append(BLIND)
         if self.parts.reference is not None:
             name, size = self.config.reference.name, self.parts.reference.bytes
-            lines.append(f"reference: {name}, {size / 1e6:.2f} MB beside the policy")
+            lines.append(f"reference: {name}, {size / 1e6:.2f} MB in addition to the policy")
         return lines
 
     def _tell(self, hook: str, *args: Any) -> None:
@@ -387,15 +387,15 @@ def start(
     """
     if not _running.acquire(blocking=False):
         raise ConfigError(
-            f"folder={files.path}: another run goes on in this process; wait for it, or start this "
-            "one in a process of its own"
+            f"folder={files.path}: this process is training another run; wait, or start this one "
+            "in a separate process"
         )
     before = torch.get_num_threads()
     try:
         with files.owned():
             if files.exists and not resume:
                 raise ConfigError(
-                    f"folder={files.path}: holds a run already; give another, or resume it"
+                    f"folder={files.path}: already has a run; give a different folder, or resume it"
                 )
             check_one_run(files, f"{'resume' if resume else 'folder'}={files.path}")
             check_sources(config)

@@ -198,8 +198,8 @@ def _check(parties: Parties, domain: Domain) -> None:
             continue
         if (kind := stored_config(path).domain) != domain.name:
             raise ConfigError(
-                f"{setting}={path}: is a {kind} run, and the states are those of a "
+                f"{setting}={path}: is a {kind} run, but the acting policy's run is a "
                 f"{domain.name} run; give runs of one kind"
             )
     if parties.other is None and not stored_config(parties.run).has_reference:
-        raise ConfigError(f"RUN={parties.run}: has no reference (kl=none); name another with --to")
+        raise ConfigError(f"RUN={parties.run}: has no reference (kl=none); give a policy with --to")
