@@ -184,7 +184,7 @@ def test_a_typo_in_typed_settings_is_refused(holder, name: str, said: str) -> No
         (lambda: klrl.run("seed=1", callbacks=[klrl.Callback]), "give a list of klrl.Callback"),
         (
             lambda: klrl.run("seed=1", callbacks=[with_hook("on_epoch_end", "training")]),
-            "callbacks=Mine.on_epoch_end: no such hook; it has ended, finished, ",
+            "callbacks=Mine.on_epoch_end: no such hook; hooks are ended, finished, ",
         ),
         (
             lambda: klrl.run("seed=1", callbacks=[with_hook("iterate", "training, row, batch")]),

@@ -87,4 +87,4 @@ def conversion(space: Space) -> Convert | None:
 def conversion_note(space: Space) -> str | None:
     """A line for the user about the conversion of actions; None if there is no conversion."""
     shown = " ".join(str(space).split())  # numpy breaks lines
-    return None if conversion(space) is None else f"actions: {shown}, flat to the policy"
+    return None if conversion(space) is None else f"actions: {shown}, converted for the policy"

@@ -16,7 +16,7 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
 from klrl.config.own import PartError, config_errors, make_own
 
-_WRAPPED = "name a gymnasium.Wrapper, or a function that returns an environment in one"
+_WRAPPED = "name a gymnasium.Wrapper, or a function that returns a wrapped environment"
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:

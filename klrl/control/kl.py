@@ -213,7 +213,7 @@ def preflight_checks(
     seen = synthetic_observations(agent.layout, size, OBSERVATIONS)
     seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # keep bytes
     policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
-    remedy = "report this: a fresh policy must be its reference"
+    remedy = "report this: a fresh policy must equal its reference"
     kl = agent.family.kl(policy, ref)
     return run_checks([kl_at_start(kl, CONTROL, like.dtype, remedy)])
 

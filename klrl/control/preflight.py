@@ -53,9 +53,9 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
         count, divergence = joint_actions(space), config.kl.divergence
         if count is not None and count > MOST_JOINT:
             raise ConfigError(
-                f"kl.divergence={divergence}: {config.env.named} has {count} joint actions, and "
-                f"the {divergence} is summed over all of them, at most {MOST_JOINT}; choose "
-                "kl.divergence=forward or reverse"
+                f"kl.divergence={divergence}: {config.env.named} has {count} joint actions, but "
+                f"{divergence} is a sum over at most {MOST_JOINT}; choose kl.divergence=forward "
+                "or reverse"
             )
     if not resumed:
         for setting, path, run in other_runs(config):
@@ -175,11 +175,11 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
     except TookTooLong:
         raise ConfigError(
             f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; "
-            "fix the environment, or give more"
+            "fix the environment, or raise the limit"
         ) from None
     except Misfit as error:
         raise ConfigError(
-            f"{env.named}: its first step: {error}; fix the environment, or the setting named"
+            f"{env.named}: its first step: {error}; fix the environment, or the named setting"
         ) from error
     except (Exception, SystemExit) as error:  # someone else's code: it may raise anything
         if isinstance(env, CustomEnvConfig):
@@ -223,8 +223,8 @@ def _check_id(env_id: str) -> None:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
         raise ConfigError(
-            f"env.id={env_id}: {first_line(error).rstrip('.')}; one that a module registers is "
-            f"given as env.id=module:{name}"
+            f"env.id={env_id}: {first_line(error).rstrip('.')}; for an environment that a "
+            f"module registers, give env.id=module:{name}"
         ) from error
     except (ModuleNotFoundError, TypeError, ValueError) as error:  # ``..name``, or an empty name
         extra = EXTRAS.get(module)
@@ -273,7 +273,7 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         serves = name == "action distribution" and others in choices_for("actor", CONTROL)
         choice = f"choose actor={others}" if serves else "give another run"
         raise ConfigError(
-            f"{setting}={path}: its {name} is {others}, this run's is {own}; {choice}"
+            f"{setting}={path}: its {name} is {others}, but this run's is {own}; {choice}"
         )
     network, other_network = (_network(c.actor) for c in (config, other))
     if setting == "actor.init" and network != other_network:

@@ -48,7 +48,7 @@ class Columns:
         for key, value in example.items():
             if value.dtype not in (torch.float32, torch.int64, torch.uint8):
                 raise TypeError(
-                    f"{key} is {value.dtype}: a minibatch holds float32, int64 and uint8"
+                    f"{key} is {value.dtype}: a minibatch may only contain float32, int64 and uint8"
                 )
         self.shapes = {key: (value.shape[1:], value.dtype) for key, value in example.items()}
         self.widths = [_width(*like) for like in self.shapes.values()]

@@ -141,7 +141,7 @@ def _require_one(setting: str, base: EnvBase) -> None:
     if tuple(base.batch_size):
         raise ConfigError(
             f"{setting}: has the batch size {list(base.batch_size)}; return one environment of "
-            "batch size [], of which klrl makes env.num_envs"
+            "batch size []; klrl makes env.num_envs copies of it"
         )
     for what, keys in (("action", base.action_keys), ("reward", base.reward_keys)):
         if len(keys) != 1:
@@ -176,7 +176,7 @@ def _space(what: str, spec: TensorSpec) -> gymnasium.Space:
     raise ConfigError(f"{what} is a {type(spec).__name__}; {_LEAVE_OUT}")
 
 
-_LEAVE_OUT = "leave it out, as with torchrl.envs.ExcludeTransform, or wrap the environment"
+_LEAVE_OUT = "leave it out, with torchrl.envs.ExcludeTransform, or wrap the environment"
 
 
 # ---------------------------------------------------------------------------------------- answers
@@ -187,10 +187,10 @@ def _require_entries(when: str, data: TensorDictBase, spec: Composite) -> None:
     for key, leaf in spec.items(True, True):
         value = data.get(key, None)
         if not isinstance(value, Tensor):
-            raise Misfit(f"{when} wrote no {_listed([key])}, which its spec has; write it")
+            raise Misfit(f"{when} wrote no {_listed([key])}, which its spec requires; write it")
         if (value.dtype, value.numel()) != (leaf.dtype, leaf.shape.numel()):
-            wrote, says = (f"{x.dtype} of shape {list(x.shape)}" for x in (value, leaf))
-            raise Misfit(f"{when} wrote {_listed([key])} as {wrote}, and its spec says {says}")
+            wrote, due = (f"{x.dtype} of shape {list(x.shape)}" for x in (value, leaf))
+            raise Misfit(f"{when} wrote {_listed([key])} as {wrote}, but its spec requires {due}")
 
 
 def _entry(data: TensorDictBase, key: Key) -> Tensor:

@@ -186,7 +186,7 @@ def _checked(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
         value = function(log_ratio)
         if not isinstance(value, Tensor) or value.shape != log_ratio.shape:
             gave = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise PartError(f"returned {gave} for log-ratios of shape (3, 3); give one each")
+            raise PartError(f"returned {gave} for log-ratios of shape (3, 3); give one value each")
         if not value.isfinite().all():
             raise PartError("is not finite at log-ratios of -2 to 2")
         if not value.requires_grad:

@@ -132,7 +132,7 @@ class _MultipliedKLController(FixedKLController):
             raise ValueError(f"target={target}: give nats > 0")
         if not 0 < coef_min <= self.coef <= coef_max:
             raise ValueError(
-                f"coef={self.coef}: this controller multiplies it; start it within "
+                f"coef={self.coef}: this controller multiplies coef; start it within "
                 f"coef_min={coef_min} .. coef_max={coef_max}, both > 0"
             )
         self.target, self.coef_min, self.coef_max = target, coef_min, coef_max

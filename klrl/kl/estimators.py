@@ -37,8 +37,8 @@ def k3(log_ratio: Tensor) -> Tensor:
 def _declared() -> dict[str, Callable[[Tensor], Tensor]]:
     for name in SAMPLED.keys() - globals():
         raise ConfigError(
-            f"kl.estimator={name}: klrl/config/placement.py declares it, and klrl/kl/estimators.py "
-            "has no function of that name; add it"
+            f"kl.estimator={name}: klrl/config/placement.py declares it, but klrl/kl/estimators.py "
+            "has no function of that name; add one"
         )
     return {name: globals()[name] for name in SAMPLED}
 

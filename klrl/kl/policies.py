@@ -123,8 +123,8 @@ def require_reference(name: str, model: object) -> None:
     carried = [key for key in getattr(model, "in_keys", ()) if as_key(("next", key)) in written]
     if carried:
         raise ValueError(
-            f"{name}: is recurrent (carries {carried[0]} from step to step), and would read "
-            "the hidden state of the policy that sampled; give a policy without one"
+            f"{name}: is recurrent (carries {carried[0]} from step to step), so it would read "
+            "the hidden state of the sampling policy; give a policy that is not recurrent"
         )
 
 

@@ -61,7 +61,7 @@ def check_hooks(callback: Callback) -> None:
         near = get_close_matches(name, hooks, n=1, cutoff=0.8)
         typo = [each for each in near if _arguments(hooks[each]) == _arguments(method)]
         if name not in hooks and (typo or name.startswith("on_")):
-            said = f"did you mean {typo[0]}?" if typo else f"it has {', '.join(hooks)}"
+            said = f"did you mean {typo[0]}?" if typo else f"hooks are {', '.join(hooks)}"
             raise ConfigError(f"callbacks={type(callback).__name__}.{name}: no such hook; {said}")
 
 

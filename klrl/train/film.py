@@ -44,7 +44,7 @@ def check_film(run: str | Path) -> None:
     domain = domain_of(stored_config(find_run(str(run), "RUN")))
     if "film" not in domain.functions:
         raise ConfigError(
-            f"--video: {run} is a {domain.name} run, which draws nothing; samples.jsonl has its "
+            f"--video: {run} is a {domain.name} run, which has no pictures; samples.jsonl has its "
             f"{domain.episode}s"
         )
     check_encoders()
@@ -92,7 +92,7 @@ def _show(folder: Path, own: JobConfig, domain: Domain, video: Video, which: str
     """Log the film in the run's loggers, at the frames of its checkpoint."""
     at = load_component(folder, which, "counters", Counters(), device_of("cpu"))
     sweep = folder.parent.name if (folder.parent / "sweep.json").exists() else None
-    guard = Guard(lambda part, error: None, "the files are there")
+    guard = Guard(lambda part, error: None, "the video files are written")
     run_id = RunFolder(folder).manifest["wandb_id"]
     logged = LoggedRun(folder, asdict(own), sweep, run_id, domain, guard)
     with open_loggers(own.logger, logged) as loggers:

@@ -169,5 +169,5 @@ def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) ->
         raise NonFiniteError(
             f"{names[term]} is {float(metrics[step, term])} in minibatch "
             f"{step % minibatches} of epoch {step // minibatches + 1}; "
-            "lower optim.lr or look at the rewards"
+            "lower optim.lr or check the rewards"
         )
