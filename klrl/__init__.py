@@ -1,8 +1,8 @@
 """klrl: a laboratory for KL-regularised reinforcement learning on TorchRL.
 
 The command line ``klrl`` (or ``python -m klrl``) trains; :func:`run`, :func:`compose` and
-:func:`load_run` do the same from Python. ``klrl.kl`` and ``klrl.losses`` are the parts for
-TorchRL's own loops. Nothing here imports torch before it is needed.
+:func:`load_run` do the same from Python. ``klrl.kl`` and ``klrl.losses`` are parts for
+training loops that you write with TorchRL. torch is imported on first use.
 """
 
 import sys
@@ -35,7 +35,7 @@ _WHERE = {
     "run": "klrl.api",
 }
 
-if find_spec("fcntl") is None:  # checked for the command and for imports alike
+if find_spec("fcntl") is None:  # Windows; every use of klrl imports this file
     print("klrl: runs on Linux and macOS; on Windows, install it in WSL", file=sys.stderr)
     raise SystemExit(2)
 
@@ -47,5 +47,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """With what is imported on first use."""
+    """Include the names that are imported on first use."""
     return sorted({*globals(), *__all__})

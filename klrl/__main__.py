@@ -6,7 +6,7 @@ import sys
 
 try:
     from klrl.cli.main import main
-except ModuleNotFoundError as error:  # as in a checkout, by a Python without klrl's packages
+except ModuleNotFoundError as error:  # this Python lacks klrl's dependencies
     remedy = "start klrl with the Python of its environment, as .venv/bin/python -m klrl"
     print(f"klrl: {sys.executable} has no module {error.name}; {remedy}", file=sys.stderr)
     raise SystemExit(2) from None

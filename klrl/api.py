@@ -5,7 +5,7 @@
     run = klrl.run("env=pendulum", "kl.coef=0.1")
     run.rows[-1]["kl/ref/exact"]; run.evaluate(episodes=100).row; run.figure()
 
-torch is imported only when it is needed.
+torch is imported on first use.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
     Policy: TypeAlias = ProbabilisticTensorDictSequential | CausalLM
 
-#: Lock of Hydra's composing, whose state is global to the process.
+#: Held while Hydra composes, since Hydra's state is global to the process.
 _composing = threading.Lock()
 
 
 class How(TypedDict, total=False):
-    """Options to play a policy: its last or best checkpoint, a seed (0), a device (cpu)."""
+    """How to play a policy: checkpoint (last or best), seed (default 0), device (cpu)."""
 
     which: str
     seed: int
@@ -140,8 +140,8 @@ class Run(os.PathLike[str]):
             how: ``which``, ``seed``, ``device``.
 
         Returns:
-            ``returns`` (one per episode that ended), ``row`` (``eval/return``, its standard error
-            ``eval/return_se``, ``eval/episodes``), ``line``.
+            ``returns``, one per episode that ended; ``row``, the metrics, such as ``eval/return``
+            and its standard error ``eval/return_se``; ``line``, the same as text.
         """
         from klrl.train.evaluate_run import evaluate_run
 
@@ -158,15 +158,15 @@ class Run(os.PathLike[str]):
         """Measure the divergences from a second policy, as ``klrl kl`` does.
 
         Args:
-            other: its run, for language also the folder of a model, for control also
+            other: its run folder; for language also a model's folder, for control also
                 ``module:name`` of a policy of yours; None: this run's reference.
             overrides: changes to the task, as in ``"env.kwargs.g=14"``.
-            on: the run whose policy acts and visits the states of the measurement; None: this run.
+            on: the run whose policy acts; divergences are measured in its states; None: this run.
             episodes: how many; None: the default of ``klrl kl``.
             how: ``which``, ``seed``, ``device``.
 
         Returns:
-            ``distances`` by name (``KL(run||other) on run``), ``row``: all as plain numbers.
+            ``distances`` by name (``KL(run||other) on run``); ``row``: the same as plain numbers.
         """
         from klrl.train.policy_kl import kl_between
 
@@ -182,11 +182,11 @@ class Run(os.PathLike[str]):
 
 
 def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
-    """Compose the settings of a job, typed and checked; to change and pass to :func:`run`.
+    """Compose and check the settings of a job; you may change them, then pass them to :func:`run`.
 
     Args:
         overrides: as on the command line: ``"env=hopper"``, ``"kl.coef=0.1"``.
-        config_dir: a folder with choices of your own.
+        config_dir: a folder with choices of your own, such as ``env/mine.yaml``.
 
     Raises:
         ConfigError: an override is refused.
@@ -209,9 +209,9 @@ def run(
     Args:
         overrides: as on the command line; or one config: from :func:`compose`, from Hydra, or
             stored by a run in ``.hydra/config.yaml``.
-        folder: the run folder; default a new one below ``outputs/``.
+        folder: the run folder; default: a new folder below ``outputs/``.
         callbacks: hooks of the loop, see :class:`klrl.train.callbacks.Callback`.
-        config_dir: a folder with choices of your own, for overrides.
+        config_dir: as in :func:`compose`.
 
     Returns:
         The run.
@@ -241,7 +241,7 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
     """Open an earlier run.
 
     Args:
-        folder: the run's.
+        folder: the run folder.
         trust: let this process import the code that the run names, whoever started the run.
 
     Raises:
@@ -255,7 +255,7 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
 
 
 def _is_config(given: object) -> TypeGuard[Mapping[str, object]]:
-    """Whether an argument is a config (Hydra's, or a stored one), not a dictionary of overrides."""
+    """Whether an argument is a config: composed by Hydra, or stored by a run."""
     stored = isinstance(given, Mapping) and isinstance(given.get("env"), Mapping)
     return stored or isinstance(given, DictConfig)
 
@@ -274,7 +274,7 @@ def _typed(settings: Mapping[str, object]) -> JobConfig:
 
 
 def _check_callbacks(callbacks: object) -> None:
-    """Refuse callbacks that are no Callback instances (e.g. classes), before a folder is made."""
+    """Refuse anything but Callback instances (e.g. classes), before the run folder is made."""
     from klrl.train.callbacks import Callback, check_hooks
 
     listed = list(callbacks) if isinstance(callbacks, Iterable) else [None]
@@ -316,8 +316,8 @@ def load_policy(
 
     Args:
         run: the run folder.
-        which: last or best.
-        device: where to put it.
+        which: last or best checkpoint.
+        device: the policy's device.
         trust: as in :func:`load_run`.
 
     Returns:

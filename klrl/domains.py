@@ -1,6 +1,6 @@
-"""The two domains of the algorithm, control and language; no other module knows both.
+"""The two domains of the algorithm, control and language; no other module refers to both.
 
-It does not import torch: a domain's functions are named here, and imported on first use.
+A domain's functions are imported on first use, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from klrl.config.choices import resolve
 
 @dataclass(frozen=True)
 class Domain:
-    """The terms and the functions of a domain."""
+    """A domain: its words in messages and charts, and its functions."""
 
     name: str
-    axis: str  # the metric on the x-axis of charts, counted by ``frames``
+    axis: str  # the metric on the x-axis of charts; its value is ``Counters.frames``
     unit: str  # what a mean KL is averaged over
     episode: str  # what an episode is called
     score: str  # what its return is called
-    drawn: str  # word before the score of a rollout, where actions are always sampled
+    drawn: str  # word before the score of a rollout, if evaluations do not sample by default
     evaluation: str  # what an evaluation is called
     mode: str  # how an evaluation plays the policy, unless actions are sampled
     digits: int  # significant digits of a printed score
     plays: int  # episodes (responses) of ``klrl evaluate`` by default
-    #: Name -> "module:function": ``parts`` of a run, ``preflight`` of a job, ``load``, ``evaluate``
-    #: and ``film`` (control) of a policy, ``record`` of its episodes as data, distances ``between``
-    #: policies, ``on_task`` (a run's settings on a different task).
+    #: Name -> "module:function". ``preflight`` checks a job; ``parts`` builds a run; ``load``,
+    #: ``evaluate``, ``film`` (control) and ``record`` use a stored policy; ``between`` compares two;
+    #: ``on_task`` changes a run's task; ``longest`` is the steps of the longest episode.
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property

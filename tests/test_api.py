@@ -115,7 +115,7 @@ def test_a_stored_config_is_run_again(run: klrl.Run) -> None:
         assert {k: v for k, v in mine.items() if k not in TIMES} == {
             k: v for k, v in theirs.items() if k not in TIMES
         }
-    with pytest.raises(ConfigError, match=r"folder=again: holds a run already"):
+    with pytest.raises(ConfigError, match=r"folder=again: already has a run"):
         klrl.run(OmegaConf.load(stored), folder="again")
     part = {"env": {"name": "gym", "id": "Pendulum-v1"}}
     with pytest.raises(ConfigError, match=r"actor: its stored settings name no choice"):
@@ -184,7 +184,7 @@ def test_a_typo_in_typed_settings_is_refused(holder, name: str, said: str) -> No
         (lambda: klrl.run("seed=1", callbacks=[klrl.Callback]), "give a list of klrl.Callback"),
         (
             lambda: klrl.run("seed=1", callbacks=[with_hook("on_epoch_end", "training")]),
-            "callbacks=Mine.on_epoch_end: no such hook; it has ended, finished, ",
+            "callbacks=Mine.on_epoch_end: no such hook; hooks are ended, finished, ",
         ),
         (
             lambda: klrl.run("seed=1", callbacks=[with_hook("iterate", "training, row, batch")]),
@@ -247,7 +247,7 @@ def test_a_run_in_a_thread_and_no_second_one_beside_it() -> None:
     thread.start()
     try:
         assert began.wait(60)
-        with pytest.raises(ConfigError, match="another run goes on in this process"):
+        with pytest.raises(ConfigError, match="this process is training another run"):
             klrl.run(*QUICK, folder="second")
     finally:
         refused.set()

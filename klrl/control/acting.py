@@ -1,7 +1,7 @@
-"""Act with a policy in the native loop: one small forward per step, no distribution object.
+"""Act with a policy in klrl's own loops: one small forward per step, no distribution object.
 
-The noise of a rollout is drawn before it starts, so a sample is a plain function of noise and
-parameters (``Family.act``). Only actions are computed here; the batch's parameters and log-probs
+The noise of a rollout is drawn before it starts, so a sample is a function of noise and parameters
+(``Family.act``). Only actions are computed here; the batch's distribution parameters and log-probs
 are computed afterwards, once for the whole rollout.
 """
 
@@ -32,27 +32,27 @@ LARGE = 75_000
 
 
 class Acting(Protocol):
-    """Act for N copies; numpy in, numpy out, for the simulators."""
+    """A policy that acts in N copies of an environment, from numpy arrays to numpy arrays."""
 
     def begin(self, steps: int, copies: int) -> None:
-        """Draw the noise of a rollout; without this call, actions are deterministic."""
+        """Draw the noise of a rollout; before the first call, actions are deterministic."""
 
     def sample(self, step: int, observation: Array) -> Array:
         """The family's sample [N, A] or [N] at observations [N, D]."""
 
     def action(self, sample: Array) -> Array:
-        """The action behind a sample."""
+        """Convert a sample to the action."""
 
 
 def make_acting(agent: Agent, device: torch.device) -> Acting:
-    """Choose numpy or torch."""
+    """Make the policy act in numpy or in torch; see :func:`acts_in_numpy`."""
     if acts_in_numpy(agent, device):
         return NumpyActing(agent.policy_net, agent.family)
     return TorchActing(agent.policy_net, agent.family, device)
 
 
 def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
-    """Whether numpy acts: for a small MLP, or one on the CPU, where dispatch dominates."""
+    """Whether numpy evaluates the policy, as it is faster for MLPs that are small or on the CPU."""
     net = agent.policy_net
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
     return small and runs_in_numpy(net)
@@ -60,7 +60,7 @@ def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
 
 # -------------------------------------------------------------------------------------- numpy
 
-#: Activations in place. GELU needs erf, which numpy lacks: such a policy acts in torch.
+#: Activation -> its function in place. A GELU policy runs in torch, since numpy has no erf.
 _NUMPY: dict[type[nn.Module], Callable[[Array], object]] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
@@ -78,7 +78,7 @@ def runs_in_numpy(net: PolicyNet) -> bool:
 
 
 class NumpyActing:
-    """An MLP policy in numpy; it shares memory with CPU parameters, and copies a GPU's."""
+    """An MLP policy in numpy; it reads parameters on the CPU in place, and copies a GPU's."""
 
     def __init__(self, net: PolicyNet, family: Family) -> None:
         self._net, self._family = net, family
@@ -105,7 +105,7 @@ class NumpyActing:
         return self._decide(out)
 
     def action(self, sample: Array) -> Array:
-        """The action behind a sample: squashed for TanhNormal, else the sample."""
+        """Convert a sample to the action: squash it for TanhNormal, else return it unchanged."""
         if not isinstance(self._family, TanhNormalFamily):
             return sample
         return self._low + self._half_width * (np.tanh(sample) + 1)
@@ -144,7 +144,7 @@ class NumpyActing:
 
 
 def arrays_of(tensors: Sequence[Tensor], *, copied: bool) -> list[Array]:
-    """Tensors of one type and device as arrays: views, or parts of one ``copied`` block."""
+    """Convert tensors of one type and device to arrays: views, or parts of one ``copied`` block."""
     tensors = [tensor.detach() for tensor in tensors]
     if copied:
         flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
@@ -154,7 +154,7 @@ def arrays_of(tensors: Sequence[Tensor], *, copied: bool) -> list[Array]:
 
 
 def _decision(family: Family) -> Callable[[Array], Array]:
-    """The map from network output plus noise to the sample; ``Family.act`` in numpy."""
+    """``Family.act`` in numpy: the map from network output plus noise to the sample."""
     if isinstance(family, Bernoulli):
         return lambda out: (out > 0).astype(np.int64)
     if isinstance(family, MultiCategorical):
@@ -199,5 +199,5 @@ class TorchActing:
         return self._family.act(params, noise).cpu().numpy()
 
     def action(self, sample: Array) -> Array:
-        """The action behind a sample: squashed for TanhNormal, else the sample."""
+        """Convert a sample to the action: squash it for TanhNormal, else return it unchanged."""
         return self._family.action(torch.from_numpy(sample)).numpy()

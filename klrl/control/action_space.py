@@ -1,6 +1,6 @@
-"""The supported action spaces, and their flat actions. Imports no torch.
+"""The supported action spaces, and how a policy's actions are converted to them. Imports no torch.
 
-A policy's action is a number (Discrete) or a flat vector, which is converted for the environment:
+A policy's action is a number (Discrete) or a flat vector; it is converted for the environment:
 
     space          the policy's action            distribution
     Discrete       int64, counted from 0          a categorical
@@ -19,7 +19,7 @@ from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError
 
-#: Spaces whose distribution has logits -> its name.
+#: Discrete space -> the name of its distribution.
 FAMILIES: dict[type[Space], str] = {
     spaces.Discrete: "categorical",
     spaces.MultiDiscrete: "multi_categorical",
@@ -51,7 +51,7 @@ def require_served(setting: str, space: Space) -> None:
 
 
 def kind_of(space: Space) -> object:
-    """The number of actions, several such numbers, or a shape; equal for equal actions."""
+    """Describe a space's actions, for comparisons: their number, several numbers, or a shape."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -60,7 +60,7 @@ def kind_of(space: Space) -> object:
 
 
 def joint_actions(space: Space) -> int | None:
-    """How many actions a product of categoricals or Bernoullis has; None for other spaces."""
+    """The number of joint actions of MultiDiscrete and MultiBinary; None for other spaces."""
     if isinstance(space, spaces.MultiDiscrete):
         return math.prod(map(int, space.nvec.reshape(-1)))
     if isinstance(space, spaces.MultiBinary):
@@ -69,7 +69,7 @@ def joint_actions(space: Space) -> int | None:
 
 
 def conversion(space: Space) -> Convert | None:
-    """The function that converts actions to the shape, type and start of a space.
+    """The function that converts the policy's actions to a space's shape, type and lowest value.
 
     None if nothing must be converted: a Discrete that starts at 0, a Box of one dimension.
     """
@@ -85,6 +85,6 @@ def conversion(space: Space) -> Convert | None:
 
 
 def conversion_note(space: Space) -> str | None:
-    """A line about actions that are converted for the environment; None if they are not."""
+    """A line for the user about the conversion of actions; None if there is no conversion."""
     shown = " ".join(str(space).split())  # numpy breaks lines
-    return None if conversion(space) is None else f"actions: {shown}, flat to the policy"
+    return None if conversion(space) is None else f"actions: {shown}, converted for the policy"

@@ -90,7 +90,7 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
     """Sample a TanhNormal, and keep the value before tanh, from which log-probs are computed.
 
     Writes ``action``, ``pre_tanh`` and ``action_log_prob``. If a batch has ``pre_tanh``,
-    :meth:`log_prob` does not invert tanh; else (foreign data) it uses TorchRL's inverse.
+    :meth:`log_prob` does not invert tanh; for other data it uses TorchRL's inverse.
     """
 
     def __init__(self, family: TanhNormalFamily) -> None:

@@ -1,4 +1,4 @@
-"""Generalised advantages, estimated once per rollout."""
+"""Estimate generalised advantages, once per rollout; normalise rewards."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def gae(
     reward_scale: float,
     normalizer: RewardNormalizer | None = None,
 ) -> Callable[[TensorDictBase], TensorDictBase]:
-    """Generalised advantages (Schulman et al. 2016) over the shaped and scaled reward.
+    """Make the function that estimates generalised advantages (Schulman et al. 2016).
 
     The returned function writes ``advantage``, ``value_target`` and ``state_value`` [N, T, 1].
     Truncated episodes are bootstrapped from ``("next", "observation")``, the last observation that
     the environment returned; terminated episodes are not.
 
-    TorchRL's GAE takes up to a sixth of an iteration: it evaluates the critic on both ends of every
-    transition, and builds padded trajectories. Here the value after a step is the value of the next
-    row; the critic is evaluated again only where an episode or the rollout ends.
+    TorchRL's GAE takes up to a sixth of an iteration: it evaluates the critic at both ends of every
+    transition, and builds padded trajectories. Here the value after a step is the next
+    step's value; the critic is evaluated again only where an episode or the rollout ends.
     """
     value_of = critic.module
 
@@ -68,9 +68,9 @@ def learned_reward(
 
     Args:
         batch: a rollout; its recorded rewards are not changed.
-        config: the advantage group, for ``reward_weight``.
+        config: the settings of the advantage, for ``reward_weight``.
         reward_scale: factor on the shaped reward.
-        normalizer: a second factor, adapted to the rewards; call it once per rollout.
+        normalizer: adapts a second factor at each call, so call this once per rollout.
     """
     after = batch.get("next")
     charged = after.get("reward")
@@ -87,7 +87,7 @@ def custom(
     reward_scale: float,
     normalizer: RewardNormalizer | None = None,
 ) -> OwnAdvantage:
-    """``advantage=custom``: the user's function, tried once; arguments as in :func:`gae`."""
+    """``advantage=custom``: make the user's function and try it; arguments as in :func:`gae`."""
     given = {
         "config": config,
         "critic": critic,
@@ -101,9 +101,9 @@ def custom(
 
 @dataclass(frozen=True)
 class OwnAdvantage:
-    """The user's function of a rollout."""
+    """The user's function that writes the advantages of a rollout."""
 
-    part: Any  # for the checkpoint, if it has state_dict and load_state_dict
+    part: Any  # saved in checkpoints if it has state_dict and load_state_dict
     unsaved: bool  # whether it has state but not these methods
 
     @torch.no_grad()
@@ -160,7 +160,7 @@ def _made_up(critic: TensorDictModule) -> TensorDict:
 def _values_after(
     batch: TensorDictBase, value: Tensor, value_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """V(s_t+1) [N, T, 1]: the next row's value, or an evaluation at the end of an episode."""
+    """V(s_t+1) [N, T, 1]: the next ``value``; ``value_of`` at episode ends and the last step."""
     ends = batch.get(("next", "done"))[..., 0].clone()
     ends[:, -1] = True
     after = value.roll(-1, dims=1)
@@ -171,7 +171,7 @@ def _values_after(
 def discounted(delta: Tensor, decay: Tensor) -> Tensor:
     """A_t = delta_t + decay_t A_t+1, backwards over T; [N, T, 1], on any device.
 
-    Computed on Python floats: 0.1 us per entry, while a tensor operation costs 2 us.
+    Computed with Python floats: 0.1 us per entry, while one tensor operation takes 2 us.
     """
     rows = []
     for deltas, decays in zip(delta[..., 0].tolist(), decay[..., 0].tolist(), strict=True):
@@ -188,12 +188,12 @@ _EPSILON = 1e-8
 
 
 class RewardNormalizer:
-    """1 / std of the discounted sum of past rewards, G_t = r_t + gamma G_t-1.
+    """A factor on rewards: 1 / std of the discounted sum G_t = r_t + gamma G_t-1 of past rewards.
 
     As in ``gymnasium.wrappers.vector.NormalizeReward`` (Engstrom et al. 2020, "reward scaling"),
-    with two differences: one factor, which includes the current rollout, applies to all its frames,
-    so that an advantage sums rewards of one unit; and G restarts after an episode ends, truncated
-    or not. The mean is not subtracted.
+    with two differences: all frames of a rollout get the same factor, computed with this rollout,
+    so that an advantage sums rewards of one unit; and G restarts after every episode, also after a
+    truncated one. The mean is not subtracted.
     """
 
     def __init__(self, gamma: float) -> None:
@@ -203,7 +203,7 @@ class RewardNormalizer:
         self.scale = 1.0  # until a rollout has a reward other than 0
 
     def update(self, reward: Tensor, done: Tensor) -> float:
-        """Add a rollout's rewards and ends of episodes [N, T, 1]; returns the factor for it.
+        """Add a rollout's rewards and ends of episodes [N, T, 1]; returns this rollout's factor.
 
         Row n continues row n of the last rollout.
         """
@@ -240,7 +240,7 @@ class RewardNormalizer:
         self._sums = list(state["sums"])
 
     def begin_episodes(self) -> None:
-        """Clear the sums, since all rows begin new episodes."""
+        """Clear the sums of running episodes; call it if all rows begin new episodes."""
         self._sums = []
 
 

@@ -1,4 +1,4 @@
-"""Check the results of a Gymnasium environment.
+"""Check the results that a Gymnasium environment returns.
 
 Without checks, numpy would broadcast a scalar to an observation, drop an imaginary part, and treat
 "no" as true.
@@ -35,7 +35,7 @@ def require_observation(
     """
     array = _array(name, observation)
     if array.shape != tuple(shape):
-        raise Misfit(f"{name} has shape {array.shape}, its space {tuple(shape)}")
+        raise Misfit(f"{name} has shape {array.shape}, but its space has {tuple(shape)}")
 
 
 def require_picture(picture: object) -> np.ndarray:
@@ -75,7 +75,7 @@ def require_flag(name: str, flag: object) -> bool:
 
 
 def fault(error: Exception) -> str:
-    """Describe an environment's error in a line; with file and line if its code raised it."""
+    """Describe an environment's error in a line, with file and line if its code raised it."""
     if isinstance(error, Misfit):
         return str(error)
     at = traceback.extract_tb(error.__traceback__)[-1]

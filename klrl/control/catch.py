@@ -24,8 +24,8 @@ class Catch(gymnasium.Env[np.ndarray, np.int64]):
     """A ball falls from a random column, a cell a step; a paddle moves left, stays or moves right.
 
     The observation is a picture [42, 42, 1] of uint8. An episode has 6 steps; its return is 1 if
-    the paddle is below the ball at the end, else -1. A policy that sees the ball can get 1; one
-    that does not gets about -5/7 on average.
+    the paddle is below the ball at the end, else -1. A policy that sees the ball can get 1; a
+    policy that does not see it gets about -5/7 on average.
     """
 
     metadata: ClassVar[dict[str, object]] = {"render_modes": ["rgb_array"], "render_fps": 8}

@@ -4,8 +4,8 @@
     jit     torch.compile: 20 to 30 s in each new process, some seconds with a warm cache
     aot     an ahead-of-time package: built once (half a minute, with a C++ compiler), kept in the
             user's cache, loaded in a hundredth of a second
-    auto    a package from the cache if there is one; else aot for a run with enough steps to pay
-            for the build, else false; on a GPU jit
+    auto    on a CPU a package from the cache; if there is none, aot for a run with enough steps to
+            pay for the build, else false; on a GPU jit
 
 :func:`prepare` makes the step at the first minibatch. If anything fails, the update runs eagerly
 and a line says why. On a GPU a compiled step is also captured as a CUDA graph, and ``aot`` means
@@ -45,11 +45,11 @@ from klrl.config import Config, OwnPart, RetrieveKLConfig
 from klrl.control.step import Step, StepParts, eager_step, pure_step
 from klrl.runs.machine import cxx
 
-#: A run with at least this many gradient steps builds a package, which saves about 0.7 ms a step.
+#: ``auto`` builds a package for at least this many gradient steps; it saves about 0.7 ms a step.
 AUTO_STEPS = 10_000
 
-#: Settings of the loss that one package can serve with any value: a step does not read them, or
-#: receives them as a tensor.
+#: Loss settings whose value is not compiled into a package: a step does not read them, or reads
+#: them from a tensor.
 NOT_COMPILED = {
     *("beta", "dtarg", "dtarg_end", "dtarg_per", "increment", "decrement", "beta_rule", "gain"),
     *("line_search", "max_alpha", "beta_min", "beta_max", "target_kl", "own_beta_rule"),
@@ -78,7 +78,7 @@ def decide(config: Config, device: torch.device, asked: str | None = None) -> st
 def choose(
     asked: str, config: Config, device: torch.device, package: Callable[[], Path]
 ) -> tuple[str, str | None]:
-    """Resolve a mode on this machine to false, jit or aot; with a reason if a fallback is used.
+    """Resolve a mode on this machine to false, jit or aot; with the reason for a fallback.
 
     Nothing is built. ``package`` returns the path of the step's package, which may not exist; it
     is called for auto and aot on a CPU.
@@ -89,7 +89,7 @@ def choose(
         own += [f"kl.{name}" for name, chosen in charged.items() if chosen == "custom"]
     if own and asked != "jit":
         # A package's key covers settings and klrl's sources, not the user's sources.
-        return "false", f"custom {' and '.join(own)} (learner.compile=jit tries to compile)"
+        return "false", f"custom {' and '.join(own)} (compiled only with learner.compile=jit)"
     mode, unusable = decide(config, device, asked), None
     if device.type != "cpu":
         return mode, None
@@ -100,9 +100,9 @@ def choose(
         except Untrusted as error:
             return "false", str(error)
         except BadPackage as error:
-            unusable = f"{error}, learner.compile=aot rebuilds it"
+            unusable = f"{error}; learner.compile=aot rebuilds it"
     if mode != "false" and not cxx():
-        return "false", f"learner.compile={mode} needs a C++ compiler, and there is none"
+        return "false", f"learner.compile={mode} needs a C++ compiler; none is installed"
     return mode, unusable if mode == "false" else None
 
 
@@ -122,7 +122,7 @@ def prepare(
     example: Sequence[Tensor],
     say: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
-    """Make the step of a mode; an eager step if :func:`choose` says so, or if the mode fails.
+    """Make the step in the mode of :func:`choose`; an eager step if that fails.
 
     ``example``: arguments like those of later steps: (flat, exp_avg, exp_avg_sq, count, rows,
     coefficients).
@@ -154,7 +154,7 @@ def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
 
 
 def check_inputs(example: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """Refuse inputs with a different shape, stride, type or device, which a package misreads."""
+    """Refuse inputs of another shape, stride, type or device, which a package would misread."""
     for i, (expected, value) in enumerate(zip(example, given, strict=True)):
         layout, built_for = _layout(value), _layout(expected)
         if layout != built_for:
@@ -174,7 +174,7 @@ def package_path(problem: StepParts, example: Sequence[Tensor]) -> Path:
 
 
 def package_key(problem: StepParts, example: Sequence[Tensor]) -> str:
-    """The name of a package, equal for two updates if one package serves both.
+    """A hash that is equal for two updates if one package serves both; the package's name.
 
     It covers klrl's sources, every setting that the step reads, the layout of its inputs, the
     networks, the action's bounds and counts, torch's version, its threads and the processor.
@@ -214,7 +214,7 @@ def _package(
         say(f"{error}")
         loader = None
     if loader is None:
-        say("compiling the update, once for this kind of run (learner.compile=false does without)")
+        say("compiling the update, once for this kind of run (learner.compile=false skips this)")
         started = time.perf_counter()
         build_package(problem, example, path)
         seconds = time.perf_counter() - started
@@ -231,11 +231,11 @@ def _package(
 
 
 class BadPackage(Exception):
-    """A package is damaged, belongs to a different user, or cannot be loaded: rebuild it."""
+    """A package is damaged, belongs to a different user or cannot be loaded; it must be rebuilt."""
 
 
 def _load(path: Path) -> Any:
-    """Load the package, to run single-threaded; None if there is none."""
+    """Load the package for calls from one thread; None if there is no package."""
     try:
         if not path.exists():
             return None
@@ -300,7 +300,7 @@ def _sources() -> str:
 
 
 class Captured:
-    """A step as one CUDA graph; parameters change in place, minibatches are copied in."""
+    """A step as one CUDA graph; it changes parameters in place, and copies each minibatch in."""
 
     def __init__(self, step: Step, example: Sequence[Tensor]) -> None:
         *self._state, rows, coef = example

@@ -68,12 +68,12 @@ class VectorGymEnv(EnvBase):
         env_id: a Gymnasium id.
         num_envs: the number of copies, N.
         kwargs: arguments of ``gymnasium.make``.
-        seed: seed of all resets: an episode's seed is drawn from seed + copy and its number.
+        seed: each episode's seed is derived from ``seed`` + copy, and the episode's number.
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
         make: makes a copy; default ``gymnasium.make`` of the id.
         setting: the setting that names the environment, for errors; default ``env.id=...``.
         action_mask: ``env.action_mask``.
-        batch: whether MuJoCo may step the copies as one batch; then ``make`` must make equal ones.
+        batch: whether MuJoCo may step the copies as one batch; ``make`` must make equal copies.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class VectorGymEnv(EnvBase):
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)
         self._episodes: Episodes | None = None
-        #: Type of ``observation`` in all storage.
+        #: The dtype of stored observations.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
         self._set_specs()
         space = self._envs[0].observation_space
@@ -147,7 +147,7 @@ class VectorGymEnv(EnvBase):
 
     @property
     def longest_episode(self) -> int | None:
-        """Steps after which Gymnasium's TimeLimit ends an episode; None without one."""
+        """Steps after which Gymnasium's TimeLimit ends an episode; None without a TimeLimit."""
         env: Any = self._envs[0]
         while isinstance(env, gymnasium.Wrapper):
             if isinstance(env, TimeLimit):
@@ -205,7 +205,7 @@ class VectorGymEnv(EnvBase):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step all copies, or those of a mask [N], with actions [N, A] or [N].
 
-        Returns observation [N, D], reward [N], terminated [N], truncated [N]. They may be NaN or
+        Returns observation [N, D], reward [N], terminated [N], truncated [N]. Numbers may be NaN or
         infinite. The next call overwrites the returned memory.
         """
         if self._box:
@@ -235,7 +235,7 @@ class VectorGymEnv(EnvBase):
                 continue
             place.copy = i
             observation, reward, terminal, timeout, _info = env.step(chosen)
-            # Costs 0.1 us for valid answers; numpy would accept nearly anything.
+            # This check costs 0.1 us; without it numpy would accept nearly anything.
             if not (
                 type(observation) is np.ndarray
                 and observation.shape == shape
@@ -259,7 +259,7 @@ class VectorGymEnv(EnvBase):
             within(self._step_timeout, call)
         except TookTooLong:
             limit = f"env.step_timeout={self._step_timeout:g}"
-            raise EnvError(f"{self._where(what)}: {limit}: took longer") from None
+            raise EnvError(f"{self._where(what)} took longer than {limit} s") from None
         except Exception as error:  # someone else's code: it may raise anything
             raise EnvError(f"{self._where(what)}: {fault(error)}") from error
 
@@ -304,7 +304,7 @@ class VectorGymEnv(EnvBase):
         Raises:
             NonFiniteError: NaN or infinity; the error names the copy of the environment.
         """
-        # numpy warns of 1e39; silencing the warning by np.errstate would cost 2 us a step.
+        # numpy warns about 1e39; silencing the warning by np.errstate would cost 2 us a step.
         tensor = torch.from_numpy(np.array(value, dtype=np.float32, copy=True))
         if not torch.isfinite(tensor).all():
             bad = (~torch.isfinite(tensor)).nonzero()
@@ -333,14 +333,14 @@ class VectorGymEnv(EnvBase):
         return ""
 
     def episodes(self) -> dict[str, object] | None:
-        """The running episodes; None if they are not recorded, or an episode is too long."""
+        """The running episodes; None if they are not recorded, or one is too long to save."""
         state = None if self._episodes is None else self._episodes.state()
         if state is None:
             return None
         return {**state, "seed": self._seed, "numbers": [number - 1 for number in self._begun]}
 
     def play_again(self, state: Mapping[str, Any]) -> None:
-        """Replay :meth:`episodes` from their resets.
+        """Replay the state of :meth:`episodes` from each episode's reset.
 
         Raises:
             EnvError: a copy gives different results than before.
@@ -354,7 +354,7 @@ class VectorGymEnv(EnvBase):
                 self.step_native(actions, copies)
         for i, pair in enumerate(zip(self._episodes.digests, state["digests"], strict=True)):
             if pair[0] != pair[1]:
-                raise EnvError(f"{self._setting}: copy {i} answers otherwise than it did")
+                raise EnvError(f"{self._setting}: copy {i} gives different results than before")
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""
@@ -365,7 +365,7 @@ class VectorGymEnv(EnvBase):
 
 @dataclass(slots=True)
 class _Place:
-    """The copy that is being stepped or reset, and the number of steps of all copies."""
+    """For errors: the copy that is being stepped or reset, and the number of steps so far."""
 
     copy: int = 0
     step: int = 0

@@ -18,7 +18,7 @@ Forward: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 def capture(function: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, T]:
-    """Run a function, whose tensors must stay at their addresses, then capture it.
+    """Run a function to warm up, then capture it; its tensors must stay at their addresses.
 
     Returns the graph and the function's outputs, which each replay overwrites.
 
@@ -50,7 +50,7 @@ _captured: WeakKeyDictionary[nn.Module, dict[object, Forward | None]] = WeakKeyD
 
 
 def captured_forward(net: nn.Module, example: Tensor, device: torch.device) -> Forward:
-    """A forward as a graph that reads the parameters in place, captured once for a layout.
+    """A network's forward as a graph that reads the parameters in place; one graph per layout.
 
     A network that cannot be captured runs without a graph, with a warning.
     """

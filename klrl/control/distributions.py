@@ -41,9 +41,9 @@ Params = Mapping[str, Tensor]
 
 
 class Family(ABC):
-    """A distribution family; ``actor.py`` chooses it.
+    """Base class of distribution families; ``actor.py`` chooses the family.
 
-    The methods of this class suit families with closed forms, whose sample is the action.
+    The methods implemented here suit families with closed forms, whose sample is the action.
     """
 
     name: str
@@ -51,24 +51,24 @@ class Family(ABC):
     sample_key = "action"
 
     def to(self, device: torch.device) -> None:
-        """Move the tensors that the log-density reads in addition to its arguments."""
+        """Move the family's own tensors, which the log-density reads."""
         return  # most families have none
 
     @abstractmethod
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
-        """Log-density of the action behind ``sample``, shape [...]."""
+        """Log-density of the action that ``sample`` gives, shape [...]."""
 
     @abstractmethod
     def kl(self, p: Params, q: Params) -> Tensor:
         """KL(p || q) in closed form, shape [...]."""
 
     def dimensions(self, params: Params) -> int:
-        """Independent dimensions of an action, over which a KL is a sum."""
+        """The number of independent dimensions of an action; a KL is a sum over them."""
         return params["loc"].shape[-1]
 
     @abstractmethod
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KL(p || q), forward KL(q || p) or js, shape [...]; ``noise`` only if it is sampled."""
+        """A divergence of p and q, shape [...]; ``noise`` if :meth:`divergence_noise` gives any."""
 
     def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
         """Draw noise for :meth:`divergence`, [..., samples, A]; None for a closed form or sum."""
@@ -80,7 +80,7 @@ class Family(ABC):
 
     @abstractmethod
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
-        """Entropy, shape [...]; ``noise`` only if there is no closed form."""
+        """Entropy, shape [...]; estimated from ``noise`` if there is no closed form."""
 
     def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
         """Draw noise for :meth:`entropy`, [..., samples, A]; None for a closed form."""
@@ -95,7 +95,7 @@ class Family(ABC):
         """Map noise and parameters to a sample of the distribution."""
 
     def action(self, sample: Tensor) -> Tensor:
-        """The action behind a sample."""
+        """Convert a sample to the action."""
         return sample
 
     @abstractmethod
@@ -151,7 +151,7 @@ class Normal(Family):
         return standard_error(self._draws(name, p, q, noise))
 
     def _draws(self, name: Which, p: Params, q: Params, noise: Tensor) -> Tensor:
-        """Estimates [..., samples]; each noise draws from p and from q. A tanh would cancel out."""
+        """Estimates [..., samples], each from a draw of p and a draw of q with the same noise."""
         p, q = ({key: value.unsqueeze(-2) for key, value in x.items()} for x in (p, q))
         at_p, at_q = (
             Normal.log_prob(self, p, draw) - Normal.log_prob(self, q, draw)
@@ -199,7 +199,7 @@ class TanhNormalFamily(Normal):
         self.half_width = 0.5 * (high - low)
 
     def to(self, device: torch.device) -> None:
-        """Move the widths, since a CUDA graph cannot read from the CPU."""
+        """Move ``half_width``, since a CUDA graph cannot read from the CPU."""
         self.half_width = self.half_width.to(device)
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ class TanhNormalFamily(Normal):
         half_width, low = 0.5 * (self.high - self.low).to(sample), self.low.to(sample)
         return low + half_width * (sample.tanh() + 1)
 
-    # KL and js are invariant under a shared bijection, so the Gaussians' methods hold.
+    # Divergences are invariant under a shared bijection, so the Gaussians' methods are inherited.
 
     def distribution(self, **params: Tensor) -> Distribution:
         """TorchRL's TanhNormal with the action's bounds."""
@@ -243,7 +243,7 @@ class Categorical(Family):
     param_keys: tuple[str, ...] = ("logits",)
 
     def dimensions(self, params: Params) -> int:
-        """One."""
+        """One action, one dimension."""
         return 1
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ class Categorical(Family):
 class MultiCategorical(Categorical):
     """Independent categoricals of K_i actions: log-probs, entropies and KLs are sums over them.
 
-    Parameter ``logits`` [..., K_1 + ... + K_M], side by side; sample int64 [..., M].
+    Parameter ``logits`` [..., K_1 + ... + K_M], concatenated; sample int64 [..., M].
     """
 
     name = "multi_categorical"
@@ -295,7 +295,7 @@ class MultiCategorical(Categorical):
         self.counts = tuple(counts)
 
     def dimensions(self, params: Params) -> int:
-        """The heads."""
+        """The number of categoricals."""
         return len(self.counts)
 
     def factors(self, params: Params) -> Tensor:
@@ -356,7 +356,7 @@ class Bernoulli(MultiCategorical):
         super().__init__((2,) * bits)
 
     def factors(self, params: Params) -> Tensor:
-        """A bit is a categorical with the logits 0 and l, [..., A, 2]."""
+        """The logits 0 and l of each bit as a categorical, [..., A, 2]."""
         one = params["logits"]
         return torch.stack([torch.zeros_like(one), one], -1)
 

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from klrl.control.networks import ACTIVATIONS, orthogonal
 from klrl.control.observation import Layout, ObservationPart
 
-#: Pixels [B, channels, height, width] -> features [B, F].
+#: Number of channels -> a CNN: pixels [B, channels, height, width] -> features [B, F].
 MakeCNN = Callable[[int], nn.Module]
 
 
 class Encoders(nn.Module):
-    """Transports [..., D] -> features [..., F] by key.
+    """Packed observations (transports) [..., D] -> features [..., F].
 
-    Each of several entries has ``width`` features; ``cnn`` is a name in :data:`CNNS`.
+    Each of several entries gives ``width`` features; ``cnn`` is a name in :data:`CNNS`.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class _Numbers(nn.Module):
 class Embedding(nn.Module):
     """Integers [..., M], number i in 0 .. K_i - 1, as the sum of their embeddings [..., F].
 
-    Equal to a linear layer over one-hot numbers, without computing with their zeros.
+    Equal to a linear layer on the one-hot numbers, but does not multiply by their zeros.
     """
 
     offsets: Tensor

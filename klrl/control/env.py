@@ -1,4 +1,4 @@
-"""Make the environments of the chosen ``env``; no other module makes any."""
+"""Make the batched environments of the chosen ``env``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from klrl.control.gym_make import make_one
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
-    """The copies of the chosen ``env`` as one batched environment."""
+    """Make the copies of the chosen ``env`` as one batched environment."""
     copies: VectorGymEnv = factory("env", config, CONTROL)(config, seed=seed, num_envs=num_envs)
     return copies
 
@@ -25,7 +25,7 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorG
         make=lambda: make_one(config),
         setting=config.named,
         action_mask=config.action_mask,
-        # A function of the user's may give each copy a model of its own.
+        # The user's function may give each copy a different model.
         batch=not isinstance(config, CustomEnvConfig),
     )
 
@@ -34,10 +34,10 @@ custom = gym
 
 
 def transformed(copies: EnvBase, transforms: tuple[Transform, ...] = ()) -> TransformedEnv:
-    """The copies with the transforms that a run collects with.
+    """Add the transforms of a run's rollouts to the copies.
 
-    Episode return (``episode_reward``) and length (``step_count``) come first, so that they count
-    the raw reward even when a KL transform shapes it at every step.
+    Episode return (``episode_reward``) and length (``step_count``) come first, so that the return
+    sums the raw reward even if a KL transform shapes the reward at every step.
     """
     return TransformedEnv(copies, Compose(RewardSum(), StepCounter(), *transforms))
 

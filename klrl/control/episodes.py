@@ -25,7 +25,7 @@ from klrl.base.time_limit import TookTooLong, within
 
 #: Longest episode that is saved, in steps.
 LONGEST = 20_000
-#: Steps of the check: of the past of one copy, and of each compared episode.
+#: Steps that one copy plays before the comparison, and most steps of each compared episode.
 _PAST, _COMPARED = 40, 24
 
 Call = Callable[[Callable[[], Any]], Any]
@@ -35,13 +35,13 @@ class Episodes:
     """The running episodes of N copies that are stepped together.
 
     Args:
-        answers: [N] of a structured type: the last observation, reward and ends of each copy.
+        answers: structured array [N]: the last observation, reward and ends of each copy.
     """
 
     def __init__(self, answers: np.ndarray) -> None:
         rows = answers.view(np.uint8).reshape(len(answers), -1)
         self.rows = [row.data for row in rows]
-        #: For each copy, a digest of all observations, rewards and ends of its episode.
+        #: For each copy, a checksum of all observations, rewards and ends of its episode.
         self.digests = [0] * len(rows)
         self._steps = 0
         self._begun = np.zeros(len(rows), np.int64)
@@ -64,7 +64,7 @@ class Episodes:
         return self._steps - int(self._begun.min())
 
     def state(self) -> dict[str, object] | None:
-        """The input of :func:`replayed`, and the digests; None if an episode is too long."""
+        """The state for :func:`replayed`, with the checksums; None if an episode is too long."""
         if self._longest > LONGEST:
             return None
         begun = (self._begun - self._begun.min()).tolist()
@@ -91,9 +91,9 @@ class Stream:
 
 
 def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """The steps of :meth:`Episodes.state` in order: a mask of running copies [N], and actions.
+    """Yield the resets and steps of :meth:`Episodes.state` in order, as (mask [N], actions).
 
-    Actions are None for a reset of these copies.
+    The mask selects the copies that are stepped, or, if actions is None, reset.
     """
     begun = np.array(state["begun"])
     for step, actions in enumerate([*state["actions"].cpu().numpy(), None]):
@@ -103,11 +103,11 @@ def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray 
             yield begun <= step, actions
 
 
-# ------------------------------------------------------------------------------------------ proof
+# ------------------------------------------------------------------------------------------ check
 
 
 def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = None) -> str:
-    """Why seed and actions do not determine an episode; empty if they do.
+    """Say why seed and actions do not determine an episode; empty if they do.
 
     Two new copies are compared, to the byte, after one of them has played. They alternate, so that
     draws from a shared generator are detected. Global generators are not changed.
@@ -123,20 +123,20 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
     except TookTooLong:
         return f"a step or a reset took longer than {timeout:g} s"
     except Exception as error:  # someone else's code: it may raise anything
-        return f"another copy fails: {first_line(error)}"
+        return f"a second copy fails: {first_line(error)}"
 
 
 def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
-    """Where the results of two copies differ, given the same seeds and actions."""
+    """Say where two copies differ, given the same seeds and actions; empty if they do not."""
     space = copy.deepcopy(played.action_space)
     space.seed(0)
     _reset(played, 0, call)
     for _ in range(_PAST):
         if any(_step(played, space.sample(), call)[2:]):
             _reset(played, 0, call)
-    for seed in (1, 2):  # at the second seed both copies have a past
+    for seed in (1, 2):  # at the second seed both copies have played
         if _reset(played, seed, call) != _reset(fresh, seed, call):
-            return "a copy that has played begins otherwise than a new one with the same seed"
+            return "after the same seeded reset, a used copy differs from a new one"
         for step in range(1, _COMPARED + 1):
             action = space.sample()
             answer = _step(played, action, call)

@@ -55,7 +55,7 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play episodes in fresh copies of the environment, one from each start state.
 
-    If ``size`` has too few steps for all episodes, only those start together that certainly fit.
+    If ``size`` has too few steps for all episodes, only as many start together as surely fit.
     Sampling does not change torch's global generator. With a ``reference``, both KLs are measured
     in the states of the episodes.
     """
@@ -202,7 +202,7 @@ def distances(
 
 
 def _check_kinds(parties: Parties, config: Config) -> None:
-    """Require that the policies have equal observations and actions, for one task."""
+    """Require that all policies have the same kind of observations and actions."""
     on = policy_kind(config.env, control_config(parties.on).actor)
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if not isinstance(path, Path) or path == parties.on:
@@ -210,8 +210,8 @@ def _check_kinds(parties: Parties, config: Config) -> None:
         stored = control_config(path)
         for name, theirs, here in policy_kind(stored.env, stored.actor).differences(on):
             raise ConfigError(
-                f"{setting}={path}: its {name} is {theirs}, and the states need {here}; give "
-                "runs with the same"
+                f"{setting}={path}: its {name} is {theirs}, but the states require {here}; give "
+                f"runs with the same {name}"
             )
 
 

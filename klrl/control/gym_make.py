@@ -16,7 +16,7 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
 from klrl.config.own import PartError, config_errors, make_own
 
-_WRAPPED = "name a gymnasium.Wrapper, or a function that returns an environment in one"
+_WRAPPED = "name a gymnasium.Wrapper, or a function that returns a wrapped environment"
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:
@@ -49,7 +49,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
         made: object = make_own("env", config, {})
         with config_errors("env", config):  # a TorchRL environment may compute its specs only here
-            if "torchrl.envs" in sys.modules:  # else ``made`` is no TorchRL environment
+            if "torchrl.envs" in sys.modules:  # else ``made`` cannot be a TorchRL environment
                 from klrl.control.torchrl_env import as_gym
 
                 made = as_gym(config.named, made)
@@ -63,7 +63,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, object]) -> gymnasium.Env:
-    """``gymnasium.make`` of an id or ``module:id``, with MuJoCo's warnings in Python's logging."""
+    """``gymnasium.make`` of an id or ``module:id``; MuJoCo's warnings go to Python's logging."""
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
@@ -93,6 +93,6 @@ def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasi
 
 
 def _log(message: str) -> None:
-    # MuJoCo 4 prints this about Gymnasium's half_cheetah.xml at every start; klrl cannot fix it.
+    # MuJoCo 4 logs a deprecation in Gymnasium's half_cheetah.xml at every start; hide it.
     level = logging.DEBUG if "is deprecated and will be removed" in message else logging.WARNING
     logging.getLogger("mujoco").log(level, message)

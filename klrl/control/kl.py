@@ -1,4 +1,4 @@
-"""KL(policy||reference) of a control rollout: measured by every estimator, charged once."""
+"""Measure KL(policy||reference) of a control rollout by every estimator, and charge it once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from klrl.kl.measure import mean_charged, mean_kl
 from klrl.kl.reference import THE_POLICY, FrozenPolicy, FrozenReference
 from klrl.train.preflight import kl_at_start, run_checks
 
-#: Further keys under "next" in every control batch.
+#: Further keys under "next" in a control batch.
 REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
 
 #: Keys of the charged divergence [N, T], if it is not the reverse KL, and of its standard error,
@@ -45,9 +45,9 @@ class LivePolicy(FrozenPolicy):
 class AnnotatedReference(LivePolicy):
     """A reference that reads its outputs from the batch, where :func:`annotate` stored them.
 
-    It needs one forward per rollout for any number of transforms. For batches without an annotation
-    (single steps of an environment) it evaluates the policy. The policy is not copied, since a
-    reference rule may change it.
+    So any number of transforms needs one forward per rollout. For batches without an annotation
+    (single steps of an environment) the reference is evaluated. The wrapped policy is not copied,
+    since a reference rule may change it.
     """
 
     def log_prob(self, tensordict: TensorDictBase, **how: object) -> Tensor:
@@ -69,9 +69,9 @@ Reference: TypeAlias = ProbabilisticTensorDictSequential | AnnotatedReference
 def make_reference_kl(
     config: KLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL | None:
-    """Build the transform of ``kl``; None for ``kl=none``.
+    """Build the KL of the chosen ``kl``, with its transform; None for ``kl=none``.
 
-    Neither policy is copied, so the transform uses the current reference.
+    Neither policy is copied, so the transform always reads their current weights.
     """
     return factory("kl", config, CONTROL.name)(config, actor, reference)
 
@@ -83,7 +83,7 @@ def no_kl(config: KLConfig, actor: ProbabilisticTensorDictSequential, reference:
 def retrieve(
     config: RetrieveKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
-    """``kl=retrieve``: log-probs, then the KL; arguments as in :func:`make_reference_kl`."""
+    """``kl=retrieve``: separate transforms for log-probs and KL; see :func:`make_reference_kl`."""
     divergence = Divergence(chosen_divergence(config), config.samples_mc_js)
     how = (chosen_estimator(config), config.placement)
     if config.placement == "loss":
@@ -129,7 +129,7 @@ def _penalty(config: RetrieveKLConfig) -> Any:
 def legacy(
     config: LegacyKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
-    """``kl=legacy``: one transform; arguments as in :func:`make_reference_kl`."""
+    """``kl=legacy``: one KLRewardTransform; arguments as in :func:`make_reference_kl`."""
     from klrl.envs.transforms.rlhf import KLRewardTransform
 
     transform = KLRewardTransform(
@@ -170,7 +170,7 @@ def annotate(
 
 
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
-    """Subtract coef * KL from an annotated rollout's reward [N, T], unless the environment did."""
+    """Subtract coef * KL from an annotated rollout's reward, unless the environment has done so."""
     if kl is None or kl.transform is None or kl.online:
         return
     if not kl.divergence.is_reverse:
@@ -183,7 +183,7 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
     """:func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per frame.
 
     pi_theta is the policy that sampled the batch; the batch has its parameters and log-probs.
-    If a different divergence is charged, :func:`klrl.kl.measure.mean_charged` is included.
+    If a different divergence is charged, :func:`klrl.kl.measure.mean_charged` is added.
     """
     policy = {key: batch.get(key) for key in family.param_keys}
     ref = {key: batch.get(("ref", key)) for key in family.param_keys}
@@ -197,7 +197,7 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
 
 # ------------------------------------------------------------------------- before the first rollout
 
-#: How many standard normal observations are used to compare policy and reference.
+#: The number of synthetic observations for the comparison of policy and reference.
 OBSERVATIONS = 64
 
 
@@ -205,7 +205,7 @@ OBSERVATIONS = 64
 def preflight_checks(
     agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
 ) -> list[str]:
-    """Compare policy and reference, if a fresh run starts with equal ones; returns lines."""
+    """Check that the KL is 0 in a fresh run whose reference is its first policy; returns lines."""
     if reference is None or not fresh or reference.rule.source != THE_POLICY:
         return []
     like = next(agent.actor.parameters())
@@ -213,7 +213,7 @@ def preflight_checks(
     seen = synthetic_observations(agent.layout, size, OBSERVATIONS)
     seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # keep bytes
     policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
-    remedy = "report this: a fresh policy must be its reference"
+    remedy = "report this: a fresh policy must equal its reference"
     kl = agent.family.kl(policy, ref)
     return run_checks([kl_at_start(kl, CONTROL, like.dtype, remedy)])
 

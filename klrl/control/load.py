@@ -1,4 +1,4 @@
-"""Load trained policies from a run folder, for their task or a changed one."""
+"""Load trained policies from a run folder, for their own task or a changed task."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
 
 
 def trained_reference(run: Path, which: str, device: str) -> Agent:
-    """The reference from a run's checkpoint, frozen; the agent's critic is meaningless."""
+    """The reference from a run's checkpoint, frozen; the critic of the agent is untrained."""
     agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
     if isinstance(part := control_config(run).reference, CustomReferenceConfig):
         from klrl.control.own_reference import own_reference
@@ -67,7 +67,7 @@ def trained_reference(run: Path, which: str, device: str) -> Agent:
 
 
 def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
-    """Networks for a run's task, of its policy's shape or of the described shape."""
+    """Networks for a run's task, shaped as ``described``; None: shaped as the run's policy."""
     config = control_config(run)
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(described or describe_policy(config), env)
@@ -90,7 +90,7 @@ def describe_policy(config: Config) -> dict[str, object]:
 def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = None) -> Agent:
     """Networks of the shape that :func:`describe_policy` describes, with fresh weights.
 
-    This checks the code of a described ``run``; the code of stored settings is checked already.
+    The code that ``run`` names, if given, must be trusted; that of stored settings was checked.
     """
     actor = typed_choice("actor", described)
     if run is not None:
@@ -115,7 +115,7 @@ def load_reference(
     reference = agent_like(described, env, path if folder is None else None)
     if reference.family.name != agent.family.name:
         raise ConfigError(
-            f"{_PATH}={path}: its policy is {reference.family.name}, this run's is "
+            f"{_PATH}={path}: its policy is {reference.family.name}, but this run's is "
             f"{agent.family.name}; choose actor={reference.family.name}"
         )
     if folder is not None:
@@ -127,7 +127,7 @@ def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobC
     """:func:`klrl.runs.other_task.config_on_task` for a control run."""
     keys = _OWN_TASK if isinstance(stored.env, CustomEnvConfig) else _TASK
     checked = allowed(overrides, keys)
-    # A different environment does not accept this one's arguments.
+    # A different environment may not accept the stored arguments.
     reset = ["env.kwargs={}"] if any(o.startswith("env.id=") for o in checked) else []
     config = stored_config(run, [*reset, *checked], changeable=keys)
     assert isinstance(config, Config)
@@ -137,7 +137,7 @@ def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobC
     kind, task = policy_kind(stored.env, stored.actor), policy_kind(config.env, stored.actor)
     for name, own, others in kind.differences(task):
         raise ConfigError(
-            f"{' '.join(overrides)}: its {name} is {others}, the policy's is {own}; "
-            "give a task with the same"
+            f"{' '.join(overrides)}: its {name} is {others}, but the policy's is {own}; "
+            f"give a task with the same {name}"
         )
     return config

@@ -1,4 +1,4 @@
-"""Step all copies of a MuJoCo task in one call, equal to the bit to Gymnasium's own steps.
+"""Step all copies of a MuJoCo task in one call; results equal Gymnasium's to the bit.
 
 Gymnasium steps one simulation at a time and computes its observation, reward and end in Python,
 which takes half as long as the simulation. MuJoCo's Batch steps N simulations in one call, and the
@@ -61,7 +61,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
 
 
 def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.Env]) -> str:
-    """Where the first copies of a batch differ from Gymnasium's; empty if they do not."""
+    """Say where the first copies of a batch differ from Gymnasium's; empty if they do not."""
     count, space = batch.count, env.action_space
     answers = np.zeros((count, *env.observation_space.shape)), *np.zeros((3, count))
     mask, seeds = np.arange(count) < len(own), iter(range(len(own) * (_STEPS + 1)))

@@ -1,4 +1,4 @@
-"""Policy and critic: orthogonal MLPs on normalised observations, evaluated singly or together."""
+"""Policy and critic: networks on normalised observations, evaluated separately or together."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class ObservationNormalizer(nn.Module):
     """(x - mean) / std with running statistics, clipped to +-10.
 
-    Only :meth:`update` changes the statistics. The runner calls it once per iteration, after the
-    learner, so they are constant from the rollout to the end of its update. The statistics are
-    buffers, so a copied policy has its own.
+    Only :meth:`update` changes the statistics. The training loop calls it once per iteration, after
+    the learner, so they are constant from the rollout to the end of its update. They are buffers,
+    so a copied policy has its own statistics.
     """
 
     clip = 10.0
@@ -69,7 +69,7 @@ class ObservationNormalizer(nn.Module):
 
 
 class VectorNormalizer(ObservationNormalizer):
-    """Normalise the vectors of packed observations [..., D]: the first ``size`` numbers."""
+    """Normalise only the vectors in packed observations [..., D]: the first ``size`` numbers."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalise the vectors of [..., D]."""
@@ -100,7 +100,7 @@ def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
 class PolicyNet(nn.Module):
     """observation [..., D] -> the distribution's parameters.
 
-    ``outputs`` is A for a Gaussian, K for a categorical, whose ``init_std`` is None. The last
+    ``outputs`` is A for a Gaussian, K for a categorical (then ``init_std`` is None). The last
     ``masked`` numbers of an observation are the mask of the K actions; an excluded action has
     probability 0.
     """
@@ -142,7 +142,7 @@ class PolicyNet(nn.Module):
         return out, self.log_std.exp().expand_as(out)
 
     def allowed(self, logits: Tensor, observation: Tensor) -> Tensor:
-        """The logits, with excluded actions of the observation's mask at -1e9."""
+        """Set the logits of actions that the observation's mask excludes to -1e9."""
         if not self.masked:
             return logits
         return logits.masked_fill(observation[..., -self.masked :] == 0, EXCLUDED)
@@ -198,7 +198,7 @@ class Networks(nn.Module):
         """[B, D] -> (the family's parameters..., value [B])."""
         if self.policy.trunk is self.value.trunk and not _is_mlp(self.policy.trunk):
             # A CNN is evaluated once for both, to save time; an MLP twice, since one evaluation
-            # would round the gradients' sums differently.
+            # sums gradients in a different order, which changes their rounding.
             hidden = self.policy.trunk(normalized)
             value = self.value.of_features(hidden).squeeze(-1)
             return (*self.policy.of_features(hidden, normalized), value)
@@ -206,7 +206,7 @@ class Networks(nn.Module):
         return (*self.policy.of_normalized(normalized), value)
 
     def in_order(self) -> list[nn.Parameter]:
-        """Each parameter once; matching layers of both trunks are adjacent: one view spans both."""
+        """Each parameter once, with matching layers of the two trunks adjacent."""
         # The user's own networks have no trunk.
         pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=False)
         parameters = [p for pair in pairs for p in pair] + list(self.parameters())
@@ -216,7 +216,7 @@ class Networks(nn.Module):
 class PairedNetworks:
     """Both networks, evaluated together to halve the operations of eager mode.
 
-    Policy and critic have trunks of the same shape. Matching weights that are adjacent in memory
+    Policy and critic have trunks of the same shape. Matching weights are adjacent in memory, and
     are viewed as one tensor [2, H, D], so a layer of both trunks is one batched product.
     """
 
@@ -230,7 +230,7 @@ class PairedNetworks:
         self._activations = [x for x in self._policy.trunk if not isinstance(x, nn.Linear)]
         trunks = {id(x) for net in (self._policy, self._value) for x in net.trunk.parameters()}
         rest = [p for p in networks.in_order() if id(p) not in trunks]
-        #: Tensors to differentiate by; together they cover the flat tensor of parameters, in order.
+        #: Tensors to differentiate by; in order, they make up the flat tensor of parameters.
         self.leaves: list[Tensor] = [x for pair in self._weights for x in pair] + list(rest)
 
     def __call__(self, normalized: Tensor) -> tuple[Tensor, ...]:
@@ -267,7 +267,7 @@ def linears(trunk: nn.Sequential) -> list[nn.Linear]:
 
 
 def _both(policy: Tensor, value: Tensor) -> Tensor:
-    """One leaf [2, ...] over two tensors that are adjacent in memory."""
+    """View two tensors that are adjacent in memory as one leaf [2, ...]."""
     both = policy.detach().as_strided((2, *policy.shape), (policy.numel(), *policy.stride()))
     assert both[1].data_ptr() == value.data_ptr()
     return both.requires_grad_()

@@ -1,7 +1,7 @@
 """Observations of several entries: how they are packed, and which encoder reads each entry.
 
-A Box of one dimension is a vector, and is stepped, stored and normalised as a vector. Any other
-space is a list of *entries*, one for each key of a Dict or index of a Tuple:
+A Box of one dimension is stepped, stored and normalised unchanged, as a vector. Any other space is
+a list of *entries*, one for each key of a Dict or index of a Tuple:
 
     entry    of the space                                 read by
     vector   Box, MultiBinary                             an MLP, after normalisation
@@ -12,8 +12,8 @@ space is a list of *entries*, one for each key of a Dict or index of a Tuple:
 
 For storage the entries of a step are packed into one array [D], the *transport*, in the order of
 the table: uint8 if bytes can represent all entries (images, small numbers, masks), else float32,
-which is exact for integers up to 2^24. :class:`Layout` packs and splits without loss. A space of a
-single vector, one-hot numbers included, needs no layout: its entries *are* the vector.
+which is exact for integers up to 2^24. :class:`Layout` packs and splits without loss. A single
+space that is no image has no layout: it is flattened to a vector (integers one-hot).
 
 Imports no torch.
 """
@@ -45,7 +45,7 @@ KINDS = ("vector", "index", "image", "mask")
 class ObservationPart:
     """One entry of an observation."""
 
-    key: str  # the path, joined by dots; empty if the entry is the whole observation
+    key: str  # the path joined by dots; empty if the entry is the whole observation
     path: Path  # keys and indices to look up the entry
     kind: str  # one of KINDS
     shape: tuple[int, ...]
@@ -92,17 +92,17 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """D."""
+        """The length D of a transport."""
         return sum(entry.size for entry in self.entries)
 
     @property
     def vectors(self) -> int:
-        """How many numbers, at the beginning, belong to vectors, which are normalised."""
+        """How many numbers at the start of a transport belong to vectors, and are normalised."""
         return sum(entry.size for entry in self.entries if entry.kind == "vector")
 
     @property
     def masked(self) -> int:
-        """How many numbers, at the end, belong to the mask."""
+        """How many numbers at the end of a transport belong to the mask."""
         return sum(entry.size for entry in self.entries if entry.kind == "mask")
 
     @property
@@ -126,7 +126,7 @@ class Layout:
     def pack(self, observation: object, mask: object = None, *, ended: bool = False) -> np.ndarray:
         """Pack an observation, and the info's mask, into a transport [D].
 
-        ``ended``: no action follows, so the mask may be missing, and may allow no action.
+        If the episode has ``ended``, the mask may be missing or allow no action.
         """
         packed = np.empty(self.size, self.dtype)
         for entry, place in self.places():
@@ -153,11 +153,11 @@ class Layout:
         allowed = np.asarray(mask).reshape(-1) != 0
         for choice in np.split(allowed, np.cumsum(entry.counts)[:-1]):
             if not choice.any() and not ended:
-                raise Misfit(f"{entry.key} allows no action, and the episode has not ended")
+                raise Misfit(f"{entry.key} allows no action, but the episode has not ended")
         return allowed
 
     def first_allowed(self, packed: np.ndarray) -> np.ndarray:
-        """The first action [1, M] of each choice that the mask of a transport [D] allows."""
+        """For each of M choices, the first action that the mask in a transport allows: [1, M]."""
         (mask,) = (entry for entry in self.entries if entry.kind == "mask")
         allowed = np.split(packed[-self.masked :], np.cumsum(mask.counts)[:-1])
         return np.array([[int(np.argmax(choice)) for choice in allowed]])
@@ -180,18 +180,18 @@ class Layout:
 
     @property
     def line(self) -> str:
-        """A line for the user: the entries and their encoders."""
+        """The entries and their encoders, in a line for the user."""
         return f"observation, by key: {self.names}"
 
 
 def layout_of(
     setting: str, observation: Space, action: Space, action_mask: str = "auto"
 ) -> Layout | None:
-    """The layout of a space; None for a single vector. ``setting`` names the environment."""
+    """The layout of a space, None if it has none; ``setting`` names the environment in errors."""
     parts = dict(_leaves(observation, ()))
     from_info = action_mask == "info"
     has_mask = (MASK,) in parts and action_mask == "auto"
-    alone = parts.get(())  # a single space, which may be flat or one-hot
+    alone = parts.get(())  # the space itself, if it is neither a Dict nor a Tuple
     served = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if not from_info and isinstance(alone, served) and not is_image(alone):
         return None
@@ -217,8 +217,8 @@ def require_actor(actor: str, layout: Layout | None) -> None:
     if images and actor not in ("cnn", "custom"):
         shape = "x".join(map(str, images[0].shape))
         raise ConfigError(
-            f"actor={actor}: an MLP reads no images, and {images[0].key or 'the observation'} is "
-            f"one of {shape} bytes; choose actor=cnn, or actor=custom"
+            f"actor={actor}: an MLP reads no images, but {images[0].key or 'the observation'} is "
+            f"an image of {shape} bytes; choose actor=cnn, or actor=custom"
         )
     if not images and actor == "cnn":
         raise ConfigError(
@@ -227,7 +227,7 @@ def require_actor(actor: str, layout: Layout | None) -> None:
         )
 
 
-#: CNN -> the smallest side of an image, in pixels, for which it has an output.
+#: CNN -> the smallest side of an image, in pixels, that it can read.
 SMALLEST = {"nature": 36, "impala": 1}
 
 
@@ -238,25 +238,25 @@ def check_images(layout: Layout | None, cnn: str) -> None:
         if min(height, width) < SMALLEST[cnn]:
             least = SMALLEST[cnn]
             raise ConfigError(
-                f"actor.arch={cnn}: needs images from {least} x {least} on, and the environment's "
-                f"are {height} x {width}; choose actor.arch=impala, or resize them"
+                f"actor.arch={cnn}: needs images of at least {least} x {least}, but the "
+                f"environment's are {height} x {width}; choose actor.arch=impala, or resize them"
             )
 
 
 def is_image(space: Space) -> bool:
-    """Whether a space is read as an image; see the table."""
+    """Whether a space is read as an image; see the table at the top."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
     return len(space.shape) in (3, 4) or (len(space.shape) == 2 and int(space.high.max()) == 255)
 
 
 def flattened(space: Space) -> str | None:
-    """A line about a single vector that is flattened; None for a Box of one dimension."""
+    """A line for the user about a space that is flattened; None for a Box of one dimension."""
     if isinstance(space, spaces.Box):
         if len(space.shape) == 1:
             return None
-        return f"observation: Box of shape {space.shape}, {math.prod(space.shape)} numbers in a row"
-    return f"observation: {space}, one-hot, {spaces.flatdim(space)} numbers"
+        return f"observation: Box of shape {space.shape}, flat: {math.prod(space.shape)} numbers"
+    return f"observation: {space}, one-hot: {spaces.flatdim(space)} numbers"
 
 
 class Packed(gymnasium.Wrapper):
@@ -267,12 +267,12 @@ class Packed(gymnasium.Wrapper):
         self.layout, self.observation_space = layout, layout.space
 
     def reset(self, **how: object) -> tuple[np.ndarray, Info]:
-        """As the environment's."""
+        """Reset the environment, and pack its observation."""
         observation, info = self.env.reset(**how)
         return self.layout.pack(observation, self._mask(info)), info
 
     def step(self, action: object) -> tuple[np.ndarray, object, bool, bool, Info]:
-        """As the environment's."""
+        """Step the environment, and pack its observation."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         ended = bool(terminated or truncated)
         packed = self.layout.pack(observation, self._mask(info), ended=ended)
@@ -283,7 +283,7 @@ class Packed(gymnasium.Wrapper):
 
 
 def _leaves(space: Space, path: Path) -> Iterator[tuple[Path, Space]]:
-    """(path, space) of every part that has no parts itself."""
+    """(path, space) of every part that is neither a Dict nor a Tuple."""
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
             yield from _leaves(inner, (*path, key))
@@ -321,7 +321,7 @@ def _mask_entry(setting: str, action: Space) -> ObservationPart:
         counts = tuple(map(int, action.nvec.reshape(-1)))
     else:
         raise ConfigError(
-            f"{setting}: {MASK} masks Discrete and MultiDiscrete actions, and its actions are "
+            f"{setting}: {MASK} masks Discrete and MultiDiscrete actions, but its actions are "
             f"{type(action).__name__}; set env.action_mask=none, or wrap the environment"
         )
     return ObservationPart(MASK, (MASK,), "mask", (sum(counts),), counts)
@@ -342,7 +342,7 @@ def _named(entry: ObservationPart) -> str:
 
 
 def _from_zero(entry: ObservationPart, value: object) -> np.ndarray:
-    """Flat, and numbers counted from 0."""
+    """Flatten an entry's value; count the values of an index from 0."""
     flat = np.asarray(value).reshape(-1)
     if entry.kind != "index":
         return flat

@@ -33,9 +33,9 @@ _WHAT = "return a network (torch.nn.Module)"
 
 
 class OwnPolicyNet(PolicyNet):
-    """The user's network as the policy: it is the head, and there is no trunk.
+    """The user's network as the policy: the network is the head, and there is no trunk.
 
-    If it outputs the ``whole`` Gaussian, klrl's standard deviation is left out.
+    If it outputs the ``whole`` Gaussian (loc and scale), klrl's standard deviation is left out.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tens
     outputs = _try(network, seen, [plain.outputs] * len(family.param_keys))
     if gaussian and len(outputs) == 2 and not (outputs[1] > 0).all():
         raise PartError(
-            "its second output is the scale of a Gaussian, and it is not above 0; give it an exp "
-            "or a softplus"
+            "its second output is the scale of a Gaussian, but is not above 0; apply exp "
+            "or softplus to it"
         )
     return not gaussian or len(outputs) == 2
 
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
-    """Try a network on observations [6, D]; return its outputs, at most one per width."""
+    """Try a network on observations [6, D]; return its outputs, of widths ``most`` or fewer."""
     outputs = require_steady(lambda seen: _outputs(network, seen, most), seen)
     _require_used(outputs, dict(network.named_parameters()))
     return outputs
@@ -113,14 +113,14 @@ def require_steady(
     """Require finite outputs of observations [6, D], the same twice, and of each one alone."""
     outputs, again = (network(seen.reshape(2, 3, -1)) for _ in range(2))
     if not all(torch.isfinite(each).all() for each in outputs):
-        raise PartError("its outputs are not finite; look at its initialisation")
+        raise PartError("its outputs are not finite; check its initialisation")
     alone = zip(*(network(each[None]) for each in seen), strict=True)
     apart = [torch.cat(each).reshape(a.shape) for a, each in zip(outputs, alone, strict=True)]
     for first, second, single in zip(outputs, again, apart, strict=True):
         if not (torch.equal(first, second) and torch.allclose(first, single, atol=1e-4)):
             raise PartError(
                 "its output for an observation depends on chance, on earlier calls or on other "
-                "observations; leave dropout, noise, hidden states and batch normalisation out"
+                "observations; remove dropout, noise, hidden states and batch normalisation"
             )
     return outputs
 

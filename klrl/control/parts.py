@@ -105,7 +105,7 @@ class ControlParts(Parts):
             config.advantage, self.agent.critic, config.env.reward_scale, self._reward_normalizer
         )
         estimator = None if self.kl is None else self.kl.loss_estimator
-        # On resume the mode is kept, since auto might choose a different one for more frames.
+        # On resume the mode is kept, since auto might choose a different mode for more frames.
         mode = (before or {}).get("compile") or config.learner.compile
         steps = ControlSteps(config, self.agent, estimator, mode, self.divergence)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
@@ -166,7 +166,7 @@ class ControlParts(Parts):
         return REVERSE if self.kl is None else self.kl.divergence
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
-        """Make the collector; it resumes the loaded episodes, or seeds new ones by iteration."""
+        """Make the collector; resume loaded episodes, or seed new episodes by the iteration."""
         if self.data is not None:
             anew, self.data.iteration = self._reward_normalizer, iteration
             self.data.begin = (lambda: None) if anew is None else anew.begin_episodes
@@ -186,7 +186,7 @@ class ControlParts(Parts):
 
     @property
     def collecting(self) -> str:
-        """The collector, how it steps the copies, and what evaluates the policy."""
+        """The collector, how it steps the copies, and whether numpy or torch runs the policy."""
         config, device = self.config.collector, self.device
         if isinstance(config, DemonstrationsConfig):
             return f"collector={config.name}, read from {config.data}"
@@ -200,7 +200,7 @@ class ControlParts(Parts):
         return super().resume if self.data is not None else self._episodes.manifest
 
     def components(self) -> dict[str, Component]:
-        """Networks, optimiser and rollout; reference and reward normaliser if they have state."""
+        """Networks, optimiser, rollout; reference, reward normaliser, custom advantage if any."""
         components = {
             "agent": self.agent.modules,
             "optimizer": self.learner.steps.optimizer,
@@ -252,7 +252,7 @@ def _mean(value: torch.Tensor) -> float:
 
 
 def _episodes(after: TensorDictBase) -> Row:
-    """Metrics of the episodes that ended in a rollout; empty if none ended."""
+    """Metrics of the episodes that ended in a rollout; only their number if none ended."""
     ended = after.get("done")
     if not ended.any():
         return {"reward/episodes": 0}

@@ -1,4 +1,4 @@
-"""Check a control job before it starts: environment and other runs. Imports no torch."""
+"""Check a control job's environment, and the other runs it reads. Imports no torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from klrl.control.gym_make import make_one
 from klrl.control.observation import MASK, Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
 
-#: Most joint actions of a MultiDiscrete over which klrl sums js, tv or a custom divergence.
+#: The largest number of joint actions over which klrl sums js, tv or a custom divergence.
 MOST_JOINT = 4096
 
 
@@ -53,22 +53,22 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
         count, divergence = joint_actions(space), config.kl.divergence
         if count is not None and count > MOST_JOINT:
             raise ConfigError(
-                f"kl.divergence={divergence}: {config.env.named} has {count} joint actions, and "
-                f"the {divergence} is summed over all of them, at most {MOST_JOINT}; choose "
-                "kl.divergence=forward or reverse"
+                f"kl.divergence={divergence}: {config.env.named} has {count} joint actions, but "
+                f"{divergence} is a sum over at most {MOST_JOINT}; choose kl.divergence=forward "
+                "or reverse"
             )
     if not resumed:
         for setting, path, run in other_runs(config):
-            from klrl.runs.resume import warn_edited  # only a job with another run loads it
+            from klrl.runs.resume import warn_edited  # few jobs need this import
 
             _check_same_kind(setting, path, config, run)
             warn_edited(setting, path, run)
 
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> Space:
-    """Make the environment and take a step; refuse an environment if that fails.
+    """Make the environment and take a step; refuse what fails, or does not fit the actor.
 
-    Returns its action space.
+    Returns the action space.
     """
     copy = make_checked(env)
     space = copy.action_space
@@ -115,7 +115,7 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
 
 
 class PolicyKind(NamedTuple):
-    """The kind of a policy: equal for any two policies of one task, whatever their networks."""
+    """The inputs and outputs of a policy, but not its networks; to compare two policies."""
 
     distribution: str
     observation: object
@@ -129,7 +129,7 @@ class PolicyKind(NamedTuple):
 
 
 def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
-    """(distribution, length or entries of an observation, shape or number of actions)."""
+    """The kind of policy that ``actor`` gives in this environment, which is made and closed."""
     copy = _make(env)
     chosen = actor.chosen if actor.chosen in ("tanh_normal", "categorical") else "normal"
     family = FAMILIES.get(type(copy.action_space), chosen)
@@ -142,7 +142,7 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
 
 def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = None) -> None:
     """Reset and step, since an argument of the wrong type often fails only at the first step."""
-    # A custom TorchRL environment has this method.
+    # Only custom TorchRL environments have this method.
     specs = getattr(copy.unwrapped, "require_specs", None)
 
     def step() -> tuple[tuple[np.ndarray, object], object]:
@@ -175,11 +175,11 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
     except TookTooLong:
         raise ConfigError(
             f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; "
-            "fix the environment, or give more"
+            "fix the environment, or raise the limit"
         ) from None
     except Misfit as error:
         raise ConfigError(
-            f"{env.named}: its first step: {error}; fix the environment, or the setting named"
+            f"{env.named}: its first step: {error}; fix the environment, or the named setting"
         ) from error
     except (Exception, SystemExit) as error:  # someone else's code: it may raise anything
         if isinstance(env, CustomEnvConfig):
@@ -223,8 +223,8 @@ def _check_id(env_id: str) -> None:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
         raise ConfigError(
-            f"env.id={env_id}: {first_line(error).rstrip('.')}; one that a module registers is "
-            f"given as env.id=module:{name}"
+            f"env.id={env_id}: {first_line(error).rstrip('.')}; for an environment that a "
+            f"module registers, give env.id=module:{name}"
         ) from error
     except (ModuleNotFoundError, TypeError, ValueError) as error:  # ``..name``, or an empty name
         extra = EXTRAS.get(module)
@@ -273,14 +273,14 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         serves = name == "action distribution" and others in choices_for("actor", CONTROL)
         choice = f"choose actor={others}" if serves else "give another run"
         raise ConfigError(
-            f"{setting}={path}: its {name} is {others}, this run's is {own}; {choice}"
+            f"{setting}={path}: its {name} is {others}, but this run's is {own}; {choice}"
         )
     network, other_network = (_network(c.actor) for c in (config, other))
     if setting == "actor.init" and network != other_network:
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
 
 
-#: The settings that determine the shapes of a network's weights, and its scale of pixels.
+#: The settings that determine the shapes of a network's weights, and the scaling of pixels.
 _SHAPES = (
     *("hidden", "activation", "share_trunk", "arch", "scale"),
     *("target", "args", "own_critic"),
@@ -292,7 +292,7 @@ def _network(actor: ActorConfig) -> str:
 
 
 def control_config(run: Path, setting: str = "run") -> Config:
-    """The settings of a control run."""
+    """Read the settings of a control run; refuse a language run."""
     from klrl.runs.resume import stored_config
 
     config = stored_config(run)

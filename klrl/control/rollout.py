@@ -1,4 +1,4 @@
-"""The rollout of ``collector=torchrl``; and running episodes in checkpoints and on resume."""
+"""Rollouts of ``collector=torchrl``; and how checkpoints save and restore running episodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from klrl.control.vector import VectorRollout
 
 
 class TorchRLRollout:
-    """``collector=torchrl``, TorchRL's collector: rollouts of ``steps`` steps of every copy."""
+    """``collector=torchrl``: rollouts of ``steps`` steps of every copy, by TorchRL's Collector."""
 
     def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
         from torchrl.collectors import Collector  # slow: imports all collectors
@@ -52,8 +52,8 @@ class TorchRLRollout:
     def state_dict(self) -> dict[str, Any]:
         """The state at the start of the next rollout; empty if it cannot be saved.
 
-        The state_dict of TorchRL's collector lacks the environment and the carrier, which has the
-        next observation and the sums of running episodes.
+        The collector's own state_dict lacks the environment and the carrier: TorchRL's TensorDict
+        with the next observation and the sums of running episodes.
         """
         episodes = self._base.episodes() if isinstance(self._base, VectorGymEnv) else None
         if episodes is None:
@@ -76,7 +76,7 @@ class TorchRLRollout:
         self._collector._traj_pool.load_state_dict(state["trajectories"])
 
 
-# ------------------------------------------------------------------------- saved, and gone on with
+# ------------------------------------------------------------------ running episodes, for resume
 
 ControlRollout = VectorRollout | TorchRLRollout
 
@@ -86,7 +86,7 @@ class RunningEpisodes:
 
     def __init__(self) -> None:
         self.repeatable = self.new = False
-        self._why = "they have not begun"  # why a resumed run begins new episodes; empty if not
+        self._why = "they have not begun"  # why a resume begins new episodes; empty: it does not
         self._rollout: ControlRollout | None = None
         self._loaded: dict[str, Any] = {}
 
@@ -100,7 +100,7 @@ class RunningEpisodes:
 
     @property
     def manifest(self) -> dict[str, str]:
-        """Manifest entries: are episodes repeatable, and does a resumed run continue them."""
+        """Manifest entries: whether episodes are repeatable, and a resumed run continues them."""
         return {
             "repeatable": "yes" if self.repeatable else "no",
             "resume": "anew" if self._why else "exact",
@@ -126,17 +126,17 @@ class RunningEpisodes:
         loaded, self._loaded = self._loaded, {}
         if "episodes" in loaded:
             why = self._go_on(loaded, make, reseed)
-            if why:  # even if the check passed: the replay failed
+            if why:  # the replay failed, even if the check passed
                 self.repeatable, self._why = False, why
         else:
             self._rollout = make()
-            why = self._why or f"this checkpoint holds none, or one of over {LONGEST:,} steps ran"
+            why = self._why or f"the checkpoint has no episodes, or one had over {LONGEST:,} steps"
         assert self._rollout is not None
         self.new = iteration > 0 and bool(why)
         if self.new:
-            say(f"resume: new episodes begin: {why}")
+            say(f"resume: this run begins new episodes: {why}")
         elif self._why:
-            say(f"resume: a resumed run begins new episodes: {self._why}")
+            say(f"resume: a later resume will begin new episodes: {self._why}")
         return self._rollout
 
     def _go_on(
@@ -150,7 +150,7 @@ class RunningEpisodes:
             rollout = self._rollout = make()
             try:
                 rollout.load_state_dict(loaded)
-            except Exception as error:  # also of the environment, whose version may have changed
+            except Exception as error:  # the environment, too, may fail: its version may differ
                 reseed()
                 rollout.restart()
                 return f"{type(error).__name__}: {first_line(error)}"

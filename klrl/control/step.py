@@ -3,10 +3,10 @@
     step(flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics
 
 ``flat`` [P] contains every parameter of policy and critic once; the modules' parameters are views
-of ``flat``, so a step changes them in place. ``rows`` [B, C] is a minibatch with its entries side
-by side. Learning rate, beta and kl.coef are a tensor, since each new Python number would trigger a
-compilation. Nothing else changes between steps: the observation statistics are constant during an
-update, so observations are normalised before the first step.
+of ``flat``, so a step changes them in place. ``rows`` [B, C] is a minibatch, packed by
+:class:`Columns`. Learning rate, beta and kl.coef are a tensor, since each new Python number would
+trigger a compilation. Nothing else changes between steps: the observation statistics are constant
+during an update, so observations are normalised before the first step.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from klrl.losses.policy import LossTerms, PolicyLoss, Scored
 #: Adam's decay rates (Kingma and Ba 2015).
 BETA1, BETA2 = 0.9, 0.999
 
-#: Key -> the entry of some frames that a step reads.
+#: Key -> tensor [B, ...], the entries of a minibatch.
 Minibatch = Mapping[str, Tensor]
 #: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics; changes the first four.
 Step = Callable[..., Tensor]
 
 
 class Columns:
-    """Named tensors [B, ...] side by side in one float32 matrix [B, C].
+    """The layout of named tensors [B, ...] as columns of one float32 matrix [B, C].
 
     One gather shuffles all entries, and a compiled step has one input whose shape can be checked.
     Integers (actions) are exact as float32 up to 2^24. Four bytes (pixels) share a float; such
@@ -48,7 +48,7 @@ class Columns:
         for key, value in example.items():
             if value.dtype not in (torch.float32, torch.int64, torch.uint8):
                 raise TypeError(
-                    f"{key} is {value.dtype}: a minibatch holds float32, int64 and uint8"
+                    f"{key} is {value.dtype}: a minibatch may only contain float32, int64 and uint8"
                 )
         self.shapes = {key: (value.shape[1:], value.dtype) for key, value in example.items()}
         self.widths = [_width(*like) for like in self.shapes.values()]
@@ -64,12 +64,12 @@ class Columns:
 
 
 def _width(shape: torch.Size, dtype: torch.dtype) -> int:
-    """Columns of a tensor [B, *shape]."""
+    """The number of columns for a tensor [B, *shape]."""
     return -(-shape.numel() // 4) if dtype == torch.uint8 else shape.numel()
 
 
 def _columns(value: Tensor) -> Tensor:
-    """[B, ...] as columns [B, width] of float32."""
+    """Convert [B, ...] to columns [B, width] of float32."""
     flat = value.flatten(1) if value.ndim > 1 else value.unsqueeze(1)
     if value.dtype != torch.uint8:
         return flat.float()
@@ -77,7 +77,7 @@ def _columns(value: Tensor) -> Tensor:
 
 
 def _as(part: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Columns [B, width] as [B, *shape], by the cheapest operation."""
+    """Convert columns [B, width] to [B, *shape], by the cheapest operation."""
     if dtype == torch.uint8:
         return part.view(torch.uint8)[:, : shape.numel()].reshape(-1, *shape)
     if not shape:
@@ -97,7 +97,7 @@ class AdamSettings:
 
 
 class Adam:
-    """The optimiser's state, over one flat tensor that all parameters become views of."""
+    """Adam's state for one flat tensor, which all parameters become views of."""
 
     def __init__(self, parameters: list[nn.Parameter], settings: AdamSettings) -> None:
         self.settings = settings
@@ -138,7 +138,7 @@ def adamw(config: AdamWConfig, parameters: list[nn.Parameter]) -> Adam:
 def score(
     loss: PolicyLoss, family: Family, params: Params, value: Tensor, batch: Minibatch
 ) -> Scored:
-    """One number per frame [B], differentiable; a pure function.
+    """Compute a loss's inputs from the outputs of the current networks: differentiable, [B] each.
 
     ``batch`` contains ``action_log_prob, advantage, value_target, state_value`` [B], the family's
     sample, the old policy's parameters, the noise of :func:`draw`, and, if the loss charges the KL
@@ -174,7 +174,7 @@ def draw(loss: PolicyLoss, family: Family, batch: Minibatch) -> dict[str, Tensor
 
     ``entropy_noise`` [B, samples, A] if the entropy has no closed form; ``old_sample``
     [B, samples_mc_kl, ...] if KL(old||new) is sampled; ``divergence_noise``
-    [B, samples_mc_js, A] if the loss charges a js without a closed form.
+    [B, samples_mc_js, A] if the loss charges a divergence without closed form or sum.
     """
     drawn, old = {}, _old(family, batch)
     noise = family.entropy_noise(old, loss.config.samples_mc_entropy)
@@ -192,7 +192,7 @@ def draw(loss: PolicyLoss, family: Family, batch: Minibatch) -> dict[str, Tensor
 
 
 def _kl_old(loss: PolicyLoss, family: Family, params: Params, batch: Minibatch) -> Tensor:
-    """KL(old||new) [B] in closed form, or (to compare) the mean of log old - log new over draws."""
+    """KL(old||new) [B]: closed form; if ``sampled``, the mean of log old - log new over draws."""
     old = _old(family, batch)
     if loss.kl_old == "sampled":
         sample = batch["old_sample"]
@@ -211,7 +211,7 @@ def _detached(params: Params) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class StepParts:
-    """The parts that a step is built from; they are constant during a run."""
+    """The parts from which a step is built; they are not replaced during a run."""
 
     agent: Agent
     loss: PolicyLoss
@@ -232,7 +232,7 @@ def loss_terms(
 
 
 def _clipped(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """(the gradient scaled down to a norm of at most ``limit``, its norm before)."""
+    """Scale the gradient to a norm of at most ``limit``; also returns its norm before."""
     norm = gradient.norm()
     # The factor of torch.nn.utils.clip_grad_norm_, including its 1e-6.
     return gradient * (limit / (norm + 1e-6)).clamp(max=1.0), norm
@@ -259,7 +259,7 @@ def _fused_adam(
 ) -> None:
     """Adam by torch's fused kernel, one call instead of fifteen operations in eager mode."""
     flat, exp_avg, exp_avg_sq, count = state
-    torch_adamw(  # without decay equal to torch's Adam, to the bit
+    torch_adamw(  # with weight_decay=0 equal to torch's Adam, to the bit
         [flat],
         [gradient],
         [exp_avg],
@@ -296,7 +296,7 @@ def eager_step(problem: StepParts) -> Step:
     ) -> Tensor:
         batch = problem.columns.unpack(rows)
         terms = loss_terms(problem, networks(batch["observation"]), batch, coef)
-        natural = problem.loss.natural  # then no gradient reaches the policy
+        natural = problem.loss.natural  # if so, no gradient reaches the policy
         gradients = torch.autograd.grad(terms.total, parameters, materialize_grads=natural)
         with torch.no_grad():
             gradient = torch.cat([g.reshape(-1) for g in gradients])

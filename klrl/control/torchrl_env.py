@@ -1,8 +1,8 @@
-"""A custom TorchRL environment (``EnvBase``) as one copy of a Gymnasium environment.
+"""Wrap a custom TorchRL environment (``EnvBase``) as one copy of a Gymnasium environment.
 
 It is stepped, evaluated, saved and checked like any Gymnasium environment: its specs become spaces,
-and data carried between steps (``step_mdp``) are kept here. TorchRL's ``EnvBase.register_gym`` does
-not convert actions, so a one-hot action would be a number, and turns a mask into a Discrete(2).
+and the wrapper keeps the data for the next step (``step_mdp``). TorchRL's ``register_gym`` is
+not used: it passes a number where a one-hot action is due, and turns a mask into a Discrete(2).
 
 Each copy draws from its own stream instead of torch's global generator, since many environments
 seed that generator, and an evaluation would then change the policy's noise.
@@ -43,19 +43,19 @@ Key = str | tuple[str, ...]
 class TorchRLEnv(gymnasium.Env):
     """A copy of a TorchRL environment of batch size [], with one action and one reward."""
 
-    specs_calls = 10  # most resets and steps of :meth:`require_specs`
+    specs_calls = 10  # the largest number of resets and steps in :meth:`require_specs`
 
     def __init__(self, setting: str, base: EnvBase) -> None:
         _require_one(setting, base)
         self.base = base
         self._action_key, self._reward_key = base.action_keys[0], base.reward_keys[0]
         self._action_spec: TensorSpec = base.full_action_spec[self._action_key]
-        spec = self._action_spec  # the policy chooses a one-hot action as a number
+        spec = self._action_spec  # the policy's action is a number, also if the spec is one-hot
         plain = spec.to_categorical_spec() if isinstance(spec, OneHot) else spec
         self.action_space = _space(f"{setting}: its action_spec", plain)
         whole = _space(f"{setting}: its observation_spec", base.observation_spec)
         assert isinstance(whole, spaces.Dict)
-        # A single entry is the observation; several become a Dict.
+        # A single entry becomes the observation itself; several entries become a Dict.
         keys = list(whole.spaces)
         self._alone = keys[0] if len(keys) == 1 else None
         self.observation_space = whole if self._alone is None else whole[self._alone]
@@ -91,7 +91,7 @@ class TorchRLEnv(gymnasium.Env):
 
     def render(self) -> object:
         """The picture of the environment's ``render``."""
-        drawn = self.base.render()  # not a method of EnvBase itself
+        drawn = self.base.render()  # a method of subclasses; EnvBase has none
         return drawn.cpu().numpy() if isinstance(drawn, Tensor) else drawn
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class TorchRLEnv(gymnasium.Env):
         with self._stream.drawing():
             start = self.base.rand_action(self.base.reset())
             _require_entries("reset", start, before)
-            # step() would fail with an unclear error if _step omits an entry.
+            # If _step omits an entry, step() fails with an unclear error.
             after = self.base._step(start.copy())
             for spec in (before, self.base.full_reward_spec):
                 _require_entries("step", after, spec)
@@ -141,7 +141,7 @@ def _require_one(setting: str, base: EnvBase) -> None:
     if tuple(base.batch_size):
         raise ConfigError(
             f"{setting}: has the batch size {list(base.batch_size)}; return one environment of "
-            "batch size [], of which klrl makes env.num_envs"
+            "batch size []; klrl makes env.num_envs copies of it"
         )
     for what, keys in (("action", base.action_keys), ("reward", base.reward_keys)):
         if len(keys) != 1:
@@ -176,7 +176,7 @@ def _space(what: str, spec: TensorSpec) -> gymnasium.Space:
     raise ConfigError(f"{what} is a {type(spec).__name__}; {_LEAVE_OUT}")
 
 
-_LEAVE_OUT = "leave it out, as with torchrl.envs.ExcludeTransform, or wrap the environment"
+_LEAVE_OUT = "leave it out, with torchrl.envs.ExcludeTransform, or wrap the environment"
 
 
 # ---------------------------------------------------------------------------------------- answers
@@ -187,10 +187,10 @@ def _require_entries(when: str, data: TensorDictBase, spec: Composite) -> None:
     for key, leaf in spec.items(True, True):
         value = data.get(key, None)
         if not isinstance(value, Tensor):
-            raise Misfit(f"{when} wrote no {_listed([key])}, which its spec has; write it")
+            raise Misfit(f"{when} wrote no {_listed([key])}, which its spec requires; write it")
         if (value.dtype, value.numel()) != (leaf.dtype, leaf.shape.numel()):
-            wrote, says = (f"{x.dtype} of shape {list(x.shape)}" for x in (value, leaf))
-            raise Misfit(f"{when} wrote {_listed([key])} as {wrote}, and its spec says {says}")
+            wrote, due = (f"{x.dtype} of shape {list(x.shape)}" for x in (value, leaf))
+            raise Misfit(f"{when} wrote {_listed([key])} as {wrote}, but its spec requires {due}")
 
 
 def _entry(data: TensorDictBase, key: Key) -> Tensor:

@@ -72,7 +72,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         return minibatches
 
     def _prepare(self, example: tuple[Tensor, ...], columns: Columns) -> None:
-        """Make the step at the first minibatch; later ones must have the same layout."""
+        """Make the step at the first minibatch; later minibatches must have the same layout."""
         if self._prepared is None:
             problem = StepParts(self.agent, self.loss, self.optimizer.settings, columns)
             self._prepared = prepare(self._asked, self.config, problem, example, self.say)
@@ -86,7 +86,7 @@ class ControlSteps(Steps[Frames, Tensor]):
     def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
         """One gradient step on rows [B, C]."""
         assert self._prepared is not None
-        if coefficients is not self._coefficients:  # copy to the device once per epoch
+        if coefficients is not self._coefficients:  # copy to the device only if changed
             c = self._coefficients = coefficients
             self._coefficients_tensor = minibatch.new_tensor([c.lr, c.beta, c.kl_ref])
         return self._prepared.step(*self._arguments(minibatch))
@@ -105,7 +105,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         return 1 / self.agent.family.dimensions(frames) if per_action else 1.0
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
-        """Move the policy by TRPO's step, from the loss and KL(old||new) of the whole rollout."""
+        """Take TRPO's step of the policy, for the loss and KL(old||new) of the whole rollout."""
         from klrl.losses.trpo import natural_direction, take_step
 
         family, config, moved = self.agent.family, self.loss.config, self.actor_parameters
@@ -121,9 +121,9 @@ class ControlSteps(Steps[Frames, Tensor]):
         take_step(moved, *step, target)
 
     def lay_out(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """[N, T, ...] -> [N T, ...], advantages and values without their last dimension.
+        """Flatten a rollout [N, T, ...] to [N T, ...]; advantages and values to [N T].
 
-        Observations are normalised here, since the statistics are constant until the next rollout.
+        Observations are normalised here, once, since the statistics are constant in an update.
         """
         family = self.agent.family
         keys = ("action_log_prob", "advantage", "value_target", "state_value")

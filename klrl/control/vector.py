@@ -1,9 +1,9 @@
-"""``collector=vector``: a native loop over the batched environment that returns TorchRL's batch.
+"""``collector=vector``: klrl's own loop over the batched environment; it returns TorchRL's batch.
 
 TorchRL's step builds a dozen TensorDicts and a distribution for one small matrix product. Here the
 simulators are stepped in numpy, into [N, T] storage. Transforms only read transitions, so they are
-applied to the finished batch with the same result; parameters and log-probs are computed once for
-the whole rollout. The batch equals that of ``collector=torchrl``, key by key.
+applied to the finished batch with the same result; distribution parameters and log-probs are
+computed once for the whole rollout. The batch equals that of ``collector=torchrl``, key by key.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class VectorRollout:
         sampled: bool = True,
     ) -> None:
         self._env, self._base = env, env.base_env
-        self._transforms = _leaves(env.transform)  # these only read transitions
+        self._transforms = _leaves(env.transform)
         self._agent, self._steps, self._device = agent, steps, device
         self._sampled = sampled
         self._acting = make_acting(agent, device)
@@ -60,7 +60,7 @@ class VectorRollout:
         self._observation: np.ndarray | None = None
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
-        #: Entries of the last step for the start of the next rollout; 0 where an episode ended.
+        #: Entries of the last step, for the start of the next rollout; 0 where an episode ended.
         self._carried = TensorDict({}, [self._copies])
 
     def collect(self) -> TensorDictBase:
@@ -82,7 +82,7 @@ class VectorRollout:
         self._observation, self._carried = None, TensorDict({}, [self._copies])
 
     def state_dict(self) -> dict[str, Any]:
-        """The state at the start of the next rollout; empty if it is not known or not saved."""
+        """The state at the start of the next rollout; empty if none can be saved."""
         episodes = None if self._observation is None else self._base.episodes()
         if self._observation is None or episodes is None:
             return {}
@@ -153,7 +153,7 @@ class VectorRollout:
         return TensorDict(root, [copies, steps], names=[None, "time"])
 
     def _number(self, ended: np.ndarray) -> np.ndarray:
-        """Trajectory ids [N, T]: after an episode ends, the next free id, in order of time."""
+        """Trajectory ids [N, T]; after an episode ends, its copy gets the next free id."""
         ids = np.empty(ended.shape, np.int64)
         start = 0
         for t in np.flatnonzero(ended.any(0)).tolist():
@@ -178,7 +178,7 @@ class VectorRollout:
             transform(batch)
 
     def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
-        """Set the running sums [N, T, 1] of each episode, added step by step."""
+        """Set the running sums [N, T, 1] of ``value`` within each episode, added step by step."""
         ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
         values = value[..., 0].cpu().numpy()
         sums = np.empty_like(values)
@@ -195,7 +195,7 @@ class VectorRollout:
         batch.set(("next", key), torch.from_numpy(sums).unsqueeze(-1).to(value.device))
 
     def _add_before(self, batch: TensorDictBase) -> None:
-        """Set each step's root entries to the previous step's "next" entries; 0 after a reset."""
+        """Copy each step's "next" entries to the root of the following step; 0 after a reset."""
         after = batch.get("next")
         ended = after.get("done")[..., 0]
         for key in self._env.observation_spec.keys(include_nested=True, leaves_only=True):

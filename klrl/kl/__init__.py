@@ -1,8 +1,8 @@
-"""KL to a reference policy: estimators, references, controllers, and the transforms over them.
+"""KL to a reference policy: estimators, references, controllers, and the transforms that use them.
 
-All names in the documentation can be imported from here. They load on first use, so the package
-itself imports neither TorchRL's environments nor ray nor transformers. The transforms are in
-:mod:`klrl.envs`.
+Every documented name can be imported from here, including the transforms, which are defined in
+:mod:`klrl.envs`. A name is loaded on first use, so importing the package itself loads neither
+TorchRL's environments nor ray nor transformers.
 """
 
 from klrl.base.imports import lazy_attribute

@@ -1,4 +1,4 @@
-"""Charge KL(policy||reference) in the reward or the loss: its coefficient, sign and KL to go.
+"""Charge KL(policy||reference) to the reward or the loss: coefficient, sign and KL to go.
 
 The functions are pure. KLs are in nats, coefficients in reward units per nat.
 :data:`klrl.config.placement.VERDICTS` declares which estimator may be charged where. If a run
@@ -25,11 +25,11 @@ KL_KEY = "kl_penalty"
 
 
 class ReferenceKL(nn.Module):
-    """KL(policy||reference) of one run: its coefficient, and where it is charged.
+    """How a run charges KL(policy||reference): coefficient, estimator and placement.
 
     Args:
-        coef: the first coefficient, reward per nat; if a transform keeps the coefficient, that
-            module and the name of its buffer.
+        coef: the initial coefficient, reward per nat; or, if a transform has the coefficient, that
+            transform and the name of its buffer.
         estimator: the estimator that is charged: k1, k2, k3, exact or a function of the log-ratio.
         placement: reward, loss or split.
         transform: charges the KL to the reward of a batch or of an environment's steps; None if
@@ -68,22 +68,22 @@ class ReferenceKL(nn.Module):
 
     @property
     def _coef_tensor(self) -> Tensor:
-        # By name, since a move to a different device replaces the buffer.
+        # Looked up by name, since a move to a different device replaces the buffer.
         module, name = self._kept
         return module.get_buffer(name)
 
     @property
     def charges_reward(self) -> bool:
-        """Whether coef * KL is taken from the reward."""
+        """Whether coef * KL is subtracted from the reward."""
         return self.placement != "loss"
 
     @property
     def loss_estimator(self) -> Estimator | None:
-        """The estimator that the loss charges; None if the loss charges nothing."""
+        """The estimator that the loss charges; None if the loss charges no KL."""
         return None if self.placement == "reward" else self.estimator
 
     def shaped(self, reward: Tensor, kl: Tensor) -> Tensor:
-        """:func:`shaped` with this coefficient; the unchanged reward if it is not charged."""
+        """Reward - coef * KL; the unchanged reward if only the loss charges the KL."""
         return shaped(reward, kl, self.coef) if self.charges_reward else reward
 
 
@@ -96,7 +96,7 @@ def sampled_kl(
 ) -> Tensor:
     """KL(pi_old || pi_ref) of every step of a rollout, in nats; 0 outside the mask.
 
-    All tensors have one shape. ``exact`` is the closed form, for the estimator ``exact``.
+    All tensors have the same shape. The estimator ``exact`` returns ``exact``, the closed form.
     """
     if estimator != "exact":
         return estimate_kl(log_prob, ref_log_prob, estimator, mask)
@@ -114,7 +114,7 @@ def on_last(score: Tensor, mask: Tensor) -> Tensor:
 
 
 def shaped(reward: Tensor, kl: Tensor, coef: float | Tensor) -> Tensor:
-    """Reward - coef * KL, of one shape. For an advantage, ``kl`` is the KL to go."""
+    """Reward - coef * KL, of equal shapes; or advantage - coef * KL to go."""
     if reward.shape != kl.shape:
         raise ValueError(
             f"reward {tuple(reward.shape)} and KL {tuple(kl.shape)}: shapes must match"
@@ -130,9 +130,9 @@ def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
     """The KL to go [B, T], charged to the action of each step, for episodes without a critic.
 
-    ``reward``: sum_{t' >= t}; ``split``: sum_{t' > t}, since the loss charges step t; the exact
-    KL at t in the reward is equal for all actions at t. ``loss``: 0. Steps outside ``mask`` [B, T]
-    do not count, and get 0.
+    It is sum_{t' >= t} KL_t' for the placement ``reward``; sum_{t' > t} for ``split``, since the
+    loss charges step t, whose exact KL does not depend on the action; 0 for ``loss``. Steps
+    outside ``mask`` [B, T] do not count, and get 0.
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement={placement}: choose one of {', '.join(PLACEMENTS)}")
@@ -148,7 +148,7 @@ def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> 
 
 
 def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
-    """``advantage.reward_weight`` * reward - penalty, for the learner; records stay unweighted."""
+    """The learner's reward: ``advantage.reward_weight`` * raw - penalty; metrics are unweighted."""
     return charged if weight == 1.0 else charged + (weight - 1) * raw
 
 
@@ -157,12 +157,12 @@ def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
 # A custom estimator or divergence is E_pi[f(log pi - log pi_ref)]: an estimator evaluates f at the
 # sampled action, a divergence takes the expectation over all actions (for a Gaussian, over draws).
 
-#: A line at the start of a run with a custom divergence.
+#: Printed at the start of a run with a custom divergence.
 BLIND = (
     "kl.divergence=custom: E_pi[f] ignores actions that the policy never takes (a Gaussian: never "
     "draws), however likely the reference makes them; klrl does not check that E_pi[f] >= 0"
 )
-#: Largest value of a custom function at log-ratio 0, where policy and reference agree; nats.
+#: Largest allowed |f(0)| of a custom function, nats; policy and reference agree at log-ratio 0.
 _ZERO = 1e-6
 
 
@@ -179,14 +179,14 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
 
 
 def _checked(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
-    """Try the user's function once; set ``unsaved`` if it has state, which no checkpoint saves."""
+    """Import and try the user's function; set its ``unsaved`` if it has state (never saved)."""
     function = partial(import_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
     with config_errors(setting, part):
         value = function(log_ratio)
         if not isinstance(value, Tensor) or value.shape != log_ratio.shape:
             gave = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise PartError(f"returned {gave} for log-ratios of shape (3, 3); give one each")
+            raise PartError(f"returned {gave} for log-ratios of shape (3, 3); give one value each")
         if not value.isfinite().all():
             raise PartError("is not finite at log-ratios of -2 to 2")
         if not value.requires_grad:

@@ -43,9 +43,9 @@ ZERO, ONE = _Default(0.0), _Default(1.0)
 def one_spelling(
     coef: float | Tensor, coeff: float | Tensor | None, name: str = "coef"
 ) -> float | Tensor:
-    """The coefficient that was given as ``coef`` or as its alias ``coeff``; refuse both.
+    """Return the coefficient given as ``coef`` or as its alias ``coeff``; refuse both together.
 
-    Defaults: :data:`ZERO` or :data:`ONE` for ``coef``, None for ``coeff``.
+    A caller's defaults must be :data:`ZERO` or :data:`ONE` for ``coef``, and None for ``coeff``.
     """
     if coeff is None:
         return coef
@@ -55,12 +55,12 @@ def one_spelling(
 
 
 class KeepsCoefficient(_Module):
-    """Mixin for a module with a coefficient: a buffer that either name sets in place.
+    """Mixin for a module with a coefficient: a buffer, changed in place through either name.
 
-    List it before the module's class, and call :meth:`keep_coefficient` in the constructor.
+    List the mixin before the other base class; call :meth:`keep_coefficient` in the constructor.
     """
 
-    coefficient_name = "coef"  # name of the buffer; the alias adds an f
+    coefficient_name = "coef"  # name of the buffer; the alias has one more f
 
     def keep_coefficient(self, value: float | Tensor) -> None:
         """Register the buffer."""
@@ -70,7 +70,7 @@ class KeepsCoefficient(_Module):
         buffers = self.__dict__.get("_buffers") or {}
         held = self.coefficient_name
         if held in buffers and name in (held, held + "f"):
-            buffers[held].copy_(coefficient(value, held))  # in place: it is shared
+            buffers[held].copy_(coefficient(value, held))  # in place, since the buffer is shared
         else:
             super().__setattr__(name, value)
 
@@ -80,9 +80,9 @@ class KeepsCoefficient(_Module):
         return super().__getattr__(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *rest: bool) -> Self:
-        """Move to a device; a cast of the weights does not round the coefficient or beta.
+        """Move or cast the weights, without rounding the coefficient or beta.
 
-        On a device without float64 (MPS) they are float32.
+        Both become float32 on a device without float64 (MPS).
         """
         numbers = {name: x for name, x in self._buffers.items() if x is not None and x.ndim == 0}
         try:
@@ -99,7 +99,7 @@ class KeepsCoefficient(_Module):
 
 
 def coefficient_of_part(read: type = Tensor) -> property:
-    """A property of a Compose: the coefficient of its first transform that has one; settable.
+    """A settable property of a Compose: the coefficient of its first transform with a coefficient.
 
     ``read=float`` returns a number; the default returns the buffer itself.
     """

@@ -1,8 +1,8 @@
 """Controllers of ``kl.coef``: they change it once per iteration, by the KL of the whole rollout.
 
-All controllers are bounded, save their state in checkpoints, and ignore a KL that is not finite
-with a warning (the runner stops on such a KL). To add a controller, write a class here, and its
-constructor's arguments as settings in ``klrl/config/schemas/penalty.py``.
+All controllers bound the coefficient, save their state in checkpoints, and warn about a KL that
+is not finite instead of using it (training stops on such a KL). To add a controller, write a class
+here, and its constructor's arguments as settings in ``klrl/config/schemas/penalty.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from klrl.config.own import PartError, try_part
 
 
 class HasCoef(Protocol):
-    """The owner of the coefficient: in a run :class:`klrl.kl.charge.ReferenceKL`."""
+    """An object with a coefficient; in a run :class:`klrl.kl.charge.ReferenceKL`."""
 
     coef: float
 
@@ -28,7 +28,7 @@ Coef: TypeAlias = float | HasCoef
 
 @dataclass
 class Number:
-    """A plain coefficient, outside a run."""
+    """A coefficient that is a plain number, outside a run."""
 
     coef: float
 
@@ -37,18 +37,18 @@ class FixedKLController:
     """A constant coef. Base class of all controllers.
 
     Args:
-        coef: reward per nat; or the object that keeps the coefficient, which is changed in place.
+        coef: reward per nat; or an object whose attribute ``coef`` the controller changes.
     """
 
-    unsaved = False  # has state that ``state_dict`` does not hold
+    unsaved = False  # whether it has state that ``state_dict`` lacks
 
     def __init__(self, coef: Coef) -> None:
         self._keeper = Number(float(coef)) if isinstance(coef, float | int) else coef
 
     @classmethod
     def of(cls, config: ControllerConfig, coef: Coef, frames: int) -> FixedKLController:
-        """Make the controller of a run over ``frames``; ``config`` has the arguments."""
-        # The unit is for the loop, which measures the KL.
+        """Make the controller of a run of ``frames`` frames; ``config`` has the arguments."""
+        # The training loop reads the unit, not the controller.
         settings = {key: each for key, each in vars(config).items() if key not in ("name", "unit")}
         return cls(coef, **settings)
 
@@ -62,10 +62,10 @@ class FixedKLController:
         self._keeper.coef = value
 
     def update(self, kl: float, n: int = 1) -> float:
-        """Update the coefficient by an iteration's KL; returns it for the next rollout.
+        """Update the coefficient by an iteration's KL; returns the next rollout's coefficient.
 
         Args:
-            kl: mean KL(policy||reference) of the rollout, nats, per step or in the target's unit.
+            kl: mean KL(policy||reference) of the rollout, nats per step, or per unit of the target.
             n: frames (samples for language) since the last call, > 0.
         """
         if not 0 < n < math.inf:
@@ -80,7 +80,7 @@ class FixedKLController:
         """Change :attr:`coef` after an iteration; arguments as in :meth:`update`, all finite."""
 
     def row(self) -> dict[str, float]:
-        """Metrics of the controller, for the row of the iteration that is charged ``coef``."""
+        """The controller's metrics, for the row of an iteration that charges the current coef."""
         return {}
 
     def state_dict(self) -> dict[str, object]:
@@ -89,7 +89,7 @@ class FixedKLController:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint's state, including the coefficient."""
-        for name in {*self.state_dict()} & {*state}:  # earlier numerics have fewer names
+        for name in {*self.state_dict()} & {*state}:  # older checkpoints have fewer names
             setattr(self, name, type(getattr(self, name))(state[name]))
 
 
@@ -111,7 +111,7 @@ class ScheduledKLController(FixedKLController):
         return cls(coef, config.end, config.frames or frames, config.shape)
 
     def move(self, kl: float, n: int) -> None:
-        """A step along the line or the cosine."""
+        """Take a step along the line or the cosine."""
         self.seen += n
         share = min(self.seen / self.frames, 1.0)
         if self.shape == "cosine":
@@ -124,7 +124,7 @@ class ScheduledKLController(FixedKLController):
 
 
 class _MultipliedKLController(FixedKLController):
-    """A coefficient that is multiplied towards a target, within bounds above 0."""
+    """Base class: multiply coef to bring the KL to a target; bounds on coef are above 0."""
 
     def __init__(self, coef: Coef, target: float, coef_min: float, coef_max: float) -> None:
         super().__init__(coef)
@@ -132,13 +132,13 @@ class _MultipliedKLController(FixedKLController):
             raise ValueError(f"target={target}: give nats > 0")
         if not 0 < coef_min <= self.coef <= coef_max:
             raise ValueError(
-                f"coef={self.coef}: this controller multiplies it; start it within "
+                f"coef={self.coef}: this controller multiplies coef; start it within "
                 f"coef_min={coef_min} .. coef_max={coef_max}, both > 0"
             )
         self.target, self.coef_min, self.coef_max = target, coef_min, coef_max
 
     def row(self) -> dict[str, float]:
-        """1 where coef is at coef_max, -1 at coef_min: the target is out of reach; else nothing."""
+        """``at_bound``: 1 if coef is at coef_max, -1 at coef_min; no metric in between."""
         at = (self.coef >= self.coef_max) - (self.coef <= self.coef_min)
         return {"kl/ref/at_bound": float(at)} if at else {}
 
@@ -157,9 +157,9 @@ class AdaptiveKLController(_MultipliedKLController):
     reach 0 or below. TorchRL 0.14's class of this name changes coef in the opposite direction.
 
     Args:
-        coef: the first coefficient, > 0.
+        coef: the initial coefficient, > 0.
         target: nats per step.
-        horizon: frames in which coef can change by a fifth; default ten times each update's n.
+        horizon: frames in which coef can change by a fifth; default: ten times n of each update.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
     """
@@ -185,7 +185,7 @@ class AdaptiveKLController(_MultipliedKLController):
 
 
 class DualKLController(_MultipliedKLController):
-    """log coef += lr (KL / target - 1): ascent on the multiplier of KL <= target, nats per step."""
+    """log coef += lr (KL / target - 1): dual ascent for KL <= target, nats per step."""
 
     def __init__(
         self,
@@ -206,24 +206,24 @@ class DualKLController(_MultipliedKLController):
 
 
 class HeldKLController(_MultipliedKLController):
-    """PI on x = clip(KL / target - 1, -limit, limit): ln coef += I x + P dx, damped when it cycles.
+    """PI control of x = clip(KL / target - 1, -limit, limit): ln coef += I x + P dx.
 
     dx is the change of x since the last update, I = ``integral * max(s, 1 / 4)`` and
-    P = ``proportional * s^2``. The share s is 1 at first, and halves when the KL goes from above
+    P = ``proportional * s^2``. The factor s is 1 at first, and halves when the KL goes from above
     :data:`SWING` times the target to below target / :data:`SWING`, or when a sampled KL is
-    negative. So an unstable loop loses its gains until it is stable or P is near 0. With P = 0,
-    the mean of x over n updates is (change of ln coef) / (n I), which the bounds of coef limit.
+    negative. So the gains of an unstable loop fall until the loop is stable or P is near 0. With
+    P = 0 the mean of x over n updates is (change of ln coef) / (n I): small, as coef is bounded.
 
     A policy starts at its reference, and its KL takes some updates to rise. Until then a low KL
     does not mean that coef is too high, so coef is constant until the KL reaches :data:`RELEASE` of
     the target, or its logarithm rises by less than :data:`RISE` over :data:`WINDOW` updates, or
-    :data:`PATIENCE` updates are over.
+    :data:`PATIENCE` updates have passed.
 
     Args:
-        coef: the first coefficient, > 0.
+        coef: the initial coefficient, > 0.
         target: nats per step.
         integral: gain on x, per update.
-        proportional: gain on the change of x.
+        proportional: gain on dx.
         limit: bound on abs(x), > 0.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
@@ -250,12 +250,12 @@ class HeldKLController(_MultipliedKLController):
             raise ValueError(f"limit={limit}: give a number > 0")
         self.integral, self.proportional, self.limit = integral, proportional, limit
         self.frozen, self.updates = True, 0
-        self.rising: list[float] = []  # the last KLs, while frozen
+        self.rising: list[float] = []  # the last KLs, while coef is constant
         self.error = 0.0  # x of the last update
-        self.share, self.above = 1.0, False  # s; whether a swing began
+        self.share, self.above = 1.0, False  # s; whether a swing is under way
 
     def move(self, kl: float, n: int) -> None:
-        """A step of the PI law, once the KL has risen."""
+        """Take a step of PI control, once the KL has risen."""
         before, self.error = self.error, _clip(kl / self.target - 1, -self.limit, self.limit)
         if self.frozen:
             before = self.error if self.updates == 0 else before
@@ -267,14 +267,14 @@ class HeldKLController(_MultipliedKLController):
             self._multiply(math.exp(integral * self.error + proportional * (self.error - before)))
 
     def _damp(self, kl: float) -> None:
-        """Halve s at the end of a swing, or if the KL is < 0, as only a sampled KL can be."""
+        """Halve s at the end of a swing, or if the KL is negative (only a sampled KL can be)."""
         swung = self.above and kl < self.target / self.SWING
         if swung or kl < 0:
             self.share /= 2
         self.above = kl > self.SWING * self.target or (self.above and not swung)
 
     def _released(self, kl: float) -> bool:
-        """Whether the KL got near its target, or stopped rising towards it."""
+        """Whether the KL is near its target or has stopped rising, or PATIENCE is over."""
         self.updates += 1
         self.rising = [*self.rising, kl][-self.WINDOW - 1 :]
         flat = (
@@ -291,7 +291,7 @@ class HeldKLController(_MultipliedKLController):
 
 
 class OwnKLController(FixedKLController):
-    """``controller=custom``: the user's :class:`FixedKLController`, tried once."""
+    """``controller=custom``: makes the user's subclass of :class:`FixedKLController`."""
 
     @classmethod
     def of(cls, config: Any, coef: Coef, frames: int) -> FixedKLController:
@@ -306,7 +306,7 @@ class OwnKLController(FixedKLController):
 
 
 def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:
-    """Make a trial for a user's part, which updates the coefficient ``name`` by these KLs, nats."""
+    """Make a trial of a user's part: update its coefficient ``name`` by these KLs, nats."""
 
     def use(trial: Any) -> None:
         for kl in kls:

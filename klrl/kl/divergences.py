@@ -1,13 +1,13 @@
-"""The divergences of policy and reference, exact per state.
+"""Divergences of policy and reference in a state.
 
 With u = pi_ref(a|s) / pi(a|s), each is D = E_pi[f(u)], in nats:
 
     reverse   KL(pi || pi_ref)   f(u) = -log u
     forward   KL(pi_ref || pi)   f(u) = u log u
     js        Jensen-Shannon     f(u) = (log(2 / (1 + u)) + u log(2 u / (1 + u))) / 2, at most log 2
-    tv        total variation    f(u) = |1 - u| / 2, at most 1 (no nats); measured, never charged
+    tv        total variation    f(u) = |1 - u| / 2, at most 1 (unitless); measured, never charged
 
-They are invariant under a shared bijection: a TanhNormal's are those of its Gaussians before tanh.
+All are invariant under a shared bijection: those of two TanhNormals are those of their Gaussians.
 Only the KLs add: over independent heads or dimensions of an action, and (in expectation) over the
 steps of an episode. A run charges the sum over steps or tokens of each state's divergence; for js
 that is a penalty per step, and not the js of whole episodes or responses.
@@ -26,9 +26,9 @@ from torch.nn.functional import softplus
 
 from klrl.config.placement import DIVERGENCES
 
-#: The largest Jensen-Shannon divergence, nats per state: of two policies that share no action.
+#: The largest Jensen-Shannon divergence in a state, nats: policy and reference share no action.
 LARGEST_JS = math.log(2)
-#: All divergences; :data:`klrl.config.placement.DIVERGENCES` can also be charged.
+#: All divergences; only those of :data:`klrl.config.placement.DIVERGENCES` can be charged.
 MEASURED = (*DIVERGENCES, "tv")
 
 
@@ -41,11 +41,11 @@ class Divergence:
     """The divergence that a run charges."""
 
     name: Which = "reverse"  # reverse, forward or js; or a function of the log-ratio
-    samples: int = 16  # draws per state (js: of each policy) without closed form or sum
+    samples: int = 16  # draws per state (js: from each policy), where no closed form or sum exists
 
     @property
     def is_reverse(self) -> bool:
-        """Whether it is KL(pi || pi_ref), which the estimators sample and ``kl/ref/*`` measure."""
+        """Whether it is KL(pi || pi_ref), which k1 to k3 estimate and ``kl/ref/exact`` is."""
         return self.name == "reverse"
 
 
@@ -90,9 +90,9 @@ def expected(log_p: Tensor, value: Tensor) -> Tensor:
 def js_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
     """Unbiased estimates of the js, nats, one for each pair of draws; all tensors are [..., S].
 
-    With l = log pi - log pi_ref: log pi / m = log 2 - softplus(-l) at a draw of pi, and
-    log pi_ref / m = log 2 - softplus(l) at a draw of pi_ref; the js is the mean of both. If the
-    draws of pi are reparametrised, the gradient is also unbiased.
+    Arguments: l = log pi - log pi_ref at draws of pi and of pi_ref (reparametrised for a gradient).
+    The js is (E_pi[log pi / m] + E_pi_ref[log pi_ref / m]) / 2 with m = (pi + pi_ref) / 2, that is
+    log 2 - (E_pi[softplus(-l)] + E_pi_ref[softplus(l)]) / 2.
     """
     return LARGEST_JS - 0.5 * (softplus(-at_policys) + softplus(at_references))
 

@@ -20,7 +20,7 @@ from klrl.kl.divergences import over_actions
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """r: unbiased, may be negative. Charged in the reward, it gives the KL's policy gradient."""
+    """r: unbiased, may be negative. Charged to the reward, it yields the KL's gradient."""
     return log_ratio
 
 
@@ -37,8 +37,8 @@ def k3(log_ratio: Tensor) -> Tensor:
 def _declared() -> dict[str, Callable[[Tensor], Tensor]]:
     for name in SAMPLED.keys() - globals():
         raise ConfigError(
-            f"kl.estimator={name}: klrl/config/placement.py declares it, and klrl/kl/estimators.py "
-            "has no function of that name; add it"
+            f"kl.estimator={name}: klrl/config/placement.py declares it, but klrl/kl/estimators.py "
+            "has no function of that name; add one"
         )
     return {name: globals()[name] for name in SAMPLED}
 
@@ -105,7 +105,7 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Sum over a row's real steps [B, T], mean over rows, so that long rows weigh more."""
+    """Sum over the real steps of each row [B, T], then mean over rows; long rows weigh more."""
     mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
 
@@ -141,7 +141,7 @@ _DISCRETE = (torch.distributions.Categorical, torch.distributions.OneHotCategori
 
 
 def _composite(dist: CompositeDistribution, ref_dist: CompositeDistribution) -> Tensor:
-    """Heads are independent given the state, so their KLs add."""
+    """Sum the KLs of the heads, which are independent given the state."""
     if set(dist.dists) != set(ref_dist.dists):
         raise ValueError(
             f"heads {sorted(map(str, dist.dists))} and {sorted(map(str, ref_dist.dists))}: "
@@ -153,7 +153,7 @@ def _composite(dist: CompositeDistribution, ref_dist: CompositeDistribution) -> 
 
 
 def sum_beyond(value: Tensor, batch_dims: int) -> Tensor:
-    """Sum every dimension after the batch's."""
+    """Sum over all dimensions after the first ``batch_dims``."""
     return value.flatten(batch_dims).sum(-1) if value.ndim > batch_dims else value
 
 

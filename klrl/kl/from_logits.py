@@ -53,7 +53,7 @@ def log_probs_and_kls(
         temperature: T.
 
     Returns:
-        [1 + sum(1 + names), n], nats, at least float32; log q has no gradient, and there is no
+        [1 + sum(1 + len(names)), n], nats, at least float32; log q has no gradient, and there is no
         second derivative.
     """
     for other in others:
@@ -68,7 +68,7 @@ def log_probs_and_kls(
 
 
 class _LogProbsAndKLs(torch.autograd.Function):
-    """Arguments: z, actions, T, (temperature, names) of each q, then the logits of each q."""
+    """Arguments of apply: z, actions, T, (temperature, names) of each q, the logits of each q."""
 
     @staticmethod
     def forward(
@@ -99,7 +99,7 @@ class _LogProbsAndKLs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph; once_differentiable misses some cases
+        if torch.is_grad_enabled():  # create_graph=True, which torch's once_differentiable may miss
             raise RuntimeError("log-probs and KLs from logits have no second derivative")
         logits, actions, values, *tables = ctx.saved_tensors
         slope = torch.empty_like(logits)

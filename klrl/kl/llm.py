@@ -1,4 +1,4 @@
-"""Alias of :mod:`klrl.envs.llm.transforms.kl`, a name in the documentation."""
+"""A second, shorter name of the module :mod:`klrl.envs.llm.transforms.kl`."""
 
 import sys
 from importlib import import_module

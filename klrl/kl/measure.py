@@ -1,4 +1,4 @@
-"""KL(pi_theta || pi_ref) of a rollout by every estimator, also those that are not charged."""
+"""Measure KL(pi_theta || pi_ref) of a rollout by every estimator, charged or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mean_kl(
     """Metrics: mean KL(pi_theta || pi_ref) of a rollout by every estimator, in nats.
 
     ``kl/ref/forward`` is KL(pi_ref || pi_theta) in the same states. With a mask,
-    ``kl/ref/exact_seq`` and so on are sums over a row, means over rows.
+    ``kl/ref/exact_seq`` and so on are sums over a row, averaged over rows.
 
     Args:
         exact: KL(pi_theta || pi_ref) in closed form at every step, [N, T] or [B, R].
@@ -48,10 +48,10 @@ def mean_charged(
 
     Args:
         charged: the divergence at every step, [N, T] or [B, R].
-        mask: bool, True at real steps; None: all are real. With a mask, the sum over a row, mean
-            over rows, is a second metric.
-        error: standard error of a sampled divergence at every step [N, T]; adds the metric of the
-            mean's standard error. Steps are sampled independently.
+        mask: bool, True at real steps; None: all are real. A mask adds a second metric: the sum
+            over a row, averaged over rows.
+        error: standard error of a sampled divergence at every step [N, T]; adds a metric, the
+            standard error of the mean; steps are sampled independently.
 
     Raises:
         NonFiniteError: a metric is NaN or infinite.
@@ -77,7 +77,7 @@ def _finite(means: dict[str, Tensor]) -> dict[str, Tensor]:
 def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:
     """The charged divergence for a controller, in nats per ``unit``.
 
-    ``unit`` sequence: sum over a row, mean over rows; step, token or None: mean over steps.
+    ``unit`` sequence: sum over a row, averaged over rows; step, token or None: mean over steps.
     """
     name = "div/ref/charged" if "div/ref/charged" in measured else "kl/ref/exact"
     return float(measured[f"{name}_seq" if unit == "sequence" else name])

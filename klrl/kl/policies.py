@@ -22,7 +22,7 @@ Key: TypeAlias = str | tuple[Any, ...]
 
 
 def as_key(key: Key) -> Key:
-    """``("a",)`` -> ``"a"``, ``("a", ("b",))`` -> ``("a", "b")``."""
+    """Flatten a key: ``("a",)`` -> ``"a"``, ``("a", ("b",))`` -> ``("a", "b")``."""
     return unravel_key(key)
 
 
@@ -33,12 +33,12 @@ def score(
 ) -> Tensor:
     """log pi(a|s) of a transition's action under ``model``, on the transition's device.
 
-    The result's shape begins with the batch's shape; see :mod:`klrl.kl.shapes`. For several heads
-    it is their sum. Saturated actions of a TanhNormal get a sample before tanh in the transition
-    (:func:`keep_pre_tanh`). The transition may be on the CPU and the policy on a GPU. The model
+    The result's shape begins with the batch's shape; see :mod:`klrl.kl.shapes`. Log-probs of
+    heads are summed. For saturated actions of a TanhNormal, samples before tanh are written into
+    the transition (:func:`keep_pre_tanh`), whose device may differ from the policy's. The model
     gets a shallow copy, since a model writes the distribution's parameters into its input.
 
-    ``keys``: keys of the sampling policy's log-probs; default those of ``model``.
+    ``keys``: keys of the sampling policy's log-probs; default: those of ``model``.
     """
     keep_pre_tanh(model, tensordict, keys)
     device = next(model.parameters()).device
@@ -60,7 +60,7 @@ def keep_pre_tanh(
     tensordict: TensorDictBase,
     keys: Sequence[Key] | None = None,
 ) -> None:
-    """Call :func:`klrl.kl.saturated.draw` if a transition has the parameters of its distribution.
+    """Write samples before tanh (:func:`draw`) if a transition has its distribution's parameters.
 
     ``model`` has the distribution family of the sampling policy; ``keys`` as in :func:`score`.
     """
@@ -80,13 +80,13 @@ def where_kept(
     dist: Distribution,
     log_prob: Tensor | TensorDictBase,
 ) -> Tensor | TensorDictBase:
-    """Recompute ``log_prob`` from the samples before tanh if a transition has them, or return it.
+    """Recompute ``log_prob`` from samples before tanh if there are any; else return it unchanged.
 
     Warns if an action is saturated and its sample before tanh is missing.
 
     Args:
         model: the policy of the log-prob.
-        tensordict: the transition; the model has not written into it.
+        tensordict: the transition, without the model's outputs.
         dist: the model's distribution in the transition.
         log_prob: log-prob of the action, [...]; for a composite a TensorDict, one per head.
     """
@@ -116,25 +116,25 @@ def require_policy(name: str, model: object) -> None:
 def require_reference(name: str, model: object) -> None:
     """Refuse a recurrent reference.
 
-    It would read the hidden state of the sampling policy from the data, and its log-probs would
-    silently be off by nats.
+    Such a reference would read the sampling policy's hidden state from the data, and its log-probs
+    would silently be off by nats.
     """
     written = {as_key(key) for key in getattr(model, "out_keys", ())}
     carried = [key for key in getattr(model, "in_keys", ()) if as_key(("next", key)) in written]
     if carried:
         raise ValueError(
-            f"{name}: is recurrent (carries {carried[0]} from step to step), and would read "
-            "the hidden state of the policy that sampled; give a policy without one"
+            f"{name}: is recurrent (carries {carried[0]} from step to step), so it would read "
+            "the hidden state of the sampling policy; give a policy that is not recurrent"
         )
 
 
 def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
-    """Where a policy writes its log-probs, one key per head.
+    """The keys under which a policy writes its log-probs, one per head.
 
     ``ProbabilisticTensorDictSequential.log_prob_key`` fails in tensordict 0.14 (its class lacks the
-    attribute that the property reads); the plural works.
+    attribute that the property reads), so ``log_prob_keys`` is read.
     """
-    # log_prob_keys lists keys that the policy may not write; out_keys does not.
+    # log_prob_keys may list keys that the policy never writes; out_keys has only written keys.
     written = [as_key(key) for key in model.out_keys]
     keys = [as_key(key) for key in model.log_prob_keys if key is not None]
     keys = [key for key in keys if key in written]
@@ -144,14 +144,14 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
 
 
 def written_keys(tensordict: TensorDictBase, keys: Sequence[Key | None]) -> list[Key]:
-    """The keys of the log-probs in a transition: ``keys``, or :data:`OLDER_KEY`, or []."""
+    """The keys of a transition's log-probs: ``keys``, else :data:`OLDER_KEY`, else []."""
     named = [as_key(key) for key in keys if key is not None]
     older = [sibling(key, OLDER_KEY) for key in named[:1]]
     return next((found for found in (named, older) if has_all(tensordict, found)), [])
 
 
 def sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:
-    """The log-prob of an action: the sum over its heads, each summed to [...]."""
+    """Sum the log-probs of an action's heads, and all dimensions after ``batch_dims``."""
     return sum_beyond(add_heads([tensordict.get(key) for key in keys]), batch_dims)
 
 

@@ -130,12 +130,12 @@ class FrozenPolicy(nn.Module):
 
     @property
     def named_parameters(self) -> Callable[..., Iterator[tuple[str, nn.Parameter]]]:
-        """The policy's parameters; those of the outer module do not include them."""
+        """The policy's parameters, also if the outer module does not list them."""
         return self.module.named_parameters
 
     @property
     def named_modules(self) -> Callable[..., Iterator[tuple[str, nn.Module]]]:
-        """Only this module, unless its weights are parameters of the outer module."""
+        """Only this module; with ``requires_grad`` the modules of the policy."""
         return self.module.named_modules if self._listed else super().named_modules
 
     def __getattr__(self, name: str) -> Any:

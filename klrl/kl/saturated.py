@@ -1,8 +1,8 @@
 """log pi(a|s) of a TanhNormal whose action was rounded to a bound (a saturated action).
 
 a = mid + half * tanh(u). In float32 every u above 7 gives the same a, and TorchRL's inverse maps
-that a to a single u: at loc 15 its log-prob is off by a hundred nats. The true u is lost, but it
-lies beyond the cut, and the parameters that the policy wrote give its distribution there: a
+that a to one u, whose log-prob at loc 15 is off by a hundred nats. The true u is lost, but it
+lies beyond a known cut, and the parameters that the policy wrote give its distribution there: a
 Gaussian truncated on one side. :func:`draw` draws u from that Gaussian, and replaces the stored
 log-prob by that of the new u. Both policies and the loss read this u, so ratio, KL and score belong
 to one sample, and have the same means as with the lost sample.
@@ -34,7 +34,7 @@ from klrl.kl.shapes import add_heads
 PRE_TANH = "pre_tanh"
 #: No sampler reaches this many standard deviations: PyTorch's Gaussians in float32 end at 6.7.
 REACH = 7.0
-#: Largest rounding error of a log-prob: nats, and nats per nat of the log-prob.
+#: Largest rounding error of a log-prob: absolute (nats), and relative to the log-prob.
 TOLERANCE = (1.0, 1e-2)
 
 ActionKey: TypeAlias = str | tuple[str, ...]
@@ -49,9 +49,9 @@ def draw(
 ) -> None:
     """Write samples before tanh and their log-probs into a batch with saturated actions.
 
-    Actions that are not saturated get TorchRL's inverse. So do transitions that ``sampled`` cannot
-    have produced; they keep their log-prob, with a warning. If no u must be drawn, the batch is
-    unchanged.
+    The sample is TorchRL's inverse for actions that are not saturated, and for transitions that
+    ``sampled`` cannot have produced; the latter keep their log-prob, with a warning. A batch for
+    which nothing is drawn is unchanged.
 
     Args:
         batch: the transitions, changed in place.
@@ -127,10 +127,10 @@ def any_lost(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -
 def warn() -> None:
     """Warn that log-probs cannot be computed from saturated actions; name the remedy."""
     warnings.warn(
-        "actions lie on the bounds of TanhNormal to within rounding, where their log-prob cannot "
-        "be computed from them, and no parameters in the data can have made them: they are scored "
-        "as TorchRL scores them; keep in the data what the policy writes (loc, scale, log-prob), "
-        "or the sample before tanh (pre_tanh), or sample in float64",
+        "actions lie on the bounds of TanhNormal to within rounding, so their log-prob cannot be "
+        "computed from them. The data have no parameters that fit these actions, so klrl scores "
+        "them as TorchRL does. Keep loc, scale and log-prob of the policy in the data, or the "
+        "sample before tanh (pre_tanh), or sample in float64",
         stacklevel=3,
     )
 
@@ -214,7 +214,7 @@ def _suffixed(key: ActionKey, suffix: str) -> ActionKey:
 
 def _squashed(dist: TanhNormal, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """tanh(u) from the action, the least saturated value, and the spacing of floats below 1."""
-    # TorchRL keeps tanh(u) a resolution below 1; the action is also rounded at its bounds' scale.
+    # TorchRL clips |tanh(u)| to 1 - resolution; the action is also rounded at its bounds' scale.
     low, high = (torch.as_tensor(bound).to(action) for bound in (dist.low, dist.high))
     half = 0.5 * (high - low)
     info = torch.finfo(action.dtype)

@@ -30,18 +30,18 @@ def reward_shape(reward: torch.Size, batch_dims: int) -> torch.Size:
 
 
 def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) -> Tensor:
-    """A log-prob or KL in the reward's batch shape [*B] or [*B, N]; further dims are summed."""
+    """Sum a log-prob or KL to the reward's batch shape [*B] or [*B, N]; refuse other shapes."""
     shape = reward_shape(reward.shape, batch_dims)
     if value.shape[: len(shape)] != shape:
         raise ValueError(
             f"{name} has shape {tuple(value.shape)}, the reward {tuple(reward.shape)}: it must "
-            f"begin with {tuple(shape)}; one policy for several agents needs one reward, per team"
+            f"begin with {tuple(shape)}; several agents with one policy need one team reward"
         )
     return sum_beyond(value, len(shape))
 
 
 def add_heads(heads: Sequence[Tensor]) -> Tensor:
-    """The sum of the log-probs or KLs of an action's heads, [*B, ...].
+    """Sum the log-probs or KLs of an action's heads to [*B, ...].
 
     Each head is first summed to the leading dimensions that all of them share, so that heads per
     agent add up per agent.

@@ -1,7 +1,7 @@
-"""The trust region between the policy that sampled and the policy that learns.
+"""Losses of policy and critic, and rules that keep the policy near the sampling policy.
 
-The LossModules are in :mod:`klrl.objectives`, and are imported on first use, since they import
-TorchRL's objectives.
+The LossModules for TorchRL are in :mod:`klrl.objectives`, and are imported on first use, since
+they import TorchRL's objectives.
 """
 
 from typing import TYPE_CHECKING

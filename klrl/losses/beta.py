@@ -1,4 +1,4 @@
-"""Rules that adapt KLPEN's beta, so that KL(old||new) of an iteration stays near its target.
+"""Rules that adapt KLPEN's beta to keep KL(old||new) of an iteration near its target, dtarg.
 
 d is the mean KL(old||new) over the whole rollout after the update, in nats per frame.
 """
@@ -16,16 +16,16 @@ from klrl.objectives.functional import factor, is_finite_kl
 
 
 class BetaRule:
-    """A fixed beta; also the rule of ``loss=clip``, whose beta is 0: no KL(old||new) penalty."""
+    """A fixed beta. The losses without a KL(old||new) penalty have this rule with beta 0."""
 
-    every_forward = False  # update on each minibatch's KL, not the rollout's
-    unsaved = False  # has state that ``state_dict`` does not hold
+    every_forward = False  # True: update by each minibatch's KL, not the rollout's
+    unsaved = False  # whether it has state that ``state_dict`` lacks
 
     def __init__(self, beta: float = 0.0, dtarg: float = math.inf) -> None:
         self.beta, self.dtarg = beta, dtarg
 
     def update(self, kl: float) -> float:
-        """The new beta after the KL of one iteration (or forward), nats per frame."""
+        """Update beta by the KL of an iteration (or minibatch), nats per frame; returns beta."""
         return self.beta
 
     def state_dict(self) -> dict[str, float]:
@@ -71,9 +71,9 @@ class ProportionalBeta(DoublingBeta):
 
 
 class ForwardBeta(DoublingBeta):
-    """TorchRL's rule, for comparison only: the same factors in every forward, without bounds.
+    """TorchRL's rule, for comparison only: the same factors after every forward, without bounds.
 
-    TorchRL 0.14's ``KLPENPPOLoss.forward`` changes beta on each minibatch's KL, also in evaluation;
+    TorchRL 0.14's ``KLPENPPOLoss.forward`` changes beta by each minibatch's KL, also in evaluation;
     beta ends at 0 or infinity. Here only the learner's forwards change beta.
     """
 
@@ -86,7 +86,7 @@ class ForwardBeta(DoublingBeta):
 
 
 def own_beta_rule(config: KLPENConfig) -> BetaRule:
-    """``loss.beta_rule=custom``: the user's :class:`BetaRule`, tried once."""
+    """``loss.beta_rule=custom``: make the user's :class:`BetaRule` and try it once."""
     given = {"config": config, "beta": config.beta, "dtarg": config.dtarg}
     use = moves("beta", [2 * config.dtarg])
     setting, part = "loss.own_beta_rule", config.own_beta_rule

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-#: The search ends where |ln(d / dtarg)| is below this.
+#: The search ends when |ln(d / dtarg)| is below this.
 TOLERANCE = 0.1
 MAX_EVALUATIONS = 6
-#: Bounds of the secant's d ln KL / d ln alpha, which is 2 for a small step.
+#: Bounds on the secant's slope, d ln KL / d ln alpha, which is 2 for a small step.
 SLOPES = (0.7, 4.0)
 
 
@@ -35,7 +35,7 @@ def search(
     target: float,
     most: float,
 ) -> tuple[float, float]:
-    """Scale the step of the actor's parameters in place; returns the final alpha and KL(old||new).
+    """Scale the update of the actor in place; returns the final alpha and KL(old||new).
 
     Args:
         parameters: the actor's parameters, after the update.

@@ -1,7 +1,7 @@
-"""Computes the losses of KLPEN and clipped PPO from the outputs of policy and critic.
+"""The losses of KLPEN, TRPO and clipped PPO, computed from the outputs of policy and critic.
 
-The losses depend on no domain, have no state and change no coefficient, so a forward pass has no
-side effects. :mod:`klrl.losses.beta` changes beta.
+The losses are the same for both domains, have no state and change no coefficient, so a forward pass
+has no side effects. :mod:`klrl.losses.beta` changes beta.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Scored:
 
     log_prob: Tensor  # log pi_theta of the sampled action
     old_log_prob: Tensor  # log pi_old of the sampled action; pi_old is the sampling policy
-    advantage: Tensor  # before normalisation, which the loss does if set
-    kl_old: Tensor  # KL(old||new), computed as PolicyLoss.kl_old says
-    entropy: Tensor  # of pi_theta; without a bonus only measured, and detached
+    advantage: Tensor  # before normalisation, unless the caller normalised it
+    kl_old: Tensor  # KL(old||new); ``PolicyLoss.kl_old`` says how it is computed
+    entropy: Tensor  # of pi_theta; detached if there is no bonus
     value: Tensor | None = None  # V_theta; None without a critic
     value_target: Tensor | None = None  # the rollout's return estimate; None without a critic
     old_value: Tensor | None = None  # V during the rollout; None without a critic
     ref_log_prob: Tensor | None = None  # log pi_ref, for the estimators k1, k2 and k3
-    exact_ref: Tensor | None = None  # the divergence that is charged, differentiable, for exact
+    exact_ref: Tensor | None = None  # the charged divergence, for the estimator exact
     mask: Tensor | None = None  # bool, True at real positions; the others may contain anything
 
     def without_padding(self) -> Scored:
-        """Set padding to 0, since its values must reach neither a sum nor a gradient."""
+        """Set values at padding to 0, since they must reach neither a sum nor a gradient."""
         if self.mask is None:
             return self
         held = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "mask"}
@@ -90,29 +90,29 @@ class PolicyLoss(ABC):
     """Base class of the losses; subclasses define the policy's gain on a minibatch.
 
     Args:
-        config: the loss group.
-        reference_estimator: how the loss charges KL(policy||reference): exact, k1, k2 or k3; None
-            if it does not.
+        config: the settings of the loss.
+        reference_estimator: how the loss estimates the KL(policy||reference) that it charges:
+            exact, k1, k2, k3 or a function of the log-ratio; None if it charges none.
         divergence: the divergence that ``exact`` charges; k1, k2 and k3 estimate the reverse KL.
-        reward_scale: factor on the rewards before advantages were estimated. The KL in the loss is
-            also multiplied by this factor, and divided by the spread of ``normalize_advantage``, so
+        reward_scale: the factor on the rewards that advantages were estimated from. The KL in the
+            loss is multiplied by it too, and divided by the spread of ``normalize_advantage``, so
             that ``kl.coef`` is reward per nat wherever the KL is charged.
     """
 
-    #: The attributes below that the loss group sets; a subclass extends its base's tuple.
+    #: Attributes below that the loss's settings set; a subclass lists only those that it adds.
     of_settings: tuple[str, ...] = ()
-    #: How KL(old||new) is computed: exact; sampled, a differentiable estimate; or measured, without
-    #: a gradient, since the loss does not charge it.
+    #: How KL(old||new) is computed: exact; sampled, a differentiable estimate; or measured: exact
+    #: without a gradient, since the loss does not charge it.
     kl_old: str = "measured"
     target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
-    unit: str | None = None  # of target_kl and dtarg: sequence (a response's sum) or position
-    line_search: str = "none"  # which steps are scaled to dtarg: losses.line_search.due
-    max_alpha: float = 1.0  # how many times as long a step may become
+    unit: str | None = None  # of target_kl and dtarg: sequence (sum over a response) or position
+    line_search: str = "none"  # the mode of losses.line_search.due
+    max_alpha: float = 1.0  # a line search lengthens a step by at most this factor
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
-    dtarg_per: str = "state"  # or action: nats per dimension of an action
+    dtarg_per: str = "state"  # or action: dtarg is multiplied by an action's dimensions
     natural = False  # True: natural_step updates the policy; gradient steps only the critic
-    unsaved = False  # has state, which no checkpoint saves
+    unsaved = False  # whether it has state, which no checkpoint saves
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class PolicyLoss(ABC):
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
-        """The metrics of :class:`LossTerms` in their order, from a call on an example."""
+        """The names of the metrics in the order of :class:`LossTerms`, from a trial call."""
         scored = example(tokens=self.config.reduction not in ("mean", "sum"))
         zero = torch.zeros(())
         return tuple(self(scored, zero, zero).measured)
@@ -143,12 +143,12 @@ class PolicyLoss(ABC):
 
     @property
     def target_moves(self) -> bool:
-        """Whether the target per position changes in every iteration."""
+        """Whether the target per position can differ from ``dtarg``; if so, it is recorded."""
         by_length = self.unit == "sequence" and math.isfinite(self.dtarg)
         return by_length or self.dtarg_end is not None or self.dtarg_per == "action"
 
     def target_at(self, progress: float) -> float:
-        """``dtarg`` after a share 0..1 of the run."""
+        """The target after a share 0..1 of the run."""
         if self.dtarg_end is None:
             return self.dtarg
         return self.dtarg + (self.dtarg_end - self.dtarg) * min(progress, 1.0)
@@ -156,14 +156,14 @@ class PolicyLoss(ABC):
     def __call__(
         self, scored: Scored, beta: Tensor, kl_coef: Tensor, spread: Tensor | None = None
     ) -> LossTerms:
-        """Evaluate on a minibatch.
+        """Compute the loss of a minibatch.
 
         Args:
             scored: outputs of policy and critic for the minibatch.
             beta: coefficient of KL(old||new), a scalar; only KLPEN reads it.
             kl_coef: coefficient of KL(policy||reference), a scalar, if the loss charges that KL.
-            spread: the divisor of the advantage's normalisation, if the caller normalised it over
-                the whole minibatch; None: it is normalised here.
+            spread: the divisor with which the caller has normalised the advantage (if the loss sees
+                a part of a minibatch); None: normalise here.
         """
         c, s = self.config, scored.without_padding()
         advantage, kl_ref = s.advantage, self._kl_ref(s)
@@ -187,10 +187,10 @@ class PolicyLoss(ABC):
         return LossTerms(-self._reduce(gained, s.mask), measured)
 
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """The weight of the loss of some ``rows`` [B]; the minibatch's loss is the weighted sum.
+        """The weight of ``rows``, bool [B], in a minibatch's loss, a weighted sum over its parts.
 
-        A mean over some rows has a different divisor than the minibatch's mean. Every reduction is
-        a weighted sum, so reducing ones gives the weight.
+        A part's mean has a different divisor than the minibatch's mean. Every reduction is a
+        weighted sum, so the ratio of two reductions of ones gives the weight.
         """
         ones = mask.double()
         own = self._reduce(ones[rows], mask[rows])  # 0 where no position of these rows is real
@@ -208,7 +208,7 @@ class PolicyLoss(ABC):
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
         """Reduce each metric of a minibatch to a number, in the order of :attr:`measures`.
 
-        A metric that is declared as charged is reduced like the loss, any other to its mean.
+        Metrics that are declared as charged are reduced like the loss, all others to their mean.
         """
         if mask is None and self._reduce is terms.mean:
             return torch.stack(tuple(measured.values())).flatten(1).mean(1)  # in one operation
@@ -216,9 +216,9 @@ class PolicyLoss(ABC):
         return torch.stack([ways[n in self._charged](x, mask) for n, x in measured.items()])
 
     def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:
-        """Multiply means over minibatches by :meth:`weights`, to terms of the minimised loss."""
+        """Multiply means over minibatches by :meth:`weights`: the terms of the minimised loss."""
         weights = self.weights(kl_coef)
-        # + 0.0 turns -0.0, without a bonus, into 0.0.
+        # Without an entropy bonus a product is -0.0; + 0.0 makes it 0.0.
         return {name: weights.get(name, 1.0) * mean + 0.0 for name, mean in means.items()}
 
     def _distance(self, scored: Scored) -> Tensor:
@@ -231,7 +231,7 @@ class PolicyLoss(ABC):
         return terms.critic_loss(scored.value, scored.value_target, scored.old_value, kind, clip)
 
     def _kl_ref(self, scored: Scored) -> Tensor | None:
-        """KL(policy||reference) as the loss charges it; None if the loss does not."""
+        """The KL(policy||reference) that the loss charges; None if it charges none."""
         if self.reference_estimator is None:
             return None
         if self.reference_estimator == "exact":
@@ -269,7 +269,7 @@ class KLPENLoss(PolicyLoss):
 
 
 class TRPOLoss(PolicyLoss):
-    """w A, by a natural-gradient step that ends at dtarg (Schulman et al. 2015, appendix C)."""
+    """w A, raised by a natural-gradient step to KL = dtarg (Schulman et al. 2015, appendix C)."""
 
     of_settings = ("dtarg", "dtarg_end", "dtarg_per")
     natural, line_search, max_alpha = True, "always", 4.0
@@ -302,7 +302,7 @@ class LikelihoodLoss(PolicyLoss):
 
 # ------------------------------------------------------------------------------- loss=custom
 
-#: The fields of Scored that carry the loss's gradient to the policy.
+#: The fields of Scored through which a gradient reaches the policy.
 _MOVES = ("log_prob", "kl_old", "entropy")
 
 
@@ -312,7 +312,7 @@ def custom(
     divergence: Divergence = REVERSE,
     reward_scale: float = 1.0,
 ) -> PolicyLoss:
-    """The user's :class:`PolicyLoss`."""
+    """``loss=custom``: make the user's :class:`PolicyLoss` and try it once."""
     given = {
         "config": config,
         "reference_estimator": reference_estimator,
@@ -339,7 +339,7 @@ def _try(loss: PolicyLoss, *, tokens: bool) -> None:
     shape = tuple(scored.log_prob.shape)
     if not isinstance(gain, Tensor) or tuple(gain.shape) != shape:
         gave = f"shape {tuple(gain.shape)}" if isinstance(gain, Tensor) else type(gain).__name__
-        raise PartError(f"gain returned {gave} for positions of shape {shape}; give one each")
+        raise PartError(f"gain returned {gave} for positions of shape {shape}; give one value each")
     if not torch.isfinite(gain).all():
         raise PartError("gain is not finite at finite log-probs; look for log 0 and 0 / 0")
     moving = [getattr(scored, name) for name in _MOVES]

@@ -1,4 +1,4 @@
-"""``optim.rate=kl_adaptive``: the learning rate that holds KL(old||new) near a target."""
+"""``optim.rate=kl_adaptive``: a learning rate that keeps KL(old||new) near a target."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from klrl.config import OptimConfig
 
 
 class KLAdaptiveRate:
-    """lr / 1.5 after a KL above 2 target, lr * 1.5 after one in 0 .. target / 2; bounded.
+    """lr / 1.5 if the KL is above 2 target, lr * 1.5 if it is in 0 .. target / 2; bounded.
 
     KL(old||new) is measured on a minibatch before its gradient step, in nats per step or token, and
-    sets the rate of the next step. rsl_rl's PPO sets the rate of that minibatch's step by it.
+    sets the rate of the next step. In rsl_rl's PPO it sets the rate of the same step.
     """
 
     def __init__(self, config: OptimConfig) -> None:

@@ -33,7 +33,7 @@ def conjugate_gradients(
 ) -> Tensor:
     """Solve M x = ``right`` for M > 0 (Hestenes and Stiefel 1952), by at most ``steps`` products.
 
-    It ends when the residual's squared norm is at most ``tolerance`` times that of ``right``.
+    Stops when the residual's squared norm is at most ``tolerance`` times that of ``right``.
     """
     x, residual, toward = torch.zeros_like(right), right.clone(), right.clone()
     square = residual @ residual

@@ -172,7 +172,7 @@ def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
     end, bad = (length or 0, []) if same else _end_of_kept(kept, axis, after)
     if length is not None and len(content) < length:
         warn(
-            f"{path}: has {len(content):,} bytes, and had {length:,} at the checkpoint: rows "
+            f"{path}: has {len(content):,} bytes, but had {length:,} at the checkpoint: rows "
             f"before {after:,} {axis} are missing"
         )
     elif digest is not None and not same and not bad:

@@ -79,7 +79,7 @@ def run_in_folder(
     folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
     if folder.holds_run:
         raise ConfigError(
-            f"{setting}={given}: holds a run already; give another, or resume={given}"
+            f"{setting}={given}: already has a run; give a different folder, or resume={given}"
         )
     try:
         folder.make()

@@ -192,7 +192,7 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
     setting = f"sweep={sweep.name}" if sweep.name else f"hydra.sweep.dir={given}"
     folder = OwnFolder(given, setting, "_sweep")
     if sweep.folder and folder.holds_run:
-        raise ConfigError(f"{setting}: holds a run already; give another, or use sweep=NAME")
+        raise ConfigError(f"{setting}: already has a run; give another folder, or use sweep=NAME")
     try:
         folder.make()
         with _locked(folder.path / ".lock", setting):

@@ -1,1 +1,1 @@
-"""The algorithm; knows no domain."""
+"""The algorithm, the same for control and language."""

@@ -30,21 +30,21 @@ class Loop(Protocol):
 
 
 class Callback:
-    """Override what you need; each hook does nothing by itself.
+    """Base class of hooks; override the methods that you need.
 
-    A hook changes nothing, but may call ``training.stop()``: the run then ends after the
+    A hook must not change training, but may call ``training.stop()``: the run then ends after the
     iteration, with a checkpoint. An exception from a hook ends the run as failed; its last good
     checkpoint is kept.
     """
 
     def started(self, training: Loop) -> None:
-        """Everything is open; the first rollout comes next."""
+        """The run is open; its first evaluation or rollout comes next."""
 
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
         """An iteration is done; ``row`` is a copy of the next line of ``metrics.jsonl``.
 
-        It has ``eval/return`` if the policy was evaluated and an episode ended. The KL is charged
-        in the rollout ``batch``, and its advantages are estimated.
+        The row has ``eval/return`` if the policy was evaluated and an episode ended. The rollout
+        ``batch`` has the rewards with the KL charged, and the advantages.
         """
 
     def finished(self, training: Loop) -> None:
@@ -55,13 +55,13 @@ class Callback:
 
 
 def check_hooks(callback: Callback) -> None:
-    """Refuse a method whose name is a misspelt hook, or a hook of a different library (on_...)."""
+    """Refuse methods that look like misspelt hooks or hooks of other libraries (on_...)."""
     hooks = dict(inspect.getmembers(Callback, inspect.isfunction))
     for name, method in inspect.getmembers(type(callback), inspect.isfunction):
         near = get_close_matches(name, hooks, n=1, cutoff=0.8)
         typo = [each for each in near if _arguments(hooks[each]) == _arguments(method)]
         if name not in hooks and (typo or name.startswith("on_")):
-            said = f"did you mean {typo[0]}?" if typo else f"it has {', '.join(hooks)}"
+            said = f"did you mean {typo[0]}?" if typo else f"hooks are {', '.join(hooks)}"
             raise ConfigError(f"callbacks={type(callback).__name__}.{name}: no such hook; {said}")
 
 

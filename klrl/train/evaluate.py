@@ -1,4 +1,4 @@
-"""Evaluate a policy of any domain from its scores. This module does not import torch itself."""
+"""Statistics of an evaluation in any domain, from its scores. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = np.ndarray
 class Starts:
     """A set of start states (language: prompts), the same for every run of a task.
 
-    Two sets share no start state, except by chance (a seed in 2^31).
+    Two sets share no start state, except by chance (seeds have 31 bits).
     """
 
     use: str
@@ -59,8 +59,8 @@ _METRICS = {"reverse": "eval/kl_ref", "forward": "eval/kl_ref_forward"}
 def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
     """Mean over the states of all episodes, [T] each, and its standard error over episodes.
 
-    The mean is the ratio of the episodes' sums S_i to their steps T_i; its standard error is
-    that of the residuals S_i - mean T_i, None for one episode.
+    The mean is sum_i S_i / sum_i T_i, with sums S_i and steps T_i of the episodes; its standard
+    error is that of the mean of S_i - mean T_i, divided by the mean T_i; None for one episode.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
@@ -95,12 +95,12 @@ class Evaluation:
 
     @property
     def std(self) -> float:
-        """Standard deviation over the n episodes, divided by n; 0 for one episode."""
+        """Standard deviation over the n episodes, with divisor n; 0 for one episode."""
         return statistics.pstdev(self.returns)
 
     @property
     def error(self) -> float | None:
-        """Standard error of the mean: s / sqrt(n), s divided by n - 1; None for one episode."""
+        """Standard error of the mean: s / sqrt(n), where s has divisor n - 1; None if n = 1."""
         count = len(self.returns)
         return statistics.stdev(self.returns) / sqrt(count) if count > 1 else None
 
@@ -129,7 +129,7 @@ class Evaluation:
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
-    """Collect all scores of a domain; training's random generators are unchanged."""
+    """Collect scores as they are computed; training's random generators are then restored."""
     returns: list[float] = []
     gold: list[float] = []
     kls: list[Mapping[str, Array]] = []

@@ -37,9 +37,9 @@ def evaluate_run(
         words: settings that change the task, as in ``env.kwargs.g=14``; see
             :mod:`klrl.runs.other_task`.
         episodes: how many; None: :attr:`klrl.domains.Domain.plays`.
-        sampled: draw actions (tokens) as in training; else take the likeliest.
+        sampled: draw actions (tokens), as in training; else take the mode.
         which: last or best checkpoint.
-        seed: seed of the samples and start states, which training's evaluations do not use.
+        seed: seed of samples and start states; a run's own evaluations use other start states.
         device: the device of the policy.
         into: a new folder (language: file), to which the episodes are written.
 

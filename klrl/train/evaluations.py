@@ -67,7 +67,7 @@ class Evaluations:
         return [self.schedule.line(self._domain, self._parts.longest_episode)] if self._on else []
 
     def start(self, recorder: Recorder) -> bool:
-        """Evaluate before the first update, in a separate row; returns whether it is the best."""
+        """Evaluate before the first update, in a row of its own; returns whether it is the best."""
         row: Row = {"iteration": 0, self._domain.axis: 0}
         improved = self.during(row)
         if 0 in self.schedule.iterations or _NLL in row:
@@ -75,7 +75,7 @@ class Evaluations:
         return improved
 
     def during(self, row: Row) -> bool:
-        """Evaluate if due, and add the result to the row; returns whether it is the best so far."""
+        """Evaluate if due, and add the result to the row; returns whether it is a new best."""
         counters = self._counters
         row |= self._parts.held_out()
         if counters.iteration in self.schedule.iterations:
@@ -93,8 +93,8 @@ class Evaluations:
     def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
         """After the last iteration, evaluate the last and the best policy.
 
-        Both start from the same states, which had no part in choosing the best. The closing
-        evaluation replaces the row's, and the row gets the seconds of all evaluations.
+        Both start from the same states, which had no part in choosing the best. The result replaces
+        an evaluation that the row has already; its seconds are added.
         """
         if not self.over:
             return

@@ -1,4 +1,4 @@
-"""``klrl evaluate RUN --video``: film an episode, and show it to the run's loggers."""
+"""``klrl evaluate RUN --video``: film an episode, and log the film in the run's loggers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_film(run: str | Path) -> None:
     domain = domain_of(stored_config(find_run(str(run), "RUN")))
     if "film" not in domain.functions:
         raise ConfigError(
-            f"--video: {run} is a {domain.name} run, which draws nothing; samples.jsonl has its "
+            f"--video: {run} is a {domain.name} run, which has no pictures; samples.jsonl has its "
             f"{domain.episode}s"
         )
     check_encoders()
@@ -59,10 +59,10 @@ def film_run(
     seed: int = 0,
     device: str = "cpu",
 ) -> Filmed:
-    """Film the first episode of :func:`klrl.train.evaluate_run.evaluate_run`; same arguments.
+    """Film the first episode of :func:`klrl.train.evaluate_run.evaluate_run`, with its arguments.
 
-    The film is written to ``videos/`` of the run folder, and logged by the run's loggers unless
-    the run is still training, since its own process has them open.
+    The film is written to ``videos/`` of the run folder. It also goes to the run's loggers, unless
+    the run is still training, whose process has them open.
     """
     check_film(run)
     folder = find_run(str(run), "RUN")
@@ -92,7 +92,7 @@ def _show(folder: Path, own: JobConfig, domain: Domain, video: Video, which: str
     """Log the film in the run's loggers, at the frames of its checkpoint."""
     at = load_component(folder, which, "counters", Counters(), device_of("cpu"))
     sweep = folder.parent.name if (folder.parent / "sweep.json").exists() else None
-    guard = Guard(lambda part, error: None, "the files are there")
+    guard = Guard(lambda part, error: None, "the video files are written")
     run_id = RunFolder(folder).manifest["wandb_id"]
     logged = LoggedRun(folder, asdict(own), sweep, run_id, domain, guard)
     with open_loggers(own.logger, logged) as loggers:

@@ -1,7 +1,7 @@
 """One update: epochs of minibatches over a rollout, then beta and the line search.
 
-The algorithm knows no domain: :class:`Steps` defines rollout, minibatch and gradient step;
-:mod:`klrl.control.update` and :mod:`klrl.language.run.update` implement it.
+The algorithm is the same in both domains: :class:`Steps` is the interface of a domain's gradient
+steps, which :mod:`klrl.control.update` and :mod:`klrl.language.run.update` implement.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     loss: PolicyLoss
     optimizer: Any  # with state_dict and load_state_dict
-    mode: str  # false (eager), jit or aot; before the first minibatch the setting
-    #: Both may be called at the first minibatch: ``say`` with lines for the user, ``mode_changed``
-    #: with the new mode if it differs from the setting.
+    mode: str  # false (eager), jit or aot; until the first minibatch, as in the settings
+    #: Callbacks at the first minibatch: ``say`` gets lines for the user, ``mode_changed`` the mode
+    #: if it differs from the settings'.
     say: Callable[[str], None]
     mode_changed: Callable[[str], None]
 
@@ -71,11 +71,11 @@ class Steps(ABC, Generic[Frames, Minibatch]):
         """Mean KL(old||new) over a rollout in closed form, nats per frame or token."""
 
     def positions_per_unit(self, frames: Frames) -> float:
-        """Frames or tokens in a unit of the target: 1, or the mean tokens of a response."""
+        """Frames or tokens per unit of the target: 1, or the mean tokens of a response."""
         return 1.0
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
-        """Move the policy by the natural gradient to KL(old||new) = ``target``, nats per frame."""
+        """Step along the natural gradient to KL(old||new) = ``target``, nats per frame."""
         raise NotImplementedError("control only")
 
 
@@ -96,7 +96,7 @@ class Learner:
     def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Row:
         """Learn from a rollout with advantages.
 
-        ``progress`` is the share of the run that is over, 0..1. The loss's metrics and the
+        ``progress`` is the share of the run that is done, 0..1. The loss's metrics and the
         gradient's norm are means over minibatches. KL(old||new) is measured on the whole rollout
         after the update; ``kl/old/beta`` is the beta before it.
 
@@ -106,7 +106,7 @@ class Learner:
         optim, beta = self.config.optim, self.beta_rule.beta
         lr = optim.lr + (optim.lr_floor - optim.lr) * min(progress, 1.0)
         frames = self.steps.lay_out(batch)
-        # KL(old||new) is measured per position, so its targets are converted to that unit.
+        # KL(old||new) is measured per frame or token, so its targets are converted to that unit.
         positions = self.steps.positions_per_unit(frames)
         self.beta_rule.dtarg = dtarg = self.loss.target_at(progress) / positions
         # Only a line search reads this copy of the actor's weights.
@@ -169,5 +169,5 @@ def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) ->
         raise NonFiniteError(
             f"{names[term]} is {float(metrics[step, term])} in minibatch "
             f"{step % minibatches} of epoch {step // minibatches + 1}; "
-            "lower optim.lr or look at the rewards"
+            "lower optim.lr or check the rewards"
         )

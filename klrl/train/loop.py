@@ -1,4 +1,4 @@
-"""The algorithm: :meth:`Training.train`. Each domain implements its steps as :class:`Parts`:
+"""The algorithm is :meth:`Training.train`; each domain implements its steps in :class:`Parts`:
 :mod:`klrl.control.parts`, :mod:`klrl.language.run.parts`.
 """
 
@@ -98,7 +98,7 @@ class Parts(ABC):
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Add the rollout to the observation statistics, after the update that used it."""
-        return  # a domain without statistics has nothing to update
+        return  # by default there are no statistics
 
     @property
     def reward_norm(self) -> float:
@@ -110,7 +110,7 @@ class Parts(ABC):
 
     @property
     def resume(self) -> dict[str, str]:
-        """Manifest entries: would a resume be exact (to the bit on a CPU) or anew, and why."""
+        """Manifest entries: ``resume`` is exact (on a CPU to the bit), or anew (new episodes)."""
         return {"resume": "exact"}
 
     @property
@@ -132,7 +132,7 @@ class Parts(ABC):
 class Training:
     """One run: the loop, its counters, and the parts that a domain built for it.
 
-    ``before`` is the run's manifest on resume: it records how the update was compiled, and the
+    ``before``: on resume, the run's manifest, which records how the update was compiled, and the
     networks of a reference from a different run. Weights then come from the run's checkpoint, not
     from ``actor.init``.
     """
@@ -160,7 +160,7 @@ class Training:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Rollout, KL, advantage, update, record; until the frames are done.
+        """Repeat rollout, KL, advantage, update and record until all frames are done.
 
         Raises:
             NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
@@ -256,7 +256,7 @@ class Training:
         self.recorder.record(row)
 
     def save(self, checkpoints: Checkpoints, improved: bool, stopping: bool) -> None:
-        """Write ``best`` if the policy improved, ``last`` if one is due or the run ends."""
+        """Write ``best`` if the policy improved, ``last`` if it is due or the run ends."""
         counters = self.counters
         due = counters.iteration % self.config.checkpoint.every == 0
         if improved:
@@ -333,7 +333,7 @@ class Training:
             "loss.own_beta_rule": self.parts.learner.beta_rule,
         }
         if lost := [setting for setting, part in parts.items() if getattr(part, "unsaved", False)]:
-            say(f"resume: a resumed run begins anew with {lost[0]}, whose state is not saved")
+            say(f"resume: a later resume will reset {lost[0]}, whose state is not saved")
         built = [f"{type(each).__module__}.{type(each).__name__}" for each in self.parts.built]
         collector = self.parts.collecting
         say(f"rollouts: {collector}")
@@ -346,17 +346,17 @@ class Training:
         return rollout
 
     def _opening_lines(self, begun_with: int | None) -> list[str]:
-        """The run's first lines; ``begun_with``: the numerics of a resumed run, else None."""
+        """The run's first lines; ``begun_with``: on resume, the version of its numerics."""
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
-            other = f"; numerics {begun_with} until then, {NUMERICS} from there on"
+            other = f"; numerics version {begun_with} before, {NUMERICS} from here on"
             lines.append(at + (other if begun_with != NUMERICS else ""))
         if self.parts.kl is not None and not isinstance(self.parts.kl.divergence.name, str):
             lines.append(BLIND)
         if self.parts.reference is not None:
             name, size = self.config.reference.name, self.parts.reference.bytes
-            lines.append(f"reference: {name}, {size / 1e6:.2f} MB beside the policy")
+            lines.append(f"reference: {name}, {size / 1e6:.2f} MB in addition to the policy")
         return lines
 
     def _tell(self, hook: str, *args: Any) -> None:
@@ -364,7 +364,7 @@ class Training:
             getattr(callback, hook)(self, *args)
 
 
-#: One run at a time: torch's random generator and its threads belong to the whole process.
+#: Allows one run at a time, since torch's random generator and threads are the process's.
 _running = threading.Lock()
 
 
@@ -382,7 +382,7 @@ def start(
         A signal that came when the run was already finished, so that a sweep can stop; else None.
 
     Raises:
-        ConfigError: the settings cannot be run, the folder holds a run already or belongs to a
+        ConfigError: the settings cannot be run, the folder already has a run or belongs to a
             different process, or this process is training another run; nothing was recorded.
         OwnerError: a different process took over the folder.
         RewardError: a reward function failed; the last good checkpoint is kept.
@@ -391,15 +391,15 @@ def start(
     """
     if not _running.acquire(blocking=False):
         raise ConfigError(
-            f"folder={files.path}: another run goes on in this process; wait for it, or start this "
-            "one in a process of its own"
+            f"folder={files.path}: this process is training another run; wait, or start this one "
+            "in a separate process"
         )
     before = torch.get_num_threads()
     try:
         with files.owned():
             if files.exists and not resume:
                 raise ConfigError(
-                    f"folder={files.path}: holds a run already; give another, or resume it"
+                    f"folder={files.path}: already has a run; give a different folder, or resume it"
                 )
             check_one_run(files, f"{'resume' if resume else 'folder'}={files.path}")
             check_sources(config)

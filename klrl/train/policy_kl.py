@@ -1,8 +1,8 @@
 """Measure divergences of two policies, state by state, for ``klrl kl`` and ``Run.kl``.
 
-A third policy, or one of the two, samples actions (tokens) and so visits the states; the name of
-each result says whose states they are. A divergence is exact in each state, except js and tv of
-Gaussians of several dimensions, which are means over draws.
+One of the two policies, or a third, samples actions (tokens), and divergences are measured in the
+states that it visits; each result's name ends with that policy. A divergence is exact in each
+state, except js and tv of Gaussians of several dimensions, which are means over draws.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Parties:
     """The run folders of the policies that are compared, and of the policy that acts.
 
     Attributes:
-        run: the folder of the policy.
-        other: the folder of the other policy, for language also of a model; for control also a
+        run: the folder of the first policy.
+        other: the folder of the second policy, for language also of a model; for control also a
             policy of the user's; None: the reference of ``run``.
         on: the folder of the policy that acts.
         which: last or best checkpoint of each run.
@@ -58,7 +58,7 @@ class Visited(NamedTuple):
 
 @dataclass(frozen=True)
 class Distance:
-    """One divergence of two policies; nats, tv without a unit.
+    """One divergence of two policies, in nats (tv: unitless).
 
     Attributes:
         mean: over all states.
@@ -90,7 +90,7 @@ class PolicyKL:
         distances: by name; the name ends with the policy that acts: ``KL(run||other) on run``.
         episodes, states: how many were visited.
         cut: episodes that did not end; their states count.
-        notes: further remarks for the user, a line each.
+        notes: remarks for the user, a line each.
     """
 
     distances: dict[str, Distance]
@@ -199,14 +199,14 @@ def _is_run(path: Path) -> bool:
 
 
 def _check(parties: Parties, domain: Domain) -> None:
-    """Require that all parties have one domain, and a reference if ``other`` is None."""
+    """Require that all parties are of one domain, and that ``run`` has a needed reference."""
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if not isinstance(path, Path) or not _is_run(path):
             continue
         if (kind := stored_config(path).domain) != domain.name:
             raise ConfigError(
-                f"{setting}={path}: is a {kind} run, and the states are those of a "
+                f"{setting}={path}: is a {kind} run, but the acting policy's run is a "
                 f"{domain.name} run; give runs of one kind"
             )
     if parties.other is None and not stored_config(parties.run).has_reference:
-        raise ConfigError(f"RUN={parties.run}: has no reference (kl=none); name another with --to")
+        raise ConfigError(f"RUN={parties.run}: has no reference (kl=none); give a policy with --to")

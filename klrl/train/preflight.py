@@ -1,4 +1,4 @@
-"""Numeric checks before training; a failed check ends the run."""
+"""Numeric checks before training; a failed check is a ConfigError."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run_checks(checks: Iterable[Check | str]) -> list[str]:
 def kl_at_start(
     kl: Tensor, domain: Domain, dtype: torch.dtype, remedy: str, mask: Tensor | None = None
 ) -> Check:
-    """Check that the mean KL(pi_0 || pi_ref) is 0 nats, for a reference that is pi_0.
+    """Check that the mean KL(pi_0 || pi_ref) is 0, for a reference that equals pi_0.
 
     ``kl`` is exact or sampled, per frame or per token [B, R]; ``mask`` marks the real tokens.
     """

@@ -1,4 +1,4 @@
-"""When a run is evaluated, and how long."""
+"""Plan the evaluations of a run: when, and with how many episodes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from klrl.domains import Domain
 
 #: Assumed longest episode, in steps, of an environment that declares no limit.
 USUAL_STEPS = 1_000
-#: Smallest share of ``eval.episodes`` in an evaluation; if it takes too long, klrl evaluates less
-#: often.
+#: Smallest share of ``eval.episodes`` in an evaluation; rather than playing fewer episodes, a run
+#: is evaluated less often.
 _LEAST = Fraction(1, 4)
 #: Fewer episodes have no standard error.
 _FEWEST = 2
-#: The closing evaluation of a short run takes at most this share of its frames, or so many times
-#: ``eval.share``, which presets raise where a step costs little.
+#: The closing evaluation has at most max(first, second * ``eval.share``) times as many steps as the
+#: run has frames; presets raise ``eval.share`` where a step is cheap.
 _CLOSING_SHARE, _CLOSING_TIMES = 0.5, 6
 
 
@@ -42,7 +42,7 @@ class Schedule:
     def line(self, domain: Domain, longest: int | None) -> str:
         """The schedule as a line of text."""
         each = f"({_count_text(self.size, longest)} {domain.episode}s each)"
-        none = "none during the run (eval.share is too small for one at each end)"
+        none = "none during the run (eval.share is too small for an evaluation at both ends)"
         during = f"{len(self.iterations)} during the run {each}" if self.iterations else none
         closing = f"{_count_text(self.closing, longest)} {domain.episode}s at the end"
         return f"evaluations: {during}, then {closing}"
@@ -65,7 +65,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
 
     Without ``eval.every``, all evaluations during the run together take at most ``eval.share`` of
     the training's steps. A step of an evaluation usually costs less than a frame of training, which
-    includes the update; with a slow simulator it may cost a little more (hopper: 1.1 frames).
+    includes the update, but may cost a little more with a slow simulator (hopper: 1.1 frames).
     ``longest``: steps of the longest episode; None if not known; 1 for language.
     """
     evals = config.eval
@@ -75,7 +75,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     frames = config.iterations * config.frames_per_iteration
     most = int(max(_CLOSING_SHARE, _CLOSING_TIMES * evals.share) * frames)
     closing = Size(evals.final, max(most, _FEWEST * longest))
-    # Allow at least two episodes, however long: an evaluation without a whole one is useless.
+    # Allow at least two episodes, however long: without a complete episode there is no return.
     largest = Size(evals.episodes, max(evals.steps, min(_FEWEST, evals.episodes) * longest))
     if evals.every is not None:
         every = {*range(evals.every, config.iterations, evals.every), config.iterations}
@@ -92,7 +92,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
 
 
 def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
-    """How many evaluations fit in ``steps``; 0 if one at each end of the run is too much."""
+    """How many evaluations fit in ``steps``; 0 if not even one at each end of the run fits."""
     most = fitting(largest, longest)
     least = min(most, max(_FEWEST, int(_LEAST * largest.episodes)))
     for count in range(wanted, 2, -1):

@@ -1,4 +1,4 @@
-"""Verify the record of a run of any domain; report problems, and what was not checked."""
+"""Verify the record of a run of any domain; report false entries, and those not checked."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from klrl.runs.rows import read_rows
 from klrl.train.evaluate import CLOSING
 from klrl.train.schedule import schedule
 
-#: Allowed relative difference of a repeated evaluation, on the run's machine and versions. On
-#: others rounding may differ, so the standard error is allowed there.
+#: Allowed relative difference of a repeated evaluation on the run's machine and versions. Rounding
+#: differs on other machines and versions, where a standard error is allowed.
 _SAME = 1e-3
 #: What no check covers.
 _UNSEEN = (
-    *("times", "losses and other numbers of training beyond these digests"),
+    *("times", "losses and other training metrics, beyond their digests"),
     *("evaluations before the closing one", "gold scores and parts of rewards of samples"),
     *("the seed of a control run", "command, machine and versions of the manifest"),
-    *("pictures and loggers' files", "digests that were made anew after a change"),
+    *("pictures and loggers' files", "digests that were recomputed after a change"),
 )
 
 
@@ -40,8 +40,8 @@ class Record:
 
     Attributes:
         problems: false entries of the record.
-        looked: what was compared.
-        unseen: what was not checked.
+        looked: entries that were compared.
+        unseen: entries that were not checked.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Record:
     def lines(self) -> list[str]:
         """The report; its last line names what was not checked."""
         looked, unseen = "; ".join(self.looked), "; ".join(self.unseen)
-        return [*self.problems, f"looked at: {looked}", f"not looked at: {unseen}"]
+        return [*self.problems, f"checked: {looked}", f"not checked: {unseen}"]
 
 
 def verify_record(folder: Path, config: JobConfig, device: str, record: Record) -> None:
@@ -80,14 +80,14 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
 
 
 def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
-    """Compare a file with each checkpoint's digest; no digest covers lines after the last one."""
+    """Compare a file with each checkpoint's digest; lines after the last checkpoint have none."""
     content, seen = read_plain(file) if file.is_file() else b"", 0
     for entry in entries:
         mark = entry.metadata.get("rows", {}).get(file.name, {})
         length, place = int(mark.get("bytes", 0)), f"checkpoint {entry.path.name}"
         if len(content) < length:
             record.problems.append(
-                f"{file.name}: has {len(content):,} bytes, and had {length:,} at {place}"
+                f"{file.name}: has {len(content):,} bytes, but had {length:,} at {place}"
             )
         elif length and hashlib.sha256(content[:length]).hexdigest() != mark.get("sha256"):
             record.problems.append(f"{file.name}: its lines before {place} were changed")
@@ -109,14 +109,14 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
         if row.get(axis) != row["iteration"] * size:
             record.problems.append(
                 f"metrics.jsonl: iteration {row['iteration']} has {axis}={row.get(axis)}, "
-                f"and each has {size}"
+                f"but each has {size}"
             )
     last = done[-1] if done else 0
     # With patience a run may end before its frames.
     short = last < config.iterations and status == "finished" and config.collector.patience is None
     if last > config.iterations or short:
         record.problems.append(
-            f"metrics.jsonl: ends with iteration {last}, and the run has {config.iterations}"
+            f"metrics.jsonl: ends with iteration {last}, but the run has {config.iterations}"
         )
 
 
@@ -127,20 +127,20 @@ def _evaluations(
     end = rows[-1]["iteration"] if rows and config.collector.patience else config.iterations
     last = next((row for row in rows if row["iteration"] == end), Row())
     if not (config.eval.final and "eval/return" in last):
-        record.unseen.append("evaluations: the run has no closing one")
+        record.unseen.append("evaluations: the run has no closing evaluation")
         return
     manifest = RunFolder(folder).manifest
     here = (manifest.get("host"), manifest.get("versions")) == (platform.node(), versions())
     if not here:
         record.unseen.append(
-            "differences within a standard error: the manifest names another host or versions"
+            "differences within a standard error: the manifest names a different host or versions"
         )
     domain = domain_of(config)
     longest = domain.function("longest")(config)
     for which, prefix in (("last", "eval/"), ("best", "eval/best_")):
         if which == "best" and "eval/best_return" not in last:
             if (folder / "checkpoints" / which).exists():
-                record.unseen.append("the best checkpoint: no evaluation of it is recorded")
+                record.unseen.append("the best checkpoint, whose evaluation is not recorded")
             continue
         try:
             played: Row = domain.function("evaluate")(
@@ -157,7 +157,7 @@ def _evaluations(
             continue
         names = list(played) if which == "last" else ["eval/return", "eval/return_se"]
         compared = {name.replace("eval/", prefix): name for name in names if name in played}
-        record.looked.append(f"{', '.join(compared)}, played again")
+        record.looked.append(f"{', '.join(compared)}, computed again")
         for label, name in compared.items():
             now = played[name]
             allowed = 1e-6 + _SAME * abs(now)
@@ -165,8 +165,8 @@ def _evaluations(
                 allowed = max(allowed, played.get(f"{name}_se", 0.5 * abs(now)))
             if label not in last:
                 missing = record.problems if here else record.unseen
-                missing.append(f"{label}: is not recorded, the {which} checkpoint has {now:.6g}")
+                missing.append(f"{label}: not recorded, but the {which} checkpoint has {now:.6g}")
             elif not abs(last[label] - now) <= allowed:
                 record.problems.append(
-                    f"{label}: {last[label]:.6g} is recorded, the {which} checkpoint has {now:.6g}"
+                    f"{label}: recorded {last[label]:.6g}, but the {which} checkpoint has {now:.6g}"
                 )

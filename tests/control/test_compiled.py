@@ -224,7 +224,7 @@ def test_without_a_compiler_it_is_eager_and_says_so(settings, cache, monkeypatch
         experiment.parts.learner.steps.say = told.append
         experiment.parts.learner.update(batch, 0.0)
         assert experiment.parts.learner.steps.mode == "false"
-        needs = f"learner.compile={mode} needs a C++ compiler, and there is none"
+        needs = f"learner.compile={mode} needs a C++ compiler; none is installed"
         assert told == [f"update: eager; {needs}"]
 
 

@@ -103,7 +103,7 @@ def test_an_answer_that_differs_is_found(other: dict[str, float]) -> None:
     assert state is not None
     env.play_again(state)
     now.update(other)
-    with pytest.raises(EnvError, match="env.id=Once: copy 0 answers otherwise than it did"):
+    with pytest.raises(EnvError, match="env.id=Once: copy 0 gives different results than before"):
         env.play_again(state)
 
 
@@ -142,7 +142,7 @@ class Reseeding(Drifting):
         return super().reset(seed=seed)
 
 
-BEGINS = "a copy that has played begins otherwise than a new one with the same seed"
+BEGINS = "after the same seeded reset, a used copy differs from a new one"
 DIFFERS = "two copies with the same seed and actions differ in step 1"
 
 
@@ -170,9 +170,9 @@ def test_a_copy_that_fails_cannot_be_played_again_and_says_so() -> None:
         def step(self, action: int) -> Any:
             raise RuntimeError("no\nstep")
 
-    assert why_unrepeatable(Raising) == "another copy fails: no"
+    assert why_unrepeatable(Raising) == "a second copy fails: no"
     env = VectorGymEnv("X", 2, make=Raising)
-    assert env.keep_episodes() == "another copy fails: no"
+    assert env.keep_episodes() == "a second copy fails: no"
     env.reset_native()
     assert env.episodes() is None
 

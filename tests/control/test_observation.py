@@ -100,10 +100,10 @@ def test_bytes_travel_as_bytes() -> None:
     ("change", "named"),
     [
         ({"matrix": None}, "observation has no matrix"),
-        ({"matrix": np.zeros(6)}, r"observation's matrix has shape \(6,\), its space \(2, 3\)"),
+        ({"matrix": np.zeros(6)}, r"matrix has shape \(6,\), but its space has \(2, 3\)"),
         ({"grid": np.array([0, 0])}, r"observation's grid is \[0, 0\], outside its space"),
-        ({"action_mask": np.zeros(2)}, "action_mask allows no action, and the episode has not end"),
-        ({"action_mask": np.ones(3)}, r"action_mask has shape \(3,\), its space \(2,\)"),
+        ({"action_mask": np.zeros(2)}, "action_mask allows no action, but the episode has not end"),
+        ({"action_mask": np.ones(3)}, r"action_mask has shape \(3,\), but its space has \(2,\)"),
     ],
     ids=lambda x: str(x)[:30],
 )
@@ -255,7 +255,7 @@ def test_a_mask_is_read_where_it_is_asked_for() -> None:
         ),
         (
             spaces.Dict(a=TWO, action_mask=spaces.MultiBinary(1)), spaces.Box(-1, 1, (1,)), "auto",
-            "masks Discrete and MultiDiscrete actions, and its actions are Box",
+            "masks Discrete and MultiDiscrete actions, but its actions are Box",
         ),
         (spaces.Dict(action_mask=spaces.MultiBinary(2)), TWO, "auto", "is only a mask"),
     ],

@@ -220,7 +220,7 @@ def test_a_package_with_one_other_bit_is_not_loaded_but_built_anew(
     file.write_bytes(data)
     damaged = f"package {kept.name[:8]} is not used: it is damaged, its SHA-256 does not match"
     line = eager_line(settings, "auto", *PACKAGED)
-    assert line == f"update: eager; {damaged}, learner.compile=aot rebuilds it"
+    assert line == f"update: eager; {damaged}; learner.compile=aot rebuilds it"
     assert loaded == []
     monkeypatch.setattr(compiled, "build_package", lambda *_: copied(package, kept.parent))
     lines = learn(settings, "aot", *PACKAGED)[2]

@@ -44,7 +44,7 @@ DICE, DRIFTING, UNSEEDED = (
     ("env=custom", f"env.target=tests.control.toys:{name}", "actor=mlp")
     for name in ("Dice", "Drifting", "Unseeded")
 )
-BEGINS = "a copy that has played begins otherwise than a new one with the same seed"
+BEGINS = "after the same seeded reset, a used copy differs from a new one"
 
 
 def stir() -> None:
@@ -106,8 +106,9 @@ WRAPPED = "env.wrappers=[{target: gymnasium.wrappers:NormalizeObservation}]"
 def test_an_environment_that_does_not_repeat_itself_begins_anew_and_says_so(words, capsys) -> None:
     interrupted(words)
     told = capsys.readouterr().out
-    assert f"resume: a resumed run begins new episodes: {BEGINS}" in told
-    assert f"resume: new episodes begin: {BEGINS}" in told.partition("resumed at 192 frames")[2]
+    begun, _, resumed = told.partition("resumed at 192 frames")
+    assert f"resume: a later resume will begin new episodes: {BEGINS}" in begun
+    assert f"resume: this run begins new episodes: {BEGINS}" in resumed
     assert (manifest_of(PART)["repeatable"], manifest_of(PART)["resume"]) == ("no", "anew")
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 
@@ -130,7 +131,7 @@ def test_a_checkpoint_of_before_holds_no_actions_and_is_resumed_all_the_same(
             klrl.run(*WORDS, "env.normalize_reward=true", folder=PART, callbacks=[EndsAt(4)])
     assert exits(f"resume={PART}") == 0
     told = capsys.readouterr().out.partition("resumed at 192 frames")[2]
-    assert "resume: new episodes begin: this checkpoint holds none" in told
+    assert "resume: this run begins new episodes: the checkpoint has no episodes" in told
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -159,8 +160,8 @@ def test_an_environment_that_is_another_now_begins_anew_and_says_so(
     monkeypatch.setattr("tests.control.toys.Drifting.drift", 1.1)
     assert exits(f"resume={PART}") == 0
     told = capsys.readouterr().out
-    line = "resume: new episodes begin: EnvError: env.target=tests.control.toys:Drifting: copy 0 "
-    assert f"{line}answers otherwise than it did" in told
+    line = "this run begins new episodes: EnvError: env.target=tests.control.toys:Drifting: copy 0 "
+    assert f"{line}gives different results than before" in told
     assert (manifest_of(PART)["repeatable"], manifest_of(PART)["resume"]) == ("no", "anew")
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 

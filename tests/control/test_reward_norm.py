@@ -100,7 +100,7 @@ def test_a_resumed_run_that_begins_new_episodes_carries_no_sum_into_them(setting
     parts.components()["rollout"].load_state_dict({"copies": torch.zeros(3, dtype=torch.uint8)})
     said: list[str] = []
     parts.rollout(3, said.append).close()
-    assert any("new episodes begin" in line for line in said)
+    assert any("this run begins new episodes" in line for line in said)
     assert normalizer.state_dict()["sums"] == []
 
 

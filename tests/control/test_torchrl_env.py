@@ -237,7 +237,7 @@ def test_its_episodes_are_played_again_also_behind_another_librarys_simulator(ma
 @pytest.mark.filterwarnings("ignore:Support of VecNormV2")
 def test_a_transform_that_learns_makes_its_episodes_unrepeatable() -> None:
     env = copies(lambda: TransformedEnv(PendulumEnv(), VecNormV2(in_keys=["thdot"])))
-    assert env.keep_episodes().startswith("a copy that has played begins otherwise")
+    assert env.keep_episodes().startswith("after the same seeded reset")
 
 
 class _Batched(Dice):
@@ -266,7 +266,7 @@ WRONG = {
     ),
     "text": (
         lambda: changed(observation_spec=Composite(word=NonTensor(shape=()))),
-        "its observation_spec's word is no tensor of shape (); leave it out, as with torchrl.envs.",
+        "its observation_spec's word is no tensor of shape (); leave it out, with torchrl.envs.",
     ),
 }
 
@@ -284,18 +284,18 @@ def test_specs_that_are_not_served_are_named(fault: str) -> None:
     ("base", "said"),
     [
         (CartPole(), ""),
-        (CartPole(leave="reward"), "step wrote no reward, which its spec has; write it"),
+        (CartPole(leave="reward"), "step wrote no reward, which its spec requires; write it"),
         (
             CartPole(more="truncated"),
             "torchrl's check_env_specs refuses it: AssertionError: The keys of the specs",
         ),
         (
             CartPole(spec=Unbounded(4, dtype=torch.float64)),
-            "as torch.float32 of shape [4], and its spec says torch.float64 of shape [4]",
+            "as torch.float32 of shape [4], but its spec requires torch.float64 of shape [4]",
         ),
         (
             CartPole(spec=Unbounded(3)),
-            "as torch.float32 of shape [4], and its spec says torch.float32 of shape [3]",
+            "as torch.float32 of shape [4], but its spec requires torch.float32 of shape [3]",
         ),
     ],
 )

@@ -32,7 +32,7 @@ def unusable() -> str | None:
         return "the stand-in for CUDA is built on Linux alone"
     if "+cpu" not in VERSION:
         return f"torch {VERSION} is not a CPU build, which the stand-in for CUDA needs"
-    return None if _compiler() else "the stand-in for CUDA needs a C++ compiler, and there is none"
+    return None if _compiler() else "the stand-in for CUDA needs a C++ compiler; none is installed"
 
 
 def torch_folder() -> Path:

@@ -156,7 +156,7 @@ def invented(lines: Lines) -> Lines:
 RESIGNED: dict[str, tuple[Change, str]] = {
     "an error halved": (row("eval/return_se", lambda value: value / 2), "eval/return_se: "),
     "more episodes": (row("eval/episodes", lambda value: value * 10), "eval/episodes: "),
-    "no KL of the evaluation": (without("eval/kl_ref"), "eval/kl_ref: is not recorded"),
+    "no KL of the evaluation": (without("eval/kl_ref"), "eval/kl_ref: not recorded"),
     "a row gone": (
         edited("metrics.jsonl", lambda lines: [lines[0], *lines[2:]]),
         "metrics.jsonl: ",
@@ -226,7 +226,7 @@ def test_a_true_record_passes(record) -> None:
     looked = "; ".join(found.looked)
     for what in ("eval/return", "eval/kl_ref", "rewards of", "prompts, ids, tokens"):
         assert what in looked
-    assert found.lines[-1].startswith("not looked at: ")
+    assert found.lines[-1].startswith("not checked: ")
 
 
 #: One of each kind of check.

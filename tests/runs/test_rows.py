@@ -102,14 +102,14 @@ def test_a_file_that_was_cut_is_told_and_no_row_is_glued_to_it(cut: int, capsys)
     assert b"\n".join(resumed(3, mark)) == left.removesuffix(b"\n")
     told = capsys.readouterr().err.splitlines()
     assert told[0] == (
-        f"{PATH}: has {len(left):,} bytes, and had {length:,} at the checkpoint: rows before 3 "
+        f"{PATH}: has {len(left):,} bytes, but had {length:,} at the checkpoint: rows before 3 "
         "frames are missing"
     )
 
 
 def test_a_file_that_is_gone_is_told(capsys) -> None:
     assert resumed(3, {"bytes": 100}) == []
-    assert "has 0 bytes, and had 100" in capsys.readouterr().err
+    assert "has 0 bytes, but had 100" in capsys.readouterr().err
 
 
 def test_readers_leave_out_what_is_no_row_and_say_so_once(capsys) -> None:

@@ -117,7 +117,7 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
 class CNNActorConfig(GaussianActorConfig):
     """A CNN for images, MLPs for the rest; normal for Box, categorical for discrete actions."""
 
-    #: nature (Mnih et al. 2015, from 36 x 36 on) or impala (Espeholt et al. 2018, small; any size)
+    #: nature (Mnih et al. 2015, at least 36 x 36) or impala (Espeholt et al. 2018, small; any size)
     arch: str = choice("nature", "impala")
     scale: float = number(255.0, gt=0)  # pixels are divided by this, their largest value
     #: widths of the layers after the CNN; with several keys the first is each encoder's output, too

@@ -148,7 +148,7 @@ def _checks(
         if fresh and (source == THE_POLICY or untrained):
             # From the states that the run uses: rescored in low precision, else kept from sampling.
             kl = exact_token_kl(measured, ref, mask)
-            remedy = "a fresh policy must be its reference; look at actor.dtype"
+            remedy = "a fresh policy must equal its reference; look at actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
     yield endings(batch, policy.special)
     contents = (prompt.content for prompt in prompts.prompts)
