@@ -24,7 +24,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
 from klrl.train.verify import Record
 
-#: Relative tolerance: recorded numbers have seven decimals, and a mean sums float32.
+#: Relative tolerance: numbers are recorded with seven decimals, and means are sums of float32.
 _ROUNDING = 1e-4
 
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
@@ -35,8 +35,8 @@ _Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
 class Sample(BaseModel):
     """A line of ``samples.jsonl``; log-probs and KL are nats, one number per response token.
 
-    ``iteration`` and ``samples`` identify its rollout. ``weights`` identifies the policy that drew
-    it, by the number of samples learned from until then. Samples drawn at the end have no reward.
+    ``iteration`` and ``samples`` identify its rollout. ``weights`` is the number of samples that
+    the policy had learned from when it drew this sample. Samples after training have no reward.
     """
 
     line: int
@@ -59,12 +59,12 @@ class Sample(BaseModel):
         return f"samples.jsonl line {self.line}"
 
 
-#: Verified measure -> the field of a sample.
+#: Verified quantity -> its field in a sample.
 RECORDED = {"policy": "log_probs", "reference": "ref_log_probs", "KL": "kl"}
 
 
 def recorded_names(config: LanguageConfig) -> list[str]:
-    """The keys of :data:`RECORDED` that every sample has; without a reference only policy."""
+    """Return the keys of :data:`RECORDED` that every sample has; only policy if no reference."""
     return list(RECORDED) if config.has_reference else ["policy"]
 
 
@@ -181,7 +181,7 @@ def check_samples(
 def _prompts_of(
     config: LanguageConfig, policy: Policy, task: Task, found: Mapping[int, Sequence[Sample]]
 ) -> dict[int, PromptBatch]:
-    """Map each sample's line to its prompt; superfluous samples have no entry."""
+    """Map each sample's line to its prompt; samples beyond those of the job have no entry."""
     collector, prompts = config.collector, {}
     limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
     stream = task.stream(policy.causal.tokenizer, limit)
@@ -198,7 +198,7 @@ def _prompts_of(
 def _differs(
     config: LanguageConfig, policy: Policy, sample: Sample, prompt: PromptBatch | None
 ) -> Iterator[str]:
-    """Check that the prompt is the task's, and that a sample's fields agree with its ids."""
+    """Yield a sample's problems: its prompt is not the task's, or fields disagree with its ids."""
     if prompt is not None:
         content = prompt.prompts[0].content
         content = content if isinstance(content, str) else [dict(turn) for turn in content]
@@ -218,7 +218,7 @@ def _differs(
 def _missing(
     config: LanguageConfig, found: Mapping[int, Sequence[Sample]], recorded: Mapping[int, Row]
 ) -> Iterator[str]:
-    """Check that each iteration has as many samples as the job records."""
+    """Yield each iteration whose number of samples is not the one that the job records."""
     every, last = config.collector.samples_every, config.iterations
     wanted = {i: len(shown_rows(config)) for i in recorded if i and (i == 1 or i % every == 0)}
     if last in recorded:  # drawn at the end, one for each prompt
@@ -230,7 +230,7 @@ def _missing(
 
 
 def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Iterator[str]:
-    """Check the means of a row against its samples, if all of them were recorded."""
+    """Yield the means of a row that differ from those of its samples, which are all recorded."""
     count, tokens = len(samples), sum(len(sample.response_ids) for sample in samples)
     means = {
         "reward/episode": sum(sample.reward or 0.0 for sample in samples) / count,
@@ -250,7 +250,7 @@ def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Ite
 def _scores(
     task: Task, samples: Sequence[Sample], batches: Mapping[int, PromptBatch]
 ) -> Iterator[str]:
-    """Check rewards and gold scores against the task's own functions."""
+    """Yield rewards and gold scores that differ from those of the task's own functions."""
     if not samples:
         return
     extras = Extras(
