@@ -38,11 +38,11 @@ NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of a response.
+    """A prompt, with its row of data.
 
     Args:
         content: plain text, or a conversation whose last turn is not the assistant's.
-        row: all fields of its row of data; a reward function gets them.
+        row: all fields of its row of data, for the reward function.
         origin: its source, for messages.
     """
 
@@ -73,7 +73,7 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     """Read one prompt per line.
 
     A line is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
-    A conversation has one {"role", "content"} or several; the last is not the assistant's. All
+    A conversation is a list of {"role", "content"}, the last of which is not the assistant's. All
     other fields are passed to the reward function. Blank lines are skipped.
     """
     file = expanded(path)
@@ -99,7 +99,7 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
 def _parse(line: bytes, origin: str) -> Prompt:
     try:
         row = json.loads(line.decode())
-        # Half of a surrogate pair is no text: no tokenizer accepts it.
+        # No tokenizer accepts half of a surrogate pair: encode() raises a ValueError.
         json.dumps(row, ensure_ascii=False).encode()
     # A number of thousands of digits raises a ValueError, too.
     except (ValueError, RecursionError) as error:
@@ -162,15 +162,15 @@ def encode(
     limit: int | None = None,
     template: Mapping[str, object] = NO_ARGUMENTS,
 ) -> list[int]:
-    """Return a prompt's token ids; the chat template renders a conversation, ready for an answer.
+    """Return a prompt's token ids.
 
-    A plain text gets the special tokens that the tokenizer puts around texts, but no closing EOS,
-    since no response could follow an EOS.
+    The chat template renders a conversation, up to the start of the assistant's turn. Plain text
+    gets the tokenizer's special tokens, except a closing EOS, which no response could follow.
 
     Args:
         prompt: plain, or a conversation.
         tokenizer: with a chat template for conversations.
-        limit: most tokens, the model's context less the longest response; None for no limit.
+        limit: most tokens: the model's context minus the longest response; None for no limit.
         template: arguments of the chat template.
     """
     if isinstance(prompt.content, str):
@@ -259,7 +259,7 @@ class ShuffledEpochs:
         self._epoch, self._order = -1, np.arange(0)
 
     def __call__(self, index: int) -> Prompt:
-        """Return the prompt with this number; numbers may come in any order."""
+        """Return the prompt with this number; calls may be in any order of numbers."""
         epoch, position = divmod(index, len(self._prompts))
         if epoch != self._epoch:
             rng = np.random.default_rng((self._seed, epoch))
@@ -275,7 +275,7 @@ class PromptStream:
         tokenizer: of the policy, with a pad token.
         limit: most tokens of a prompt; None for no limit.
         template: arguments of the chat template.
-        rows: "setting=value" that names data -> digest of its rows. A resume with different rows
+        rows: "setting=value" of a data set -> digest of its rows. A resume with different rows
             is refused, since one more row would reorder all prompts.
     """
 
@@ -304,7 +304,7 @@ class PromptStream:
         return {"served": self.served, **({"rows": dict(self._rows)} if self._rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the prompts that were served; refuse a state of different rows."""
+        """Continue after the prompts that were served; refuse a state with different rows."""
         stored = state.get("rows", {})
         for named, digest in self._rows.items():
             if stored.get(named, digest) != digest:
