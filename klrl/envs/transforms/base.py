@@ -53,7 +53,7 @@ class InPlace(Transform):
 
 
 def environment_before(transform: Transform) -> TransformedEnv | None:
-    """Return an environment with clones of all transforms before this one; None if in none."""
+    """Return the environment with clones of only the transforms before this; None without one."""
     before: list[Transform] = []
     inner, container = transform, _container(transform)
     while isinstance(container, Compose):
@@ -175,7 +175,7 @@ def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
 
 
 def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
-    """Return the key from a key or from a list of one key; refuse anything else."""
+    """Return the single key, given alone or in a list; refuse anything else."""
     listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
     if len(listed) != 1:
         raise ValueError(f"{name}={listed}: exactly one key is allowed")

@@ -5,8 +5,8 @@
     RewardAdjustmentTransform        reward - coef * KL
     KLConstrainedTransform           the three in a row
 
-Shapes: log-probs [...], KL and reward [..., 1], per agent or per team (:mod:`klrl.kl.shapes`);
-nats, and reward per nat.
+Shapes: log-probs [...], KL and reward [..., 1], per agent or per team (:mod:`klrl.kl.shapes`).
+Units: nats; coefficients are reward per nat.
 """
 
 from __future__ import annotations

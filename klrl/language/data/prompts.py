@@ -99,7 +99,7 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
 def _parse(line: bytes, origin: str) -> Prompt:
     try:
         row = json.loads(line.decode())
-        # No tokenizer accepts half of a surrogate pair: encode() raises a ValueError.
+        # Refuse half a surrogate pair, which no tokenizer accepts: encode() raises a ValueError.
         json.dumps(row, ensure_ascii=False).encode()
     # A number of thousands of digits raises a ValueError, too.
     except (ValueError, RecursionError) as error:
@@ -259,7 +259,7 @@ class ShuffledEpochs:
         self._epoch, self._order = -1, np.arange(0)
 
     def __call__(self, index: int) -> Prompt:
-        """Return the prompt with this number; calls may be in any order of numbers."""
+        """Return prompt number ``index``; calls may come in any order."""
         epoch, position = divmod(index, len(self._prompts))
         if epoch != self._epoch:
             rng = np.random.default_rng((self._seed, epoch))

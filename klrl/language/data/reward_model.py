@@ -37,7 +37,7 @@ class RewardModel:
 
     Args:
         folder: written by ``save_pretrained``, with the classifier's tokenizer.
-        setting: for messages.
+        setting: the setting that gives the folder, for messages.
     """
 
     def __init__(self, folder: str | Path, setting: str) -> None:

@@ -64,7 +64,7 @@ def head(model: nn.Module) -> Head:
 
 
 class OwnHead(nn.Module):
-    """Applies everything that a causal LM's forward does after its backbone, as scaling of logits.
+    """Applies all that a causal LM's forward does after its backbone, such as a scaling of logits.
 
     Cohere, Granite and Falcon-H1 scale logits, Gemma caps them, others cut logits off or have a
     layer before the output embedding. This class runs the model's own ``forward`` with a backbone
@@ -322,7 +322,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Compute values [B, R], in reward units, from states [B, R, D]; 0 at padding, no grad."""
+        """Compute values [B, R], in reward units, from states [B, R, D]; constant 0 at padding."""
         # States are undefined at padding: a NaN there would make the weights' gradient NaN.
         states = states.masked_fill(~mask.unsqueeze(-1), 0.0)
         states = (states.detach() if self.detach else states).to(self.linear.weight.dtype)

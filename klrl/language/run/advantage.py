@@ -109,7 +109,7 @@ def group_advantage(
     coef: float | Tensor,
     weight: float = 1.0,
 ) -> Tensor:
-    """A_t = weight * baseline(score) - coef * KL to go: the KL enters after the normalisation.
+    """A_t = weight * BASELINES[baseline](score) - coef * KL to go, the sum of the KLs from t on.
 
     ``normalized`` divides only the score by the group's spread, not the KL: in the units of the
     score, the coefficient is coef * spread. ``normalized_shaped`` divides both, which gives the
@@ -121,8 +121,8 @@ def group_advantage(
         baseline: normalized, normalized_shaped, mean or leave_one_out.
         kl_to_go: [B, R] nats, from :func:`klrl.kl.charge.to_go`; 0 for placement=loss.
         mask: [B, R].
-        coef: of the KL.
-        weight: of the score, applied after the baseline.
+        coef: coefficient of the KL.
+        weight: factor on the score after its baseline is subtracted.
 
     Returns:
         [B, R, 1], 0 at padding.
@@ -156,7 +156,7 @@ def token_gae(
     following = torch.cat([state_value[:, 1:], torch.zeros_like(state_value[:, :1])], 1)
     # Reward and value are 0 at padding, so nothing is bootstrapped past the end: no flag is needed.
     never = torch.zeros_like(real)
-    # Not TorchRL 0.14.1's vectorised function: it fails at gamma * lmbda = 0.
+    # TorchRL 0.14.1's vectorised function is not used: it fails at gamma * lmbda = 0.
     advantage, target = generalized_advantage_estimate(
         gamma, lmbda, state_value, following, reward, done=never, terminated=never
     )
@@ -193,7 +193,7 @@ def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advan
 
 
 def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
-    """``advantage=group``: relative to the other responses to the prompt.
+    """``advantage=group``: the score relative to the scores of the prompt's other responses.
 
     Returns:
         A function that writes ``advantage`` [B, R, 1].

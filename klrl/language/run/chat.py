@@ -1,4 +1,4 @@
-"""``kl.apply=step``: charges the KL in TorchRL's environment, by its published transforms.
+"""``kl.apply=step``: charges the KL in TorchRL's environment, by the transforms of its API.
 
 DataLoadingPrimer -> ChatEnv -> :class:`ChatPolicy` -> :class:`Score` -> KLRewardTransform or
 RetrieveKL, collected by TorchRL's LLMCollector. This is slow: each model scores the rollout in a
@@ -140,7 +140,7 @@ class ChatRollout(PromptRollout):
             repeats=collector.group_size,
         )
         env = ChatEnv(batch_size=size, tokenizer=self.policy.causal.tokenizer, device=device)
-        # TorchRL 0.15 appends an InitTracker by itself; 0.14 warns where there is none.
+        # TorchRL 0.15 appends an InitTracker by itself; 0.14 warns if there is none.
         parts = (InitTracker(), loader, Score(self._scores), transform)
         served = self.prompts.state_dict()
         with set_list_to_stack(True):

@@ -60,7 +60,7 @@ _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
 #: Prompts answered at a time.
 CHUNK = 256
-#: Prompts between the starts of two sets of an endless task: more than any evaluation takes.
+#: Distance between the first prompts of two sets of an endless task; no evaluation takes as many.
 _APART = 10**9
 
 

@@ -101,7 +101,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def keep(self, alive: Tensor) -> None:
-        """Keep only these rows."""
+        """Keep only the rows with these indices."""
 
 
 class PromptCache(Decoder):

@@ -74,7 +74,7 @@ def recorded_names(config: LanguageConfig) -> list[str]:
 def read_samples(
     folder: Path, config: LanguageConfig, run: str, rows: Sequence[Row], record: Record
 ) -> list[Sample]:
-    """Read the samples of a run; an invalid one is a problem of the record.
+    """Read the samples of a run; report each invalid sample as a problem of the record.
 
     A last line without a newline is still being written, and is left out.
 

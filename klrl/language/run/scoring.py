@@ -192,7 +192,7 @@ def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Scor
         group_size: G.
 
     Returns:
-        The shared layout, if its log-probs are right to the bound of their dtype; else the packed.
+        The shared layout, if its error is within the bound of its dtype; else the packed layout.
 
     Raises:
         ValueError: no layout is right, or the head's logits differ from the model's.

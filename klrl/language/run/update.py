@@ -86,7 +86,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         moves = any(p.requires_grad for p in now.parameters())
         self._old_head = deepcopy(now).requires_grad_(False) if moves else now
         if moves and in_low_precision(self.policy.model):
-            # In the dtype of the arithmetic: half the memory if that is bfloat16.
+            # Cast to the dtype of the arithmetic: bfloat16 takes half the memory.
             self._old_head.to(model_dtype(self.policy.model))
         return batch
 
@@ -149,7 +149,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         Args:
             batch: the minibatch.
             coefficients: the coefficients of the loss's terms.
-            spread: by which the advantages were already divided, see :class:`PolicyLoss`.
+            spread: the number that the advantages were divided by, see :class:`PolicyLoss`.
         """
         scored = self.score(batch)
         beta, kl_coef = scored.log_prob.new_tensor([coefficients.beta, coefficients.kl_ref])

@@ -3,7 +3,7 @@
 Log-probs and KLs of ``samples.jsonl`` are recomputed from its token ids: each sample is one row
 without padding, with the model's own forward in float32 (or float64) and softmax in float64. klrl
 only loads the weights. A sample can be recomputed if the weights that drew it still exist: the base
-model's (before the first update), or a checkpoint's. A fixed reference serves all samples.
+model's (before the first update), or a checkpoint's. A fixed reference exists for all samples.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Comparison:
         return self.largest <= self.bounds[0] and self.mean <= self.bounds[1]
 
     def add(self, recorded: Sequence[float], computed: Tensor, place: str) -> None:
-        """Compare the numbers of one sample."""
+        """Add the differences of one sample."""
         off = (torch.tensor(recorded, dtype=torch.float64) - computed).abs().nan_to_num(math.inf)
         self.samples += 1
         self.tokens += len(off)
@@ -118,7 +118,7 @@ class Verdict(Record):
 
     Attributes:
         bounds: the allowed largest difference and mean difference, nats per token.
-        measures: what was recomputed.
+        measures: one comparison for each recomputed quantity.
         not_computed: measure -> number of samples whose weights are gone.
     """
 

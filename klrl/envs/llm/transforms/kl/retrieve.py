@@ -30,7 +30,7 @@ __all__ = ["KLComputation", "RetrieveLogProb"]
 
 
 def _language() -> ModuleType:
-    """Import the module that scores tokens only on use: a control run does not need it."""
+    """Import the token-scoring module when it is first used: a control run does not need it."""
     from klrl.envs.llm.transforms.kl import wrappers
 
     return wrappers

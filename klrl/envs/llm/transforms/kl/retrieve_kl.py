@@ -242,7 +242,7 @@ class CollectorPolicy:
 
 
 class FromCollector(RetrieveLogProb):
-    """Scores with the collector's policy (``live``), or with the reference at its temperature."""
+    """Scores with the collector's policy (``live``) or the reference, at one temperature."""
 
     def __init__(
         self, model: TensorDictModuleBase, *, source: CollectorPolicy, live: bool, **kwargs: Any

@@ -51,8 +51,8 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
     token. Three keys are written under "next": the charged reward, the KL without coef and
     log pi_ref, each [B, T, 1] (or nested), in nats.
 
-    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"); if it
-    is missing, the attended tokens after ("tokens", "prompt"). Otherwise, all tokens are charged.
+    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"), or, if
+    it is missing, the attended tokens after the prompt; with ``assistant_only=False``, all tokens.
 
     Args:
         ref_model: an LLM wrapper with ``input_mode="tokens"`` and ``generate=False``.

@@ -64,7 +64,7 @@ def check_template_kwargs(kwargs: Mapping[str, object] | None) -> dict[str, obje
 def template_of(model: object, tokenizer: object) -> dict[str, object]:
     """Return the chat template to render with: the wrapper's, else the tokenizer's.
 
-    Without this argument, TorchRL would use its own template if the tokenizer's name contains
+    Without a template argument, TorchRL uses its own template if the tokenizer's name contains
     "qwen", "llama", "falcon" or "deepseek". The argument is left out if the tokenizer's template
     cannot mark the assistant's tokens; then TorchRL may use its own.
     """

@@ -87,8 +87,8 @@ def encode(
 ) -> Encoded:
     """Return the tokens and masks of a wrapper's input [B], read by its input mode and keys.
 
-    ``tokenizer`` and ``history_key`` replace the wrapper's. ``template`` is the arguments of the
-    chat template, for history mode.
+    ``tokenizer`` and ``history_key`` replace the wrapper's; ``template``: arguments of the chat
+    template, in history mode.
     """
     if tensordict.ndim != 1:
         raise RuntimeError(
