@@ -223,7 +223,7 @@ class CollectorPolicy:
                 f"gen_model='from_collector': the collector's policy {type(policy).__name__} is no "
                 "LLM wrapper; give gen_model"
             )
-        # Pass copies of all kwargs: TorchRL's get_new_version changes those that it receives.
+        # Pass copies: TorchRL's get_new_version would change the policy's own tokenizer_kwargs.
         generate_kwargs = dict(getattr(policy, "generate_kwargs", None) or {})
         generate_kwargs.pop("num_return_sequences", None)
         prefix = self.key[:-1]
