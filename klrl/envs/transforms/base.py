@@ -53,7 +53,7 @@ class InPlace(Transform):
 
 
 def environment_before(transform: Transform) -> TransformedEnv | None:
-    """Return the environment with clones of only the transforms before this; None without one."""
+    """Return an environment with clones of the transforms before this one, or None without one."""
     before: list[Transform] = []
     inner, container = transform, _container(transform)
     while isinstance(container, Compose):

@@ -195,7 +195,7 @@ class _Split:
         return list(chosen or files)
 
     def _split_of(self, file: Path) -> tuple[str, str] | None:
-        """Return a file's split and data set, by its or its folders' names; None if they name none.
+        """Return a file's split and data set, from its and its folders' names; None without split.
 
         A word of the file's name gives the split, as in ``train.jsonl``, ``gsm8k_train.jsonl`` and
         ``train-0.jsonl``; if no word does, a folder gives it, as in ``train/a.jsonl``. The split of

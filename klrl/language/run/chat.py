@@ -1,4 +1,4 @@
-"""``kl.apply=step``: charges the KL in TorchRL's environment, by the transforms of its API.
+"""``kl.apply=step``: charges the KL by a transform, inside TorchRL's chat environment.
 
 DataLoadingPrimer -> ChatEnv -> :class:`ChatPolicy` -> :class:`Score` -> KLRewardTransform or
 RetrieveKL, collected by TorchRL's LLMCollector. This is slow: each model scores the rollout in a

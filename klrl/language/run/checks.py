@@ -144,7 +144,7 @@ def _checks(
         states = reference.states(batch, layouts.reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
         source = reference.rule.source
-        untrained = source == NO_ADAPTERS and config.actor.init is None  # else by that run
+        untrained = source == NO_ADAPTERS and config.actor.init is None  # init: trained adapters
         if fresh and (source == THE_POLICY or untrained):
             # Use the run's states: rescored in low precision, else kept from sampling.
             kl = exact_token_kl(measured, ref, mask)
