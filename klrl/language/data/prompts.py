@@ -186,10 +186,10 @@ def encode(
         how = (tokenizer, prompt.content, template, refused)
         ids = list(render(*how, add_generation_prompt=True)["input_ids"])
     if not ids:
-        raise ConfigError(f"{prompt.origin}: holds no token; a response needs one to follow")
+        raise ConfigError(f"{prompt.origin}: the prompt has no tokens; give at least one")
     if limit is not None and len(ids) > limit:
         raise ConfigError(
-            f"{prompt.origin}: {len(ids)} tokens, and the model's context less the longest "
+            f"{prompt.origin}: {len(ids)} tokens, but the model's context minus the longest "
             f"response leaves {limit}; shorten the prompt or the response"
         )
     return ids
@@ -309,7 +309,7 @@ class PromptStream:
         for named, digest in self._rows.items():
             if stored.get(named, digest) != digest:
                 raise ConfigError(
-                    f"{named}: holds other rows than this run began with; bring them back, or "
-                    "start another run"
+                    f"{named}: its rows have changed since the run began; restore them, or "
+                    "start a new run"
                 )
         self.served = int(state["served"])

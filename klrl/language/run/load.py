@@ -168,8 +168,8 @@ def load_reference(
         other = trained_policy(reference.path, reference.which, device, _PATH, compared_with=config)
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
         raise ConfigError(
-            f"{_PATH}={reference.path}: its tokens are not this policy's; choose a run with the "
-            "same tokenizer"
+            f"{_PATH}={reference.path}: its vocabulary differs from the policy's; choose a run "
+            "with the same tokenizer"
         )
     return other.model, described
 
@@ -244,8 +244,8 @@ class BaseDigest:
         stored = state.get(BASE + self.dtype)
         if stored is not None and not torch.equal(stored.cpu(), self.digest):
             raise RuntimeError(
-                f"actor.model={self.model or 'null'} does not hold the weights that the run "
-                "started from; put those files back"
+                f"actor.model={self.model or 'null'} no longer has the weights that the run "
+                "started from; restore its original files"
             )
 
 
@@ -309,13 +309,13 @@ class Weights:
         unmatched = sorted(stored.keys() ^ self._parameters.keys())
         if unmatched := [name for name in unmatched if not name.startswith(_HEAD)]:
             raise RuntimeError(
-                f"its weights have other names ({unmatched[0]}, ...); choose the same actor.*"
+                f"the names of its weights differ ({unmatched[0]}, ...); use its run's actor.*"
             )
         for name in stored.keys() & self._parameters.keys():
             parameter = self._parameters[name]
             if parameter.shape != stored[name].shape:
                 shapes = f"{tuple(stored[name].shape)}, here {tuple(parameter.shape)}"
-                raise RuntimeError(f"its {name} is {shapes}; choose the same actor.*")
+                raise RuntimeError(f"its {name} has shape {shapes}; use its run's actor.*")
             parameter.copy_(stored[name])
 
 
@@ -325,7 +325,7 @@ def relocated(config: LanguageConfig, model: str | None) -> LanguageConfig:
         return config
     if not expanded(model).is_dir():
         raise ConfigError(
-            f"--model={model}: no such folder; give the one that holds the run's base model"
+            f"--model={model}: no such folder; give the folder of the run's base model"
         )
     return with_model(config, model)
 
@@ -349,4 +349,4 @@ def check_base(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
         find_model(model)
     except ConfigError as error:
         found, _, _ = str(error).rpartition(";")  # drop the remedy for new runs
-        raise ConfigError(f"{found}; say where it is now with {remedy}") from error
+        raise ConfigError(f"{found}; give its current folder with {remedy}") from error

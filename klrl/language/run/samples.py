@@ -111,27 +111,27 @@ def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> S
     except ValidationError as error:
         missing = [str(each["loc"][0]) for each in error.errors() if each["type"] == "missing"]
         raise ValueError(
-            f"has no {missing[0]}" if 0 < len(missing) < 6 else "is no sample"
+            f"has no {missing[0]}" if 0 < len(missing) < 6 else "is not a valid sample"
         ) from error
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError("is no sample") from error
+        raise ValueError("is not a valid sample") from error
     names = [RECORDED[name] for name in recorded_names(config)]
     for name in RECORDED.values():
         if (name in values) != (name in names):
             raise ValueError(
-                f"has {name}, and the run has no reference" if name in values else f"has no {name}"
+                f"has {name}, but the run has no reference" if name in values else f"has no {name}"
             )
         if name in values and len(getattr(sample, name)) != len(sample.response_ids):
-            raise ValueError("is no sample")
+            raise ValueError("is not a valid sample")
     size = config.frames_per_iteration  # every rollout has this size
     true = (sample.iteration - 1) * size, sample.iteration * size
     if (sample.weights, sample.samples) != true:
         raise ValueError(
-            f"weights={sample.weights}, samples={sample.samples} are not those of iteration "
-            f"{sample.iteration}: {true[0]}, {true[1]}"
+            f"has weights={sample.weights}, samples={sample.samples}; iteration "
+            f"{sample.iteration} has weights={true[0]}, samples={true[1]}"
         )
     if sample.weights > reached:
-        raise ValueError(f"weights={sample.weights}: the run has {reached} samples")
+        raise ValueError(f"has weights={sample.weights}, but the run has only {reached} samples")
     return sample
 
 
@@ -164,7 +164,9 @@ def check_samples(
     for sample in samples:
         record.problems += _differs(config, policy, sample, prompts.get(sample.line))
         if sample.iteration > config.iterations and sample.reward is not None:
-            record.problems.append(f"{sample}: has a reward, and none after the run is scored")
+            record.problems.append(
+                f"{sample}: has a reward, but samples after the last iteration are not scored"
+            )
     for iteration, group in found.items():
         if iteration <= config.iterations and len(group) == config.frames_per_iteration:
             record.problems += _counted(config, group, recorded.get(iteration, {}))
@@ -203,16 +205,17 @@ def _differs(
         content = prompt.prompts[0].content
         content = content if isinstance(content, str) else [dict(turn) for turn in content]
         if sample.prompt != content:
-            yield f"{sample}: its prompt is not the one that the task has there"
+            yield f"{sample}: its prompt is not the task's prompt for this line"
         elif sample.prompt_ids != prompt.ids[0][prompt.mask[0]].tolist():
-            yield f"{sample}: its prompt_ids are not those of its prompt"
+            yield f"{sample}: its prompt_ids are not the token ids of its prompt"
     ids = sample.response_ids
     if sample.tokens != policy.causal.tokenizer.convert_ids_to_tokens(ids):
-        yield f"{sample}: its tokens are not those of its ids"
+        yield f"{sample}: its tokens are not the tokens of its response_ids"
     if sample.truncated is not (ids[-1] not in policy.special.eos):
-        yield f"{sample}: its truncated is not what its last token says"
+        yield f"{sample}: its truncated={sample.truncated} contradicts its last token"
     if len(ids) > config.collector.max_new_tokens:
-        yield f"{sample}: it is longer than collector.max_new_tokens"
+        most = config.collector.max_new_tokens
+        yield f"{sample}: has {len(ids)} tokens, more than collector.max_new_tokens={most}"
 
 
 def _missing(
@@ -225,8 +228,8 @@ def _missing(
         wanted[last + 1] = config.collector.samples_count
     for iteration, count in wanted.items():
         if (has := len(found.get(iteration, ()))) != count:
-            had = counted(count, "sample")
-            yield f"samples.jsonl: has {has} of {had} of iteration {iteration}"
+            had = counted(has, "sample")
+            yield f"samples.jsonl: has {had} of iteration {iteration} instead of {count}"
 
 
 def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Iterator[str]:
@@ -242,8 +245,8 @@ def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Ite
     for name, mean in means.items():
         if not _equal(row.get(name, mean), mean):
             yield (
-                f"metrics.jsonl, iteration {samples[0].iteration}: {name} is {row[name]:.6g}, and "
-                f"that of its samples {mean:.6g}"
+                f"metrics.jsonl, iteration {samples[0].iteration}: {name} is {row[name]:.6g}, but "
+                f"the mean of its samples is {mean:.6g}"
             )
 
 
@@ -267,7 +270,7 @@ def _scores(
         for sample, value in zip(samples, values.tolist(), strict=True):
             recorded = getattr(sample, name)
             if recorded is None or not _equal(recorded, value):
-                yield f"{sample}: its {name} is {value:g}, and {recorded} is recorded"
+                yield f"{sample}: its {name} is {recorded}, but scoring it again gives {value:g}"
 
 
 def _equal(one: float, other: float) -> bool:

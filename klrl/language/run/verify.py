@@ -165,15 +165,15 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     verdict.not_computed = {name: len(fit) - each.samples for name, each in measures.items()}
     if verdict.ok and not any(each.samples for each in verdict.measures):
         raise ConfigError(
-            f"{run}: the weights that drew its samples are gone, and nothing can be computed "
-            "again; set checkpoint.every=1 in a run that is to be verified"
+            f"{run}: the weights that drew its samples are gone, so no number can be recomputed; "
+            "set checkpoint.every=1 in a run that you want to verify"
         )
     if bounds != (LARGEST, MEAN):
         _bound_kl(measures)
     if not weights.vouched:
         verdict.unseen.append(
-            f"whether actor.model={config.actor.model or 'null'} has changed, since its "
-            "checkpoints hold no digest of it"
+            f"whether actor.model={config.actor.model or 'null'} has changed (the checkpoints "
+            "store no digest of its weights)"
         )
     verify_record(folder, config, device, verdict)
     task = make_task(config.env, config.seed)
@@ -226,7 +226,7 @@ def _fits(policy: Policy, sample: Sample, record: Record) -> bool:
         return False
     texts = response_texts(policy.causal.tokenizer, [sample.response_ids], policy.special.eos)
     if texts != [sample.response]:
-        record.problems.append(f"{sample}: its tokens are not its response")
+        record.problems.append(f"{sample}: its response_ids do not decode to its response")
     return True
 
 
