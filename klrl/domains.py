@@ -30,8 +30,8 @@ class Domain:
     digits: int  # significant digits of a printed score
     plays: int  # episodes (responses) of ``klrl evaluate`` by default
     #: Name -> "module:function". ``preflight`` checks a job; ``parts`` builds a run; ``load``,
-    #: ``evaluate``, ``film`` (control) and ``record`` use a stored policy; ``between`` compares two;
-    #: ``on_task`` changes a run's task; ``longest`` is the steps of the longest episode.
+    #: ``evaluate``, ``film`` (control) and ``record`` use a stored policy; ``between`` compares
+    #: two; ``on_task`` changes a run's task; ``longest`` is the steps of the longest episode.
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property

@@ -1,1 +1,1 @@
-"""KL transforms in TorchRL's own layout: ``torchrl.envs`` becomes ``klrl.envs``."""
+"""KL transforms, in the module layout of ``torchrl.envs``."""

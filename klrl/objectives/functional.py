@@ -1,4 +1,4 @@
-"""The terms of PPO's losses as pure functions of tensors: one number per position, then reduced.
+"""Terms of PPO's losses as pure functions of tensors: one number per position, then reduced.
 
 Positions are frames [B] or tokens [B, R], written [B] below. Log-probs, KLs and entropies are in
 nats. ``mask`` has the same shape, bool or 0 and 1, True at real positions; None: all are real.
@@ -22,10 +22,10 @@ _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 
 
 def normalized(advantage: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(A - mean) / spread over the minibatch [B], 0 at padding; and the spread, a scalar.
+    """Return (A - mean) / spread over the minibatch [B], 0 at padding; and the spread, a scalar.
 
-    The spread is the standard deviation, at least 1e-6, as in TorchRL. At this floor all advantages
-    are equal, and the returned spread is 1, so that a KL is not divided by the floor.
+    The spread is the standard deviation, at least 1e-6, as in TorchRL. If all advantages are equal,
+    the returned spread is 1, so that a KL is not divided by 1e-6.
     """
     if mask is None:
         std, mean = torch.std_mean(advantage)
@@ -67,8 +67,8 @@ def reference_kl(
     """Estimate KL(pi_theta || pi_ref) and its gradient from actions of pi_old, [B].
 
     With w = pi_theta / pi_old and r = log pi_theta - log pi_ref: k1 is w r and k3 is w k3(r), with
-    w differentiable; k2 is w.detach() r^2 / 2. Without w, k1 would have gradient 0, and k3 the
-    forward KL's (docs/kl.md). A function f of r becomes w f(r), with the gradient of E_pi[f].
+    w differentiable; k2 is w.detach() r^2 / 2. Without w, k1's mean gradient would be 0, and k3's
+    that of the forward KL (docs/kl.md). A function f of r becomes w f(r), with E_pi[f]'s gradient.
     """
     ratio = (log_prob - old_log_prob).exp()
     if estimator == "k2":
@@ -79,7 +79,7 @@ def reference_kl(
 def critic_loss(
     value: Tensor, target: Tensor, old_value: Tensor, kind: str, clip_value: float | None
 ) -> Tensor:
-    """Distance of V_theta(s) to the rollout's return estimate, [B]; ``l2`` has no factor 1/2.
+    """Distance from V_theta(s) to the rollout's return estimate, [B]; ``l2`` has no factor 1/2.
 
     With ``clip_value``, V_theta(s) is also clipped to within ``clip_value`` of the rollout's value,
     and the larger of the two distances counts (TorchRL's pessimistic clipping).
@@ -93,7 +93,7 @@ def critic_loss(
 
 
 def mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean over real positions, with equal weights; 0 if there are none."""
+    """Mean over real positions, with equal weights; 0 without real positions."""
     return value.mean() if mask is None else masked_mean(value, mask)
 
 
@@ -130,7 +130,7 @@ REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 
 
 def is_finite_kl(kl: float, beta: float) -> bool:
-    """Whether a KL is finite; warns if it is not, since beta then stays."""
+    """Whether a KL is finite; if not, warn that beta stays unchanged."""
     if math.isfinite(kl):
         return True
     warnings.warn(f"KL(old||new)={kl}: beta stays at {beta}", stacklevel=3)
@@ -138,7 +138,7 @@ def is_finite_kl(kl: float, beta: float) -> bool:
 
 
 def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float:
-    """The factor on beta: increment above 1.5 dtarg, decrement below dtarg / 1.5, else 1."""
+    """Return the factor for beta: increment if KL > 1.5 dtarg, decrement if KL < dtarg / 1.5."""
     if kl > 1.5 * dtarg:
         return increment
     if kl < dtarg / 1.5:

@@ -51,7 +51,7 @@ else:
 
 
 class _WithReference(KeepsCoefficient, _PPOLoss):
-    """Base of both losses: old spellings, and the term coef * KL(policy||reference)."""
+    """Base of both losses: adds the term ref_kl_coef * KL(policy||reference)."""
 
     coefficient_name = "ref_kl_coef"
     actor_network: ProbabilisticTensorDictSequential
@@ -86,7 +86,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
 
     @property
     def out_keys(self) -> list[Key]:
-        """The keys of the outputs of keyword calls, in order."""
+        """The keys whose values a call with keyword arguments returns, in order."""
         if self._out_keys is None:
             keys = [key for key in super().out_keys if key != "loss_critic" or self._has_critic]
             more = () if self.reference is None else ("loss_kl_ref", "kl_ref")
@@ -98,7 +98,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         self._out_keys = values
 
     def _with_pre_tanh(self, data: TensorDictBase) -> TensorDictBase:
-        """A copy with the samples before tanh of saturated actions, under the actor's own keys."""
+        """Return a copy with the actor's keys, and pre-tanh samples of saturated actions."""
         data = self._renamed(data, self.actor_network)
         keep_pre_tanh(self.actor_network, data, _listed(self.tensor_keys.sample_log_prob))
         return data
@@ -111,7 +111,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return out.set("loss_kl_ref", self.ref_kl_coef.to(kl) * self._reduce_loss(kl, data))
 
     def _reference_kl(self, reference: FrozenPolicy, data: TensorDictBase) -> Tensor:
-        """KL(policy||reference) of every frame."""
+        """Compute KL(policy||reference) of every frame."""
         if self.ref_kl_estimator == "exact":
             with self._live_parameters():
                 dist = self.actor_network.get_dist(data.copy())
@@ -128,7 +128,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return reference_kl(self.ref_kl_estimator, new, old, ref)
 
     def _renamed(self, data: TensorDictBase, model: TensorDictModule) -> TensorDictBase:
-        """A copy with the actions under the model's keys instead of those of :meth:`set_keys`."""
+        """Return a copy with actions under the model's keys instead of those of ``set_keys``."""
         data = data.copy()
         for key, own in zip(_listed(self.tensor_keys.action), model.dist_sample_keys, strict=True):
             if as_key(key) != as_key(own):
@@ -136,13 +136,13 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return data
 
     def _get_cur_log_prob(self, tensordict: TensorDictBase, params: Any = None) -> Any:
-        # TorchRL inverts tanh; for saturated actions read the sample before tanh instead.
-        known = tensordict.copy()  # the policy overwrites the sampling policy's parameters
+        # TorchRL inverts tanh; for saturated actions, read the sample before tanh instead.
+        known = tensordict.copy()  # super() overwrites the sampling policy's parameters
         log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
         return where_kept(self.actor_network, known, dist, log_prob), dist, composite
 
     def _frame_dims(self, data: TensorDictBase) -> int:
-        """How many dimensions index frames (and agents, if each has an advantage)."""
+        """Return how many dimensions index frames (and agents, if each has an advantage)."""
         advantage = data.get(self.tensor_keys.advantage, None)
         return data.ndim if advantage is None else advantage.ndim - 1
 
@@ -165,7 +165,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
 
 
 class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
-    """w A - beta KL(old||new), with a bounded beta that changes once per iteration.
+    """PPO with gain w A - beta KL(old||new), with a bounded beta that changes once per iteration.
 
     Values and gradients equal TorchRL's at the same beta. No forward changes beta: call
     :meth:`update_beta` once per iteration with the KL of the whole rollout, or register
@@ -176,18 +176,18 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         actor_network: the policy.
         critic_network: the critic.
         dtarg: target of KL(old||new), nats per frame.
-        beta: first coefficient of KL(old||new).
-        increment: factor above 1.5 dtarg, >= 1.
-        decrement: factor below dtarg / 1.5, in (0, 1].
-        beta_min: lower bound.
-        beta_max: upper bound.
-        beta_update: ``iteration``, or ``forward`` for TorchRL's rule (in training with gradient).
+        beta: initial coefficient of KL(old||new).
+        increment: factor on beta if the KL is above 1.5 dtarg, >= 1.
+        decrement: factor on beta if the KL is below dtarg / 1.5, in (0, 1].
+        beta_min: lower bound of beta.
+        beta_max: upper bound of beta.
+        beta_update: ``iteration``; or ``forward``, TorchRL's rule: each training forward updates.
         reference: a policy to stay near; copied and frozen. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
         ref_kl_coef: weight of KL(policy||reference), per nat, relative to the advantage in the loss
             (as in TorchRL, ``normalize_advantage`` does not divide it); may be changed later.
         ref_kl_coeff: alias of ``ref_kl_coef``.
-        ref_kl_estimator: exact, or k1, k2, k3 with the ratio to the sampling policy.
+        ref_kl_estimator: exact; or k1, k2, k3 weighted by the ratio to the sampling policy.
         **kwargs: arguments of TorchRL's loss: samples_mc_kl, entropy_bonus, samples_mc_entropy,
             entropy_coeff, critic_coeff, loss_critic_type, normalize_advantage, separate_losses,
             reduction, functional, clip_value, ... The old spellings entropy_coef and critic_coef
@@ -237,7 +237,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """The loss terms of a minibatch (``loss_*``), ``kl`` and TorchRL's metrics."""
+        """Compute the loss terms of a minibatch (``loss_*``), ``kl`` and TorchRL's metrics."""
         self._require_parameters(tensordict)
         self._warn_of_sampled_kl(tensordict)
         tensordict = self._with_pre_tanh(tensordict)
@@ -248,7 +248,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         return self._add_reference_kl(out, tensordict)
 
     def update_beta(self, kl: float | Tensor) -> float:
-        """Update beta by the documented rule; returns the new beta.
+        """Update beta by the documented rule; return the new beta.
 
         ``kl`` is the mean KL(old||new) of an iteration's whole rollout after the update, nats per
         frame. A KL that is not finite is ignored with a warning.
@@ -263,7 +263,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
 
     @torch.no_grad()
     def kl_old_new(self, tensordict: TensorDictBase) -> Tensor:
-        """Mean KL(old||new) of a rollout in closed form, nats per frame; does not change beta."""
+        """Compute the mean KL(old||new) of a rollout in closed form, nats per frame."""
         self._require_parameters(tensordict)
         old = self.actor_network.build_dist_from_params(tensordict)
         with self._live_parameters():
@@ -272,7 +272,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         return self._reduce_loss(kl, tensordict, reduction="mean")
 
     def _warn_of_sampled_kl(self, tensordict: TensorDictBase) -> None:
-        """Warn that TorchRL samples a composite's KL(old||new), with draws that tanh saturates."""
+        """Warn if TorchRL samples a composite's KL(old||new) and tanh saturates some draws."""
         old = self.actor_network.build_dist_from_params(tensordict)
         keys = self.actor_network.dist_sample_keys
         if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, keys[0]):
@@ -316,13 +316,13 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """The loss terms of a minibatch (``loss_*``) and TorchRL's metrics."""
+        """Compute the loss terms of a minibatch (``loss_*``) and TorchRL's metrics."""
         tensordict = self._with_pre_tanh(tensordict)
         return self._add_reference_kl(super().forward(tensordict), tensordict)
 
 
 class BetaHook:
-    """Update the beta of a :class:`KLPENPPOLoss` once per iteration of a TorchRL trainer.
+    """Updates the beta of a :class:`KLPENPPOLoss` once per iteration of a TorchRL trainer.
 
     >>> hook = BetaHook(loss)
     >>> hook.register(trainer)
@@ -352,7 +352,7 @@ class BetaHook:
             self._batch = None
 
     def state_dict(self) -> dict[str, object]:
-        """Nothing: beta is a buffer of the loss."""
+        """Return nothing: beta is a buffer of the loss."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -362,7 +362,7 @@ class BetaHook:
 @contextmanager
 def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
     """Keep TorchRL's forward from changing beta between loss and gradient."""
-    # No KL is above or below NaN, so the buffer is not changed, which torch.compile would refuse.
+    # No KL is above or below NaN, so forward does not change beta; torch.compile would refuse it.
     dtarg, loss.dtarg = loss.dtarg, math.nan
     try:
         yield
@@ -377,7 +377,7 @@ def _listed(keys: Key | list[Key]) -> list[Key]:
 def _networks(
     actor: TensorDictModule | None, critic: TensorDictModule | None, arguments: dict[str, object]
 ) -> tuple[ProbabilisticTensorDictSequential, TensorDictModule | None]:
-    """The two networks, which may also be given as ``actor`` and ``critic``, as in TorchRL."""
+    """Return the two networks, which may also be given as ``actor`` and ``critic``."""
     given = {"actor": actor, "critic": critic}
     for name, value in given.items():
         other = arguments.pop(name, None)

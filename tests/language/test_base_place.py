@@ -18,7 +18,7 @@ from tests.runs.commands import said
 pytestmark = pytest.mark.integration
 
 ADAPTERS = ("actor.lora.r=2", "reference=adapter_off")
-OTHER_WEIGHTS = "does not hold the weights that the run started from; put those files back\n"
+OTHER_WEIGHTS = "no longer has the weights that the run started from; restore its original files\n"
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_verify_calls_no_record_false_whose_base_model_changed(job, base, capsys
 def test_without_a_digest_verify_says_what_it_cannot_know(job, base, capsys, words) -> None:
     """These checkpoints need no base model beside them, and tell nothing of it."""
     trained(job, *words)
-    note = "whether actor.model=base has changed, since its checkpoints hold no digest"
+    note = "whether actor.model=base has changed (the checkpoints store no digest of its weights)"
     code, out, _ = said(capsys, "verify", "run")
     assert code == 0
     assert note in out
@@ -94,7 +94,7 @@ def test_all_weights_are_written_and_played_beside_another_base_model(job, base,
     scores = {k: v for k, v in json.loads(played[1]).items() if not k.startswith("eval/kl_ref")}
     assert (code, json.loads(again)) == (0, scores)
     assert "no KL to the reference: run: " in told
-    assert "actor.model=base does not hold the weights that the run started from" in told
+    assert f"actor.model=base {OTHER_WEIGHTS}" in told
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_base_model_that_lies_elsewhere_now(job, base, capsys, words) -> None:
     for command, remedy in remedies.items():
         line = refused(capsys, *command)
         assert line.startswith(f"klrl {command[0]}: actor.model=base: no such folder here")
-        assert line.endswith(f"; say where it is now with {remedy}")
+        assert line.endswith(f"; give its current folder with {remedy}")
     told = said(capsys, "evaluate", "run", f"actor.model={now}", "--episodes", "8")[1]
     assert " (last checkpoint of run)\nKL(policy||reference) " in told
     assert "where" not in told  # it is no other task
@@ -149,7 +149,7 @@ def test_another_model_is_not_taken_for_it(job, base, capsys, words) -> None:
     for command in ("verify", "run"), ("export", "run", "out"):
         for name in ("nowhere", "~nosuchuser/x", "run/manifest.json"):
             assert refused(capsys, *command, "--model", name) == (
-                f"klrl {command[0]}: --model={name}: no such folder; give the one that holds the "
+                f"klrl {command[0]}: --model={name}: no such folder; give the folder of the "
                 "run's base model\n"
             )
 

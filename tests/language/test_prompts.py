@@ -124,7 +124,7 @@ def test_an_eos_that_the_user_wrote_stays() -> None:
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(ConfigError, match="line 4: holds no token"):
+    with pytest.raises(ConfigError, match="line 4: the prompt has no tokens"):
         encode(Prompt("", origin="line 4"), toys.tokenizer())
 
 

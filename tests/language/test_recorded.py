@@ -60,14 +60,14 @@ def test_numbers_of_a_reference_that_the_run_has_not_are_a_problem(job) -> None:
     samples[0]["kl"] = [0.0] * len(samples[0]["response_ids"])
     write(Path("run"), samples)
     (line,) = of_lines(verify_run("run"))
-    assert line == "samples.jsonl line 1: has kl, and the run has no reference"
+    assert line == "samples.jsonl line 1: has kl, but the run has no reference"
 
 
 def test_weights_are_the_samples_before_the_iteration(run: Path) -> None:
     """A line of other weights would be said to be of weights that are gone, changed or not."""
     samples = samples_of(run)
     assert [each["weights"] for each in samples] == [0] * 4 + [16] * 4 + [32] * 4
-    samples[0]["weights"] = 99999
+    samples[0]["weights"] = 9999
     samples[1] |= {"weights": 16, "log_probs": [-9.0] * len(samples[1]["response_ids"])}
     samples[2] |= {"weights": 16, "iteration": 2}
     samples[3] |= {"weights": 160, "iteration": 11, "samples": 176}
@@ -75,11 +75,11 @@ def test_weights_are_the_samples_before_the_iteration(run: Path) -> None:
     write(run, samples)
     found = verify_run(run)
     assert of_lines(found) == [
-        "samples.jsonl line 1: weights=99999, samples=16 are not those of iteration 1: 0, 16",
-        "samples.jsonl line 2: weights=16, samples=16 are not those of iteration 1: 0, 16",
-        "samples.jsonl line 3: weights=16, samples=16 are not those of iteration 2: 16, 32",
-        "samples.jsonl line 4: weights=160: the run has 32 samples",
-        "samples.jsonl line 5: is no sample",
+        "samples.jsonl line 1: has weights=9999, samples=16; iteration 1 has weights=0, samples=16",
+        "samples.jsonl line 2: has weights=16, samples=16; iteration 1 has weights=0, samples=16",
+        "samples.jsonl line 3: has weights=16, samples=16; iteration 2 has weights=16, samples=32",
+        "samples.jsonl line 4: has weights=160, but the run has only 32 samples",
+        "samples.jsonl line 5: is not a valid sample",
     ]
     assert found.not_computed["policy"] == 3  # lines 6 to 8, truly gone
 

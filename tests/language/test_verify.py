@@ -124,7 +124,7 @@ def test_damaged_samples_and_entries_are_told_a_line_each(job) -> None:
     assert sorted(told) == numbered
     assert "token 5000" in told[numbered[0]]
     assert "max_position_embeddings=64" in told[numbered[1]]
-    assert {told[number] for number in numbered[2:]} == {"is no sample"}
+    assert {told[number] for number in numbered[2:]} == {"is not a valid sample"}
     (damaged,) = (line for line in found.problems if "is damaged" in line)
     assert "frames-000000000016 is damaged (manifest.json: " in damaged
 
@@ -141,8 +141,8 @@ def test_a_record_that_nothing_can_be_compared_with_is_not_called_true(job, caps
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == (
-        "klrl verify: run: the weights that drew its samples are gone, and nothing can be computed "
-        "again; set checkpoint.every=1 in a run that is to be verified\n"
+        "klrl verify: run: the weights that drew its samples are gone, so no number can be "
+        "recomputed; set checkpoint.every=1 in a run that you want to verify\n"
     )
 
 

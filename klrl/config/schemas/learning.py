@@ -151,8 +151,8 @@ class OptimConfig(ChoiceConfig):
     lr: float = number(3e-4, gt=0)  # learning rate at the start
     lr_floor: float = number(0.0, ge=0)  # at the end; it falls linearly over the frames
     #: linear: from lr to lr_floor; kl_adaptive (rsl_rl): after a minibatch, lr / 1.5 if its
-    #: KL(old||new) > 2 kl_target, lr * 1.5 if < kl_target / 2, within lr_min .. lr_max; in .30
-    #: to .63 of the iterations it is within a factor 1.5 of kl_target, loss=klpen_held in .97 or more
+    #: KL(old||new) > 2 kl_target, lr * 1.5 if < kl_target / 2, within lr_min .. lr_max; in
+    #: .30 to .63 of iterations it is within a factor 1.5 of kl_target, loss=klpen_held in .97
     rate: str = added(choice("linear", "kl_adaptive"), "linear")
     kl_target: float = added(number(gt=0), 0.01)  # nats per step, or token
     lr_min: float = added(number(gt=0), 1e-5)  # lower bound of a kl_adaptive rate

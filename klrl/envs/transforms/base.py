@@ -43,8 +43,8 @@ class InPlace(Transform):
     def parent(self) -> EnvBase:
         """The environment up to this transform; None without an environment.
 
-        TorchRL 0.14.1 fails with an IndexError if this is the first transform of a nested Compose;
-        else it leaves out the transforms before the nested Compose.
+        In a nested Compose, TorchRL 0.14.1 raises an IndexError for the first transform, and for
+        the others omits the transforms before the nested Compose.
         """
         # tests/transforms/test_places.py fails when TorchRL fixes this.
         if self.__dict__.get("_parent") is None:
@@ -53,7 +53,7 @@ class InPlace(Transform):
 
 
 def environment_before(transform: Transform) -> TransformedEnv | None:
-    """An environment with clones of all transforms before this; None without an environment."""
+    """Return an environment with clones of the transforms before this one, or None without one."""
     before: list[Transform] = []
     inner, container = transform, _container(transform)
     while isinstance(container, Compose):
@@ -79,7 +79,7 @@ def _container(transform: Transform) -> Transform | TransformedEnv | None:
 
 
 def siblings(transform: Transform) -> list[Transform]:
-    """The transforms of the Compose around this transform; empty without a Compose."""
+    """Return the transforms of the Compose around this transform; none without a Compose."""
     container = _container(transform)
     return list(container.transforms) if isinstance(container, Compose) else []
 
@@ -92,11 +92,11 @@ class OneTransform(InPlace, Compose):
     """
 
     def part(self, kind: type[TransformT]) -> TransformT:
-        """The part of class ``kind``."""
+        """Return the part of class ``kind``."""
         return next(part for part in self.transforms if isinstance(part, kind))
 
     def clone(self) -> Self:
-        """A copy of the same class, for a second environment; shares buffers and models.
+        """Return a copy of the same class, for a second environment; it shares buffers and models.
 
         TorchRL's clone of a Compose is a plain Compose.
         """
@@ -126,7 +126,7 @@ class NextTransform(InPlace):
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        """A reset has no action, so no KL: write the zeros that the observation spec promises."""
+        """Write the zeros that the observation spec requires: a reset has no action, so no KL."""
         output_spec = self.transform_output_spec(self.parent.output_spec.clone())
         spec = output_spec["full_observation_spec"]
         for key in self.written:
@@ -136,7 +136,7 @@ class NextTransform(InPlace):
 
 
 def reward_like(parent: EnvBase, key: Key) -> Unbounded:
-    """A spec with the shape and type of a reward, for an observation."""
+    """Return a spec with the shape and dtype of a reward, for an observation."""
     rewards = parent.full_reward_spec
     observed = key not in rewards.keys(include_nested=True)
     spec = (parent.full_observation_spec if observed else rewards)[key]
@@ -144,7 +144,7 @@ def reward_like(parent: EnvBase, key: Key) -> Unbounded:
 
 
 def log_prob_like(observation_spec: Composite, parent: EnvBase, key: Key) -> Unbounded:
-    """A spec with the reward's batch shape; without a reward, one number per environment."""
+    """Return a spec with the reward's batch shape; without a reward, one number per environment."""
     shape = observation_spec.shape
     if parent.reward_keys:
         shape = reward_shape(reward_like(parent, key).shape, len(parent.batch_size))
@@ -152,7 +152,7 @@ def log_prob_like(observation_spec: Composite, parent: EnvBase, key: Key) -> Unb
 
 
 def reward_key_of(transform: Transform, given: Key | None) -> Key:
-    """The given reward key, else the environment's, else "reward"."""
+    """Return the given reward key, else the environment's, else "reward"."""
     if given is not None:
         return given
     keys = transform.parent.reward_keys if transform.parent is not None else []
@@ -162,12 +162,12 @@ def reward_key_of(transform: Transform, given: Key | None) -> Key:
 
 
 def as_rewarded(name: object, log_prob: Tensor, reward: Tensor | None, batch_dims: int) -> Tensor:
-    """:func:`klrl.kl.shapes.like_reward`; without a reward the unchanged log-prob."""
+    """Apply :func:`klrl.kl.shapes.like_reward`; without a reward return the log-prob unchanged."""
     return log_prob if reward is None else like_reward(name, log_prob, reward, batch_dims)
 
 
 def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
-    """The reward of a transition; a missing reward is an error, since it could not be charged."""
+    """Return the reward of a transition; raise a KeyError if it is missing."""
     reward = next_tensordict.get(key, None)
     if reward is None:
         raise KeyError(f"no reward at {('next', key)}: give its key in in_keys")
@@ -175,7 +175,7 @@ def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
 
 
 def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
-    """Accept a key, or a list of one key; returns the key."""
+    """Return the single key, given alone or in a list; refuse anything else."""
     listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
     if len(listed) != 1:
         raise ValueError(f"{name}={listed}: exactly one key is allowed")
@@ -191,7 +191,7 @@ def _is_key(key: object) -> bool:
 
 
 def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:
-    """Refuse to charge a reward twice: the raw reward exists only after a charge."""
+    """Refuse to charge a reward twice: a raw reward in the data shows an earlier charge."""
     _refuse_repeated_step()
     if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
         raise RuntimeError(
@@ -200,8 +200,8 @@ def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -
 
 
 def _refuse_repeated_step() -> None:
-    """Refuse a repeated step of a FrameSkipTransform, whose action is charged already."""
-    # An inner environment does not know its wrappers, but the call stack shows them.
+    """Refuse the steps of a FrameSkipTransform, which would charge one action several times."""
+    # An inner environment has no reference to its wrappers, but the call stack shows them.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is FrameSkipTransform._step.__code__:

@@ -5,8 +5,8 @@
     RewardAdjustmentTransform        reward - coef * KL
     KLConstrainedTransform           the three in a row
 
-Shapes: log-probs [...], KL and reward [..., 1], per agent or per team (:mod:`klrl.kl.shapes`);
-nats, and reward per nat.
+Shapes: log-probs [...], KL and reward [..., 1], per agent or per team (:mod:`klrl.kl.shapes`).
+Units: nats; coefficients are reward per nat.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from klrl.kl.shapes import like_reward
 
 
 class ReferenceModelLogProbTransform(NextTransform):
-    """Write log pi_ref(a|s) of the sampled action to ``("next", ref_log_prob_key)``.
+    """Writes log pi_ref(a|s) of the sampled action to ``("next", ref_log_prob_key)``.
 
     The action is never resampled or overwritten.
 
@@ -54,8 +54,8 @@ class ReferenceModelLogProbTransform(NextTransform):
         frozen_model: the reference; copied and frozen, so that training does not change it. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
         ref_log_prob_key: where to write, shape [...].
-        reward_key: the log-prob has this reward's batch shape; None for the environment's, or
-            ``reward`` on a bare batch. Without a reward the model's shape is kept.
+        reward_key: the reward whose batch shape the log-prob gets; None: the environment's, or
+            ``reward`` without an environment. If the reward is missing, the shape is the model's.
 
     Raises:
         TypeError: the model has no ``get_dist``.
@@ -77,7 +77,7 @@ class ReferenceModelLogProbTransform(NextTransform):
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
         self.written = [self.key]
         self.frozen_model = FrozenPolicy.copy_of(frozen_model)
-        self.log_prob_keys: list[Key] | None = None  # those of the sampling policy
+        self.log_prob_keys: list[Key] | None = None  # the sampling policy's
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -94,20 +94,19 @@ class ReferenceModelLogProbTransform(NextTransform):
 
 
 class KLDivergenceTransform(NextTransform):
-    """Write KL(pi || pi_ref) to ``("next", kl_key)``, [..., 1].
+    """Writes KL(pi || pi_ref) to ``("next", kl_key)``, [..., 1].
 
     k1, k2, k3 compare ``log_prob_key`` with ``("next", ref_log_prob_key)``. ``exact`` compares
     distributions: pi's from the parameters that the policy wrote into the transition, pi_ref's
     from the reference at the same observation.
 
     Args:
-        reference: the reference, for ``exact`` only; not copied, evaluated in evaluation mode.
+        reference: required by ``exact``, optional otherwise; not copied, used in evaluation mode.
         estimator: k1, k2, k3 or exact.
         log_prob_key: key of the policy's log pi(a|s); a list for several heads, which are summed.
-        ref_log_prob_key: log pi_ref(a|s).
+        ref_log_prob_key: key of log pi_ref(a|s).
         kl_key: where to write.
-        reward_key: the KL has this reward's shape; None for the environment's, or ``reward`` on a
-            bare batch.
+        reward_key: the reward whose shape the KL gets; None: the environment's, or ``reward``.
         on_unsampled: for a step whose action the policy did not sample: the KL is NaN (``nan``,
             ``skip``) or 0 (``zero``), with a warning; or ``raise`` an error.
 
@@ -115,7 +114,7 @@ class KLDivergenceTransform(NextTransform):
         ValueError: an unknown estimator or ``on_unsampled``, ``exact`` without a reference;
             a KL that does not fit the reward.
         KeyError: the data lack ``ref_log_prob_key``, the reward, or for ``exact`` the parameters.
-        RuntimeError: a worker of a ParallelEnv was not sent the policy's outputs.
+        RuntimeError: the policy's outputs did not reach a worker of a ParallelEnv.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class KLDivergenceTransform(NextTransform):
         tensordict: TensorDictBase,
         reward: Tensor,
     ) -> Tensor:
-        """The closed form in the reward's batch shape; unsampled actions as in the log-prob."""
+        """Compute the closed form in the reward's batch shape; unsampled actions as for k1."""
         keys = [as_key(key) for key in reference.dist_params_keys]
         if not has_all(tensordict, keys):
             if has_all(tensordict, self.log_prob_keys):
@@ -211,7 +210,7 @@ class RewardAdjustmentTransform(ChargedReward):
         coef: reward per nat; :attr:`coef` may be changed later.
         in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
-        kl_key: the KL, shaped like the reward, or per agent if the reward is the team's.
+        kl_key: key of the KL, shaped like the reward, or per agent if the reward is the team's.
         raw_reward_key: where to keep the uncharged reward; None does not keep it.
         coeff: alias of ``coef``.
         on_unsampled: ``skip`` leaves the reward unchanged where the KL is NaN.
@@ -220,7 +219,7 @@ class RewardAdjustmentTransform(ChargedReward):
         ValueError: more than one in- or out-key; a coefficient that is no number >= 0; a KL that
             does not fit the reward.
         KeyError: no KL, or no reward.
-        RuntimeError: the batch was charged already (seen by ``raw_reward_key``).
+        RuntimeError: the batch was charged already (its raw reward exists).
     """
 
     def __init__(

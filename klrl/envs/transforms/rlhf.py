@@ -1,7 +1,7 @@
-"""``kl=legacy``: TorchRL's former control transform, the sampled log-ratio in the reward.
+"""``kl=legacy``: TorchRL's former control transform, which charges the sampled log-ratio.
 
-Documented in TorchRL 0.6 to 0.10 and removed in 0.11. Its documentation subtracts the KL, its code
-added it; klrl implements the documented formula.
+TorchRL documented it from 0.6 to 0.10 and removed it in 0.11. The documentation subtracted the KL,
+the code added it; klrl implements the documented formula.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class KLRewardTransform(ChargedReward):
         coef: reward per nat; :attr:`coef` may be changed later.
         in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
-        requires_grad: whether the copy's parameters are differentiable; then they are the
-            transform's parameters.
+        requires_grad: whether the copy's parameters are differentiable; they are then listed as
+            parameters of the transform.
         action_key: the key of the action; default the actor's.
         kl_key: where to write the KL without coef, [..., 1]; None writes none.
         ref_log_prob_key: where to write log pi_0; None writes none.
@@ -53,8 +53,8 @@ class KLRewardTransform(ChargedReward):
             that has no parameters or no log-probs, or a buffer that requires gradients; log-probs
             and rewards that do not fit (:mod:`klrl.kl.shapes`).
         TypeError: an actor without ``get_dist``.
-        RuntimeError: the batch was charged already (seen by ``raw_reward_key``); or a worker of a
-            ParallelEnv was not sent the log-prob.
+        RuntimeError: the batch was charged already (its raw reward exists); or the log-prob did
+            not reach a worker of a ParallelEnv.
     """
 
     DEFAULT_IN_KEYS: ClassVar[list[Key]] = ["reward"]
@@ -101,7 +101,7 @@ class KLRewardTransform(ChargedReward):
 
     @property
     def sample_log_prob_key(self) -> Key:
-        """The key of the policy's log-prob; of several heads the first."""
+        """The key of the policy's log-prob; with several heads, the first key."""
         return self.log_prob_keys[0]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -117,7 +117,7 @@ class KLRewardTransform(ChargedReward):
 
     @property
     def functional_actor(self) -> nn.Module:
-        """The policy for ``frozen_params.to_module(...)``; it already has these parameters."""
+        """The reference's module; in TorchRL's transform, ``frozen_params`` is put into it."""
         return self.reference.module
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -127,7 +127,7 @@ class KLRewardTransform(ChargedReward):
             ref_log_prob = score(self.reference, tensordict)
         name = "the reference's log-prob"
         ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
-        # The policy's parameters fit the reference only if both have the same action key.
+        # The reference can read the policy's distribution parameters only if the keys agree.
         same = self.action_key == self.reference.dist_sample_keys[0]
         scorer = self.reference if same else None
         log_prob = sampled_log_prob(
@@ -142,7 +142,7 @@ class KLRewardTransform(ChargedReward):
         return next_tensordict
 
     def _renamed(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """A copy with the action under the reference's key, if the key differs."""
+        """Return the data with the action under the reference's key: a copy if the keys differ."""
         own = as_key(self.reference.dist_sample_keys[0])
         if self.action_key != own:
             tensordict = tensordict.copy().exclude(sibling(own))

@@ -1,4 +1,4 @@
-"""Read the policy's log pi(a|s) from the data; decide the charge of actions it did not sample."""
+"""Reads the policy's log pi(a|s) from the data; handles actions that the policy did not sample."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from klrl.kl.shapes import add_heads, like_reward, reward_shape
 
 #: How to treat a step whose action no policy sampled; the default is ``nan``.
 ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
-#: A log-prob that differs by more (nats, plus nats per nat) belongs to a different action.
+#: A stored log-prob belongs to a different action if its error exceeds this * (1 + |log-prob|).
 TOLERANCE = 1e-2
-#: An action of a TanhNormal this near a bound, in shares of its range, may have many samples.
+#: This close to a bound (as a share of the range), a tanh action does not determine its sample.
 EDGE = 1e-4
 
 
@@ -44,13 +44,13 @@ def sampled_log_prob(
     model: TensorDictModuleBase | None = None,
     on_unsampled: str = "nan",
 ) -> Tensor:
-    """The policy's log pi(a|s), in the reward's batch shape; NaN where it did not sample.
+    """Return the policy's log pi(a|s), in the reward's batch shape; NaN at unsampled actions.
 
-    An action counts as unsampled if its log-prob is missing or NaN, or if log-prob and parameters
-    are all zero, which is how a TorchRL collector fills steps of ``init_random_frames``. If the
-    data have the parameters, a log-prob of a different action (exploration noise after the policy)
-    is computed again for the action in the data, with a warning. ``model``: a policy of the same
-    family, to read the parameters; with None they are not read.
+    An action counts as unsampled if its log-prob is missing or NaN, or if log-prob and distribution
+    parameters are all zero, as a TorchRL collector fills steps of ``init_random_frames``. A
+    log-prob of a different action (exploration noise after the policy) is recomputed from the
+    parameters, if the data have them, with a warning. ``model`` is a policy of the same family,
+    which interprets the parameters; with None they are not read.
     """
     heads = _written(tensordict, keys)
     if heads is None:
@@ -73,7 +73,7 @@ def sampled_log_prob(
 def not_sampled(
     tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: TensorDictModuleBase
 ) -> Tensor:
-    """Where an action has a log-prob although no policy sampled it; bool, [*B] or [*B, N]."""
+    """Return where no policy sampled the action; bool, [*B] or [*B, N]; False without log-probs."""
     heads, sampler = _written(tensordict, keys), _sampler(model)
     if heads is None or sampler is None:
         shape = reward_shape(reward.shape, tensordict.ndim)
@@ -83,17 +83,17 @@ def not_sampled(
 
 
 def kl_of_sampled(kl: Tensor, log_prob: Tensor, on_unsampled: str) -> Tensor:
-    """The KL; at actions without a log-prob 0 if ``on_unsampled=zero``, else NaN."""
+    """Return the KL; where the log-prob is NaN, 0 if ``on_unsampled=zero``, else NaN."""
     return kl.masked_fill(log_prob.isnan(), 0.0) if on_unsampled == "zero" else kl
 
 
 def unsampled(
     tensordict: TensorDictBase, key: Key, where: Tensor, values: Tensor, on_unsampled: str
 ) -> Tensor:
-    """``values`` with NaN ``where`` no policy sampled the action, and a warning.
+    """Return ``values`` with NaN ``where`` no policy sampled the action, and warn.
 
-    TorchRL checks specs with rollouts of random actions: an error would break the check, and a KL
-    of zero would be false.
+    NaN is the default because TorchRL checks specs with rollouts of random actions: an error would
+    break the check, and a KL of zero would be false.
     """
     if tensordict.get(key, None) is None and _in_parallel_env(tensordict):
         raise RuntimeError(
@@ -112,7 +112,7 @@ def unsampled(
 
 
 def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | None:
-    """The log-probs of all heads; None if there are none."""
+    """Return the log-probs of all heads; None if there are none."""
     return [tensordict.get(key) for key in written_keys(tensordict, keys)] or None
 
 
@@ -133,7 +133,7 @@ def _parameter_keys(sampler: ProbabilisticTensorDictModule) -> list[Key]:
 def parameters_or_one(
     tensordict: TensorDictBase, keys: Sequence[Key], where: Tensor
 ) -> TensorDictBase:
-    """A shallow copy with parameters of 1 ``where`` none were written, to make a distribution."""
+    """Return a shallow copy whose parameters are 1, so valid, ``where`` none were written."""
     if not where.any():
         return tensordict.copy()
     steps = _any_beyond(where, tensordict.ndim)
@@ -159,7 +159,7 @@ def _expand(steps: Tensor, value: Tensor) -> Tensor:
 def _filled_in(
     tensordict: TensorDictBase, sampler: ProbabilisticTensorDictModule, log_prob: Tensor
 ) -> Tensor:
-    """Where log-prob and parameters are zeros that a collector filled in."""
+    """Return where log-prob and parameters are zeros that a collector filled in."""
     zero = log_prob == 0
     if not zero.any():
         return zero
@@ -170,7 +170,7 @@ def _filled_in(
             zero = zero & ~_expand(_any_beyond(leaf != 0, tensordict.ndim), zero)
     if not zero.any():
         return zero
-    # A log-prob that is 0 whatever the parameters belongs to a policy with a single action.
+    # A log-prob that is 0 for any parameters belongs to a policy with a single action.
     data = parameters_or_one(tensordict, _parameter_keys(sampler), zero)
     with torch.no_grad():
         return zero & (_log_prob(data, sampler, sampler.get_dist(data), log_prob.ndim) != 0)
@@ -179,7 +179,7 @@ def _filled_in(
 def _log_prob(
     data: TensorDictBase, sampler: ProbabilisticTensorDictModule, dist: Distribution, dims: int
 ) -> Tensor:
-    """Log-prob of the action from the parameters in the data, [*B] or [*B, N]."""
+    """Compute the action's log-prob from the parameters in the data, [*B] or [*B, N]."""
     heads = log_probs(dist, data, sampler.dist_sample_keys[0])
     return sum_beyond(add_heads(list(heads.values())), dims)
 
@@ -191,7 +191,7 @@ def _of_the_action(
     log_prob: Tensor,
     filled_in: Tensor,
 ) -> Tensor:
-    """The log-prob, computed again from the parameters where it belongs to a different action."""
+    """Recompute the log-prob from the parameters where it belongs to a different action."""
     data = parameters_or_one(tensordict, _parameter_keys(sampler), filled_in)
     with torch.no_grad():
         dist = sampler.get_dist(data)
@@ -213,7 +213,7 @@ def _of_the_action(
 
 
 def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor | None:
-    """Where an action does not determine its sample; None if it does nowhere."""
+    """Return where the action's log-prob cannot be recomputed; None if this holds everywhere."""
     if isinstance(dist, TanhNormal):
         share = (action - dist.low) / (dist.high - dist.low)
         edge = (share < EDGE) | (share > 1 - EDGE)
@@ -224,7 +224,7 @@ def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor
 def _in_parallel_env(tensordict: TensorDictBase) -> bool:
     """Whether a transition came through the shared buffers of a ParallelEnv."""
     # TorchRL does not mark a worker's environment, but in a worker all data, also the action, are
-    # in shared memory. GPU tensors always are, so only CPU tensors are checked.
+    # in shared memory. GPU tensors always count as shared, so only CPU tensors are evidence.
     if multiprocessing.parent_process() is None:
         return False
     leaves = tensordict.exclude("next").values(True, True)
@@ -238,7 +238,7 @@ def _in_parallel_env(tensordict: TensorDictBase) -> bool:
 class ChargedReward(KeepsCoefficient, NextTransform):
     """Base of the control transforms that charge: reward <- reward - coef * KL.
 
-    Arguments as in :class:`~klrl.kl.KLRewardTransform`; ``reads``: further keys of a subclass.
+    Arguments as in :class:`~klrl.kl.KLRewardTransform`; ``reads``: more keys that a subclass reads.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""KL transforms inside the workers of a ParallelEnv.
+"""Sends a policy's outputs to the workers of a ParallelEnv, where KL transforms need them.
 
-TorchRL's ParallelEnv shares buffers with its workers, and copies only entries of its input specs:
-the action and the state, ``full_action_spec`` and ``full_state_spec``. Other outputs of a policy,
-above all its log-prob, do not reach the workers unless a transform declares them.
+TorchRL's ParallelEnv sends its workers only the entries of its input specs: the action and the
+state, ``full_action_spec`` and ``full_state_spec``. A policy's other outputs, above all its
+log-prob, reach the workers only if a transform declares them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from klrl.kl.policies import Key, as_key
 
 
 class SendToWorkers(Transform):
-    """Make a policy's outputs inputs of the environment, so that workers get them.
+    """Declares a policy's outputs as inputs of the environment, so that workers receive them.
 
     >>> def make():
     ...     return TransformedEnv(base(), Compose(SendToWorkers(actor), KLRewardTransform(actor)))
     >>> env = ParallelEnv(4, make)
 
-    Each key becomes a state and an observation of the environment, in the policy's shape. After a
-    reset and after each step its value is NaN (0 if not a float) until the policy writes it, since
-    an action that the policy did not sample has no log-prob, and must not be charged with that of
-    the previous action. So a batch has NaN at ``("next", key)``.
+    Each key becomes a state and an observation of the environment, in the policy's shape. A reset
+    or a step sets it to NaN (0 if not a float) until the policy writes it: an action that the
+    policy did not sample must not be charged with the previous action's log-prob. So a batch has
+    NaN at ``("next", key)``.
 
     Args:
-        actor: a policy that writes the keys; run once on zeros for their shapes, not copied.
+        actor: a policy that writes the keys; run once on zeros to find their shapes, not copied.
         keys: the keys to send; default all but the action.
 
     Raises:
@@ -49,7 +49,7 @@ class SendToWorkers(Transform):
         self._specs: dict[Key, Unbounded] | None = None
 
     def specs(self) -> dict[Key, Unbounded]:
-        """Key -> its spec in the environment of this transform."""
+        """Return key -> its spec in the environment of this transform."""
         if self._specs is None:
             self._specs = self._infer_specs()
         return self._specs
@@ -100,7 +100,7 @@ class SendToWorkers(Transform):
 
 
 def _written(actor: ProbabilisticTensorDictSequential, zeros: TensorDictBase) -> TensorDictBase:
-    """A policy's outputs for an observation of zeros; the random state is left unchanged."""
+    """Run a policy on an observation of zeros, without a change of the random state."""
     device = next(actor.parameters()).device
     cuda = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=cuda):

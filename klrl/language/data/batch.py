@@ -1,7 +1,7 @@
 """The batch of a language rollout: a TensorDict [B], B = prompts x G, a prompt's G rows adjacent.
 
 P is the length of the longest prompt, R that of the longest response. All masks are by position:
-whether a token is real depends on its place, never on its id, so that pad == eos loses nothing.
+whether a token is real depends on its place, never on its id, so that pad == eos loses no EOS.
 
 | key | shape | what |
 |---|---|---|
@@ -9,13 +9,13 @@ whether a token is real depends on its place, never on its id, so that pad == eo
 | ("tokens", "response") | [B, R] | right-padded, EOS included |
 | ("tokens", "full") | [B, P+R] | both |
 | ("masks", "all_attention_mask") | [B, P+R] | bool: real tokens |
-| ("masks", "all_assistant_mask") | [B, P+R] | bool: tokens of the policy's response, EOS too |
+| ("masks", "all_assistant_mask") | [B, P+R] | bool: tokens of the response, EOS included |
 | ("log_probs", "full") | [B, P+R] | log pi_old, nats, at the sampling temperature; 0 elsewhere |
 | ("next", "ref_log_probs", "full") | [B, P+R] | log pi_ref likewise; written once per rollout |
 | ("next", "reward_raw") | [B, 1, 1] | the score of the whole response |
 | ("next", "reward") | [B, R, 1] | the score on the last token, minus coef * KL where charged |
 | advantage | [B, R, 1] | written once per rollout |
-| ("next", "done"), ("next", "truncated") | [B, 1] | done: always; truncated: no EOS within R |
+| ("next", "done"), ("next", "truncated") | [B, 1] | done: always True; truncated: no EOS |
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def make_batch(
 
 
 def prompt_length(batch: TensorDictBase) -> int:
-    """P, padding included."""
+    """Return P, the width of the prompts, padding included."""
     return batch["tokens", "prompt"].shape[1]
 
 
 def response_mask(batch: TensorDictBase) -> Tensor:
-    """[B, R] bool: the tokens that the policy produced."""
+    """Return the mask [B, R] of the tokens that the policy produced."""
     return batch[ASSISTANT][:, prompt_length(batch) :]
 
 
@@ -103,7 +103,7 @@ def response_part(batch: TensorDictBase, key: tuple[str, ...]) -> Tensor:
 
 
 def pad_to_full(batch: TensorDictBase, value: Tensor) -> Tensor:
-    """Extend a number per response token [B, R] to [B, P+R], with 0 on the prompt."""
+    """Extend values at response tokens [B, R] to [B, P+R], with 0 on the prompt."""
     return torch.nn.functional.pad(value, (prompt_length(batch), 0))
 
 
@@ -121,7 +121,7 @@ def take_prompts(batch: TensorDictBase, prompts: Tensor, group_size: int) -> Ten
         group_size: G.
 
     Returns:
-        A copy [n x G]; P and R stay as they are.
+        A copy [n x G]; P and R are unchanged.
     """
     rows = prompts[:, None] * group_size + torch.arange(group_size, device=prompts.device)
     return batch[rows.reshape(-1)]
@@ -131,7 +131,7 @@ def check_batch(batch: TensorDictBase) -> None:
     """Refuse a batch that breaks the layout.
 
     Raises:
-        ValueError: names the entry, the first wrong row and its fault.
+        ValueError: the message names the entry, or the first wrong row and its fault.
     """
     tokens, size = batch["tokens"], batch.batch_size[0]
     width = prompt_length(batch) + tokens["response"].shape[1]
@@ -162,5 +162,5 @@ def check_batch(batch: TensorDictBase) -> None:
 
 
 def _falls(mask: Tensor) -> Tensor:
-    """Whether a row changes from True to False somewhere, [B]."""
+    """Whether each row changes from True to False somewhere, [B]."""
     return (mask[:, :-1] & ~mask[:, 1:]).any(1)

@@ -1,4 +1,4 @@
-"""Reads prompts of a split from files and folders: JSON lines by klrl, the rest by ``datasets``.
+"""Reads a split's prompts from files and folders: JSON lines directly, the rest by ``datasets``.
 
 Nothing is downloaded: ``env.data`` is a path on this machine.
 """
@@ -40,7 +40,7 @@ def read_prompts(
     """Read the prompts of a data set.
 
     A row has ``prompt`` (a text or a conversation) or ``messages`` (a conversation), and any other
-    fields of the user, see :func:`klrl.language.data.prompts.read_jsonl`.
+    fields, see :func:`klrl.language.data.prompts.read_jsonl`.
 
     Args:
         path: a file of JSON lines, a JSON list (``.json``) or parquet; a folder of such files;
@@ -73,7 +73,7 @@ def read_prompts(
 
 
 def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], list[Prompt]]:
-    """Split off prompts for evaluation, at random but equally for every seed.
+    """Split off random prompts for evaluation, the same for every seed.
 
     Args:
         prompts: at least two.
@@ -93,7 +93,7 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
 
 
 def rows_digest(prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of the rows of some data, in order; independent of the file format."""
+    """Return the SHA-256 of the prompts' rows, in order; it does not depend on the file format."""
     sha = hashlib.sha256()
     for prompt in prompts:
         # repr for types that parquet has and JSON lacks, such as dates and bytes.
@@ -130,7 +130,7 @@ def _prompts(rows: Sequence[Fields], where: str) -> list[Prompt]:
 
 
 def _without_nulls(row: Fields) -> Fields:
-    """Remove nulls that a table filled in: for ``prompt``, ``messages`` and fields of a turn."""
+    """Remove the nulls that a table adds for a missing ``prompt``, ``messages`` or turn's field."""
     filled = {k: v for k, v in row.items() if not (k in CONTENT and v is None)}
     for name in CONTENT:
         if isinstance(filled.get(name), list):
@@ -155,7 +155,7 @@ _NOT_A_WORD = re.compile(r"[-._ \d]+")
 
 @dataclass(frozen=True)
 class _Split:
-    """A split of some data; arguments as in :func:`read_prompts`, ``where`` names the data."""
+    """A split of a data set; arguments as in :func:`read_prompts`, ``where`` names the data."""
 
     name: str
     where: str
@@ -167,7 +167,7 @@ class _Split:
         return f"{self.set_by or 'env.split'}={self.name}"
 
     def check(self, there: Collection[str]) -> None:
-        """Refuse a split that is not in ``there``; if ``there`` is empty, only a requested one."""
+        """Refuse a split that ``there`` lacks; if ``there`` is empty, refuse a requested split."""
         if there and self.name not in there:
             names = ", ".join(sorted(there))
             raise ConfigError(
@@ -195,11 +195,11 @@ class _Split:
         return list(chosen or files)
 
     def _split_of(self, file: Path) -> tuple[str, str] | None:
-        """Derive the split of a file, and its data set, from its name or its folders' names.
+        """Return a file's split and data set, from its and its folders' names; None without split.
 
-        A split is named by a word of the file's name, as in ``train.jsonl``, ``gsm8k_train.jsonl``
-        and ``train-0.jsonl``, or else by a folder, as in ``train/a.jsonl``; None if by neither. A
-        shard as ``train_sft-00000-of-00002`` has the whole name before its number as split.
+        A word of the file's name gives the split, as in ``train.jsonl``, ``gsm8k_train.jsonl`` and
+        ``train-0.jsonl``; if no word does, a folder gives it, as in ``train/a.jsonl``. The split of
+        a shard, as ``train_sft-00000-of-00002``, is the whole name before the number.
         """
         shard = _SHARD.fullmatch(file.stem)
         whole = shard[1] if shard else file.stem
@@ -240,7 +240,7 @@ def _table(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
         rows: Sequence[Fields] = read(datasets).to_list()
     except ConfigError:
         raise
-    except Exception as error:  # pyarrow's and datasets' have no common base
+    except Exception as error:  # the libraries' errors have no common base
         raise ConfigError(
             f"{where}: cannot be read ({first_line(error)}); write it again with datasets"
         ) from error

@@ -30,7 +30,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 @dataclass(frozen=True)
 class Instructions:
-    """Instruction number i; the settings and i alone determine it.
+    """Generates instruction number i, which depends only on the settings and i.
 
     Args:
         seed: fixes the order.
@@ -41,7 +41,7 @@ class Instructions:
     split: str = "train"
 
     def __call__(self, index: int) -> Prompt:
-        """Instruction number ``index``; its row holds ``topic`` and ``words``, the most allowed."""
+        """Return instruction ``index``; its row has ``topic`` and ``words``, the limit on words."""
         rng = random.Random(f"instructions/{self.split}/{self.seed}/{index}")
         topic, words = rng.choice(topics(self.split)), rng.choice(MOST_WORDS)
         turns = (
@@ -62,20 +62,20 @@ def topics(split: str) -> list[str]:
 def followed(
     prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
-    """The gold score: 1 where every part of the instruction is followed, else 0."""
+    """Return the gold score: 1 if every part of the instruction is followed, else 0."""
     return [float(all(parts(r, row))) for r, row in zip(responses, rows, strict=True)]
 
 
 def followed_share(
     prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
-    """The share of the instruction's parts that are followed."""
+    """Return the share of the instruction's parts that are followed."""
     kept = [parts(response, row) for response, row in zip(responses, rows, strict=True)]
     return [sum(each) / len(each) for each in kept]
 
 
 def parts(response: str, row: Fields) -> tuple[bool, bool, bool]:
-    """Check the parts: (one sentence, at most that many words, about the topic).
+    """Return whether each part is followed: (one sentence, within the limit, about the topic).
 
     A sentence begins with a capital, has four words or more, and has one closing mark, at its end;
     a truncated response is therefore no sentence.

@@ -1,7 +1,7 @@
-"""Reads the files of a model, from a folder of ``save_pretrained`` or a hub id, or refuses them.
+"""Reads and checks the files of a model, from a folder of ``save_pretrained`` or from the hub.
 
-No downloaded code is executed: weights are safetensors, pickles and Python files are not even
-fetched, and ``trust_remote_code`` is off. Dropout is switched off, see :func:`disable_dropout`.
+No downloaded code is executed: weights must be safetensors; pickles and Python files are not even
+fetched; ``trust_remote_code`` is off. Dropout is switched off, see :func:`disable_dropout`.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ def read_json(file: Path, setting: str) -> dict[str, Any]:
 
 
 def disable_dropout(config: PretrainedConfig) -> None:
-    """Set every dropout rate to 0, so that training mode and evaluation mode are one function.
+    """Set every dropout rate to 0, so that training and evaluation mode compute the same function.
 
     With dropout, the policy in training mode would differ from the one that sampled: before the
-    first update, the ratio would not be 1 and KL(old||new) not 0. Router jitter, noise of the
-    training mode, has the same effect. PhiMoE's ``router_jitter_noise`` is a threshold, used in
-    both modes, and is kept.
+    first update, the ratio would not be 1 and KL(old||new) not 0. Router jitter, a noise of
+    training mode, has the same effect and is set to 0 too; but PhiMoE's ``router_jitter_noise`` is
+    a threshold of both modes, and is kept.
     """
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
@@ -150,7 +150,7 @@ def read_weights(
     setting: str,
     lacking: str,
 ) -> PreTrainedModel:
-    """Load the model; refuse one whose files lack a weight, for the reason ``lacking``."""
+    """Load the model; if its files lack weights, raise an error that ends with ``lacking``."""
     try:
         with no_progress_bar():
             loaded: Any = kind.from_pretrained(
@@ -170,7 +170,7 @@ def read_weights(
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
-        # transformers would initialise missing weights at random and go on.
+        # transformers would initialise missing weights at random and continue.
         raise ConfigError(
             f"{setting}: {len(missing)} weights are not in its files ({missing[0]}, ...); {lacking}"
         )
@@ -179,7 +179,7 @@ def read_weights(
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """Disable transformers' progress bars of loading and saving, which would break klrl's lines."""
+    """Disable transformers' progress bars of loading and saving: they garble klrl's output."""
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

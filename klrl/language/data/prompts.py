@@ -38,11 +38,11 @@ NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of a response.
+    """A prompt, with its row of data.
 
     Args:
         content: plain text, or a conversation whose last turn is not the assistant's.
-        row: all fields of its row of data; a reward function gets them.
+        row: all fields of its row of data, for the reward function.
         origin: its source, for messages.
     """
 
@@ -73,9 +73,9 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     """Read one prompt per line.
 
     A line is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
-    A conversation has one {"role", "content"} or several; the last, if it is the assistant's, is
-    the row's ``answer`` and not of the prompt. All other fields are passed to the reward function.
-    Blank lines are skipped.
+    A conversation is a list of {"role", "content"}; a last one of the assistant is the row's
+    ``answer``, not part of the prompt. All other fields are passed to the reward function. Blank
+    lines are skipped.
     """
     file = expanded(path)
     try:
@@ -100,7 +100,7 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
 def _parse(line: bytes, origin: str) -> Prompt:
     try:
         row = json.loads(line.decode())
-        # Half of a surrogate pair is no text: no tokenizer accepts it.
+        # Refuse half a surrogate pair, which no tokenizer accepts: encode() raises a ValueError.
         json.dumps(row, ensure_ascii=False).encode()
     # A number of thousands of digits raises a ValueError, too.
     except (ValueError, RecursionError) as error:
@@ -166,15 +166,15 @@ def encode(
     limit: int | None = None,
     template: Mapping[str, object] = NO_ARGUMENTS,
 ) -> list[int]:
-    """Return a prompt's token ids; the chat template renders a conversation, ready for an answer.
+    """Return a prompt's token ids.
 
-    A plain text gets the special tokens that the tokenizer puts around texts, but no closing EOS,
-    since no response could follow an EOS.
+    The chat template renders a conversation, up to the start of the assistant's turn. Plain text
+    gets the tokenizer's special tokens, except a closing EOS, which no response could follow.
 
     Args:
         prompt: plain, or a conversation.
         tokenizer: with a chat template for conversations.
-        limit: most tokens, the model's context less the longest response; None for no limit.
+        limit: most tokens: the model's context minus the longest response; None for no limit.
         template: arguments of the chat template.
     """
     if isinstance(prompt.content, str):
@@ -190,10 +190,10 @@ def encode(
         how = (tokenizer, prompt.content, template, refused)
         ids = list(render(*how, add_generation_prompt=True)["input_ids"])
     if not ids:
-        raise ConfigError(f"{prompt.origin}: holds no token; a response needs one to follow")
+        raise ConfigError(f"{prompt.origin}: the prompt has no tokens; give at least one")
     if limit is not None and len(ids) > limit:
         raise ConfigError(
-            f"{prompt.origin}: {len(ids)} tokens, and the model's context less the longest "
+            f"{prompt.origin}: {len(ids)} tokens, but the model's context minus the longest "
             f"response leaves {limit}; shorten the prompt or the response"
         )
     return ids
@@ -263,7 +263,7 @@ class ShuffledEpochs:
         self._epoch, self._order = -1, np.arange(0)
 
     def __call__(self, index: int) -> Prompt:
-        """Return the prompt with this number; numbers may come in any order."""
+        """Return prompt number ``index``; calls may come in any order."""
         epoch, position = divmod(index, len(self._prompts))
         if epoch != self._epoch:
             rng = np.random.default_rng((self._seed, epoch))
@@ -279,7 +279,7 @@ class PromptStream:
         tokenizer: of the policy, with a pad token.
         limit: most tokens of a prompt; None for no limit.
         template: arguments of the chat template.
-        rows: "setting=value" that names data -> digest of its rows. A resume with different rows
+        rows: "setting=value" of a data set -> digest of its rows. A resume with different rows
             is refused, since one more row would reorder all prompts.
     """
 
@@ -308,12 +308,12 @@ class PromptStream:
         return {"served": self.served, **({"rows": dict(self._rows)} if self._rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the prompts that were served; refuse a state of different rows."""
+        """Continue after the prompts that were served; refuse a state with different rows."""
         stored = state.get("rows", {})
         for named, digest in self._rows.items():
             if stored.get(named, digest) != digest:
                 raise ConfigError(
-                    f"{named}: holds other rows than this run began with; bring them back, or "
-                    "start another run"
+                    f"{named}: its rows have changed since the run began; restore them, or "
+                    "start a new run"
                 )
         self.served = int(state["served"])

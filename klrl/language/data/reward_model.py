@@ -37,7 +37,7 @@ class RewardModel:
 
     Args:
         folder: written by ``save_pretrained``, with the classifier's tokenizer.
-        setting: for messages.
+        setting: the setting that gives the folder, for messages.
     """
 
     def __init__(self, folder: str | Path, setting: str) -> None:
@@ -69,8 +69,8 @@ class RewardModel:
             chat: whether the model will score conversations.
 
         Raises:
-            ConfigError: weights cannot be read or are missing; or the tokenizer has no chat
-                template and needs one.
+            ConfigError: weights cannot be read or are missing, or the tokenizer lacks the chat
+                template that conversations need.
         """
         if chat and not self._tokenizer.chat_template:
             raise ConfigError(
@@ -102,7 +102,7 @@ class RewardModel:
         Args:
             prompts: texts or conversations.
             responses: texts.
-            rows: never read.
+            rows: unused.
             device: where to compute.
 
         Raises:

@@ -13,8 +13,8 @@ All three are copies, which the function may change.
 
 A reward function may have more parameters, named as in :data:`EXTRAS`, which klrl passes by name;
 a function with ``**kwargs`` gets all of them. The built-in ``exact`` and ``proxy`` are reward
-functions, and so is a :class:`~klrl.language.data.reward_model.RewardModel`. Any failure of a
-reward function becomes a :class:`~klrl.base.errors.RewardError` of one line that names the sample.
+functions, and so is a :class:`~klrl.language.data.reward_model.RewardModel`. If a reward function
+fails, klrl raises a :class:`~klrl.base.errors.RewardError` of one line that names the sample.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ BUILT_IN: Mapping[str, RewardFunction] = {
 
 #: The largest reward.
 LARGEST = torch.finfo(torch.float32).max
-#: Exceptions that count as a failure of the user's function: also a call of exit, but not Ctrl-C.
+#: Exceptions that count as failures of the user's function: ``exit()`` too, but not Ctrl-C.
 FAILURES = (Exception, SystemExit)
 
 
@@ -142,7 +142,7 @@ class Reward:
     Args:
         name: ``env.reward``.
         timeout: seconds that a call may take; None for no limit.
-        function: default: the function that ``name`` names.
+        function: the function to call; default: the one that ``name`` names.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Reward:
         extras: Extras | None,
         error: BaseException,
     ) -> str:
-        """Describe a failed batch in a line; name the first sample that also fails alone."""
+        """Describe a failed batch in one line; name the first sample that also fails alone."""
         failed = f"env.reward={self._name}: {self._describe(error)} on {len(responses)} samples"
         end = time.monotonic() + (self._timeout or 10.0)
         for i in range(len(responses)):

@@ -40,7 +40,7 @@ class WeightedRewards:
     """The sum of weight * reward over the functions of ``env.reward``.
 
     Args:
-        names: of the functions.
+        names: names of the reward functions.
         weights: ``env.reward_weights``; None for 1 each.
         timeout: seconds that a call of one function may take; None for no limit.
     """
@@ -83,7 +83,7 @@ class WeightedRewards:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return short names: a function's or a folder's; with its module if two are equal."""
+    """Return short names: that of each function or folder; full names where two are equal."""
     short = [Path(name.partition(":")[2] or name).name for name in names]
     count = Counter(short)
     return [
@@ -97,14 +97,14 @@ class Task:
     """Prompts by number, and their rewards.
 
     Attributes:
-        train: prompt number i of training.
-        evaluate: prompt number i of the evaluation split.
-        reward: what the policy learns from.
+        train: i -> training prompt number i.
+        evaluate: i -> prompt number i of the evaluation split.
+        reward: the reward that the policy learns from.
         gold: the intended score, if ``reward`` is a different one; measured, never learned from.
-        checked: prompts rendered before anything runs: all of a file, or one of maximal length.
+        checked: prompts to render before the run: all of a file, or one of maximal length.
         evaluations: number of evaluation prompts; None if they are endless.
         template: arguments of the chat template.
-        read: "setting=value" that names data -> the prompts read from it.
+        read: "setting=value" of a data set -> the prompts read from it.
         notes: lines to print when a run begins.
     """
 
@@ -150,7 +150,7 @@ class Task:
         return any(not isinstance(p.content, str) for p in self.checked)
 
     def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        """Render the prompts of ``checked``, and load reward models, before anything runs."""
+        """Render the prompts of ``checked``, and load reward models, before the run starts."""
         self.reward.prepare(self.chat)
         if self.template and not self.chat:
             raise ConfigError(
@@ -224,7 +224,7 @@ def text(config: TextConfig, seed: int) -> Task:
 def _splits(
     config: TextConfig, prompts: Sequence[Prompt]
 ) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
-    """Return training prompts, evaluation prompts, and notes if the settings do not name both."""
+    """Return training prompts, evaluation prompts, and a note if no setting names the latter."""
     path, split = config.eval_data, config.eval_split
     if path is not None or split is not None:
         where = (config.data, "env.data") if path is None else (path, "env.eval_data")

@@ -1,1 +1,1 @@
-"""A causal LM: its files, tokenizer, adapters and precision, its hidden states and log-probs."""
+"""Causal LMs: tokenizer, adapters, precision, hidden states and log-probs."""

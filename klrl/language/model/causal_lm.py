@@ -17,12 +17,12 @@ from klrl.kl.reference import evaluating
 
 #: Hidden states [..., D] -> logits [..., V].
 Head: TypeAlias = Callable[[Tensor], Tensor]
-#: Attribute of a mixed model, with float32 weights: the dtype that it computes in, bfloat16.
+#: Attribute of a mixed model (float32 weights): the dtype in which it computes, bfloat16.
 COMPUTES_IN = "klrl_computes_in"
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """Return the causal LM itself: of a ``peft`` model the LM inside it, adapters included."""
+    """Return the causal LM: the model itself, or the LM (with adapters) inside a ``peft`` model."""
     network: Any = model
     return network.get_base_model() if hasattr(model, "get_base_model") else network
 
@@ -54,9 +54,9 @@ def _backbone_name(network: PreTrainedModel) -> str | None:
 
 
 def head(model: nn.Module) -> Head:
-    """Return the map from states to logits: output embedding, or :class:`OwnHead` if there is more.
+    """Return the map from states to logits, with a ``weight`` [V, D].
 
-    Both have a ``weight`` [V, D].
+    It is the output embedding, or :class:`OwnHead` if the model applies further steps.
     """
     network = unwrapped(model)
     embedding = network.get_output_embeddings()
@@ -64,7 +64,7 @@ def head(model: nn.Module) -> Head:
 
 
 class OwnHead(nn.Module):
-    """Applies all that a causal LM's forward does after its backbone, such as scaling of logits.
+    """Applies all that a causal LM's forward does after its backbone, such as a scaling of logits.
 
     Cohere, Granite and Falcon-H1 scale logits, Gemma caps them, others cut logits off or have a
     layer before the output embedding. This class runs the model's own ``forward`` with a backbone
@@ -120,7 +120,7 @@ def _run(shell: PreTrainedModel, states: Tensor) -> Tensor:
 
 
 def _embedding_alone(network: PreTrainedModel, embedding: nn.Module) -> bool:
-    """Whether logits are the output embedding of the backbone's states, with no other step."""
+    """Whether logits are the output embedding applied to the states, with no other step."""
     names = [name for name, module in network.named_children() if module is embedding]
     if len(names) != 1:
         return False
@@ -140,7 +140,7 @@ def _embedding_alone(network: PreTrainedModel, embedding: nn.Module) -> bool:
 
 
 class _Backbone(nn.Module):
-    """Replaces the ``real`` backbone, and any part of it; returns ``states``."""
+    """A stub for the ``real`` backbone and all parts of it; its forward returns ``states``."""
 
     states: Tensor | None = None
 
@@ -283,7 +283,7 @@ def checkpoints_gradients(model: nn.Module) -> bool:
 
 
 def sharing_refused(model: nn.Module) -> str | None:
-    """Say why a prompt's responses cannot share one row, by the model's config; None if they can.
+    """Return why, by the model's config, a prompt's responses cannot share a row; None if they can.
 
     Sharing needs attention that takes any mask, and keys that depend on position ids only.
     """
@@ -296,7 +296,7 @@ def sharing_refused(model: nn.Module) -> str | None:
     if alibi or config.model_type == "bloom":
         return "its attention goes by place in the row (alibi)"
     kinds = getattr(config, "layer_types", None)
-    if kinds is None:  # GPT-Neo and others: one setting for all layers, or a list by another name
+    if kinds is None:  # GPT-Neo and others: one setting for all layers, or a list of another name
         windows = ("window", "window_size")
         kinds = [name for name, size in vars(config).items() if name.endswith(windows) and size]
     by_slot = sorted(set(kinds) - {"full_attention"})
@@ -307,8 +307,8 @@ class ValueHead(nn.Module):
     """V(s_t) = w . h_t + b, from the hidden state h_t that predicts token t. w and b start at 0.
 
     Args:
-        model: the causal LM whose hidden states it reads; gives width, device and dtype. The dtype
-            is float32 at least, since w and b are trained.
+        model: the causal LM of the hidden states; gives width, device and dtype. The dtype is at
+            least float32, since w and b are trained.
         detach: keep the critic's gradient out of the policy's network.
     """
 
@@ -322,7 +322,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Compute values [B, R], in reward units, from states [B, R, D]; 0 at padding, no grad."""
+        """Compute values [B, R], in reward units, from states [B, R, D]; constant 0 at padding."""
         # States are undefined at padding: a NaN there would make the weights' gradient NaN.
         states = states.masked_fill(~mask.unsqueeze(-1), 0.0)
         states = (states.detach() if self.detach else states).to(self.linear.weight.dtype)

@@ -1,7 +1,7 @@
-"""Computes reference log-probs, to check the faster ways, by a model's own unpadded forward pass.
+"""Computes plain log-probs, by a model's own forward on unpadded rows, to check the faster ways.
 
-These log-probs use no cache, mask, position ids or head of klrl. Also computes a faster layout that
-is close to it: rows packed to the left, with one forward pass for many rows.
+Plain log-probs use no cache, mask, position ids or head of klrl. A second, faster layout is close
+to them: rows packed to the left, many rows per forward.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from klrl.language.model.vocabulary import NextTokens, response_log_probs
 from klrl.train.preflight import Check
 
 WayT = TypeVar("WayT")
-#: Largest difference of log-probs, in nats, between two ways to compute them, by dtype.
+#: dtype -> largest allowed difference, in nats, between two computations of the same log-probs.
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-1}
 
 
 def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
-    """Measure how far a way to sample or score is off, nats; return it with its bound.
+    """Return the largest error of a way to sample or score, nats, and the bound on this error.
 
     Rounding to bfloat16 could hide an error of 0.1: a mixed model is measured in float32 first.
 
@@ -71,7 +71,7 @@ def first_right(
         what: the purpose, for messages: to sample or to score.
         ways: way -> its description, the fastest first.
         off_by: way -> the largest difference from plain log-probs.
-        wrong: why other ways are not tried.
+        wrong: reasons why other ways are not tried.
 
     Returns:
         The way, and its check, whose text says why faster ways were rejected.
@@ -83,7 +83,7 @@ def first_right(
     for way, words in ways.items():
         try:
             off, bound = off_and_bound(model, partial(off_by, way))
-        except torch.OutOfMemoryError:  # says nothing about the family
+        except torch.OutOfMemoryError:  # not the fault of this way
             raise
         except Exception as error:  # a family's code may raise anything on a mask or cache
             found.append(f"{words}: {type(error).__name__}: {first_line(error)}")
@@ -121,7 +121,7 @@ def plain_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
 
 
 def rows_to_compare(batch: TensorDictBase, group_size: int) -> Tensor:
-    """Choose one of the G rows of each prompt, in turn, to compare with plain log-probs."""
+    """Choose a row per prompt (response i mod G of prompt i), to compare with plain log-probs."""
     prompts = torch.arange(len(batch) // group_size, device=batch["tokens", "full"].device)
     return prompts * group_size + prompts % group_size
 

@@ -1,4 +1,4 @@
-"""Loads any causal LM of ``transformers`` and its tokenizer, prepared for klrl's training."""
+"""Loads any causal LM of ``transformers`` and its tokenizer, and prepares them for training."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
         with warnings.catch_warnings():
             # peft 0.21 reads a property that transformers 5.23 deprecates.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-            # Adapters on one of two tied weights cannot be merged; klrl export refuses to.
+            # Adapters on one of two tied weights cannot be merged; klrl export refuses them.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
             model: PreTrainedModel = peft.get_peft_model(network, config)
             return model
@@ -92,7 +92,7 @@ def adapter_off(model: Any) -> Iterator[nn.Module]:
         yield model
 
 
-#: Bytes of weights from which a run reports its progress before its first row.
+#: With more bytes of weights than this, a run reports its progress before its first row.
 LARGE = 50_000_000
 
 
@@ -105,7 +105,7 @@ class CausalLM:
             ``PeftModel``. In training mode only if gradient checkpointing needs that mode.
         tokenizer: has EOS, a pad token and, if required, a chat template.
         context: most tokens of prompt and response together; None if the config has no limit.
-        eos: ids that end a response, the tokenizer's first.
+        eos: ids that end a response, the tokenizer's EOS first.
     """
 
     model: nn.Module
@@ -131,13 +131,13 @@ def load_causal_lm(
     Args:
         model: a folder written by ``save_pretrained``, or a hub id.
         key: the setting that names it, for messages.
-        chat: whether prompts are conversations, so that a chat template is needed.
+        chat: whether prompts are conversations, which need a chat template.
         dtype: of the weights: float32, bfloat16 or float64. LoRA's weights stay in float32.
         mixed: compute in bfloat16 with weights of float32.
-        device: where to put it.
+        device: where to put the model.
         gradient_checkpointing: drop activations and recompute them in the backward pass.
-        lora: train low-rank adapters in place of the weights.
-        say: takes a line about each automatic choice.
+        lora: train low-rank adapters instead of the weights.
+        say: called with a line of text for each automatic choice.
     """
     folder, setting = find_model(model, key), f"{key}={model}"
     config = read_config(folder, setting)
@@ -221,14 +221,14 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Load the tokenizer of a folder, with padding on the left.
 
-    If the tokenizer has no pad token, EOS is used and ``say`` gets a line: klrl finds padding by
-    position, never by value.
+    If the tokenizer has no pad token, EOS is used and ``say`` is called with a line. This is safe,
+    since klrl finds padding by position, never by value.
 
     Args:
         folder: of the model.
         chat: whether a chat template is needed.
-        setting: for messages, as in ``actor.model=...``.
-        say: takes the line.
+        setting: the setting that gives the folder, for messages.
+        say: called with the line.
     """
     file = folder / "tokenizer_config.json"
     settings = read_json(file, setting) if file.is_file() else {}
@@ -274,13 +274,13 @@ def end_tokens(
 
     Chat models list several: Llama 3 has ids for the end of a turn, a tool message and a text. A
     single id of the model is ignored, since it may be the default of a transformers class (Llama's
-    is 2) and not fit the tokenizer. ``say`` gets a line if there are several ids.
+    is 2) and not fit the tokenizer. ``say`` is called with a line if there are several ids.
 
     Args:
         tokenizer: has an EOS.
         eos_token_id: of the model's generation config: a list, an id or None.
-        setting: for messages, as in ``actor.model=...``.
-        say: takes the line.
+        setting: the setting that gives the model, for messages.
+        say: called with the line.
     """
     listed = list(eos_token_id) if isinstance(eos_token_id, list | tuple) else []
     known = tokenizer.get_vocab().values()

@@ -26,7 +26,7 @@ from klrl.base.files import replacing
 from klrl.base.text import warn
 from klrl.language.data.model_files import no_progress_bar
 
-#: The value in ``actor.model=smollm2``.
+#: The value of ``actor.model`` that selects this model.
 NAME = "smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 #: Part of the cache folder's name. Increase it if the conversion gives a different model.
@@ -88,7 +88,7 @@ def cached(name: str, build: Callable[[Path], object], cache: Path | None = None
     """Return the folder of this name in the cache; build it first if the cache has none.
 
     Args:
-        name: of the folder; it must contain everything that the contents depend on.
+        name: of the folder; it must name all that the contents depend on, such as versions.
         build: writes into an empty folder.
         cache: default: :func:`klrl.base.cache.cache_dir`.
     """

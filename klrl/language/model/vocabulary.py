@@ -1,4 +1,4 @@
-"""Computes numbers over the whole vocabulary from stored hidden states, in bounded memory.
+"""Computes log-probs, KLs and entropies over the whole vocabulary, in bounded memory.
 
 A policy's next-token distributions are stored as hidden states [B, R, D] and a head; logits [.., V]
 exist for one chunk of tokens at a time, in the backward pass too, which recomputes each chunk.
@@ -21,10 +21,10 @@ from klrl.kl.divergences import Which, expected, over_actions
 from klrl.kl.from_logits import CLOSED_FORM, Other, log_probs_and_kls, tempered_log_softmax
 from klrl.language.model.causal_lm import Head, weights_cast_once
 
-#: Most logits that a backward pass keeps of each policy: 256 MB of float32.
+#: Most logits of each policy that are kept for a backward pass: 256 MB of float32.
 CHUNK_ELEMENTS = 2**26
-#: A chunk is computed in pieces, this many if the backward pass recomputes logits (each piece then
-#: has a gradient of the head's size), and this many without a backward pass (27 MB are fastest).
+#: Pieces per chunk: with a backward pass that recomputes logits (each piece then has a gradient of
+#: the head's size), and without a backward pass (pieces of 27 MB are fastest).
 _PART_RECOMPUTED, _PART_WITHOUT_GRADIENT = 4, 10
 LARGE_VOCABULARY = 2**18
 
@@ -42,7 +42,7 @@ class NextTokens:
 
     @property
     def chunk(self) -> int:
-        """The number of tokens whose logits a backward pass may keep at a time."""
+        """The number of tokens whose logits may be kept for a backward pass."""
         weight = getattr(self.head, "weight", None)
         vocabulary = weight.shape[0] if weight is not None else LARGE_VOCABULARY
         return max(1, CHUNK_ELEMENTS // vocabulary)
@@ -53,7 +53,7 @@ class Against(NamedTuple):
 
     Attributes:
         other: q.
-        names: of :mod:`klrl.kl.divergences`; reverse is KL(policy || other), forward
+        names: names in :mod:`klrl.kl.divergences`; reverse is KL(policy || other), forward is
             KL(other || policy).
     """
 
@@ -77,10 +77,10 @@ def token_measures(
         policy: the distributions pi.
         tokens: [B, R].
         mask: [B, R] bool; padding gives 0, and no gradient.
-        against: the distributions q, and their divergences.
+        against: the distributions q, and which divergences to measure.
 
     Returns:
-        log pi of the tokens [B, R], nats, and the numbers of each q.
+        log pi of the tokens [B, R], nats, and a :class:`Compared` for each q.
     """
 
     def of_chunk(chosen: Tensor, states: Tensor, *other_states: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _learned(tables: Sequence[Tensor]) -> bool:
 def _by_autograd(
     logits: Tensor, tokens: Tensor, others: Sequence[Other], temperature: float
 ) -> Tensor:
-    """Like :func:`log_probs_and_kls`, for any divergence, and with gradients into the q's too."""
+    """Like :func:`log_probs_and_kls`, but for any divergence, and with gradients into each q."""
     log_p = tempered_log_softmax(logits, temperature)
     rows = [chosen_of(log_p, tokens)]
     for other in others:
@@ -118,12 +118,12 @@ def _by_autograd(
 
 
 def response_log_probs(policy: NextTokens, tokens: Tensor, mask: Tensor) -> Tensor:
-    """Log-prob of every response token, [B, R] nats; see :func:`token_measures`."""
+    """Compute the log-prob of every response token, [B, R] nats; see :func:`token_measures`."""
     return token_measures(policy, tokens, mask)[0]
 
 
 def exact_token_kl(policy: NextTokens, other: NextTokens, mask: Tensor) -> Tensor:
-    """KL(policy || other) of every response token, [B, R] nats; gradients flow into both.
+    """Compute KL(policy || other) at every response token, [B, R] nats, with gradients into both.
 
     See :func:`token_measures`.
     """
@@ -133,7 +133,7 @@ def exact_token_kl(policy: NextTokens, other: NextTokens, mask: Tensor) -> Tenso
 
 
 def token_entropy(policy: NextTokens, mask: Tensor) -> Tensor:
-    """Entropy of every next-token distribution, [B, R] nats; 0 at padding."""
+    """Compute the entropy of every next-token distribution, [B, R] nats; 0 at padding."""
 
     def of_chunk(states: Tensor) -> Tensor:
         log_p = tempered_log_softmax(policy.head(states), policy.temperature)
@@ -152,7 +152,7 @@ def over_tokens(
 ) -> Tensor:
     """Apply a function [n, ...] -> [k, n] to the real tokens; return [k, B, R], 0 at padding.
 
-    Beyond ``chunk`` tokens, logits are dropped and recomputed in the backward pass.
+    With more than ``chunk`` tokens, logits are dropped and recomputed in the backward pass.
     """
     real = mask.flatten().nonzero().squeeze(-1)
     flat = [value.flatten(0, 1).index_select(0, real) for value in inputs]

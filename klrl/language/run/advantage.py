@@ -19,17 +19,17 @@ from klrl.language.run.kl import CHARGED
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES
 
-#: A spread below this share of the largest |score| of the group is rounding, and counts as none.
+#: A group's spread below this share of its largest |score| is due to rounding and counts as 0.
 _NO_SPREAD = 1e-6
 
 
 Baseline = Callable[[Tensor, int], Tensor]
-#: ``advantage.baseline`` -> function from scores [B] and G to scores less their baseline [B].
+#: ``advantage.baseline`` -> function of scores [B] and G that returns scores minus baseline [B].
 BASELINES: dict[str, Baseline] = {}
 
 
 def baseline(*names: str) -> Callable[[Baseline], Baseline]:
-    """Register a function as the baseline of these names."""
+    """Register a function under these names of ``advantage.baseline``."""
 
     def add(function: Baseline) -> Baseline:
         BASELINES.update(dict.fromkeys(names, function))
@@ -42,7 +42,7 @@ def baseline(*names: str) -> Callable[[Baseline], Baseline]:
 def group_normalized(score: Tensor, group_size: int) -> Tensor:
     """(s - mean) / std over the G scores of a prompt (Shao et al. 2024, eq. for outcome rewards).
 
-    std as in :func:`group_spread`. A group whose scores are all equal gives 0.
+    std is :func:`group_spread`. A group whose scores are all equal gives 0.
 
     Args:
         score: [B].
@@ -58,7 +58,7 @@ def group_normalized(score: Tensor, group_size: int) -> Tensor:
 def group_spread(score: Tensor, group_size: int) -> Tensor:
     """Standard deviation of each response's group, with G - 1 in the denominator; [B] -> [B].
 
-    1 for a group whose scores are all equal, so that it can be divided by.
+    It is 1 for a group whose scores are all equal, to avoid a division by 0.
     """
     return _spread(score, group_size)[0].repeat_interleave(group_size)
 
@@ -85,7 +85,7 @@ def _centred(score: Tensor, group_size: int) -> Tensor:
 
 
 def _spread(score: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Std of each group, 1 if its scores are equal [N, 1]; and whether they are equal [N, 1]."""
+    """Each group's std (1 if its scores are equal), and whether its scores are equal; [N, 1]."""
     squares = _centred(score, group_size).square().sum(1, keepdim=True)
     std = (squares / (group_size - 1)).sqrt()
     size = score.reshape(-1, group_size).abs().amax(1, keepdim=True)
@@ -109,11 +109,11 @@ def group_advantage(
     coef: float | Tensor,
     weight: float = 1.0,
 ) -> Tensor:
-    """A_t = weight * baseline(score) - coef * KL to go: the KL enters after the normalisation.
+    """A_t = weight * BASELINES[baseline](score) - coef * KL to go, the sum of the KLs from t on.
 
     ``normalized`` divides only the score by the group's spread, not the KL: in the units of the
-    score, the coefficient is coef * spread. ``normalized_shaped`` divides both: within a group it
-    is the advantage of score - coef * KL, up to a factor > 0.
+    score, the coefficient is coef * spread. ``normalized_shaped`` divides both, which gives the
+    advantage of score - coef * KL up to a positive factor per group.
 
     Args:
         score: one per response [B].
@@ -121,8 +121,8 @@ def group_advantage(
         baseline: normalized, normalized_shaped, mean or leave_one_out.
         kl_to_go: [B, R] nats, from :func:`klrl.kl.charge.to_go`; 0 for placement=loss.
         mask: [B, R].
-        coef: of the KL.
-        weight: of the score, applied after the baseline.
+        coef: coefficient of the KL.
+        weight: factor on the score after its baseline is subtracted.
 
     Returns:
         [B, R, 1], 0 at padding.
@@ -139,10 +139,10 @@ def token_gae(
 ) -> tuple[Tensor, Tensor]:
     """GAE over the tokens of each response (Schulman et al. 2016).
 
-    Every response is terminal at its last token, a truncated one too: no reward can follow.
+    Every response, even a truncated one, is terminal at its last token: no reward can follow.
 
     Args:
-        reward: shaped [B, R, 1].
+        reward: the shaped reward [B, R, 1].
         value: V(s_t) before token t [B, R].
         mask: [B, R].
         gamma: discount per token.
@@ -156,7 +156,7 @@ def token_gae(
     following = torch.cat([state_value[:, 1:], torch.zeros_like(state_value[:, :1])], 1)
     # Reward and value are 0 at padding, so nothing is bootstrapped past the end: no flag is needed.
     never = torch.zeros_like(real)
-    # Not TorchRL 0.14.1's vectorised function: it fails at gamma * lmbda = 0.
+    # TorchRL 0.14.1's vectorised function is not used: it fails at gamma * lmbda = 0.
     advantage, target = generalized_advantage_estimate(
         gamma, lmbda, state_value, following, reward, done=never, terminated=never
     )
@@ -193,7 +193,7 @@ def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advan
 
 
 def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
-    """``advantage=group``: relative to the other responses to the prompt.
+    """``advantage=group``: the score relative to the scores of the prompt's other responses.
 
     Returns:
         A function that writes ``advantage`` [B, R, 1].

@@ -1,8 +1,8 @@
-"""``kl.apply=step``: charges the KL in TorchRL's environment, by its published transforms.
+"""``kl.apply=step``: charges the KL by a transform, inside TorchRL's chat environment.
 
 DataLoadingPrimer -> ChatEnv -> :class:`ChatPolicy` -> :class:`Score` -> KLRewardTransform or
-RetrieveKL, collected by TorchRL's LLMCollector. It is slow: each model scores the rollout in its
-own forward, a row per response, and keeps all logits during it.
+RetrieveKL, collected by TorchRL's LLMCollector. This is slow: each model scores the rollout in a
+separate forward, with one row per response and all logits in memory at once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def in_environment(
     transform: Any
     if isinstance(config.kl, RetrieveKLConfig):
         gen = scoring(policy.model, log_probs_key="log_probs")
-        # The input is token ids, so the mask of the response says which tokens are charged.
+        # The input is token ids, so the response mask selects the charged tokens.
         transform = RetrieveKL(gen, ref, estimator=kl.estimator, assistant_only=False, **how)
         coef = (transform.computation, "coef")
     else:
@@ -89,7 +89,7 @@ class ChatPolicy(TransformersWrapper):
     It avoids the generation of TorchRL 0.14.1's ``TransformersWrapper``, which draws from torch's
     global generator, forces the log-prob of the first token to 0, ignores the temperature in the
     others, and finds padding by value, so that the EOS is lost if pad == eos.
-    tests/language/test_chat.py shows when the faults are fixed.
+    tests/language/test_chat.py fails when TorchRL fixes these faults.
     """
 
     rollout: ChatRollout
@@ -105,7 +105,7 @@ class ChatPolicy(TransformersWrapper):
 
 
 class Score(Transform):
-    """Writes the task's reward of each response, [B, 1, 1], and the terms of its sum."""
+    """Writes the task's reward of each response [B, 1, 1], and each reward function's score."""
 
     def __init__(self, score: Callable[[TensorDictBase], TensorDictBase]) -> None:
         super().__init__(out_keys=["reward"])
@@ -140,7 +140,7 @@ class ChatRollout(PromptRollout):
             repeats=collector.group_size,
         )
         env = ChatEnv(batch_size=size, tokenizer=self.policy.causal.tokenizer, device=device)
-        # TorchRL 0.15 appends an InitTracker by itself; 0.14 warns where there is none.
+        # TorchRL 0.15 appends an InitTracker by itself; 0.14 warns if there is none.
         parts = (InitTracker(), loader, Score(self._scores), transform)
         served = self.prompts.state_dict()
         with set_list_to_stack(True):
@@ -150,7 +150,7 @@ class ChatRollout(PromptRollout):
                 dialog_turns_per_batch=size[0],
                 reset_at_each_iter=True,
             )
-        self.prompts.load_state_dict(served)  # the collector has reset the environment already
+        self.prompts.load_state_dict(served)  # return the prompts that the reset took
         self._batches = iter(self._collector)
         self.built = (self._collector, policy, env, *parts[:-1])
 
@@ -173,7 +173,7 @@ class ChatRollout(PromptRollout):
         self._collector.shutdown()
 
     def _draw(self) -> Iterator[TensorDict]:
-        """Yield the next prompts, with klrl's token ids: the environment's data loader."""
+        """Yield the next prompts with klrl's token ids, as the environment's data loader."""
         while True:
             self._taken = prompts = self.prompts.take(self.config.collector.prompts)
             query = History.from_chats([_turns(prompt) for prompt in prompts.prompts])
@@ -193,7 +193,7 @@ class ChatRollout(PromptRollout):
         return batch["next"].exclude("done").set("reward", batch[SCORE])
 
     def _batch(self, tensordict: TensorDictBase) -> TensorDict:
-        """Convert what the policy wrote to a batch [B] in klrl's layout."""
+        """Convert the policy's output to a batch [B] in klrl's layout."""
         device, size = model_device(self.policy.model), tensordict.batch_size
         batch = TensorDict({key: tensordict[key] for key in _DRAWN}, size, device)
         batch.rename_key_(_CUT, _TRUNCATED)

@@ -46,9 +46,9 @@ from klrl.train.preflight import Check, kl_at_start, run_checks
 
 #: Prompts that the preflight samples responses to.
 PROMPTS = 4
-#: The answer that tests the template's mask; not from the data, which a template may trim.
+#: The answer that tests the template's mask; an answer from the data might be trimmed.
 ANSWER = "1234"
-#: The preflight reports a KL by rounding alone if it is at least this, nats per token.
+#: The preflight reports the KL that rounding alone gives if it exceeds this, nats per token.
 SHOWN_FLOOR = 1e-6
 
 
@@ -75,9 +75,9 @@ def preflight_checks(
         config: the job.
         policy: before its first update.
         reference: pi_ref, None for ``kl=none``.
-        sampler: of the run; set to a slower way if the faster is wrong.
-        prompts: a few.
-        fresh: whether the run is new, not resumed: then the policy may have to equal its reference.
+        sampler: the run's sampler; switched to a slower way if a faster way is wrong.
+        prompts: a few prompts.
+        fresh: whether the run is new; only then is KL(policy||reference) = 0 checked at the start.
 
     Returns:
         The layouts that the run must score with, and the lines to print when the run begins.
@@ -144,9 +144,9 @@ def _checks(
         states = reference.states(batch, layouts.reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
         source = reference.rule.source
-        untrained = source == NO_ADAPTERS and config.actor.init is None  # else they are trained
+        untrained = source == NO_ADAPTERS and config.actor.init is None  # init: trained adapters
         if fresh and (source == THE_POLICY or untrained):
-            # From the states that the run uses: rescored in low precision, else kept from sampling.
+            # Use the run's states: rescored in low precision, else kept from sampling.
             kl = exact_token_kl(measured, ref, mask)
             remedy = "a fresh policy must equal its reference; look at actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
@@ -157,7 +157,7 @@ def _checks(
         tokenizer = policy.causal.tokenizer
         template = config.env.template_kwargs if isinstance(config.env, TextConfig) else {}
         ends = tokenizer.convert_ids_to_tokens(list(policy.special.eos))
-        # A template ends turns with one EOS of several: take the one that fits best.
+        # A template ends turns with one of the EOS tokens: choose the EOS that fits best.
         checks = (template_marks(tokenizer, conversation, ANSWER, eos, template) for eos in ends)
         yield min(checks, key=lambda check: check.value)
 
@@ -165,9 +165,9 @@ def _checks(
 def sampled_against_recomputed(
     sampled: Tensor, recomputed: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> Check:
-    """Largest |log pi while sampling - log pi by scoring|, both [B, R] nats; padding is ignored.
+    """Check the largest |log pi while sampling - log pi by scoring|, [B, R] nats, at real tokens.
 
-    It finds a temperature, top-p, dropout or forgotten first token on one side only.
+    It detects a temperature, top-p, dropout or forgotten first token that only one side has.
     """
     off = (sampled - recomputed).detach().masked_fill(~mask, 0.0).abs().max()
     remedy = "sampling and scoring disagree; try actor.dtype=float32"
@@ -175,7 +175,7 @@ def sampled_against_recomputed(
 
 
 def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorDictBase) -> Check:
-    """Largest |log pi in training mode - log pi in evaluation mode|, nats, at temperature 1."""
+    """Check the largest |log pi in training mode - in evaluation mode|, nats, at temperature 1."""
 
     def off() -> float:
         scored = []
@@ -191,7 +191,7 @@ def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorD
 
 
 def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
-    """Count responses that lost their EOS or have a wrong truncation, as may happen if pad == eos.
+    """Count responses with a lost EOS or a wrong truncated flag, as may happen if pad == eos.
 
     A response that is not truncated ends with an EOS inside its mask; a truncated one has no EOS;
     no response has an EOS before its end.
@@ -242,7 +242,7 @@ def template_marks(
     marked = rendered(whole, return_assistant_tokens_mask=True)
     ids, marks = marked["input_ids"], marked["assistant_masks"]
     before = rendered(messages, return_assistant_tokens_mask=True)["assistant_masks"]
-    # Earlier turns' answers are marked too; they were not produced here.
+    # The template also marks the answers of earlier turns: drop these marks.
     marks = [0] * len(before) + list(marks[len(before) :])
     expected = [0] * len(prompt) + [1] * len(response)
     by_position = zip_longest(marks, expected, ids, prompt + response, fillvalue=0)

@@ -1,4 +1,4 @@
-"""Evaluates a language policy, one response per prompt, and measures how far two are apart."""
+"""Evaluates a language policy with one response per prompt; measures KLs between two policies."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ from klrl.train.evaluate import (
 from klrl.train.policy_kl import Parties, Visited
 from klrl.train.schedule import Size
 
-#: Score one row per response by the plain forward, this many rows at a time.
+#: Evaluations score one row per response, this many rows at a time.
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 #: Batch -> the next-token distributions at its response tokens.
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
 #: Prompts answered at a time.
 CHUNK = 256
-#: Prompts between the starts of two sets of an endless task: more than any evaluation takes.
+#: Distance between the first prompts of two sets of an endless task; no evaluation takes as many.
 _APART = 10**9
 
 
@@ -71,10 +71,10 @@ class Player:
     """A policy, and the task whose prompts it answers.
 
     Attributes:
-        config: the job: longest response, temperature.
+        config: the job, which gives response length and temperature.
         policy: draws the responses.
         task: gives the prompts and the scores.
-        sampler: of the policy, in the way that the preflight chose.
+        sampler: samples from the policy, in the way that the preflight chose.
     """
 
     config: LanguageConfig
@@ -107,10 +107,10 @@ class Player:
 
         Args:
             starts: which prompts, see :func:`places`; its seed also seeds the samples.
-            size: how many prompts; a file's are used once at most.
-            sampled: from softmax(logits / temperature), as in training; else the likeliest tokens.
-            chosen: evaluations during the run selected this policy; their prompts are left out.
-            reference: if given, measure both KLs to it at the tokens of the responses.
+            size: how many prompts; each prompt of a file is used once at most.
+            sampled: draw tokens as in training; else take the likeliest tokens.
+            chosen: leave out the prompts of evaluations during the run, which chose this policy.
+            reference: if given, measure reverse and forward KL to it at the response tokens.
         """
         asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
         place = places(starts, asked_for, self.task.evaluations, chosen)
@@ -151,16 +151,16 @@ class Player:
 
 
 def places(starts: Starts, count: int, among: int | None, chosen: bool = False) -> range:
-    """Choose an evaluation's prompts, by number.
+    """Choose the numbers of an evaluation's prompts.
 
-    From a file, evaluations during a run take the first half and the closing one the second half.
-    ``klrl evaluate`` begins at the first prompt, whatever its seed; but for the best checkpoint,
-    which the first half selected, it takes the second half. A file of one prompt has no halves.
+    Of a file, evaluations during a run use the first half, the closing evaluation the second half.
+    ``klrl evaluate`` starts at the first prompt, whatever its seed; for the best checkpoint it uses
+    the second half, since the first half selected it. A file of one prompt is not divided.
 
     Args:
         starts: which set of prompts.
-        count: most prompts.
-        among: prompts in the file; None for an endless task.
+        count: largest number of prompts.
+        among: number of prompts in the file; None for an endless task.
         chosen: evaluations on the first half selected the policy.
     """
     if among is None:
@@ -183,9 +183,9 @@ def evaluate_trained(
     which: str,
     device: torch.device,
 ) -> Evaluation:
-    """:func:`klrl.train.evaluate_run.evaluate_run` of a language run.
+    """Implement :func:`klrl.train.evaluate_run.evaluate_run` for language runs.
 
-    ``config`` names the task, and where the base model is now.
+    ``config`` gives the task, and the current folder of the base model.
     """
     task, stored = make_task(config.env, config.seed), language_config(folder)
     check_base(config, "actor.model=FOLDER")
@@ -214,9 +214,9 @@ def longest_episode(config: LanguageConfig) -> int:
 def distances(
     parties: Parties, config: LanguageConfig, *, starts: Starts, size: Size, device: torch.device
 ) -> tuple[Iterator[Visited], list[str]]:
-    """The language part of :func:`klrl.train.policy_kl.kl_between`.
+    """Implement :func:`klrl.train.policy_kl.kl_between` for language runs.
 
-    ``config`` names the task; both policies are measured at its temperature.
+    ``config`` gives the task, and the temperature at which both policies are measured.
     """
     task, temperature = make_task(config.env, config.seed), config.collector.temperature
     load = partial(trained_policy, which=parties.which, device=str(device))
@@ -249,7 +249,7 @@ def distances(
 def measured(
     policy: Scored, other: Scored, batch: TensorDictBase, names: Sequence[str]
 ) -> list[dict[str, np.ndarray]]:
-    """Return for each response a map: divergence -> its values [T] at the T tokens, nats."""
+    """Return a map per response: divergence -> its values [T] at the response's tokens, nats."""
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     against = Against(other(batch), names)
     _, [compared] = token_measures(policy(batch), tokens, mask, [against])
@@ -293,9 +293,9 @@ def trained_reference(
     Args:
         run: the run folder.
         which: last or best.
-        policy: of the run; its adapters may be switched off to give the reference.
-        model: where the run's base model is now.
-        device: where to put it.
+        policy: the run's policy, which without its adapters may be the reference.
+        model: current folder of the run's base model.
+        device: where to put the reference.
 
     Raises:
         ConfigError: the base model is missing, or has other weights than the run started from.

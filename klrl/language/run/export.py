@@ -43,7 +43,7 @@ def export_run(
         folder: where to write.
         which: last or best.
         merge: add the adapters to the weights, and write all weights.
-        model: the folder where the run's base model is now; None: where it was.
+        model: current folder of the run's base model; None: the path stored in the run.
 
     Returns:
         A line that says what was written.

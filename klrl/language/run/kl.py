@@ -1,4 +1,4 @@
-"""KL(policy||reference) of a language rollout: scores pi_ref, estimates the KL, charges it once."""
+"""Scores pi_ref on a language rollout, estimates KL(policy||reference), and charges it once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from klrl.language.run.scoring import ScoringLayout
 
 
 class Reference(FrozenReference):
-    """A separate model, or the policy's model with its adapters switched off."""
+    """The reference: a separate model, or the policy's model with its adapters switched off."""
 
     def next_tokens(self, states: Tensor, temperature: float) -> NextTokens:
         """Return the next-token distributions of stored hidden states [B, R, D]."""
@@ -51,7 +51,7 @@ class Reference(FrozenReference):
         return NextTokens(states, own, temperature)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward."""
+        """Run the model's forward; without adapters if the model is the policy's."""
         with nullcontext() if self.own else adapter_off(self.module):
             return super().forward(*args, **kwargs)
 
@@ -63,13 +63,13 @@ class Reference(FrozenReference):
 
 @dataclass(frozen=True)
 class _OffHead:
-    """The head without its adapters, if it has any."""
+    """The head of the policy's model, with its adapters (if any) switched off."""
 
     model: nn.Module
 
     @property
     def weight(self) -> Tensor:
-        """[V, D]; its size determines how many tokens fit a chunk."""
+        """The head's weight [V, D]; V determines how many tokens fit in a chunk."""
         return head(self.model).weight  # type: ignore[attr-defined]
 
     def __call__(self, states: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class _OffHead:
 
 
 def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
-    """Whether a checkpoint must contain the reference: it changes, or the base cannot give it."""
+    """Whether checkpoints must contain the reference: it changes, or is not the base model."""
     if rule.source == NO_ADAPTERS:
         return False
     return rule.moves or rule.source == OTHER_POLICY or config.actor.init is not None
@@ -100,7 +100,7 @@ def legacy(config: LegacyKLConfig) -> ReferenceKL:
 
 
 def retrieve(config: RetrieveKLConfig) -> ReferenceKL:
-    """``kl=retrieve``."""
+    """``kl=retrieve``: the configured estimator, divergence and placement."""
     divergence = Divergence(chosen_divergence(config))
     estimator = chosen_estimator(config)
     return ReferenceKL(config.coef, estimator, config.placement, divergence=divergence)
@@ -117,11 +117,11 @@ def annotate(
 
     Args:
         batch: [B]; gets ("next", "ref_log_probs", "full") [B, P+R], ("kl", "exact") and
-            ("kl", "forward") [B, R]; and ("kl", "divergence") [B, R], if the charged one is not
-            the reverse KL.
+            ("kl", "forward") [B, R]; and ("kl", "divergence") [B, R], if the charged divergence
+            is not the reverse KL.
         policy: the distributions that the batch was sampled from.
         reference: the distributions of pi_ref at the same tokens.
-        divergence: the charged one.
+        divergence: the charged divergence.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     names: dict[tuple[str, str], Which] = {EXACT: "reverse", FORWARD: "forward"}
@@ -136,7 +136,7 @@ def annotate(
 
 
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
-    """Write the reward of every token [B, R, 1]: the score on the last, minus coef * KL if charged.
+    """Write the reward of every token [B, R, 1]: the score on the last token, minus any coef * KL.
 
     If the environment already charged the KL, the reward is left unchanged.
 
@@ -164,7 +164,7 @@ def measure(batch: TensorDictBase) -> dict[str, Tensor]:
 
     Returns:
         Means over valid tokens; with the suffix ``_seq``, sums over a response, then means over
-        responses. If the charged divergence is not the reverse KL, also those of
+        responses. If the charged divergence is not the reverse KL, also the means of
         :func:`klrl.kl.measure.mean_charged`.
 
     Raises:

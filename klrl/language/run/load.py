@@ -1,4 +1,4 @@
-"""Makes the policy of a language run, loads it from a run folder, and defines its checkpoint."""
+"""Makes or loads the policy of a language run, and defines which weights a checkpoint contains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from klrl.runs.resume import stored_config
 
 @dataclass(frozen=True)
 class Policy:
-    """The model that samples and learns, and with ``advantage=gae`` its critic."""
+    """The causal LM that samples and is trained; with ``advantage=gae`` also its value head."""
 
     causal: CausalLM
     value_head: ValueHead | None = None
@@ -74,8 +74,8 @@ def make_policy(
 
     Args:
         config: the job.
-        chat: whether prompts are conversations, so that a chat template is needed.
-        say: takes a line about each automatic choice.
+        chat: whether prompts are conversations, which need a chat template.
+        say: called with a line of text for each automatic choice.
         key: the setting that names the model, for messages.
     """
     actor, device = config.actor, device_of(config.device)
@@ -125,10 +125,10 @@ def trained_policy(
         run: the run folder.
         which: last or best.
         device: where to put it.
-        setting: for messages, as in ``reference.path``.
-        compared_with: the job with whose policy this one is compared, see :func:`_computing_as`.
-        model: where the run's base model is now; None: where it was. If the checkpoint has a
-            digest of the base weights, the weights there must match it.
+        setting: the setting that gives ``run``, for messages, as ``reference.path``.
+        compared_with: load the policy at the precision of this job, see :func:`_computing_as`.
+        model: current folder of the run's base model; None: the path stored in the run. The base
+            weights must match the digest in the checkpoint, if it contains one.
 
     Raises:
         ConfigError: no such run or checkpoint, a control run, or its model is missing or changed.
@@ -148,7 +148,7 @@ def trained_policy(
 
 
 def trained_causal_lm(run: str | Path, which: str = "last", device: str = "cpu") -> CausalLM:
-    """:func:`klrl.api.load_policy` of a language run."""
+    """Implement :func:`klrl.api.load_policy` for language runs."""
     return trained_policy(run, which, device).causal
 
 
@@ -159,9 +159,9 @@ def load_reference(
 
     Args:
         config: the job, with ``reference=checkpoint`` or ``model``.
-        policy: the policy of this run; the reference must have the same tokens.
-        described: on resume, the manifest's description of the reference: the weights then come
-            from this run's own checkpoint, and the other folder may be gone.
+        policy: the policy of this run; the reference must have the same vocabulary.
+        described: on resume, the manifest's description of the reference. Its weights then come
+            from this run's checkpoint, so the other folder may be gone.
 
     Returns:
         The model, and its description for the manifest.
@@ -187,7 +187,8 @@ def require_same_tokens(setting: str, other: Policy, whose: str, policy: Policy)
     """Refuse a policy whose next-token distributions are over other tokens."""
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
         raise ConfigError(
-            f"{setting}: its tokens are not {whose}; choose a policy with the same tokenizer"
+            f"{setting}: its vocabulary differs from {whose}; choose a policy with the same "
+            "tokenizer"
         )
     logits, own = (
         len(weight_of(unwrapped(each.model).get_output_embeddings())) for each in (other, policy)
@@ -206,14 +207,14 @@ def of_model(config: LanguageConfig, model: str) -> LanguageConfig:
 
 
 def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
-    """Return the job with the network of another run, as a manifest describes it."""
+    """Return the job with the network that a manifest's ``reference`` entry describes."""
     return replace(config, actor=typed_choice("actor", described))
 
 
 def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
-    """Return a run's settings with the network of its reference, if that is another policy.
+    """Return ``config`` with the network of the run's reference, if that is another policy.
 
-    ``config`` says where the run's base model is now; the other network may share that base model.
+    If both networks have the same base model, its current folder is taken from ``config``.
     """
     if not isinstance(config.reference, CheckpointReferenceConfig | ModelReferenceConfig):
         return config
@@ -223,7 +224,7 @@ def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
 
 
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
-    """Set ``other`` to the precision of ``config`` if possible, so that rounding adds less KL."""
+    """Return ``other`` at the precision of ``config`` if possible: then rounding adds less KL."""
     adapters_on_bfloat16 = other.actor.lora.r and other.actor.dtype == "bfloat16"
     if adapters_on_bfloat16 or other.actor.dtype == "float64":
         return other
@@ -256,10 +257,10 @@ _HEAD = "value_head."
 
 @dataclass(frozen=True)
 class BaseDigest:
-    """Digest of the base weights, from which a run starts and which its checkpoint lacks.
+    """SHA-256 of the base weights that a run starts from, for checkpoints without these weights.
 
-    SHA-256, [32] uint8. ``model`` is ``actor.model``. Digests of different dtypes cannot be
-    compared. Loading a state compares its digest with this one.
+    ``digest`` is [32] uint8, ``model`` is ``actor.model``. Loading a state compares the stored
+    digest with this one, if both are of the same dtype.
     """
 
     model: str | None
@@ -275,8 +276,8 @@ class BaseDigest:
         stored = state.get(BASE + self.dtype)
         if stored is not None and not torch.equal(stored.cpu(), self.digest):
             raise RuntimeError(
-                f"actor.model={self.model or 'null'} does not hold the weights that the run "
-                "started from; put those files back"
+                f"actor.model={self.model or 'null'} no longer has the weights that the run "
+                "started from; restore its original files"
             )
 
 
@@ -298,7 +299,7 @@ def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
 
 
 class Weights:
-    """The part of a model that a checkpoint contains: trained weights; with LoRA, the adapters.
+    """The weights that a checkpoint contains: by default the trained ones (with LoRA, adapters).
 
     Args:
         model: a causal LM.
@@ -331,8 +332,8 @@ class Weights:
         """Load weights, in place.
 
         Raises:
-            RuntimeError: names or shapes differ, or the adapters are of a different base model. A
-                value head may be missing or superfluous, since the two runs' advantages may differ.
+            RuntimeError: names or shapes differ, or the base model is a different one. A missing
+                or extra value head is no error, since only one of two runs may have a critic.
         """
         if self._base is not None:
             self._base.load_state_dict(state)
@@ -340,13 +341,13 @@ class Weights:
         unmatched = sorted(stored.keys() ^ self._parameters.keys())
         if unmatched := [name for name in unmatched if not name.startswith(_HEAD)]:
             raise RuntimeError(
-                f"its weights have other names ({unmatched[0]}, ...); choose the same actor.*"
+                f"the names of its weights differ ({unmatched[0]}, ...); use its run's actor.*"
             )
         for name in stored.keys() & self._parameters.keys():
             parameter = self._parameters[name]
             if parameter.shape != stored[name].shape:
                 shapes = f"{tuple(stored[name].shape)}, here {tuple(parameter.shape)}"
-                raise RuntimeError(f"its {name} is {shapes}; choose the same actor.*")
+                raise RuntimeError(f"its {name} has shape {shapes}; use its run's actor.*")
             parameter.copy_(stored[name])
 
 
@@ -356,7 +357,7 @@ def relocated(config: LanguageConfig, model: str | None) -> LanguageConfig:
         return config
     if not expanded(model).is_dir():
         raise ConfigError(
-            f"--model={model}: no such folder; give the one that holds the run's base model"
+            f"--model={model}: no such folder; give the folder of the run's base model"
         )
     return with_model(config, model)
 
@@ -371,7 +372,7 @@ def check_base(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
 
     Args:
         config: the run's settings.
-        remedy: how the user gives the new place, for the message.
+        remedy: the option that gives the model's new folder, for the message.
     """
     model = config.actor.model
     if model is None or model == smollm.NAME:
@@ -379,5 +380,5 @@ def check_base(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
     try:
         find_model(model)
     except ConfigError as error:
-        found, _, _ = str(error).rpartition(";")  # the original remedy is for new runs
-        raise ConfigError(f"{found}; say where it is now with {remedy}") from error
+        found, _, _ = str(error).rpartition(";")  # drop the remedy for new runs
+        raise ConfigError(f"{found}; give its current folder with {remedy}") from error

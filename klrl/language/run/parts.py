@@ -56,7 +56,7 @@ class LanguageParts(Parts):
     """
 
     reference: Reference | None
-    #: Rounding of the last rollout, if it was rescored.
+    #: Rounding metrics of the last rollout, if it was rescored.
     _rounding: Mapping[str, float] = {}
     longest_episode = 1  # a response is one sample
 
@@ -76,8 +76,8 @@ class LanguageParts(Parts):
         self.prompts = self.task.stream(tokenizer, limit)
         self.kl = factory("kl", config.kl, config.domain)(config.kl)
         kept = checkpointed(self.reference_rule, config)
-        # A checkpoint is useless without these base weights: with LoRA it contains only the
-        # adapters, and a reference that it does not contain is made from the base weights.
+        # A checkpoint needs exactly these base weights if it contains only adapters, or if the
+        # reference is made from the base weights.
         needed = config.actor.lora.r or (self.kl is not None and not kept)
         base = base_digest(self.policy.model, config.actor.model) if needed else None
         self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
@@ -144,7 +144,7 @@ class LanguageParts(Parts):
         return self.policy.model
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """Rewards of a charged rollout, for its row."""
+        """Summarise the rewards of a charged rollout, for its row of metrics."""
         rewards = rewards_of(batch, self.kl)
         return replace(rewards, own={**rewards.own, **self._rounding})
 
@@ -180,17 +180,17 @@ class LanguageParts(Parts):
 
     @property
     def collecting(self) -> str:
-        """The collector; TorchRL's chat environment if the KL is charged in it."""
+        """The collector's name, and TorchRL's ChatEnv if it charges the KL."""
         online = self.kl is not None and self.kl.online
         return f"collector={self.config.collector.name}" + ", TorchRL's ChatEnv" * online
 
     @property
     def built(self) -> Sequence[object]:
-        """The objects that were built; with ``kl.apply=step`` also TorchRL's."""
+        """The objects that were built; with ``kl.apply=step`` also TorchRL's objects."""
         return (*self.collector.built, *super().built)
 
     def components(self) -> dict[str, Any]:
-        """Name -> saved state: weights, optimiser, prompt counter, and the reference if needed."""
+        """Return name -> object to save: weights, optimiser, prompts; the reference if needed."""
         components: dict[str, Any] = {
             "agent": self.weights,
             "optimizer": self.learner.steps.optimizer,

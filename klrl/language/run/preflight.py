@@ -15,7 +15,7 @@ from klrl.runs.other_task import allowed
 from klrl.runs.resume import stored_config, warn_edited
 
 #: Settings of the task that an evaluation may change, if the task has them. In addition,
-#: ``actor.model`` may say where the base model is now.
+#: ``actor.model`` may give the current folder of the base model.
 _CHANGEABLE = (
     *("env.reward", "env.shortest", "env.longest"),
     *("env.reward_weights", "env.eval_data", "env.eval_split"),
@@ -53,7 +53,7 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
 
 
 def language_on_task(run: Path, stored: LanguageConfig, overrides: Sequence[str]) -> JobConfig:
-    """The language part of :func:`klrl.runs.other_task.config_on_task`."""
+    """Implement :func:`klrl.runs.other_task.config_on_task` for language runs."""
     changeable = [name for name in _CHANGEABLE if hasattr(stored.env, name.partition(".")[2])]
     changeable.append("actor.model")
     words = quote_paths(allowed(overrides, changeable))

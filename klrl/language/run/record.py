@@ -66,7 +66,7 @@ def _has(batch: TensorDictBase, key: tuple[str, ...]) -> bool:
 
 
 def shown_rows(config: LanguageConfig) -> range:
-    """The rows of a rollout that are recorded as samples."""
+    """Return the rows of a rollout that are recorded as samples."""
     size, count = config.frames_per_iteration, config.collector.samples_count
     return range(0, size, max(1, size // count))[:count]
 
@@ -74,10 +74,10 @@ def shown_rows(config: LanguageConfig) -> range:
 class ShownSamples(Callback):
     """Records responses at the first iteration, every ``collector.samples_every``, and at the end.
 
-    ``weights`` identifies the policy that drew a response, by the samples it had learned from. The
-    responses at the end are drawn by the policy of the last checkpoint, so that ``klrl verify`` can
-    recompute their numbers. Their iteration is the next one, so a resumed run drops them. They are
-    not scored, since nothing is learned from them.
+    ``weights`` is the number of samples that the policy had learned from when it drew a response.
+    The responses at the end are drawn by the policy of the last checkpoint, so that ``klrl verify``
+    can recompute their numbers. They carry the number of the next iteration, so a resumed run drops
+    them, and have no reward, since nothing is learned from them.
 
     Args:
         config: the job.
@@ -98,7 +98,7 @@ class ShownSamples(Callback):
         self._record(training, iteration, batch, shown)
 
     def finished(self, training: Loop) -> None:
-        """Draw and record the last responses, to the prompts that come next."""
+        """Draw and record responses of the final policy to the next prompts."""
         collector, parts = self._config.collector, training.parts
         if not collector.samples_every:
             return
@@ -132,12 +132,12 @@ class ShownSamples(Callback):
         training.recorder.samples([{**line, **drawn_by} for line in lines])
 
 
-#: Decimals of a recorded log-prob and KL; a float32 log-prob has no more.
+#: Decimals of recorded log-probs and KLs; a float32 log-prob has no more.
 _DECIMALS = {"log_probs": 7, "ref_log_probs": 7, "kl": 6}
 
 
 def _line(row: TensorDictBase, tokenizer: Tokenizer) -> dict[str, object]:
-    """Return the ids, log-probs and scores of a rollout's row [1], for ``samples.jsonl``."""
+    """Return the ids, log-probs and scores of one response, a batch [1], for ``samples.jsonl``."""
     (prompt_ids,), (ids,) = ids_of(row)
     line: dict[str, object] = {
         "truncated": bool(row["next", "truncated"].any()),

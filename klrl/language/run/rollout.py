@@ -1,4 +1,4 @@
-"""Makes the rollouts of a language run: prompts, responses and scores, one TensorDict [B] each."""
+"""Makes the rollouts of a language run: a TensorDict [B] of prompts, responses and scores."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 
-#: The hidden states that the responses were drawn from [B, R, D], and pi_ref's of the same tokens.
+#: Hidden states [B, R, D]: those that the responses were drawn from, and pi_ref's at these tokens.
 STATES = ("old", "states")
 REF_STATES = ("ref", "states")
 #: The gold score [B, 1, 1], if the reward is a different function.
 GOLD = ("next", "gold")
-#: Label -> score [B, 1, 1]: the terms of the weighted sum that is the reward, if there are several.
+#: Label -> unweighted score [B, 1, 1] of each reward function, if there are several.
 PARTS = ("next", "reward_parts")
 
 
 def make_sampler(policy: Policy) -> CacheSampler:
-    """Make the sampler of training."""
+    """Make the sampler for training, which keeps the hidden states."""
     return CacheSampler(policy.model, policy.special, keep_states=True)
 
 
 def decoding_of(config: LanguageConfig, *, greedy: bool = False) -> Decoding:
-    """Return the decoding of training; with ``greedy``, the likeliest tokens up to that length."""
+    """Return the decoding settings of training; ``greedy`` takes the likeliest tokens instead."""
     return Decoding(config.collector.max_new_tokens, config.collector.temperature, greedy)
 
 
@@ -58,13 +58,13 @@ class PromptRollout:
     Attributes:
         config: the job.
         policy: the live policy.
-        sampler: of the policy.
+        sampler: samples from the policy.
         task: gives the reward.
         prompts: the stream of training prompts.
-        iteration: of the next call; it seeds the samples, so that a resumed run draws the same.
-        phase: called with the name of each phase that begins.
-        scored_prompts, responses: of the latest rollout, B of each.
-        built: the TorchRL objects that it is made of.
+        iteration: number of the next rollout; seeds its samples, so a resumed run draws the same.
+        phase: called with each phase's name when the phase starts.
+        scored_prompts, responses: B of each, of the latest rollout.
+        built: the TorchRL objects that the rollout uses.
     """
 
     config: LanguageConfig
@@ -95,7 +95,7 @@ class PromptRollout:
         return batch
 
     def score(self, batch: TensorDictBase) -> None:
-        """Write the scores, the terms of their sum, and the gold scores."""
+        """Write the scores, those of each reward function if there are several, and gold scores."""
         self.phase("reward")
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)
@@ -109,7 +109,7 @@ class PromptRollout:
             batch[key] = scores.to(batch.device).reshape(-1, 1, 1)
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 def sample(
@@ -143,7 +143,7 @@ def texts_of(policy: Policy, batch: TensorDictBase) -> list[str]:
 
 
 def extras_of(batch: TensorDictBase) -> Extras:
-    """Collect what a reward function may request of B responses in addition to their texts."""
+    """Collect the data on B responses that a reward function may request in addition to texts."""
     truncated = batch["next", "truncated"].flatten().tolist()
     return Extras(truncated, *ids_of(batch), batch.device or torch.device("cpu"))
 
@@ -166,14 +166,14 @@ def ids_of(batch: TensorDictBase) -> tuple[list[list[int]], list[list[int]]]:
 def rescore(
     batch: TensorDictBase, model: nn.Module, layout: ScoringLayout, prompts: int, temperature: float
 ) -> Row:
-    """Replace the states and log-probs of a rollout by those computed by scoring.
+    """Score a rollout; replace its sampled states and log-probs by the scored ones.
 
     Args:
         batch: [B], sampled from the model with its current weights.
         model: the policy.
         layout: how the model is scored.
-        prompts: how many to score at a time.
-        temperature: of sampling.
+        prompts: number of prompts to score at a time.
+        temperature: the sampling temperature.
 
     Returns:
         :func:`rounding` of the sampled and the scored log-probs.
@@ -187,7 +187,7 @@ def rescore(
 
 
 def rounding(sampled: Tensor, scored: Tensor, mask: Tensor) -> Row:
-    """Measure the rounding difference of log-probs from sampling and from scoring.
+    """Measure the rounding difference between log-probs from sampling and from scoring.
 
     Args:
         sampled: log pi of the tokens while they were sampled [B, R], nats.
@@ -195,8 +195,8 @@ def rounding(sampled: Tensor, scored: Tensor, mask: Tensor) -> Row:
         mask: [B, R] bool.
 
     Returns:
-        ``kl/ref/floor``, the KL of the first way from the second by k3 (their true KL is 0), and
-        ``policy/gap``, the largest difference of two log-probs.
+        ``kl/ref/floor``, k3's estimate of KL(sampled||scored), which would be 0 without rounding;
+        and ``policy/gap``, the largest difference of two log-probs.
     """
     sampled, scored = sampled.double(), scored.double()
     floor = masked_mean(estimate_kl(sampled, scored, "k3", mask), mask)

@@ -1,15 +1,15 @@
 """Samples responses token by token, in klrl's own loop, with three ways to feed the model.
 
-| way | a prompt is computed | then |
+| way | a prompt is computed | rows of the cache |
 |---|---|---|
-| shared | once for its G responses | all share a row: the prompt's keys once, then their own |
-| copied | once for its G responses | each has a row and a copy of the prompt's keys or states |
-| plain | again for every token | the whole row is recomputed; no cache, no left padding |
+| shared | once for its G responses | one per prompt: the prompt's keys, then all responses' keys |
+| copied | once for its G responses | one per response, with a copy of the prompt's keys or states |
+| plain | again for every token | no cache: the model recomputes each row without left padding |
 
-Sharing needs attention that takes any mask. Copying needs ``past_key_values`` that can be copied:
+Sharing needs attention that accepts any mask. Copying needs ``past_key_values`` that can be copied:
 models with sliding windows, flash attention or hybrid layers qualify, Mamba does not.
 
-The preflight takes the fastest way that gives the model's own log-probs.
+The preflight chooses the fastest way whose log-probs equal those of the model's plain forward.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Decoding:
 
 
 class Decoder(ABC):
-    """A model that is fed N prompts and then their responses, token by token.
+    """Feeds a model N prompts, and then their responses token by token.
 
     Args:
         model: a causal LM.
@@ -82,7 +82,7 @@ class Decoder(ABC):
         self.group_size, self.longest = group_size, longest
 
     def start(self) -> Tensor:
-        """Return the states that predict the first tokens, [B, D], equal within a group of G."""
+        """Run the prompts; return the states [B, D] that predict the first response tokens."""
         states = self._prompts()
         self._spread()
         return states.repeat_interleave(self.group_size, 0)
@@ -101,7 +101,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def keep(self, alive: Tensor) -> None:
-        """Keep only these rows."""
+        """Keep only the rows with these indices."""
 
 
 class PromptCache(Decoder):
@@ -134,7 +134,7 @@ class PromptCache(Decoder):
 
 
 class SharedCache(PromptCache):
-    """A row is a prompt; its keys are [prompt | first tokens of r1 .. rG | second tokens | ..]."""
+    """One row per prompt, with keys [prompt | first tokens of r1 .. rG | second tokens | ..]."""
 
     words = "cache shared by a prompt's responses"
 
@@ -160,7 +160,7 @@ class SharedCache(PromptCache):
 
 
 class CopiedCache(PromptCache):
-    """A row is a response with its own copy of the prompt's cache."""
+    """One row per response, with its own copy of the prompt's cache."""
 
     words = "cache copied per response"
 
@@ -182,7 +182,7 @@ class CopiedCache(PromptCache):
 
 
 class Recomputed(Decoder):
-    """A row is a response, packed to the left; every token recomputes the whole row.
+    """One row per response, packed to the left; every token recomputes the whole row.
 
     The cost grows with the square of the length. Any causal model can be sampled this way.
     """
@@ -222,7 +222,7 @@ WAYS: dict[str, type[Decoder]] = {
 }
 
 
-#: (step, rows [n], their new tokens [n]) -> [n] bool: which responses end with this token.
+#: (step, rows [n], their new tokens [n]) -> [n] bool: whether each response ends with its token.
 Ends: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
 
 
@@ -264,14 +264,14 @@ class CacheSampler:
             prompt_mask: [N, P], nonzero at real tokens.
             group_size: G.
             decoding: how tokens are chosen.
-            generator: on the model's device; equal seeds, equal tokens. None: torch's global one.
+            generator: on the model's device; equal seeds give equal tokens. None: torch's global.
 
         Returns:
-            N x G rows, those of a prompt together; log-probs are of softmax(logits / temperature),
-            also where decoding is greedy.
+            N x G rows, a prompt's rows adjacent. Log-probs are those of softmax(logits /
+            temperature), even if decoding is greedy.
 
         Raises:
-            ValueError: prompt and response do not fit the model's context.
+            ValueError: prompt and response are longer than the model's context.
         """
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
         check_length(unwrapped(self.model), longest)
@@ -289,9 +289,9 @@ class CacheSampler:
 
     @torch.no_grad()
     def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
-        """Sample a few tokens, compare their log-probs with plain ones, and choose the way.
+        """Choose the fastest way whose log-probs of a few sampled tokens equal the plain ones.
 
-        If a way fails or is wrong, the next slower way is tried.
+        If a way fails or its log-probs are wrong, the next slower way is tried.
 
         Returns:
             The check of the chosen way; its text says why faster ways were rejected.
@@ -330,7 +330,7 @@ class CacheSampler:
         generator: torch.Generator | None,
         ends: Ends,
     ) -> Responses:
-        """Sample until all B = N x G rows end; ``rows`` are the unfinished ones in the cache."""
+        """Sample until all B = N x G responses end; ``rows`` are the responses in the cache."""
         pad, longest = self.special.pad, decoding.max_new_tokens
         decoder = WAYS[self.way](self.model, *prompts, group_size, longest)
         states = decoder.start()
@@ -381,7 +381,7 @@ class CacheSampler:
 
 
 def _choose(log_p: Tensor, decoding: Decoding, generator: torch.Generator | None) -> Tensor:
-    """One token per row from log-probs [rows, V]."""
+    """Choose one token per row from log-probs [rows, V]."""
     if decoding.greedy:
         return log_p.argmax(-1)
     # argmax p / q with q ~ Exp(1) is torch.multinomial without its checks, which wait for the GPU.

@@ -24,7 +24,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
 from klrl.train.verify import Record
 
-#: Relative tolerance: recorded numbers have seven decimals, and a mean sums float32.
+#: Relative tolerance: numbers are recorded with seven decimals, and means are sums of float32.
 _ROUNDING = 1e-4
 
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
@@ -35,8 +35,8 @@ _Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
 class Sample(BaseModel):
     """A line of ``samples.jsonl``; log-probs and KL are nats, one number per response token.
 
-    ``iteration`` and ``samples`` identify its rollout. ``weights`` identifies the policy that drew
-    it, by the number of samples learned from until then. Samples drawn at the end have no reward.
+    ``iteration`` and ``samples`` identify its rollout. ``weights`` is the number of samples that
+    the policy had learned from when it drew this sample. Samples after training have no reward.
     """
 
     line: int
@@ -59,12 +59,12 @@ class Sample(BaseModel):
         return f"samples.jsonl line {self.line}"
 
 
-#: Verified measure -> the field of a sample.
+#: Verified quantity -> its field in a sample.
 RECORDED = {"policy": "log_probs", "reference": "ref_log_probs", "KL": "kl"}
 
 
 def recorded_names(config: LanguageConfig) -> list[str]:
-    """The keys of :data:`RECORDED` that every sample has; without a reference only policy."""
+    """Return the keys of :data:`RECORDED` that every sample has; only policy if no reference."""
     return list(RECORDED) if config.has_reference else ["policy"]
 
 
@@ -74,7 +74,7 @@ def recorded_names(config: LanguageConfig) -> list[str]:
 def read_samples(
     folder: Path, config: LanguageConfig, run: str, rows: Sequence[Row], record: Record
 ) -> list[Sample]:
-    """Read the samples of a run; an invalid one is a problem of the record.
+    """Read the samples of a run; report each invalid sample as a problem of the record.
 
     A last line without a newline is still being written, and is left out.
 
@@ -111,27 +111,27 @@ def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> S
     except ValidationError as error:
         missing = [str(each["loc"][0]) for each in error.errors() if each["type"] == "missing"]
         raise ValueError(
-            f"has no {missing[0]}" if 0 < len(missing) < 6 else "is no sample"
+            f"has no {missing[0]}" if 0 < len(missing) < 6 else "is not a valid sample"
         ) from error
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError("is no sample") from error
+        raise ValueError("is not a valid sample") from error
     names = [RECORDED[name] for name in recorded_names(config)]
     for name in RECORDED.values():
         if (name in values) != (name in names):
             raise ValueError(
-                f"has {name}, and the run has no reference" if name in values else f"has no {name}"
+                f"has {name}, but the run has no reference" if name in values else f"has no {name}"
             )
         if name in values and len(getattr(sample, name)) != len(sample.response_ids):
-            raise ValueError("is no sample")
+            raise ValueError("is not a valid sample")
     size = config.frames_per_iteration  # every rollout has this size
     true = (sample.iteration - 1) * size, sample.iteration * size
     if (sample.weights, sample.samples) != true:
         raise ValueError(
-            f"weights={sample.weights}, samples={sample.samples} are not those of iteration "
-            f"{sample.iteration}: {true[0]}, {true[1]}"
+            f"has weights={sample.weights}, samples={sample.samples}; iteration "
+            f"{sample.iteration} has weights={true[0]}, samples={true[1]}"
         )
     if sample.weights > reached:
-        raise ValueError(f"weights={sample.weights}: the run has {reached} samples")
+        raise ValueError(f"has weights={sample.weights}, but the run has only {reached} samples")
     return sample
 
 
@@ -164,7 +164,9 @@ def check_samples(
     for sample in samples:
         record.problems += _differs(config, policy, sample, prompts.get(sample.line))
         if sample.iteration > config.iterations and sample.reward is not None:
-            record.problems.append(f"{sample}: has a reward, and none after the run is scored")
+            record.problems.append(
+                f"{sample}: has a reward, but samples after the last iteration are not scored"
+            )
     for iteration, group in found.items():
         if iteration <= config.iterations and len(group) == config.frames_per_iteration:
             record.problems += _counted(config, group, recorded.get(iteration, {}))
@@ -181,7 +183,7 @@ def check_samples(
 def _prompts_of(
     config: LanguageConfig, policy: Policy, task: Task, found: Mapping[int, Sequence[Sample]]
 ) -> dict[int, PromptBatch]:
-    """Map each sample's line to its prompt; superfluous samples have no entry."""
+    """Map each sample's line to its prompt; samples beyond those of the job have no entry."""
     collector, prompts = config.collector, {}
     limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
     stream = task.stream(policy.causal.tokenizer, limit)
@@ -198,39 +200,40 @@ def _prompts_of(
 def _differs(
     config: LanguageConfig, policy: Policy, sample: Sample, prompt: PromptBatch | None
 ) -> Iterator[str]:
-    """Check that the prompt is the task's, and that a sample's fields agree with its ids."""
+    """Yield a sample's problems: its prompt is not the task's, or fields disagree with its ids."""
     if prompt is not None:
         content = prompt.prompts[0].content
         content = content if isinstance(content, str) else [dict(turn) for turn in content]
         if sample.prompt != content:
-            yield f"{sample}: its prompt is not the one that the task has there"
+            yield f"{sample}: its prompt is not the task's prompt for this line"
         elif sample.prompt_ids != prompt.ids[0][prompt.mask[0]].tolist():
-            yield f"{sample}: its prompt_ids are not those of its prompt"
+            yield f"{sample}: its prompt_ids are not the token ids of its prompt"
     ids = sample.response_ids
     if sample.tokens != policy.causal.tokenizer.convert_ids_to_tokens(ids):
-        yield f"{sample}: its tokens are not those of its ids"
+        yield f"{sample}: its tokens are not the tokens of its response_ids"
     if sample.truncated is not (ids[-1] not in policy.special.eos):
-        yield f"{sample}: its truncated is not what its last token says"
+        yield f"{sample}: its truncated={sample.truncated} contradicts its last token"
     if len(ids) > config.collector.max_new_tokens:
-        yield f"{sample}: it is longer than collector.max_new_tokens"
+        most = config.collector.max_new_tokens
+        yield f"{sample}: has {len(ids)} tokens, more than collector.max_new_tokens={most}"
 
 
 def _missing(
     config: LanguageConfig, found: Mapping[int, Sequence[Sample]], recorded: Mapping[int, Row]
 ) -> Iterator[str]:
-    """Check that each iteration has as many samples as the job records."""
+    """Yield each iteration whose number of samples is not the one that the job records."""
     every, last = config.collector.samples_every, config.iterations
     wanted = {i: len(shown_rows(config)) for i in recorded if i and (i == 1 or i % every == 0)}
     if last in recorded:  # drawn at the end, one for each prompt
         wanted[last + 1] = config.collector.samples_count
     for iteration, count in wanted.items():
         if (has := len(found.get(iteration, ()))) != count:
-            had = counted(count, "sample")
-            yield f"samples.jsonl: has {has} of {had} of iteration {iteration}"
+            had = counted(has, "sample")
+            yield f"samples.jsonl: has {had} of iteration {iteration} instead of {count}"
 
 
 def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Iterator[str]:
-    """Check the means of a row against its samples, if all of them were recorded."""
+    """Yield the means of a row that differ from those of its samples, which are all recorded."""
     count, tokens = len(samples), sum(len(sample.response_ids) for sample in samples)
     means = {
         "reward/episode": sum(sample.reward or 0.0 for sample in samples) / count,
@@ -242,15 +245,15 @@ def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Ite
     for name, mean in means.items():
         if not _equal(row.get(name, mean), mean):
             yield (
-                f"metrics.jsonl, iteration {samples[0].iteration}: {name} is {row[name]:.6g}, and "
-                f"that of its samples {mean:.6g}"
+                f"metrics.jsonl, iteration {samples[0].iteration}: {name} is {row[name]:.6g}, but "
+                f"the mean of its samples is {mean:.6g}"
             )
 
 
 def _scores(
     task: Task, samples: Sequence[Sample], batches: Mapping[int, PromptBatch]
 ) -> Iterator[str]:
-    """Check rewards and gold scores against the task's own functions."""
+    """Yield rewards and gold scores that differ from those of the task's own functions."""
     if not samples:
         return
     extras = Extras(
@@ -267,7 +270,7 @@ def _scores(
         for sample, value in zip(samples, values.tolist(), strict=True):
             recorded = getattr(sample, name)
             if recorded is None or not _equal(recorded, value):
-                yield f"{sample}: its {name} is {value:g}, and {recorded} is recorded"
+                yield f"{sample}: its {name} is {recorded}, but scoring it again gives {value:g}"
 
 
 def _equal(one: float, other: float) -> bool:

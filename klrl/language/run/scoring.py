@@ -3,8 +3,8 @@
 Shared: one row [prompt | r1 .. rG] with a tree mask (a response attends to the prompt and itself)
 and position ids that restart after the prompt, so that a prompt is computed once for its G
 responses. Packed: row i is [prompt | response i | padding], see :func:`packed_states`. Shared rows
-are packed to the left too, without the last token of each response, since nothing is predicted
-from it. :mod:`klrl.language.model.vocabulary` applies head and log-softmax, to response tokens.
+also have their padding on the right, and omit the last token of each response, which predicts
+nothing. :mod:`klrl.language.model.vocabulary` applies head and log-softmax at response tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> T
 
     Args:
         model: a causal LM whose attention takes a 4-D mask.
-        batch: [N x G], rows of a prompt together.
+        batch: [N x G], a prompt's rows adjacent.
         group_size: G.
 
     Returns:
@@ -83,7 +83,7 @@ class SharedRows:
 def pack(batch: TensorDictBase, group_size: int) -> SharedRows:
     """Arrange the batch as one row per prompt.
 
-    A response of n tokens takes n - 1 slots: its first token is predicted from the prompt's last.
+    A response of n tokens takes n - 1 slots, since its last token predicts nothing.
     """
     width = prompt_length(batch)
     first = batch[::group_size]
@@ -125,9 +125,9 @@ def pack(batch: TensorDictBase, group_size: int) -> SharedRows:
 
 
 def tree_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
-    """[N, 1, L, L], 0 where a token attends to another, the dtype's lowest number elsewhere.
+    """Return the attention bias [N, 1, L, L]: 0 for visible tokens, else the dtype's minimum.
 
-    A token attends to itself and to earlier ones of the prompt or of its own response.
+    A token sees itself and the earlier tokens of the prompt and of its own response.
     """
     length = segments.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
@@ -144,7 +144,7 @@ class ScoringLayout:
     Args:
         group_size: G.
         shared: one row per prompt; else one packed row per response.
-        reason: a line of the preflight: the comparison, or why rows are not shared.
+        reason: a line of the preflight: result of the comparison, or why rows are not shared.
     """
 
     group_size: int
@@ -167,7 +167,7 @@ class ScoringLayout:
     def rollout_states(
         self, model: nn.Module, batch: TensorDictBase, prompts_at_a_time: int
     ) -> Tensor:
-        """Compute the states of a whole rollout without gradient, once, as for a reference."""
+        """Compute the states of a whole rollout without gradient, a few prompts at a time."""
         count = batch.batch_size[0] // self.group_size
         device = batch["tokens", "full"].device
         pieces = torch.arange(count, device=device).split(prompts_at_a_time)
@@ -184,7 +184,7 @@ NAMES = {
 
 @torch.no_grad()
 def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> ScoringLayout:
-    """Compare the layouts with the model's own log-probs on a few prompts; choose a layout.
+    """Choose the layout whose log-probs on a few prompts equal those of the model's own forward.
 
     Args:
         model: a causal LM.
@@ -192,10 +192,10 @@ def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Scor
         group_size: G.
 
     Returns:
-        Shared, if it is right to within :data:`AGREEMENT`; else packed.
+        The shared layout, if its error is within the bound of its dtype; else the packed layout.
 
     Raises:
-        ValueError: neither is right, or the head's logits differ from the model's.
+        ValueError: no layout is right, or the head's logits differ from the model's.
     """
     chosen = torch.arange(min(4, len(batch) // group_size), device=batch.device)
     few = take_prompts(batch, chosen, group_size)

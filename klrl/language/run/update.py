@@ -1,4 +1,4 @@
-"""The gradient steps of a language run, on minibatches of whole groups of responses."""
+"""Takes the gradient steps of a language run, on minibatches of whole groups of responses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from klrl.objectives.functional import normalized
 from klrl.train.learner import Coefficients, Steps
 
 _Part: TypeAlias = tuple[TensorDictBase, Tensor | None, Tensor | None]
-#: Prompts scored at a time where no gradient is needed, at least those of a minibatch.
+#: Prompts per forward without gradient, unless a minibatch has more.
 PROMPTS_WITHOUT_GRADIENT = 32
 
 
@@ -46,11 +46,11 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     Args:
         config: the job.
-        policy: changed in place.
+        policy: trained in place.
         layout: how the policy is scored.
-        reference: pi_ref; scored again only if the loss charges the exact KL.
+        reference: pi_ref; its head is applied again only if the loss charges the exact KL.
         estimator: how the loss charges KL(policy||reference): exact, k1, k2, k3; None: not at all.
-        divergence: of policy and reference, which the loss charges if the estimator is exact.
+        divergence: the divergence that the loss charges if the estimator is exact.
     """
 
     mode = "false"
@@ -86,7 +86,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         moves = any(p.requires_grad for p in now.parameters())
         self._old_head = deepcopy(now).requires_grad_(False) if moves else now
         if moves and in_low_precision(self.policy.model):
-            # In the dtype of the arithmetic: half the memory if that is bfloat16.
+            # Cast to the dtype of the arithmetic: bfloat16 takes half the memory.
             self._old_head.to(model_dtype(self.policy.model))
         return batch
 
@@ -99,7 +99,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             yield take_prompts(frames, prompts, size)
 
     def step(self, minibatch: TensorDictBase, coefficients: Coefficients) -> Tensor:
-        """One gradient step."""
+        """Take one gradient step; return its metrics."""
         measured = []
         for part, share, spread in self._parts(minibatch):
             terms = self.loss_terms(part, coefficients, spread)
@@ -111,7 +111,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             whole = {name: torch.cat([each[name] for each in measured]) for name in measured[0]}
             metrics = self.loss.measure(whole, self._learned(minibatch))
             if self.config.loss.mask_truncated:
-                # Over all responses: if all were truncated, those in the loss would give 0.
+                # Average over all responses: the loss's mask is empty if all were truncated.
                 entropy = masked_mean(
                     -response_part(minibatch, LOG_PROBS), response_mask(minibatch)
                 )
@@ -119,8 +119,8 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             return torch.cat([metrics, norm.reshape(1)]).float()
 
     def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
-        """Yield parts of ``learner.micro_batch`` prompts, the weight of each part's loss (None: the
-        only part), and the spread that the advantages were already divided by.
+        """Yield parts of ``learner.micro_batch`` prompts, the weight of each part's loss (None for
+        a single part), and the spread by which the advantages were already divided.
         """
         size, group_size = self.config.learner.micro_batch, self.config.collector.group_size
         count = minibatch.batch_size[0] // group_size
@@ -148,8 +148,8 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
         Args:
             batch: the minibatch.
-            coefficients: of the loss's terms.
-            spread: what the advantages were already divided by, see :class:`PolicyLoss`.
+            coefficients: the coefficients of the loss's terms.
+            spread: the number that the advantages were divided by, see :class:`PolicyLoss`.
         """
         scored = self.score(batch)
         beta, kl_coef = scored.log_prob.new_tensor([coefficients.beta, coefficients.kl_ref])
@@ -160,7 +160,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         mask, old_log_prob = self._learned(batch), response_part(batch, LOG_PROBS)
         policy = self.layout.next_tokens(self.policy.model, batch, self._temperature)
         log_prob, exact_ref, kl_old = self._measures(policy, batch, mask)
-        # Without a bonus, the sampling policy's entropy from its tokens, E[-log pi], at no cost.
+        # Without an entropy bonus, -log pi_old of the tokens estimates the entropy at no cost.
         entropy = token_entropy(policy, mask) if self.loss.entropy_bonus else -old_log_prob
         charged = self.loss.reference_estimator is not None
         return Scored(
@@ -178,7 +178,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def _measures(
         self, policy: NextTokens, batch: TensorDictBase, mask: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return log pi_theta, the divergence if charged exactly, KL(old||new); [B, R], nats."""
+        """Return log pi_theta, the exact divergence if charged, and KL(old||new); [B, R], nats."""
         against: list[Against] = []
         charged, exact_old = self.loss.divergence.name, self.loss.kl_old == "exact"
         if self.loss.reference_estimator == "exact" and self.reference is not None:
@@ -190,9 +190,9 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         if exact_old:
             kl_old = found.pop().divergence["forward"]
         else:
-            # k3: with r = log pi_old - log pi_theta and tokens of pi_old, exp(-r) - 1 + r = w - 1 -
-            # log w is unbiased and >= 0, and its gradient is the KL's: E_old[grad w] = 0 leaves
-            # -E_old[grad log pi].
+            # k3 is w - 1 - log w with w = pi_theta / pi_old, at tokens of pi_old. It is >= 0, and
+            # value and gradient are unbiased: E_old[grad w] = 0, and grad KL(old||new) is
+            # -E_old[grad log pi_theta].
             scored = log_prob.detach() if self.loss.kl_old == "measured" else log_prob
             kl_old = estimate_kl(response_part(batch, LOG_PROBS), scored, "k3", mask)
         return log_prob, found.pop().divergence[charged] if found else None, kl_old
@@ -230,7 +230,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
 
 def prompts_at_a_time(config: LanguageConfig) -> int:
-    """Return the prompts per forward without gradient; ``learner.micro_batch`` limits it too."""
+    """Return the number of prompts per forward without gradient: ``learner.micro_batch`` if set."""
     if config.learner.micro_batch is not None:
         return config.learner.micro_batch
     return max(PROMPTS_WITHOUT_GRADIENT, config.collector.prompts // config.learner.minibatches)
@@ -241,8 +241,8 @@ class Optimizer(torch.optim.AdamW):
 
     Args:
         config: the optim group.
-        parameters: each once.
-        weight_decay: decoupled from the gradient; 0 is plain Adam.
+        parameters: the trained parameters, each once.
+        weight_decay: decoupled from the gradient; 0 gives plain Adam.
     """
 
     def __init__(
@@ -261,9 +261,9 @@ class Optimizer(torch.optim.AdamW):
         (group,) = self.param_groups
         group["lr"] = lr
         norm = torch.nn.utils.clip_grad_norm_(group["params"], self._max_norm)
-        if torch.isfinite(norm):  # else the checkpoint keeps the last finite weights
+        if torch.isfinite(norm):  # a NaN would destroy the weights
             self.step()
-        self.zero_grad()  # now: frees memory for the next forward
+        self.zero_grad()  # at once, to free memory for the next forward
         return norm
 
 

@@ -3,7 +3,7 @@
 Log-probs and KLs of ``samples.jsonl`` are recomputed from its token ids: each sample is one row
 without padding, with the model's own forward in float32 (or float64) and softmax in float64. klrl
 only loads the weights. A sample can be recomputed if the weights that drew it still exist: the base
-model's (before the first update), or a checkpoint's. A fixed reference serves all samples.
+model's (before the first update), or a checkpoint's. A fixed reference exists for all samples.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from klrl.runs.rows import rows_so_far
 from klrl.runs.state import Component
 from klrl.train.verify import Record, verify_record
 
-#: Bounds on the error of the recorded numbers of a float32 run, nats: the largest, and the mean.
+#: Bounds on the largest and on the mean error of the numbers of a float32 run, nats.
 LARGEST, MEAN = 1e-4, 1e-5
 #: Bound on the mean error in a lower precision, if the run recorded no rounding floor.
 _LOW_MEAN = 5e-2
-#: Lower limit of that bound if the run recorded a floor: the rounding of a logit of size 1.
+#: Smallest bound on the mean error if the run recorded a floor: the rounding of a logit of size 1.
 _ROUNDING = torch.finfo(torch.bfloat16).eps
 #: The largest error may be this many times the mean bound: the rounding errors of thirty layers
 #: have a long tail, on SmolLM2 up to 12 times their root mean square.
@@ -75,9 +75,9 @@ class Comparison:
         name: policy or reference (log-probs), or KL (exact KL(policy||reference)).
         bounds: on the largest difference, and on the mean.
         samples, tokens: how many were recomputed.
-        largest, total, squares: the largest difference, the sum, and the sum of squares.
+        largest, total, squares: the differences' maximum, sum, and sum of squares.
         values: the sum of the recomputed numbers.
-        place: where the largest difference is.
+        place: the sample and token of the largest difference.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Comparison:
         return self.largest <= self.bounds[0] and self.mean <= self.bounds[1]
 
     def add(self, recorded: Sequence[float], computed: Tensor, place: str) -> None:
-        """Compare the numbers of one sample."""
+        """Add the differences of one sample."""
         off = (torch.tensor(recorded, dtype=torch.float64) - computed).abs().nan_to_num(math.inf)
         self.samples += 1
         self.tokens += len(off)
@@ -118,7 +118,7 @@ class Verdict(Record):
 
     Attributes:
         bounds: the allowed largest difference and mean difference, nats per token.
-        measures: what was recomputed.
+        measures: one comparison for each recomputed quantity.
         not_computed: measure -> number of samples whose weights are gone.
     """
 
@@ -128,7 +128,7 @@ class Verdict(Record):
 
     @property
     def ok(self) -> bool:
-        """Whether no entry is false, and all recomputed numbers are within their bounds."""
+        """Whether the record has no problem, and all recomputed numbers are within their bounds."""
         return super().ok and all(each.ok for each in self.measures)
 
 
@@ -138,11 +138,11 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     Args:
         run: the run folder.
         device: where to compute.
-        model: the folder where the run's base model is now; None: where it was.
+        model: current folder of the run's base model; None: the path stored in the run.
 
     Raises:
-        ConfigError: no such run, a control run, no samples with token ids, its model is missing or
-            changed, or no sample can be recomputed.
+        ConfigError: no such run, a control run, no samples with token ids, a missing or changed
+            base model, or no sample can be recomputed.
     """
     folder = find_run(str(run), "RUN")
     config = relocated(language_config(folder, "RUN"), model)
@@ -168,15 +168,15 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     verdict.not_computed = {name: len(fit) - each.samples for name, each in measures.items()}
     if verdict.ok and not any(each.samples for each in verdict.measures):
         raise ConfigError(
-            f"{run}: the weights that drew its samples are gone, and nothing can be computed "
-            "again; set checkpoint.every=1 in a run that is to be verified"
+            f"{run}: the weights that drew its samples are gone, so no number can be recomputed; "
+            "set checkpoint.every=1 in a run that you want to verify"
         )
     if bounds != (LARGEST, MEAN):
         _bound_kl(measures)
     if not weights.vouched:
         verdict.unseen.append(
-            f"whether actor.model={config.actor.model or 'null'} has changed, since its "
-            "checkpoints hold no digest of it"
+            f"whether actor.model={config.actor.model or 'null'} has changed (the checkpoints "
+            "store no digest of its weights)"
         )
     verify_record(folder, config, device, verdict)
     task = make_task(config.env, config.seed)
@@ -186,12 +186,12 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
 
 
 def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float]:
-    """The bounds on the largest and on the mean difference, by the precision of the run.
+    """Return the bounds on the largest and on the mean difference, by the precision of the run.
 
-    In 16 bits a KL has a floor, which the run measured: KL = E[d^2] / 2 for small differences d of
-    log-probs, so that the mean of |d| is at most sqrt(2 floor). If sampling and scoring round
-    alike, the floor is near 0, but the float32 numbers computed here round differently from both.
-    The largest difference may be :data:`_TAIL` times as large.
+    In 16 bits, rounding alone gives a KL, the floor, which the run measured. KL = E[d^2] / 2 for
+    small differences d of log-probs, so the mean of |d| is at most sqrt(2 floor), but at least
+    :data:`_ROUNDING` is allowed: a run whose sampling and scoring round alike has a floor near 0,
+    yet differs from the float32 numbers here. The largest may be :data:`_TAIL` times the mean.
     """
     if config.actor.dtype in ("float32", "float64") and not config.mixed:
         return LARGEST, MEAN
@@ -203,9 +203,9 @@ def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float
 def _bound_kl(measures: Mapping[str, Comparison]) -> None:
     """In 16 bits: bound the mean difference of the KL by the effect of rounding.
 
-    If e_p and e_r are the root mean square errors of the log-probs of policy and reference, that
-    of the KL is at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL): to the second order in e,
-    by Cauchy and Schwarz, as KL = E[d^2] / 2 for small differences d of log-probs.
+    If e_p and e_r are the root mean square errors of the log-probs of policy and reference, the
+    error of the KL is at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL), to second order in e.
+    This is Cauchy-Schwarz with KL = E[d^2] / 2 for small differences d of log-probs.
     """
     if not all(name in measures and measures[name].tokens for name in RECORDED):
         return
@@ -229,7 +229,7 @@ def _fits(policy: Policy, sample: Sample, record: Record) -> bool:
         return False
     texts = response_texts(policy.causal.tokenizer, [sample.response_ids], policy.special.eos)
     if texts != [sample.response]:
-        record.problems.append(f"{sample}: its tokens are not its response")
+        record.problems.append(f"{sample}: its response_ids do not decode to its response")
     return True
 
 
@@ -242,7 +242,7 @@ def unmixed(config: LanguageConfig) -> LanguageConfig:
 
 
 class Sources:
-    """Policy and reference as they were when a sample was drawn, if the weights still exist.
+    """Restores policy and reference as of the time a sample was drawn, if the weights exist.
 
     Args:
         folder: the run folder.
@@ -250,15 +250,15 @@ class Sources:
 
     Attributes:
         policy: the run's network; :meth:`at` loads different weights into it.
-        vouched: whether the base model is known to be that of the run. Only a checkpoint without
-            the base model's weights has their digest.
+        vouched: whether the base model is known to be the run's, by a digest in a checkpoint; only
+            checkpoints without the base model's weights have that digest.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
         self._config = config = unmixed(config)
         self.vouched = config.actor.init is not None
         found = list(whole_entries(folder, lambda *_: None))
-        self._entries = {entry.frames: entry for entry in reversed(found)}  # the last ones first
+        self._entries = {entry.frames: entry for entry in reversed(found)}  # newest first
         self._newest = next(iter(self._entries.values()), None)
         self.policy = make_policy(config, say=lambda _: None)
         model, base = self.policy.model, base_digest(self.policy.model, config.actor.model)
@@ -279,7 +279,7 @@ class Sources:
         else:
             model = deepcopy(self.policy.model)
         _in_float(model)
-        if self._kept and not self._rule.moves:  # it never changes: any checkpoint will do
+        if self._kept and not self._rule.moves:  # fixed: any checkpoint has the same
             if self._newest is None:
                 return None
             self._load(Weights(model, whole=True), self._newest, "reference")
@@ -288,7 +288,7 @@ class Sources:
     def at(self, samples: int) -> tuple[nn.Module | None, nn.Module | None]:
         """Load policy and reference as they were after ``samples``; call in ascending order.
 
-        Returns None for either if its weights of that time are gone.
+        Return None in place of a model whose weights of that time are gone.
         """
         entry = self._entries.get(samples)
         there = entry is not None or (samples == 0 and self._config.actor.init is None)
@@ -320,7 +320,7 @@ def _in_float(model: nn.Module) -> None:
 
 @torch.no_grad()
 def table_of(model: nn.Module, sample: Sample, temperature: float) -> Tensor:
-    """Log softmax(logits / temperature) at each response token [n, V], float64."""
+    """Compute log softmax(logits / temperature) at each response token, [n, V] float64."""
     ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]], device=model_device(model))
     logits = model(input_ids=ids, use_cache=False).logits[0, len(sample.prompt_ids) - 1 : -1]
     return (logits.double() / temperature).log_softmax(-1).cpu()
@@ -329,7 +329,7 @@ def table_of(model: nn.Module, sample: Sample, temperature: float) -> Tensor:
 def _numbers(
     sample: Sample, policy: nn.Module | None, reference: nn.Module | None, temperature: float
 ) -> dict[str, Tensor]:
-    """Compute the true entries [n] of a sample, for the models that are given."""
+    """Recompute a sample's log-probs [n] with the given models, and its KL if there are two."""
     models, chosen = (("policy", policy), ("reference", reference)), sample.response_ids
     tables = {
         name: table_of(each, sample, temperature) for name, each in models if each is not None

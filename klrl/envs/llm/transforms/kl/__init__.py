@@ -1,4 +1,4 @@
-"""The transforms of the page ``torchrl.envs.llm.transforms.kl``, imported on first use."""
+"""The transforms of ``torchrl.envs.llm.transforms.kl``, imported on first use."""
 
 from klrl.base.imports import lazy_attribute
 

@@ -1,4 +1,4 @@
-"""KLs and rewards of tokens, row by row: find the charged tokens, and charge them."""
+"""Finds the charged tokens, and computes their KLs and rewards, row by row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from klrl.kl.policies import Key
 
 
 def matching_rows(gen: Rows, ref: Rows, gen_key: Key, ref_key: Key) -> tuple[list, list]:
-    """Two sets of log-probs as rows [T_i]."""
+    """Convert two sets of log-probs to rows [T_i]; refuse sets of different shapes."""
     if is_ragged(gen) != is_ragged(ref):
         kinds = ["ragged" if is_ragged(value) else "dense" for value in (gen, ref)]
         raise ValueError(
@@ -38,10 +38,10 @@ def matching_rows(gen: Rows, ref: Rows, gen_key: Key, ref_key: Key) -> tuple[lis
 def charged_tokens(
     tensordict: TensorDictBase, next_tensordict: TensorDictBase, rows: list[Tensor], keys: list[Key]
 ) -> list[Tensor] | None:
-    """Masks of the charged tokens, [T_i] bool; None if the data have no mask and no prompt.
+    """Return masks of the charged tokens, [T_i] bool; None if the data have no mask and no prompt.
 
-    The first of: the mask that ``RetrieveLogProb`` wrote with its log-probs;
-    ("masks", "all_assistant_mask"); the attention mask, without the prompt if there is one.
+    The first one that exists: the mask that ``RetrieveLogProb`` wrote with its log-probs;
+    ("masks", "all_assistant_mask"); the attention mask, after the prompt if there is a prompt.
     """
     written = [read_value(next_tensordict, mask_key(key)) for key in keys]
     masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]
@@ -71,7 +71,7 @@ def _check_lengths(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Te
 def token_kl(
     gen: list[Tensor], ref: list[Tensor], masks: list[Tensor] | None, estimator: Estimator
 ) -> list[Tensor]:
-    """KL estimate of every token, [T_i] nats; zero outside the mask."""
+    """Estimate the KL of every token, [T_i] nats; zero outside the mask."""
     masks = masks or [torch.ones_like(row, dtype=torch.bool) for row in gen]
     return [
         estimate_kl(a.masked_fill(~m, 0.0), b.masked_fill(~m, 0.0), estimator)
@@ -82,12 +82,11 @@ def token_kl(
 def token_rewards(
     reward: Rows | None, kl: list[Tensor], masks: list[Tensor] | None, padding_side: str
 ) -> list[Tensor]:
-    """The uncharged reward of every token, [T_i, 1].
+    """Return the uncharged reward of every token, [T_i, 1].
 
-    A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence, since
-    it rewards the whole sequence; it is never distributed. A reward per token [B, T, 1] is kept; if
-    it is dense and the log-probs are ragged, ``padding_side`` is the side of its padding. A missing
-    reward counts as 0.
+    A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence, and is
+    not distributed over tokens. A reward per token [B, T, 1] is kept; if it is dense and the
+    log-probs are ragged, ``padding_side`` is the side of its padding. A missing reward counts as 0.
     """
     if reward is None:
         return [torch.zeros_like(row).unsqueeze(-1) for row in kl]
@@ -126,5 +125,5 @@ def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tens
 
 
 def shaped_rows(rewards: list[Tensor], kl: list[Tensor], coef: Tensor) -> list[Tensor]:
-    """The charged rewards [T_i, 1] of rewards [T_i, 1] and KLs [T_i]."""
+    """Charge KLs [T_i] to rewards [T_i, 1]; return the charged rewards [T_i, 1]."""
     return [shaped(r, row.unsqueeze(-1), coef) for r, row in zip(rewards, kl, strict=True)]

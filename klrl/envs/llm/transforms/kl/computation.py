@@ -1,4 +1,4 @@
-"""Compute a KL and a charged reward from two log-probs, per action or per token."""
+"""Computes a KL and a charged reward from two log-probs, per action or per token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from klrl.kl.shapes import like_reward
 
 
 class KLComputation(KeepsCoefficient, NextTransform):
-    """Compare two log-probs, and charge their KL to the reward.
+    """Estimates the KL from two log-probs, and charges it to the reward.
 
     reward <- reward - coef * KL(pi || pi_ref), with KL estimated from r = log pi - log pi_ref.
 
@@ -41,20 +41,20 @@ class KLComputation(KeepsCoefficient, NextTransform):
       minus the prompt; all others have KL 0. A missing reward counts as 0.
 
     Args:
-        gen_log_probs_full_key: log pi(a|s).
-        ref_log_probs_full_key: log pi_ref(a|s).
+        gen_log_probs_full_key: key of log pi(a|s).
+        ref_log_probs_full_key: key of log pi_ref(a|s).
         kl_key: where to write the KL.
         add_to_reward: whether the reward is charged.
         coef: reward per nat; :attr:`coef` may be changed later.
-        coeff: alias of ``coef``, in TorchRL.
+        coeff: TorchRL's name of ``coef``.
         padding_side: tokens: where a dense reward per token is padded, if its log-probs are nested.
         estimator: k1, k2, k3 or a function of the log-ratio.
         raw_reward_key: where to keep the uncharged reward; None does not keep it.
-        reward_key: the reward; None for the environment's, or ``reward`` on a bare batch.
-        per_token: whether further dimensions of log-probs, after the batch's, are tokens; else they
-            are agents or dimensions of an action. None: as the RetrieveLogProb in the same Compose
-            has them; without a RetrieveLogProb, tokens.
-        gen_log_probs_key: alias of ``gen_log_probs_full_key``, in TorchRL's example.
+        reward_key: key of the reward; None: the environment's, or ``reward`` if there is none.
+        per_token: whether the dimensions of log-probs after the batch's are tokens; else they are
+            agents or dimensions of an action. None: decided by the RetrieveLogProb in the same
+            Compose; without a RetrieveLogProb, tokens.
+        gen_log_probs_key: alias of ``gen_log_probs_full_key``, as in TorchRL's example.
         ref_log_probs_key: alias of ``ref_log_probs_full_key``.
 
     Raises:
@@ -164,7 +164,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
 
     @property
     def reward_key(self) -> Key:
-        """The environment's reward key; "reward" if there is no environment or key."""
+        """The given reward key, else the environment's, else "reward"."""
         return reward_key_of(self, self._reward_key)
 
     def _of_tokens(self, log_prob: Rows, tensordict: TensorDictBase) -> bool:
@@ -174,7 +174,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return log_prob.ndim > tensordict.ndim and self._says_per_token() is not False
 
     def _says_per_token(self) -> bool | None:
-        """``per_token``, else by the transforms that score in the same Compose; None: unknown."""
+        """Return ``per_token``, else what the scoring transform in the Compose implies, or None."""
         if self.per_token is not None:
             return self.per_token
         scorers = [part for part in siblings(self) if self.gen_log_probs_full_key in part.out_keys]
@@ -212,5 +212,5 @@ class KLComputation(KeepsCoefficient, NextTransform):
 
 
 def per_token_spec(like: Composite, *last: int) -> Unbounded:
-    """The spec [B, tokens, ...] for any number of tokens."""
+    """Return a spec [B, tokens, ...] for any number of tokens."""
     return Unbounded(shape=torch.Size((*like.shape, -1, *last)), device=like.device)

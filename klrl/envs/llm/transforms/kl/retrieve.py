@@ -1,4 +1,4 @@
-"""RetrieveLogProb: a policy's log-prob of the data's actions or tokens, for KLComputation.
+"""RetrieveLogProb: scores the actions or tokens in the data with a policy, for KLComputation.
 
     RetrieveLogProb(policy) -> RetrieveLogProb(reference) -> KLComputation
 
@@ -30,14 +30,14 @@ __all__ = ["KLComputation", "RetrieveLogProb"]
 
 
 def _language() -> ModuleType:
-    """Import the module that scores tokens on first use, since a control run does not need it."""
+    """Import the token-scoring module when it is first used: a control run does not need it."""
     from klrl.envs.llm.transforms.kl import wrappers
 
     return wrappers
 
 
 class RetrieveLogProb(NextTransform):
-    """Write a policy's log-prob of the batch's actions or tokens.
+    """Writes a policy's log-probs of the actions or tokens in a batch.
 
     Nothing is resampled. The result goes to ``("next", log_probs_full_key)``, in nats.
 
@@ -45,9 +45,9 @@ class RetrieveLogProb(NextTransform):
       mode: shape [...], the reward's batch shape, per agent or per team (:mod:`klrl.kl.shapes`).
     - An LLM wrapper scores tokens: [B, T], or ragged if its ``pad_output`` is False (a stack of
       TensorDicts, read by ``get(key, as_list=True)`` or ``as_padded_tensor=True``); 0 at padding
-      and at the first token. ``("next", "log_probs_mask")`` (named after the key) is a mask of the
-      tokens that the policy produced in this step, of the same shape: earlier turns of a
-      conversation also have log-probs, but are not charged again.
+      and at the first token. ``("next", "log_probs_mask")`` (named after the key) marks the tokens
+      that the policy produced in this step, in the same shape: earlier turns of a conversation
+      have log-probs too, but are not charged again.
 
     Args:
         model: a probabilistic actor, or an LLM wrapper with ``generate=False``. Its in-keys (and
@@ -60,17 +60,17 @@ class RetrieveLogProb(NextTransform):
         detach: keep the result out of the gradient.
         device: move the model to this device permanently; the data are moved for each call, and
             the result is moved back.
-        tokenizer: wrappers: replaces the wrapper's, for the chat template, for text, and to find
-            the padding of dense ids without a mask.
+        tokenizer: wrappers: replaces the wrapper's, for the chat template, for text, and for the
+            pad id, which marks padding if dense ids have no mask.
         padding_side: wrappers with ``pad_output=True``: where ragged sequences are padded. Dense
             ids keep their layout.
         temperature: wrappers: the temperature at which the tokens were sampled; default that of the
             wrapper's ``generate_kwargs``, else 1.
         history_key: wrappers in history mode: the key of the conversation, in place of the model's
             ``input_key``.
-        reward_key: control actors: the log-prob has this reward's batch shape; None for the
-            environment's, or ``reward`` on a bare batch. Without a reward the actor's shape is
-            kept.
+        reward_key: control actors: the reward whose batch shape the log-prob gets; None: the
+            environment's, or ``reward`` without an environment. If the reward is missing, the
+            shape is the actor's.
 
     Raises:
         TypeError: the model has no ``log_prob``.
@@ -131,7 +131,7 @@ class RetrieveLogProb(NextTransform):
         self.temperature, self.history_key = temperature, history_key
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply to a batch, in place; tokens without a "next" are scored at the root."""
+        """Apply to a batch, in place; for tokens without a "next", write to the root."""
         if self.is_language and tensordict.get("next", None) is None:
             return self._step(tensordict, tensordict)
         return super().forward(tensordict)
@@ -149,11 +149,11 @@ class RetrieveLogProb(NextTransform):
         )
 
     def scorer(self) -> TensorDictModuleBase:
-        """The model that computes the log-probs."""
+        """Return the model that computes the log-probs."""
         return self.model
 
     def sampling_temperature(self) -> float:
-        """The temperature at which tokens are scored."""
+        """Return the temperature at which tokens are scored."""
         if self.temperature is not None:
             return self.temperature
         return _language().temperature_of(self.scorer())

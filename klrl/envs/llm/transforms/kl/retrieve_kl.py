@@ -1,4 +1,4 @@
-"""RetrieveKL: the log-probs of two models and their KL, in one transform.
+"""RetrieveKL: scores two models and charges their KL, in one transform.
 
 RetrieveLogProb(gen_model) -> RetrieveLogProb(ref_model) -> KLComputation.
 """
@@ -22,14 +22,14 @@ from klrl.kl.coefficient import coefficient_of_part
 from klrl.kl.policies import Key, is_wrapper
 from klrl.kl.reference import FrozenPolicy
 
-#: The value of ``gen_model`` for the policy of the environment's collector.
+#: The value of ``gen_model`` that selects the policy of the environment's collector.
 FROM_COLLECTOR = "from_collector"
 #: An LLM wrapper or a control actor, :data:`FROM_COLLECTOR`, or None if a factory makes the model.
 Model: TypeAlias = TensorDictModuleBase | str | None
 
-#: Arguments of the transform that charges.
+#: Arguments of the transform that charges the KL.
 _CHARGING = frozenset(inspect.signature(KLComputation).parameters) - {"per_token"}
-#: Arguments of the transform that charges and of those that score.
+#: Arguments that the charging transform and the scoring transforms share.
 _OF_ALL = {"padding_side", "reward_key"}
 
 
@@ -37,7 +37,7 @@ _OF_ALL = {"padding_side", "reward_key"}
     KLComputation, RetrieveLogProb, without=("per_token", "model", "log_probs_full_key")
 )
 class RetrieveKL(OneTransform):
-    """KL of a policy to a reference, retrieved from both models and charged to the reward.
+    """Scores the data with a policy and a reference, and charges their KL to the reward.
 
     The models are two LLM wrappers, or two control actors. Both score the same tokens at the same
     temperature, by default that of the policy.
@@ -59,8 +59,8 @@ class RetrieveKL(OneTransform):
             ``temperature``; of all three: ``padding_side``, ``reward_key``.
 
     Raises:
-        ValueError: no model, or a model and its factory; ``generate=True``; models whose
-            ``pad_output`` or ``log_probs_key`` do not fit; equal keys; no collector at the first
+        ValueError: no model, or a model and its factory; ``generate=True``; models with different
+            ``pad_output`` or the same ``log_probs_key``; equal keys; no collector at the first
             step.
         TypeError: an unknown argument.
     """
@@ -98,7 +98,7 @@ class RetrieveKL(OneTransform):
 
     @property
     def computation(self) -> KLComputation:
-        """The part that charges the KL, and has the coefficient."""
+        """The part that charges the KL and stores the coefficient."""
         return self.part(KLComputation)
 
     coef = coeff = coefficient_of_part(float)
@@ -120,7 +120,7 @@ def one_of(
     factory: Callable[[], TensorDictModuleBase] | None,
     default: str | None = None,
 ) -> TensorDictModuleBase:
-    """The given model, or a new one from the factory; exactly one of them must be given."""
+    """Return the given model, or call the factory; exactly one of the two must be given."""
     check_one_of(name, model, factory, default)
     return model if factory is None else factory()
 
@@ -188,7 +188,7 @@ class CollectorPolicy:
         self.__init__(**state)  # type: ignore[misc]
 
     def resolve(self, transform: Transform) -> TensorDictModuleBase:
-        """The collector's policy as a scoring model; it shares the live weights."""
+        """Return the collector's policy as a scoring model, which shares the live weights."""
         try:
             container = transform.container
         except ValueError:  # raised by TorchRL in a Compose without environment
@@ -223,7 +223,7 @@ class CollectorPolicy:
                 f"gen_model='from_collector': the collector's policy {type(policy).__name__} is no "
                 "LLM wrapper; give gen_model"
             )
-        # Copy them, since TorchRL's get_new_version changes the policy's tokenizer_kwargs.
+        # Pass copies: TorchRL's get_new_version would change the policy's own tokenizer_kwargs.
         generate_kwargs = dict(getattr(policy, "generate_kwargs", None) or {})
         generate_kwargs.pop("num_return_sequences", None)
         prefix = self.key[:-1]
@@ -242,7 +242,7 @@ class CollectorPolicy:
 
 
 class FromCollector(RetrieveLogProb):
-    """Score with the collector's policy (``live``), or with the reference at that temperature."""
+    """Scores with the collector's policy (``live``) or the reference, at one temperature."""
 
     def __init__(
         self, model: TensorDictModuleBase, *, source: CollectorPolicy, live: bool, **kwargs: Any
@@ -253,11 +253,11 @@ class FromCollector(RetrieveLogProb):
             self.model = None
 
     def scorer(self) -> TensorDictModuleBase:
-        """The collector's policy, with its live weights; or the reference."""
+        """Return the collector's policy, with its live weights; or the reference."""
         return self.source.resolve(self) if self.model is None else self.model
 
     def sampling_temperature(self) -> float:
-        """The ``temperature`` argument, else that of the collector's policy."""
+        """Return the ``temperature`` argument, else that of the collector's policy."""
         if self.temperature is not None:
             return self.temperature
         policy = self.scorer() if self.model is None else self.source.model
@@ -271,9 +271,9 @@ class RayRetrieveKL(Served):
     Args:
         gen_model: the policy, set up to score; sent by value, so it does not follow later updates.
         ref_model: the reference; sent by value.
-        **kwargs: arguments of RetrieveKL: factories run in the actor, ``device`` is the actor's,
-            and results return to the data's device; and of the actor: ``num_cpus`` (default 1),
-            ``num_gpus``, and ``actor_name``: reuse the actor of this name, or create it.
+        **kwargs: arguments of RetrieveKL (factories run in the actor, ``device`` is a device of the
+            actor, and results return to the data's device); and arguments of the actor:
+            ``num_cpus`` (default 1), ``num_gpus``, ``actor_name`` (an existing actor is reused).
 
     Raises:
         ValueError: no model, or a model and its factory; "from_collector", whose policy is in a

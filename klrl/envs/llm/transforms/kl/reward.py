@@ -1,4 +1,4 @@
-"""KLRewardTransform for LLMs: the sampler's log-probs against those of a reference.
+"""KLRewardTransform for LLMs: charges the sampler's log-probs minus those of a reference.
 
 This transform is for data that already have the sampler's log-probs. :class:`~klrl.kl.RetrieveKL`
 does not need them, since it scores the policy again.
@@ -45,14 +45,14 @@ __all__ = ["KLRewardTransform", "RayKLRewardTransform"]
 class KLRewardTransform(KeepsCoefficient, NextTransform):
     """reward <- reward - coef * (log pi - log pi_ref), per token.
 
-    log pi is what the policy wrote while sampling: [B, T] at ``log_prob_key`` or, if only the
-    response was scored, at its sibling "response", which is then aligned after the prompt.
-    log pi_ref is the reference's for the same tokens. A scalar score goes to the last charged
+    log pi is read where the policy wrote it while sampling: [B, T] at ``log_prob_key`` or, if only
+    the response was scored, at the sibling key "response", and aligned after the prompt. The
+    reference computes log pi_ref of the same tokens. A scalar score goes to the last charged
     token. Three keys are written under "next": the charged reward, the KL without coef and
     log pi_ref, each [B, T, 1] (or nested), in nats.
 
-    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"), else
-    the attention mask minus the length of ("tokens", "prompt"); without it, all tokens.
+    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"), or, if
+    it is missing, the attended tokens after the prompt; with ``assistant_only=False``, all tokens.
 
     Args:
         ref_model: an LLM wrapper with ``input_mode="tokens"`` and ``generate=False``.
@@ -65,7 +65,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         log_prob_key: key of the sampler's log-probs.
         device: move the reference to this device permanently; results return to the data's device.
         add_to_reward: whether the reward is charged and written.
-        tokenizer: replaces the reference's, to find the padding of dense ids without a mask.
+        tokenizer: replaces the reference's; its pad id marks padding if dense ids have no mask.
         assistant_only: charge only assistant tokens.
         detach: keep log pi_ref out of the gradient.
         padding_side: where ragged sequences are padded, if the reference has ``pad_output=True``.
@@ -135,7 +135,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     @property
     def action_key(self) -> Key:
-        """The environment's key of the conversation, text or tokens including the response."""
+        """The environment's key of the conversation, text or tokens, including the response."""
         return (self.parent.base_env.input_mode, "full")
 
     @property
@@ -186,7 +186,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
     def _sampled(
         self, tensordict: TensorDictBase, encoded: Encoded, masks: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The sampler's log-probs [T_i], and ``masks`` without the tokens that it did not score."""
+        """Return the sampler's log-probs [T_i], and the masks of tokens that the sampler scored."""
         sizes = lengths(encoded.ids)
         log_probs = read_value(tensordict, self.log_prob_full_key)
         if log_probs is not None:
@@ -215,7 +215,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         return rows, _without_forced_zero(rows, masks)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Add per token: the charged reward, as the reward or next to it; the KL; log pi_ref."""
+        """Add, per token, the charged reward (as the reward or next to it), KL and log pi_ref."""
         observations = output_spec["full_observation_spec"]
         if self.add_to_reward:
             is_reward = self.reward_out == next(iter(self.parent.reward_keys), "reward")
@@ -229,7 +229,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 def check_keys(
     in_keys: Key | Sequence[Key] | None, out_keys: Key | Sequence[Key] | None
 ) -> tuple[Key, list[Key]]:
-    """The reward's key, and the three keys to write."""
+    """Return the key of the reward to read, and the three keys to write."""
     read = one_key("in_keys", "reward" if in_keys is None else in_keys)
     listed = list(out_keys) if isinstance(out_keys, list) else [out_keys or read]
     written = [one_key("out_keys", key) for key in listed]
@@ -265,10 +265,10 @@ class RayKLRewardTransform(Served):
 
     Args:
         ref_model: the reference; sent by value.
-        **kwargs: arguments of KLRewardTransform: ``ref_model_factory`` runs in the actor,
-            ``device`` is the actor's, and results return to the data's device; and of the actor:
-            ``num_cpus`` (default 1), ``num_gpus``, and ``actor_name``: reuse the actor of this
-            name, or create it.
+        **kwargs: arguments of KLRewardTransform (``ref_model_factory`` runs in the actor,
+            ``device`` is a device of the actor, and results return to the data's device); and
+            arguments of the actor: ``num_cpus`` (default 1), ``num_gpus``, and ``actor_name`` (an
+            existing actor of this name is reused).
 
     Raises:
         ValueError: no reference, or a reference and its factory; ``detach=False``. Errors of a

@@ -1,7 +1,7 @@
-"""Sequences of different lengths in a TensorDict: read, align, write.
+"""Reads, pads and writes sequences of different lengths in a TensorDict.
 
 TorchRL keeps the tokens of a batch in one of four ways: a dense tensor [B, T], a nested tensor, a
-ragged stack of TensorDicts, or a plain list. Here all four are a list of B tensors [T_i, ...].
+ragged stack of TensorDicts, or a plain list. klrl converts all four to lists of B rows [T_i, ...].
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.nn.utils.rnn import pad_sequence
 from klrl.kl.policies import Key
 
 SIDES = ("left", "right")
-#: [B, T, ...], also nested; or B tensors [T_i, ...].
+#: A tensor [B, T, ...], dense or nested; or a list of B tensors [T_i, ...].
 Rows: TypeAlias = Tensor | list[Tensor]
 
 
 def read_value(tensordict: TensorDictBase, key: Key) -> Rows | None:
-    """The entry at ``key``: a tensor, a list of B tensors if it is ragged, or None."""
+    """Return the entry at ``key``: a tensor, a list of B tensors if it is ragged, or None."""
     parts = key if isinstance(key, tuple) else (key,)
     node = tensordict
     for part in parts[:-1]:
@@ -35,7 +35,7 @@ def read_value(tensordict: TensorDictBase, key: Key) -> Rows | None:
 
 
 def either(first: TensorDictBase, second: TensorDictBase, key: Key) -> Rows | None:
-    """The entry at ``key`` in ``first``, else in ``second``, else None."""
+    """Return the entry at ``key`` in ``first``, else in ``second``, else None."""
     value = read_value(first, key)
     return read_value(second, key) if value is None else value
 
@@ -46,14 +46,14 @@ def is_ragged(value: Rows) -> bool:
 
 
 def to_rows(value: Rows) -> list[Tensor]:
-    """B tensors, one per sample."""
+    """Convert a value to a list of B tensors, one per sample."""
     return value if isinstance(value, list) else list(value.unbind(0))
 
 
 def set_rows(tensordict: TensorDictBase, key: Key, rows: list[Tensor]) -> None:
-    """Write B rows at ``key``: dense [B, T, ...], or into a stack of TensorDicts, a row for each.
+    """Write B rows at ``key``: as a tensor [B, T, ...], or one into each TensorDict of a stack.
 
-    Rows have equal shapes unless ``tensordict`` [B], from :func:`for_rows`, is a stack.
+    Rows of different shapes need a stack, from :func:`for_rows`.
     """
     if isinstance(tensordict, LazyStackedTensorDict) and tensordict.stack_dim == 0:
         for sample, row in zip(tensordict.tensordicts, rows, strict=True):
@@ -63,10 +63,10 @@ def set_rows(tensordict: TensorDictBase, key: Key, rows: list[Tensor]) -> None:
 
 
 def for_rows(tensordict: TensorDictBase, ragged: bool) -> TensorDictBase:
-    """The TensorDict to write rows to; for ragged rows a lazy stack of B.
+    """Return the TensorDict to write rows to: for ragged rows, a lazy stack of B TensorDicts.
 
     Only in a stack do ``get(key, as_list=True)`` and ``get(key, as_padded_tensor=True)`` work: a
-    plain TensorDict ignores both and returns its nested tensor, which a rollout cannot stack.
+    plain TensorDict ignores them and returns its nested tensor, which a rollout cannot stack.
     """
     if ragged and not isinstance(tensordict, LazyStackedTensorDict):
         return tensordict.to_lazystack(0)
@@ -74,7 +74,7 @@ def for_rows(tensordict: TensorDictBase, ragged: bool) -> TensorDictBase:
 
 
 def pad_rows(rows: list[Tensor], side: str) -> list[Tensor]:
-    """Pad every row with zeros (False for masks) to the longest."""
+    """Pad every row with zeros (False for masks) to the length of the longest row."""
     padded = pad_sequence(rows, batch_first=True, padding_value=0, padding_side=side)
     return list(padded.unbind(0))
 
@@ -87,5 +87,5 @@ def check_side(padding_side: str) -> str:
 
 
 def lengths(rows: list[Tensor]) -> list[int]:
-    """T_i of every row."""
+    """Return the length T_i of every row."""
     return [row.shape[0] for row in rows]

@@ -1,6 +1,6 @@
-"""A Ray actor with the models, shared by the transforms of several environments.
+"""Runs a transform's models in a Ray actor, which several environments may share.
 
-Each environment has the keys and specs; only steps run in the actor. Requires ``klrl[ray]``.
+Each environment keeps the keys and specs; only steps run in the actor. Requires ``klrl[ray]``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Service:
         self.out_keys = [key for part in self.parts for key in part.out_keys]
 
     def shells(self) -> list[Transform]:
-        """The transform's parts without models and tokenizers: their keys and specs."""
+        """Return the transform's parts without models and tokenizers, for their keys and specs."""
         shells = [part.clone() for part in self.parts]
         for shell in shells:
             for name in ("model", "ref_model", "tokenizer", "_tokenizer"):
@@ -33,7 +33,7 @@ class Service:
         return shells
 
     def step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """The entries that the transform writes under "next"."""
+        """Run a step of the transform; return the entries that it writes under "next"."""
         written = next_tensordict.copy()
         self.transform._step(tensordict, written)
         return written.select(*self.out_keys, strict=False)
@@ -48,9 +48,9 @@ class Service:
 class Served(OneTransform):
     """A transform whose models are in a Ray actor.
 
-    Its parts in this process are shells; transforms that are appended to it, as to any Compose, run
-    in this process. The actor lives as long as one of its transforms. An actor of the same
-    ``actor_name`` is reused, even if its arguments differ.
+    In this process, its parts have no models. Transforms that are appended to it, as to any
+    Compose, run in this process. The actor lives as long as one of its transforms. An existing
+    actor of the same ``actor_name`` is reused, even if its arguments differ.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Served(OneTransform):
         return ray.get(getattr(self._actor, method).remote(*arguments))
 
     def _steps(self) -> list[Transform | None]:
-        """The transforms to run in this process; None stands for the actor's."""
+        """Return the transforms to run, in order; None stands for the transform in the actor."""
         steps: list[Transform | None] = []
         for part in self.transforms:
             if not getattr(part, "is_shell", False):
@@ -96,7 +96,7 @@ class Served(OneTransform):
         return steps
 
     def _serve(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        sent = [  # copies on the CPU, without a device, since the actor's may differ
+        sent = [  # CPU copies without a device, since the actor's device may differ
             each if each.device is None else each.cpu().clear_device_()
             for each in (tensordict.exclude("next"), next_tensordict)
         ]
@@ -129,7 +129,7 @@ class Served(OneTransform):
 
 
 def coefficient() -> property:
-    """The coefficient of the actor's transform, reward per nat; may be changed."""
+    """Make a property for the coefficient of the actor's transform, reward per nat."""
 
     def read(self: Served) -> float:
         return self._ask("coefficient")

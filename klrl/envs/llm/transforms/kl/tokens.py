@@ -1,8 +1,8 @@
-"""Convert the conversations, texts or token ids of a TensorDict to the tokens to score.
+"""Converts the conversations, texts or token ids of a TensorDict to the tokens to score.
 
 Every sequence has three masks over positions:
 - ``attention``: real tokens;
-- ``scored``: tokens whose log-prob is kept; the others get 0;
+- ``scored``: tokens whose log-prob is kept; other tokens get 0;
 - ``charged``: tokens that the policy produced in this step. Earlier turns of a conversation were
   charged when they were produced.
 """
@@ -29,7 +29,7 @@ Tokenizer: TypeAlias = Callable[..., Mapping[str, Sequence[Sequence[int]]]]
 ATTENTION_KEY = ("masks", "all_attention_mask")
 ASSISTANT_KEY = ("masks", "all_assistant_mask")
 MARKS_ASSISTANT = re.compile(r"{%-?\s*generation")
-#: Arguments of the chat template; RetrieveLogProb needs its tokens and assistant mask.
+#: Default arguments of ``apply_chat_template``; RetrieveLogProb needs token ids and assistant mask.
 TEMPLATE_DEFAULTS = {
     "return_assistant_tokens_mask": True,
     "tokenize": True,
@@ -41,7 +41,7 @@ TEMPLATE_DEFAULTS = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """B sequences: each field is a list of B rows [T_i]; ``dense``: the ids came as [B, T]."""
+    """B sequences: each list has B rows [T_i]; ``dense``: whether the ids came as [B, T]."""
 
     ids: list[Tensor]
     attention: list[Tensor]
@@ -51,7 +51,7 @@ class Encoded:
 
 
 def check_template_kwargs(kwargs: Mapping[str, object] | None) -> dict[str, object]:
-    """The chat template's arguments: the user's, with defaults."""
+    """Return the chat template's arguments: defaults updated by the user's; refuse invalid ones."""
     merged = {**TEMPLATE_DEFAULTS, **(kwargs or {})}
     for name in ("return_assistant_tokens_mask", "tokenize", "return_dict"):
         if not merged[name]:
@@ -62,11 +62,11 @@ def check_template_kwargs(kwargs: Mapping[str, object] | None) -> dict[str, obje
 
 
 def template_of(model: object, tokenizer: object) -> dict[str, object]:
-    """The chat template to render with: the wrapper's, else the tokenizer's.
+    """Return the chat template to render with: the wrapper's, else the tokenizer's.
 
-    Otherwise TorchRL would use its own template if the tokenizer's name contains "qwen", "llama",
-    "falcon" or "deepseek". TorchRL may still do so if the tokenizer's template cannot mark the
-    assistant's tokens.
+    Without a template argument, TorchRL uses its own template if the tokenizer's name contains
+    "qwen", "llama", "falcon" or "deepseek". The argument is left out if the tokenizer's template
+    cannot mark the assistant's tokens; then TorchRL may use its own.
     """
     for name in ("chat_template", "chat_template_name"):
         if getattr(model, name, None) is not None:
@@ -113,7 +113,7 @@ def encode_history(
 def _render(
     history: History, tokenizer: object, template: Mapping[str, object]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Ids and assistant masks, without padding."""
+    """Return ids and assistant masks, without padding."""
     rendered = history.apply_chat_template(tokenizer=tokenizer, **template)
     names = ("input_ids", "assistant_masks", "attention_mask")
     rows = [to_rows(rendered.get(name, as_list=True)) for name in names]
@@ -126,7 +126,7 @@ def _render(
 def encode_text(
     texts: list[str], prompts: list[str] | None, tokenizer: Tokenizer, kwargs: Mapping[str, object]
 ) -> Encoded:
-    """Tokenise B texts; the tokens after each prompt are charged, or all without a prompt."""
+    """Tokenise B texts; the tokens after each prompt are charged; without prompts, all tokens."""
     kept = {key: value for key, value in kwargs.items() if key not in _PADDING_KWARGS}
 
     def encode(strings: list[str]) -> list[Tensor]:
@@ -146,8 +146,8 @@ def encode_tokens(
 ) -> Encoded:
     """Read B sequences of token ids, dense [B, T] or ragged, with their masks.
 
-    ``attention_key`` is read if ("masks", "all_attention_mask") is missing; without both masks, the
-    tokenizer's pad and EOS tokens mark the padding of dense ids.
+    ``attention_key`` is read if ("masks", "all_attention_mask") is missing; if both are missing,
+    the tokenizer's pad and EOS tokens mark the padding of dense ids.
     """
     value = read_value(tensordict, key)
     if value is None:
@@ -171,9 +171,9 @@ def response_mask(
     attention: list[Tensor],
     prompt_key: Key | None = ("tokens", "prompt"),
 ) -> list[Tensor] | None:
-    """The tokens that the policy produced: the assistant mask, else attention minus the prompt.
+    """Return the mask of the response: the assistant mask, else the attention after the prompt.
 
-    Read from ``first``, else from ``second``; None if neither has a mask or a prompt.
+    It is read from ``first``, else from ``second``; None if neither has a mask or a prompt.
     """
     for source in (first, second):
         assistant = _mask_rows(source, ASSISTANT_KEY, attention)
@@ -196,7 +196,7 @@ def _mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[
 
 
 def _not_padding(row: Tensor, tokenizer: object, ragged: bool) -> Tensor:
-    """Real tokens of ids without a mask: all but the runs of pads at both ends."""
+    """Return the mask of real tokens for ids without a mask: all but the pads at both ends."""
     pad = getattr(tokenizer, "pad_token_id", None)
     real = torch.ones_like(row, dtype=torch.bool)
     if ragged or pad is None or not (row != pad).any():
@@ -209,12 +209,12 @@ def _not_padding(row: Tensor, tokenizer: object, ragged: bool) -> Tensor:
 
 
 def _after(mask: Tensor, count: int) -> Tensor:
-    """The mask from position ``count`` on."""
+    """Return the mask, False before position ``count``."""
     return mask & (torch.arange(mask.numel(), device=mask.device) >= count)
 
 
 def _behind(prompts: list[Tensor] | None, ids: list[Tensor], real: list[Tensor]) -> list[Tensor]:
-    """The masks after the end of each sequence's prompt; the whole masks without prompts."""
+    """Return the masks, False in each sequence's prompt; without prompts, unchanged masks."""
     if prompts is None:
         return real
     starts = [_common_prefix(*pair) for pair in zip(prompts, ids, strict=True)]

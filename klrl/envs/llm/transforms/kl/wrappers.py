@@ -1,4 +1,4 @@
-"""Read an LLM wrapper of TorchRL: its input mode, keys and tokens; and score the tokens."""
+"""Reads the tokens that an LLM wrapper of TorchRL takes as input, and scores them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Wrapper: TypeAlias = TensorDictModuleBase
 
 
 def full_key(key: Key, name: str) -> Key:
-    """Require a key of token log-probs: a tuple that ends in "full", as TorchRL expects."""
+    """Return a key of token log-probs; warn unless it is a tuple that ends in "full"."""
     key = as_key(key)
     if not is_full(key):
         warnings.warn(f"{name}={key}: TorchRL reads a tuple that ends in 'full'", stacklevel=4)
@@ -48,9 +48,9 @@ def is_full(key: Key) -> bool:
 
 
 def mask_key(key: Key) -> Key:
-    """The key of the charged tokens' mask: ("log_probs", "full") -> "log_probs_mask".
+    """Return the key of the charged tokens' mask: ("log_probs", "full") -> "log_probs_mask".
 
-    Not under "log_probs", which in an environment is a TensorClass with fixed fields.
+    The mask cannot be under "log_probs", a TensorClass with fixed fields in environments.
     """
     parts = key if isinstance(key, tuple) else (key,)
     *above, last = parts[:-1] or parts
@@ -71,7 +71,7 @@ def check_wrapper(model: Wrapper, name: str, assistant_only: bool) -> None:
 
 
 def temperature_of(model: Wrapper) -> float:
-    """The temperature in the wrapper's generate_kwargs, default 1."""
+    """Return the temperature in the wrapper's ``generate_kwargs``, default 1."""
     temperature = (getattr(model, "generate_kwargs", None) or {}).get("temperature")
     return 1.0 if temperature is None else float(temperature)
 
@@ -85,7 +85,7 @@ def encode(
     assistant_only: bool,
     history_key: Key | None = None,
 ) -> Encoded:
-    """The tokens and masks of a wrapper's input [B], by its input mode and keys.
+    """Return the tokens and masks of a wrapper's input [B], read by its input mode and keys.
 
     ``tokenizer`` and ``history_key`` replace the wrapper's; ``template``: arguments of the chat
     template, in history mode.
@@ -117,7 +117,7 @@ def encode(
 
 
 def _entry(tensordict: TensorDictBase, key: Key) -> History | list[str] | None:
-    """A conversation or a list of texts, or None."""
+    """Return the conversation or the list of texts at ``key``, or None."""
     parts = key if isinstance(key, tuple) else (key,)
     entry = tensordict
     for part in parts:
@@ -130,7 +130,7 @@ def _entry(tensordict: TensorDictBase, key: Key) -> History | list[str] | None:
 def score(
     model: Wrapper, tensordict: TensorDictBase, encoded: Encoded, temperature: float
 ) -> list[Tensor]:
-    """Log-probs [T_i] of the encoded tokens, nats; zero where a token is not ``scored``."""
+    """Compute log-probs [T_i] of the encoded tokens, nats; zero where a token is not ``scored``."""
     network = getattr(model, "model", None)
     if isinstance(network, nn.Module):
         rows = token_log_probs(network, encoded.ids, encoded.attention, temperature)
@@ -169,7 +169,7 @@ def _score_by_its_own_forward(
 def arrange(
     rows: list[list[Tensor]], encoded: Encoded, pad_output: bool, side: str
 ) -> tuple[list[list[Tensor]], bool]:
-    """Per-token rows in the wrapper's output format, and whether they are ragged.
+    """Return per-token rows in the wrapper's output format, and whether they are ragged.
 
     With ``pad_output``, dense ids keep their layout and ragged ones are padded on ``side``; without
     it, padding is removed.
@@ -184,8 +184,8 @@ def arrange(
 
 # ---------------------------------------------------------------------------------- log-probs
 
-# This works around TorchRL 0.14.1's TransformersWrapper, only here. Its forward passes the
-# attention mask as a positional argument (GPT-2 takes it for the cache and fails), pads on the left
+# The code below replaces the forward of TorchRL 0.14.1's TransformersWrapper. That forward passes
+# the mask as a positional argument (GPT-2 takes it for the cache and fails), pads on the left
 # without position ids, finds padding by value (if pad == eos it drops EOS), returns wrong numbers
 # with pad_model_input=False, ignores the temperature, and leaves dropout on in training mode. Here
 # padding is removed by the mask, and sequences are padded on the right, which a causal network
@@ -196,7 +196,7 @@ def arrange(
 def token_log_probs(
     network: nn.Module, ids: list[Tensor], attention: list[Tensor], temperature: float = 1.0
 ) -> list[Tensor]:
-    """Log softmax(logits / temperature) of every token given those before it, nats.
+    """Compute log softmax(logits / temperature) of every token given the tokens before it, nats.
 
     ``ids`` are B rows [T_i], ``attention`` is True at real tokens; padding may be on both sides.
     The returned rows [T_i] are at least float32, on the device of ``ids``, zero at padding and at
@@ -214,13 +214,13 @@ def token_log_probs(
         output = network(input_ids=tokens, attention_mask=mask, use_cache=False)
     logits = output.logits[:, :-1]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    # [B, V, T-1] against [B, T-1]: logits t - 1 predict token t.
+    # Logits [B, V, T-1] and targets [B, T-1]: the logits at t - 1 predict token t.
     scored = -cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
     return [_spread(*pair) for pair in zip(scored, attention, strict=True)]
 
 
 def _spread(scored: Tensor, attention: Tensor) -> Tensor:
-    """Place the log-probs of real tokens, from the second on, at their positions; else zeros."""
+    """Place the log-probs of real tokens, from the second on, at their positions among zeros."""
     positions = attention.nonzero().squeeze(-1)[1:]
     scored = scored[: positions.numel()].to(attention.device)
     spread = torch.zeros(attention.shape, dtype=scored.dtype, device=scored.device)
