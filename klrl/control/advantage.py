@@ -127,7 +127,7 @@ def _try(critic: TensorDictModule, estimate: Callable[[TensorDictBase], object])
                 "(2, 3, 1), float32"
             )
         if not value.isfinite().all():
-            raise PartError(f"wrote {key} that is not finite")
+            raise PartError(f"wrote values of {key} that are not finite")
 
 
 def _made_up(critic: TensorDictModule) -> TensorDict:

@@ -39,13 +39,13 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
     kind = TASKS.get(env.unwrapped.spec.entry_point)
     if kind is None:
         raise Unbatched(f"{env.unwrapped.spec.id} has no batch")
-    why = "" if env.render_mode is None else f"render_mode={env.render_mode}"
+    why = "" if env.render_mode is None else f"no batch with render_mode={env.render_mode}"
     limit, inner = np.inf, env
     while isinstance(inner, gymnasium.Wrapper):
         if type(inner) is TimeLimit:
             limit = inner._max_episode_steps
         elif type(inner) not in (OrderEnforcing, PassiveEnvChecker):
-            why = f"{type(inner).__name__} wraps them"
+            why = f"no batch with {type(inner).__name__}"
         inner = inner.env
     try:
         if not why:
@@ -55,7 +55,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
     except Exception as error:  # of an older MuJoCo, or of a model that a Batch refuses
         why = f"a batch fails: {first_line(error)}"
     if why:
-        raise Unbatched(f"{why}; a batch takes about two thirds of the time")
+        raise Unbatched(f"{why}; a batch would take about 2/3 of the time")
     _compared.add(known)
     return batch
 

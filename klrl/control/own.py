@@ -135,7 +135,7 @@ def _outputs(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor,
         shown = gave[0] if len(gave) == 1 else gave
         raise PartError(f"gave {shown} for observations {tuple(seen.shape)}; give {wanted}")
     if not all(each.dtype == torch.float32 for each in outputs):
-        raise PartError("its outputs are not float32")
+        raise PartError("its outputs are not float32; convert them")
     return outputs
 
 

@@ -114,7 +114,7 @@ class TorchRLEnv(gymnasium.Env):
                 check_env_specs(self.base)
             except AssertionError as error:
                 why = in_one_line(error)
-                raise Misfit(f"torchrl's check_env_specs refuses it: {why}") from error
+                raise Misfit(f"torchrl's check_env_specs refuses the specs: {why}") from error
             finally:
                 logger.setLevel(level)
 

@@ -109,7 +109,7 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
         if row.get(axis) != row["iteration"] * size:
             record.problems.append(
                 f"metrics.jsonl: iteration {row['iteration']} has {axis}={row.get(axis)}, "
-                f"but each has {size}"
+                f"but an iteration has {size}"
             )
     last = done[-1] if done else 0
     # With patience a run may end before its frames.

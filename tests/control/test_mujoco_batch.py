@@ -192,14 +192,14 @@ def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.Mon
     def stepped(env_id: str = "Hopper-v5", copies: int = 2, **how: Any) -> str:
         return VectorGymEnv(env_id, copies, **how).stepped
 
-    cost = "; a batch takes about two thirds of the time)"
+    cost = "; a batch would take about 2/3 of the time)"
     assert stepped("CartPole-v1") == "2 copies one by one"
     assert stepped("Ant-v5") == "2 copies one by one (Ant-v5 has no batch)"
     assert stepped(copies=1) == "one copy"
     wrapped = stepped(make=lambda: TransformReward(hopper(), lambda r: r))
-    assert wrapped == f"2 copies one by one (TransformReward wraps them{cost}"
+    assert wrapped == f"2 copies one by one (no batch with TransformReward{cost}"
     drawn = stepped(kwargs={"render_mode": "rgb_array"})
-    assert drawn == f"2 copies one by one (render_mode=rgb_array{cost}"
+    assert drawn == f"2 copies one by one (no batch with render_mode=rgb_array{cost}"
     own = CustomEnvConfig(name="custom", target=f"{__name__}:hopper", num_envs=2)
     assert make_copies(own, seed=0).stepped == "2 copies one by one"
     assert "batch" in make_copies(gym("Hopper-v5", 2), seed=0).stepped
@@ -209,7 +209,7 @@ def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.Mon
 
 WRAPPED = "env.wrappers=[{target: gymnasium.wrappers:ClipReward, args: {max_reward: 1}}]"
 BATCH = "2 copies in one MuJoCo batch, policy in numpy"
-SINGLY = "2 copies one by one (ClipReward wraps them; a batch takes about two thirds of the time)"
+SINGLY = "2 copies one by one (no batch with ClipReward; a batch would take about 2/3 of the time)"
 
 
 @pytest.mark.integration

@@ -287,7 +287,7 @@ def test_specs_that_are_not_served_are_named(fault: str) -> None:
         (CartPole(leave="reward"), "step wrote no reward, which its spec requires; write it"),
         (
             CartPole(more="truncated"),
-            "torchrl's check_env_specs refuses it: AssertionError: The keys of the specs",
+            "torchrl's check_env_specs refuses the specs: AssertionError: The keys of the specs",
         ),
         (
             CartPole(spec=Unbounded(4, dtype=torch.float64)),
