@@ -140,7 +140,7 @@ def run_cell(cell: BaseCell) -> dict[str, Any]:
 
 def once(cell: BaseCell, name: str, words: list[str]) -> dict[str, float]:
     """Train a run and measure its policy, or read what was measured."""
-    from klrl import api
+    import klrl
 
     folder = cell.runs / name.replace(" ", "_")
     kept = folder / "measured.json"
@@ -150,7 +150,7 @@ def once(cell: BaseCell, name: str, words: list[str]) -> dict[str, float]:
         shutil.rmtree(folder, ignore_errors=True)
         if name == "clone":
             demonstrate(cell)
-        run = api.run(*words, folder=folder)
+        run = klrl.run(*words, folder=folder)
         found = {"words": words, **measured(run, cell, name)}
         found["cpu"] = round(time.process_time() - started, 1)
         kept.write_text(json.dumps(found), encoding="utf-8")
@@ -175,9 +175,9 @@ def measured(run: Any, cell: BaseCell, name: str) -> dict[str, float]:
 
 def distance(run: Any, base: Path) -> float:
     """Euclidean, of the policy's weights from the base's."""
-    from klrl import api
+    import klrl
 
-    pair = [dict(policy.named_parameters()) for policy in (run.policy(), api.load_policy(base))]
+    pair = [dict(policy.named_parameters()) for policy in (run.policy(), klrl.load_policy(base))]
     return float(sum((pair[0][n] - p).square().sum() for n, p in pair[1].items())) ** 0.5
 
 
