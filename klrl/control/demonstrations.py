@@ -213,9 +213,6 @@ def _frames(folder: _Folder, env: VectorGymEnv, family: Family) -> TensorDict:
         after = folder.read(("next", "observation"), *like)
     if folder.get(("next", "reward")) is not None:
         reward = folder.read(("next", "reward"), 1, torch.float32)
-    # Return and length of each episode so far.
-    place, total = torch.arange(len(folder)), reward.double().cumsum(0)
-    first = torch.where(ends.roll(1), place, 0).cummax(0).values
     flags = {"done": ends, "terminated": terminated, "truncated": ends & ~terminated}
     root = {
         "observation": observation,
@@ -225,8 +222,6 @@ def _frames(folder: _Folder, env: VectorGymEnv, family: Family) -> TensorDict:
             "observation": after,
             "reward": reward,
             **{key: each[:, None] for key, each in flags.items()},
-            "episode_reward": (total - (total - reward)[first]).float(),
-            "step_count": (place - first + 1)[:, None],
         },
     }
     return TensorDict(root, [len(folder)])

@@ -137,6 +137,9 @@ class ControlParts(Parts):
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
         """The reward metrics of a charged rollout, for its row."""
+        if self.data is not None:  # its episodes are not the policy's
+            mean = _mean(batch["next", "reward"])
+            return Rewards(mean, mean, 0.0)
         return rewards_of(batch, self.kl, self._reward_normalizer)
 
     def held_out(self) -> Row:

@@ -23,9 +23,11 @@ def last_recorded(rows: Iterable[Row]) -> Row:
 def final_return(last: Mapping[str, float]) -> float | None:
     """The final return, from the last value of each metric; None if no return was recorded.
 
-    It is the evaluation's return, else that of training episodes, else the mean reward.
+    It is the evaluation's return, else that of training episodes, else the mean reward; of a run
+    that imitates only the first, since the others are the data's.
     """
-    return next((float(last[name]) for name in _RETURNS if name in last), None)
+    names = _RETURNS[:1] if "nll/held_out" in last else _RETURNS
+    return next((float(last[name]) for name in names if name in last), None)
 
 
 #: A run whose penalty share is at least this reports it. With kl.coef=0.1 the share was .22 and .41

@@ -101,7 +101,7 @@ class Evaluations:
         if self._counters.iteration < self._last:
             recorder.say(
                 f"ended early: {_NLL} is the best at iteration {self._counters.best_iteration}, "
-                f"{self._patience} before the last; collector.patience=null trains on"
+                f"{self._patience} before the last; collector.patience=null never ends early"
             )
         if not self.schedule.closing.episodes:
             return

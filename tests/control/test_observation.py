@@ -43,7 +43,7 @@ def made(env_id: str, num_envs: int = 2, **how: object) -> VectorGymEnv:
 def agent_for(env) -> Agent:
     if not env.layout.images:
         return agent_of(env, "categorical")
-    config = CNNActorConfig([8], "relu", True, None, 1.0, "impala", 255.0, name="cnn")
+    config = CNNActorConfig([8], "relu", True, init_std=1.0, arch="impala", scale=255.0, name="cnn")
     return make_agent(config, env, normalize=True, separate=False)
 
 

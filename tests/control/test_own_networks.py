@@ -81,7 +81,9 @@ def copied(module: nn.Module, values: list[torch.Tensor]) -> None:
 def test_an_own_cnn_with_klrls_weights_is_klrls_cnn() -> None:
     """Channels, scale and leading dimensions as ``actor=cnn`` has them."""
     env = VectorGymEnv(CATCH, 2, seed=0)
-    plain_config = CNNActorConfig([8], "relu", False, None, 1.0, "nature", 255.0, name="cnn")
+    plain_config = CNNActorConfig(
+        [8], "relu", False, init_std=1.0, arch="nature", scale=255.0, name="cnn"
+    )
     plain = make_agent(plain_config, env, normalize=True, separate=False)
     own = agent_of(env, "Nature")
     for mine, klrls in ((own.policy_net, plain.policy_net), (own.value_net, plain.value_net)):

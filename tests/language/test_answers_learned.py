@@ -95,6 +95,7 @@ def test_rows_and_conversations_learn_the_same_and_resume_to_the_bit(exits) -> N
     assert rows == timeless(rows_of(Path("turns")))
     assert rows[-1]["nll/held_out"] < rows[0]["nll/held_out"]
     assert rows[-1]["reward/raw"] > 0  # the data's answers are right: exact
+    assert "reward/episode" not in rows[-1]
     assert exits(*sft("frames=16", "optim.lr_floor=0.01", "hydra.run.dir=part"))[0] == 0
     assert exits("resume=part", "frames=32")[0] == 0
     assert rows == timeless(rows_of(Path("part")))

@@ -146,6 +146,8 @@ class LanguageParts(Parts):
     def rewards(self, batch: TensorDictBase) -> Rewards:
         """Summarise the rewards of a charged rollout, for its row of metrics."""
         rewards = rewards_of(batch, self.kl)
+        if self.config.collector.imitates:  # its responses are not the policy's
+            return replace(rewards, own={})
         return replace(rewards, own={**rewards.own, **self._rounding})
 
     def held_out(self) -> Row:
