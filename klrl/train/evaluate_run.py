@@ -86,6 +86,7 @@ def stored_job(
             raise ConfigError(f"{name}={value}: give a whole number >= {least}")
     folder = find_run(str(run), setting)
     config = config_on_task(folder, words)
-    for line in filter(None, [edited_settings(folder), *changed_sources(config, ("env", "actor"))]):
+    changed = changed_sources(config, ("env", "actor", "reference"))
+    for line in filter(None, [edited_settings(folder), *changed]):
         warn(line)
     return folder, config
