@@ -163,7 +163,7 @@ class WalkerBatch(MujocoBatch):
         self._low, self._high = np.array([z, both, *[rest] * size]).T
 
     def _observed(self) -> Sequence[Array]:
-        return self._shown, _within(self._qvel)
+        return self._shown, np.minimum(np.maximum(self._qvel, -10), 10)
 
     def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
         state = np.concatenate((self._qpos[:, 1:], self._qvel), 1)
@@ -191,40 +191,11 @@ class ReacherBatch(MujocoBatch):
         return reward - np.square(actions).sum(1) * task._reward_control_weight, self._never
 
 
-class DoublePendulumBatch(MujocoBatch):
-    """InvertedDoublePendulum: a bonus while its tip is above 1, less squares of place and speed."""
-
-    def _find(self) -> None:
-        """Tip and force of the last substep."""
-        self._sites, self._force = map(self._batch.bind, ("site_xpos", "qfrc_constraint"))
-
-    def _observed(self) -> Sequence[Array]:
-        angles, speeds, force = self._qpos[:, 1:], _within(self._qvel), _within(self._force[:, :1])
-        return self._qpos[:, :1], np.sin(angles), np.cos(angles), speeds, force
-
-    def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        x, _, y = self._sites[:, 0].T
-        _, v1, v2 = _squares(self._qvel).T
-        far, fast = 0.01 * _squares(x) + _squares(y - 2), 1e-3 * v1 + 5e-3 * v2
-        ends = y <= 1
-        return self._task._healthy_reward * ~ends - far - fast, ends
-
-
-def _within(values: Array) -> Array:
-    return np.minimum(np.maximum(values, -10), 10)
-
-
-def _squares(values: Array) -> Array:
-    """As C's pow rounds them, which squares Gymnasium's scalars; numpy's arrays are multiplied."""
-    return np.reshape([value**2 for value in values.ravel().tolist()], values.shape)
-
-
 _ROOM = "gymnasium.envs.mujoco"
 #: Entry point of a task -> its batch.
 TASKS = {
     f"{_ROOM}.half_cheetah_v5:HalfCheetahEnv": MujocoBatch,
     f"{_ROOM}.hopper_v5:HopperEnv": WalkerBatch,
-    f"{_ROOM}.inverted_double_pendulum_v5:InvertedDoublePendulumEnv": DoublePendulumBatch,
     f"{_ROOM}.reacher_v5:ReacherEnv": ReacherBatch,
     f"{_ROOM}.swimmer_v5:SwimmerEnv": MujocoBatch,
     f"{_ROOM}.walker2d_v5:Walker2dEnv": WalkerBatch,

@@ -21,10 +21,7 @@ from tests.agents import gym
 from tests.conftest import QUICK
 from tests.control.test_episodes import kept, played
 
-TASKS = (
-    *("HalfCheetah-v5", "Hopper-v5", "Swimmer-v5", "Walker2d-v5"),
-    *("Reacher-v5", "InvertedDoublePendulum-v5"),
-)
+TASKS = ("HalfCheetah-v5", "Hopper-v5", "Swimmer-v5", "Walker2d-v5", "Reacher-v5")
 NEVER_FALL = ("HalfCheetah-v5", "Swimmer-v5", "Reacher-v5")
 #: Time limits are reached, and every setting that a step reads has another value than its default.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -35,7 +32,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "Swimmer-v5": {"frame_skip": 2, "ctrl_cost_weight": 0.2},
     "Reacher-v5": {"reward_dist_weight": 0.7, "reward_control_weight": 0.3},
-    "InvertedDoublePendulum-v5": {"healthy_reward": 3.0, "frame_skip": 2},
     "Walker2d-v5": {"terminate_when_unhealthy": False, "healthy_z_range": (1.1, 1.3)},
 }
 CASES = [(name, {}) for name in TASKS]
