@@ -1,13 +1,8 @@
-"""The second edition's search: ``python -m benchmarks.mujoco.search`` runs what is missing.
-
-Equal effort for each loss, as docs/results/mujoco/protocol.md has it: all settings with the first
-seed, the best two again with the second.
-"""
+"""The second edition's search, as docs/results/mujoco/protocol.md has it: equal for each loss."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,27 +43,19 @@ def cells(words: tuple[str, ...], seed: int) -> list[Cell]:
     return [Cell(task, name, seed, (*COMMON, *words)) for task in TWO]
 
 
-def score(words: tuple[str, ...], known: Lines) -> float:
+def score(words: tuple[str, ...], known: Lines, seeds: Sequence[int] = SEEDS) -> float:
     """Geometric mean over tasks of the mean return over the seeds that are there."""
     means = []
-    for task in range(len(TWO)):
-        found = [known.get(cells(words, seed)[task]) for seed in SEEDS]
-        returns = [line["return"] for line in found if line]
+    for of_task in zip(*(cells(words, seed) for seed in seeds), strict=True):
+        returns = [line["return"] for line in map(known.get, of_task) if line]
         means.append(np.mean(returns) if returns else 0.0)
     return float(np.sqrt(np.prod(means))) if min(means) > 0 else 0.0
 
 
 def best_two(loss: str, known: Lines) -> list[tuple[str, ...]]:
     """By the first seed alone, so that a search that goes on has the same two."""
-    first = {
-        words: [known.get(cell) for cell in cells(words, SEEDS[0])] for words in SEARCHED[loss]
-    }
-
-    def of(words: tuple[str, ...]) -> float:
-        returns = [line["return"] if line else 0.0 for line in first[words]]
-        return float(np.prod(returns)) if min(returns) > 0 else 0.0
-
-    return sorted(SEARCHED[loss], key=of, reverse=True)[:2]
+    settings = SEARCHED[loss]
+    return sorted(settings, key=lambda words: score(words, known, SEEDS[:1]), reverse=True)[:2]
 
 
 def chosen(loss: str, known: Lines) -> tuple[str, ...]:
@@ -76,44 +63,25 @@ def chosen(loss: str, known: Lines) -> tuple[str, ...]:
     return max(best_two(loss, known), key=lambda words: score(words, known))
 
 
+def stages(known: Lines) -> tuple[list[Cell], list[Cell]]:
+    """All settings with the first seed; the best two of each loss with the second."""
+    first = [
+        cell
+        for each in zip(*SEARCHED.values(), strict=True)
+        for words in each
+        for cell in cells(words, SEEDS[0])
+    ]
+    best = [words for loss in SEARCHED for words in best_two(loss, known)]
+    return first, [cell for words in best for cell in cells(words, SEEDS[1])]
+
+
 def complete(known: Lines) -> bool:
     """Whether all of it was run."""
-    first = [
-        cell for each in SEARCHED.values() for words in each for cell in cells(words, SEEDS[0])
-    ]
-    if not all(map(known.get, first)):
-        return False
-    best = (words for loss in SEARCHED for words in best_two(loss, known))
-    return all(known.get(cell) for words in best for cell in cells(words, SEEDS[1]))
+    return all(known.get(cell) for stage in stages(known) for cell in stage)
 
 
 def run(jobs: int) -> list[str]:
     """Both stages; what failed."""
     known = lines()
-    stage = [
-        cell for i in range(4) for each in SEARCHED.values() for cell in cells(each[i], SEEDS[0])
-    ]
-    failed = run_cells(stage, known, jobs)
-    last: Iterable[Cell] = (
-        cell
-        for loss in SEARCHED
-        for words in best_two(loss, known)
-        for cell in cells(words, SEEDS[1])
-    )
-    return failed + run_cells(last, known, jobs)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mujoco.search", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
-    failed, known = run(parser.parse_args().jobs), lines()
-    for loss, settings in SEARCHED.items():
-        for words in settings:
-            mark = "  <- taken" if words == chosen(loss, known) else ""
-            print(f"{score(words, known):8,.0f}  {' '.join(words)}{mark}")
-    if failed:
-        raise SystemExit("\n".join(failed))
-
-
-if __name__ == "__main__":
-    main()
+    failed = run_cells(stages(known)[0], known, jobs)
+    return failed or run_cells(stages(known)[1], known, jobs)
