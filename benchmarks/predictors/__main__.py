@@ -108,14 +108,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}")
     parser.add_argument("--jobs", type=int, default=1, help="bases at a time (default 1)")
     parser.add_argument("--draw", action="store_true", help="no runs; write from what is there")
-    parser.add_argument("--power", action="store_true", help="print the table of power (a minute)")
     parser.add_argument("--cell", nargs=2, metavar=("TASK", "SEED"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.cell:
         print(json.dumps(run_cell(BaseCell(args.cell[0], "base", int(args.cell[1]), ()))))
-        return
-    if args.power:
-        analysis.tell_power()
         return
     if unknown := set(args.tasks) - set(TASKS):
         parser.error(f"{', '.join(unknown)}: choose {', '.join(TASKS)}")

@@ -140,16 +140,14 @@ def power(shares: tuple[float, float], tasks: int, studies: int = 400) -> tuple[
     """Share of studies whose interval lies above 0, and below it."""
     rng, ends = np.random.default_rng(1), []
     for _ in range(studies):
-        one, two = across(
-            {str(t): simulated(shares, rng) for t in range(tasks)}, 400, int(rng.integers(2**31))
-        )
+        study = {str(t): simulated(shares, rng) for t in range(tasks)}
+        one, two = across(study, 400, int(rng.integers(2**31)))
         ends.append(interval(one - two)[1:])
     low, high = np.array(ends).T
     return float((low > 0).mean()), float((high < 0).mean())
 
 
-def tell_power() -> None:
-    """The page's table."""
+if __name__ == "__main__":  # the page's table
     for tasks in (1, 2, 3):
         for other in (0.7, 0.6, 0.5, 0.4):
             above, below = power((0.7, other), tasks)

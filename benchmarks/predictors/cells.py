@@ -30,6 +30,9 @@ MASS = 28
 EPISODES, VISITS, DEMONSTRATIONS = 100, 50, 50
 #: The expert's seed is its base's and this; the folder of its demonstrations.
 EXPERT, DATA = 1000, "demonstrations"
+#: Of each policy: KLs to the base in states of the new task, which the policy visits, and of the
+#: old task, which the base visits.
+KLS = ("new_forward", "new_reverse", "old_forward", "old_reverse")
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,7 @@ class Task:
     new: str  # the changed task
     old: str
     told: str
-    frames: tuple[
-        int, int, int, int
-    ]  # base and expert, reinforcement learning, distillation, cloning
+    frames: tuple[int, int, int, int]  # base and expert, reinforcement, distillation, cloning
     coefs: tuple[str, ...] = ("0", "0.1", "0.3", "1", "3")
 
 
@@ -62,9 +63,6 @@ TASKS = {
         (300_000, 100_000, 50_000, 500_000),
     ),
 }
-#: Of each policy: KLs to the base in states of the new task, which the policy visits, and of the
-#: old task, which the base visits.
-KLS = ("new_forward", "new_reverse", "old_forward", "old_reverse")
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,6 @@ class BaseCell(Cell):
 
     @property
     def process(self) -> list[str]:
-        """The words after ``python``."""
         return ["-m", "benchmarks.predictors", "--cell", self.task, str(self.seed)]
 
     @property
@@ -100,14 +97,13 @@ class BaseCell(Cell):
         start = [*common, task.new, f"actor.init={base}", f"seed={self.seed}"]
         anchored = [tuned, "reference=checkpoint", f"reference.path={base}"]
         teacher = ["experiment=distill", f"reference.path={expert}", "actor.hidden=[64,64]"]
-        data = f"data={self.runs / DATA}"
         return {
             "base": [*common, "kl=none", trained, f"seed={self.seed}"],
             "expert": [*common, "kl=none", trained, task.new, f"seed={EXPERT + self.seed}"],
             **{f"rl {coef}": [*start, *anchored, f"kl.coef={coef}"] for coef in task.coefs},
             "distill reverse": [*teacher, *start, distilled, "kl.divergence=reverse"],
             "distill forward": [*teacher, *start, distilled, "kl.divergence=forward"],
-            "clone": ["experiment=clone", *start, data, cloned],
+            "clone": ["experiment=clone", *start, f"data={self.runs / DATA}", cloned],
         }
 
 
@@ -127,15 +123,9 @@ def prepare_models() -> None:
 def run_cell(cell: BaseCell) -> dict[str, Any]:
     """Train and measure what is missing; the cell's line."""
     found = {name: once(cell, name, words) for name, words in cell.words_of().items()}
-    return {
-        "name": cell.name,
-        "identity": cell.prints,
-        "return": found["base"]["old"],
-        "se": found["base"]["old_se"],
-        "cpu": round(sum(each["cpu"] for each in found.values()), 1),
-        "machine": cpu_name(),
-        "policies": found,
-    }
+    base, cpu = found["base"], round(sum(each["cpu"] for each in found.values()), 1)
+    line = {"name": cell.name, "identity": cell.prints, "return": base["old"], "se": base["old_se"]}
+    return {**line, "cpu": cpu, "machine": cpu_name(), "policies": found}
 
 
 def once(cell: BaseCell, name: str, words: list[str]) -> dict[str, float]:
@@ -159,26 +149,21 @@ def once(cell: BaseCell, name: str, words: list[str]) -> dict[str, float]:
 
 def measured(run: Any, cell: BaseCell, name: str) -> dict[str, float]:
     """Returns on both tasks; of a policy that was made of the base, how far it is from it."""
+    import klrl
+
     task, base, row = TASKS[cell.task], cell.runs / "base", {}
     for key, word in (("new", task.new), ("old", task.old)):
         played = run.evaluate(EPISODES, word).row
         row |= {key: played["eval/return"], f"{key}_se": played["eval/return_se"]}
     if name == "base":
         return row
-    for states, on in (("new", run.folder), ("old", base)):
-        for told, each in run.kl(base, on=on, episodes=VISITS).distances.items():
-            for way, pair in (("reverse", "KL(run||other)"), ("forward", "KL(other||run)")):
-                if told.startswith(pair):
-                    row[f"{states}_{way}"] = each.mean
-    return {**row, "weights": distance(run, base)}
-
-
-def distance(run: Any, base: Path) -> float:
-    """Euclidean, of the policy's weights from the base's."""
-    import klrl
-
-    pair = [dict(policy.named_parameters()) for policy in (run.policy(), klrl.load_policy(base))]
-    return float(sum((pair[0][n] - p).square().sum() for n, p in pair[1].items())) ** 0.5
+    for states, on, label in (("new", run.folder, "run"), ("old", base, "other")):
+        found = run.kl(base, on=on, episodes=VISITS).distances
+        row[f"{states}_reverse"] = found[f"KL(run||other) on {label}"].mean
+        row[f"{states}_forward"] = found[f"KL(other||run) on {label}"].mean
+    weights = [dict(policy.named_parameters()) for policy in (run.policy(), klrl.load_policy(base))]
+    row["weights"] = float(sum((weights[0][n] - p).square().sum() for n, p in weights[1].items()))
+    return {**row, "weights": row["weights"] ** 0.5}
 
 
 def demonstrate(cell: BaseCell) -> None:
