@@ -130,7 +130,7 @@ class RunningEpisodes:
                 self.repeatable, self._why = False, why
         else:
             self._rollout = make()
-            why = self._why or f"this checkpoint holds none, or one of over {LONGEST:,} steps ran"
+            why = self._why or f"this checkpoint stores none, or one exceeded {LONGEST:,} steps"
         assert self._rollout is not None
         self.new = iteration > 0 and bool(why)
         if self.new:

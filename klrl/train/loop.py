@@ -346,13 +346,13 @@ class Training:
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
-            other = f"; numerics {begun_with} until then, {NUMERICS} from there on"
+            other = f"; numerics {begun_with} before, {NUMERICS} from here on"
             lines.append(at + (other if begun_with != NUMERICS else ""))
         if self.parts.kl is not None and not isinstance(self.parts.kl.divergence.name, str):
             lines.append(BLIND)
         if self.parts.reference is not None:
             name, size = self.config.reference.name, self.parts.reference.bytes
-            lines.append(f"reference: {name}, {size / 1e6:.2f} MB beside the policy")
+            lines.append(f"reference: {name}, {size / 1e6:.2f} MB in addition to the policy")
         return lines
 
     def _tell(self, hook: str, *args: Any) -> None:
@@ -387,8 +387,8 @@ def start(
     """
     if not _running.acquire(blocking=False):
         raise ConfigError(
-            f"folder={files.path}: another run goes on in this process; wait for it, or start this "
-            "one in a process of its own"
+            f"folder={files.path}: this process is training another run; wait for it, or start "
+            "this one in a new process"
         )
     before = torch.get_num_threads()
     try:

@@ -130,7 +130,7 @@ def test_a_checkpoint_of_before_holds_no_actions_and_is_resumed_all_the_same(
             klrl.run(*WORDS, "env.normalize_reward=true", folder=PART, callbacks=[EndsAt(4)])
     assert exits(f"resume={PART}") == 0
     told = capsys.readouterr().out.partition("resumed at 192 frames")[2]
-    assert "resume: new episodes begin: this checkpoint holds none" in told
+    assert "resume: new episodes begin: this checkpoint stores none" in told
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 
 

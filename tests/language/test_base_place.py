@@ -18,7 +18,7 @@ from tests.runs.commands import said
 pytestmark = pytest.mark.integration
 
 ADAPTERS = ("actor.lora.r=2", "reference=adapter_off")
-OTHER_WEIGHTS = "does not hold the weights that the run started from; put those files back\n"
+OTHER_WEIGHTS = "does not hold the weights that the run started from; restore those files\n"
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from tests.transforms import llm_toys as toys
 
 RESUME = ("resume=run", "frames=48")
 ROWS = [{"prompt": f"user{i}", "answer": str(i)} for i in range(6)]
-REMEDY = "holds other rows than this run began with; bring them back, or start another run"
+REMEDY = "its rows have changed since this run began; restore them, or start a new run"
 
 
 def write(file: str, rows: list[dict]) -> None:

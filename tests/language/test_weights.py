@@ -20,7 +20,7 @@ from tests.transforms.llm_toys import network
 pytestmark = pytest.mark.integration
 
 FILE, RESUME = Path("model/model.safetensors"), ("resume=run", "frames=48")
-LINE = "actor.model=model does not hold the weights that the run started from; put those files back"
+LINE = "actor.model=model does not hold the weights that the run started from; restore those files"
 
 
 def start(*words: str) -> None:

@@ -309,7 +309,7 @@ class PromptStream:
         for named, digest in self._rows.items():
             if stored.get(named, digest) != digest:
                 raise ConfigError(
-                    f"{named}: holds other rows than this run began with; bring them back, or "
-                    "start another run"
+                    f"{named}: its rows have changed since this run began; restore them, or "
+                    "start a new run"
                 )
         self.served = int(state["served"])

@@ -245,7 +245,7 @@ class BaseDigest:
         if stored is not None and not torch.equal(stored.cpu(), self.digest):
             raise RuntimeError(
                 f"actor.model={self.model or 'null'} does not hold the weights that the run "
-                "started from; put those files back"
+                "started from; restore those files"
             )
 
 

@@ -210,7 +210,7 @@ def _differs(
     if sample.tokens != policy.causal.tokenizer.convert_ids_to_tokens(ids):
         yield f"{sample}: its tokens are not those of its ids"
     if sample.truncated is not (ids[-1] not in policy.special.eos):
-        yield f"{sample}: its truncated is not what its last token says"
+        yield f"{sample}: its truncated contradicts its last token"
     if len(ids) > config.collector.max_new_tokens:
         yield f"{sample}: it is longer than collector.max_new_tokens"
 
