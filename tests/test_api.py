@@ -77,7 +77,7 @@ def test_its_policy_its_evaluation_and_its_figure(run: klrl.Run) -> None:
         (lambda run: run.evaluate(1.5), "episodes=1.5: give a whole number >= 1"),
         (lambda run: run.evaluate(3, seed=-1), "seed=-1: give a whole number >= 0"),
         (lambda run: run.evaluate(3, device="tpu"), "device=tpu: choose auto"),
-        (lambda run: run.evaluate(3, 4), "4: evaluation keeps it"),
+        (lambda run: run.evaluate(3, 4), "4: evaluation cannot set it"),
         (lambda run: run.policy("first"), "has no checkpoint 'first'"),
         (lambda run: run.policy(device="tpu"), "device=tpu: choose auto"),
     ],

@@ -34,7 +34,7 @@ def read_plain(path: Path) -> bytes:
         OSError: the file cannot be read, or is not a regular file.
     """
     if path.exists() and not path.is_file():
-        raise OSError("it is no plain file")
+        raise OSError("it is not a regular file")
     return path.read_bytes()
 
 
@@ -107,7 +107,7 @@ def open_in_place(path: Path, flags: int) -> int:
     with suppress(FileNotFoundError):
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path}: is no plain file; move it away")
+            raise ConfigError(f"{path}: is not a regular file; move it away")
         if status.st_nlink > 1:
             with replacing(path) as partial:
                 shutil.copyfile(path, partial)
@@ -125,8 +125,8 @@ def refuse_link(path: Path, name: str = "") -> None:
     """Refuse to write through a link; ``name`` is the link's name in the message."""
     if path.is_symlink():
         raise ConfigError(
-            f"{name or f'{path}:'} is a link, and what it leads to would be overwritten; put a "
-            "copy in its place"
+            f"{name or f'{path}:'} is a link, whose target would be overwritten; replace it "
+            "with a copy"
         )
 
 

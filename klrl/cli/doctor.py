@@ -102,7 +102,7 @@ def parser() -> Parser:
         "sums over all actions, and kl=legacy against kl=retrieve. With --loss: does my own loss "
         "have the gradient of E[return] - coef KL(pi||ref)?",
     )
-    parser.add_flag("--install", "what is installed for what people do, and what installs the rest")
+    parser.add_flag("--install", "what each use of klrl has installed, and how to install the rest")
     parser.add_argument(
         "--audit", metavar="FOLDER", help="a table of the losses in a folder of adapters"
     )
@@ -115,18 +115,18 @@ def parser() -> Parser:
         "--placement",
         choices=("loss", "split", "reward"),
         default="loss",
-        help="where the KL is charged: in the loss (default); in loss and rewards (the exact KL); "
+        help="where the KL is charged: in the loss (default), in loss and rewards (exact KL), or "
         "in the rewards alone (k1)",
     )
     loss.add_argument(
         "--divergence",
         choices=("reverse", "forward", "js", "tv", "none"),
-        help="what the penalty is meant to be: KL(pi||ref) (default), KL(ref||pi), ...",
+        help="the intended penalty: KL(pi||ref) (default), KL(ref||pi), ...",
     )
     loss.add_argument(
         "--scope",
         choices=("sequence", "token"),
-        help="of whole episodes (default of reverse), or of each step alone (of the others)",
+        help="penalty of whole episodes (default of reverse, none) or of each step (of the others)",
     )
     loss.add_argument("--stale", type=int, default=0, help="random updates from pi_old to pi (0)")
     loss.add_argument("--seeds", type=int, default=100, help="problems of each kind (100)")

@@ -51,7 +51,7 @@ def parser() -> Parser:
     parser = Parser(
         prog="klrl evaluate",
         description=(
-            "Play a run's policy from start states that its own evaluations did not have; a "
+            "Evaluate a run's policy from start states that its own evaluations never used; a "
             "language policy answers its evaluation split."
         ),
     )
@@ -60,7 +60,7 @@ def parser() -> Parser:
     other += "actor.model=FOLDER, if a language run's base model was moved"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     parser.add_flag("--sampled", "sample actions (tokens) as in training")
-    parser.add_flag("--video", "film the first episode: RUN/videos, and the loggers")
+    parser.add_flag("--video", "film the first episode, for RUN/videos and the loggers")
     add_playing(parser)
     return parser
 
@@ -81,7 +81,7 @@ def add_playing(parser: Parser) -> None:
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
     parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")
-    seed = "another seed, another set of start states (default 0)"
+    seed = "seed of the start states (default 0)"
     parser.add_argument("--seed", type=partial(_at_least, 0), default=0, help=seed)
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     parser.add_flag("--json", "print one JSON object")

@@ -68,8 +68,8 @@ def parser() -> Parser:
     parser = Parser(
         prog="klrl kl",
         description=(
-            "How far are two policies apart? KL both ways, Jensen-Shannon and total variation, in "
-            "the states of sampled episodes (responses); each name says whose states they are."
+            "How far are two policies apart? KL in both directions, Jensen-Shannon and total "
+            "variation, in the states of sampled episodes (responses); each name says whose states."
         ),
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
@@ -78,7 +78,7 @@ def parser() -> Parser:
         "yours (default: the reference of RUN)"
     )
     parser.add_argument("--to", metavar="OTHER", default=None, help=other)
-    whose = "who acts: RUN (default), OTHER or a third run; the states are those of its task"
+    whose = "the run that acts, in its own task: RUN (default), OTHER or a third run"
     parser.add_argument("--on", metavar="RUN", default=None, help=whose)
     task = "another task, as for klrl evaluate: env.kwargs.g=14, env.data=..."
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=task)

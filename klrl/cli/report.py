@@ -44,7 +44,7 @@ def parser() -> Parser:
         "--failed",
         choices=("last", "worst"),
         default="last",
-        help="what a failed run counts as: the mean over the last tenth of what it recorded "
-        "(default), or the worst value of any run of the task",
+        help="value of a failed run: its mean over the last tenth of its rows (default), or the "
+        "worst value of any run of the task",
     )
     return parser

@@ -139,7 +139,7 @@ def _compare_parameters(first: Path, second: Path) -> tuple[bool, str]:
     told = [digests(run, "last", _COMPARED) for run in (first, second)]
     for run, held in zip((first, second), told, strict=True):
         if held is None:
-            return True, f"parameters not compared: {run} has no whole checkpoint of this format"
+            return True, f"parameters not compared: {run} has no complete checkpoint of this format"
     (frames, mine), (others, theirs) = [held for held in told if held is not None]
     if frames != others:
         return False, f"rows are equal, the last checkpoints are of {frames:,} and {others:,}"

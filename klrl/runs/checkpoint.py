@@ -199,8 +199,8 @@ def _load(
         return entry, list(refused)
     why = [f"{path.name}/{damage}" for path, damage in refused.items()] or ["none at all"]
     raise ConfigError(
-        f"{setting}: {folder}: no whole checkpoint ({'; '.join(why)}); put those files back, or "
-        "give another"
+        f"{setting}: {folder}: no complete checkpoint ({'; '.join(why)}); restore its files, or "
+        "choose another run"
     )
 
 
@@ -231,7 +231,7 @@ def _checked(path: Path) -> CheckpointEntry:
     entry = CheckpointEntry(path)
     entry.check()
     if path.name.removeprefix("frames-").lstrip("0") != str(entry.frames).lstrip("0"):
-        raise DamagedEntry(f"manifest.json: is of {entry.frames:,}, and its name says otherwise")
+        raise DamagedEntry(f"manifest.json: says {entry.frames:,}, unlike the folder's name")
     return entry
 
 

@@ -100,7 +100,7 @@ class CheckpointEntry:
         self.path = path
         with reading(MANIFEST):
             if (path / MANIFEST).exists() and not (path / MANIFEST).is_file():
-                raise ValueError("it is no plain file")
+                raise ValueError("it is not a regular file")
             raw = (path / MANIFEST).read_bytes()
             manifest = json.loads(raw)
             if (manifest["format"], manifest["format_version"]) != (_NAME, _VERSION):

@@ -16,8 +16,8 @@ _SETTINGS = (".hydra/config.yaml", ".hydra/overrides.yaml")
 def other_run_error(what: str, theirs: object, run: str | None) -> ConfigError:
     """The error of a file that belongs to a different run than its folder's manifest."""
     return ConfigError(
-        f"{what}: is of run {str(theirs)[:8]}, and manifest.json of run {str(run)[:8]}; put the "
-        "files of one run back"
+        f"{what}: belongs to run {str(theirs)[:8]}, manifest.json to run {str(run)[:8]}; "
+        "restore the files of one run"
     )
 
 
@@ -26,8 +26,8 @@ def check_one_run(files: RunFolder, setting: str) -> None:
     own, rows = run_id(files.path), [p for p in (files.metrics, files.samples) if p.exists()]
     if not files.exists and (left := [*rows, *files.checkpoints.glob("*/frames-*")]):
         raise ConfigError(
-            f"{setting}: holds {left[0].relative_to(files.path)} of a run without manifest.json; "
-            "put that back, or move the folder away"
+            f"{setting}: holds {left[0].relative_to(files.path)} but no manifest.json; "
+            "restore that file, or move the folder away"
         )
     for path in (files.path / name for name in _SETTINGS):
         first = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
@@ -36,7 +36,7 @@ def check_one_run(files: RunFolder, setting: str) -> None:
             raise other_run_error(f"{setting}: {path}", theirs, own)
     for path in rows:
         if not path.is_file():
-            raise ConfigError(f"{setting}: {path} is no plain file; put the run's own back")
+            raise ConfigError(f"{setting}: {path} is not a regular file; restore the original")
         for number, line in enumerate(read_plain(path).split(b"\n"), 1):
             if (named := run_named_in(line, own, own)) != own:
                 raise other_run_error(f"{setting}: line {number} of {path}", named, own)
@@ -47,10 +47,10 @@ def forget_start(files: RunFolder) -> None:
     link = files.checkpoints.is_symlink() and not files.checkpoints.exists()
     rows = files.metrics.read_bytes() if files.metrics.exists() else b""
     if link or re.search(rb'"iteration": [1-9]', rows):
-        where = f" (a link to {files.checkpoints.readlink()}, which is not there)" * link
+        where = f" (a link to {files.checkpoints.readlink()}, which does not exist)" * link
         raise ConfigError(
-            f"{files.path}: has no checkpoint that can be seen in checkpoints{where}, and would "
-            "start from 0; put them back, or move the folder away"
+            f"{files.path}: no checkpoint found in checkpoints{where}, so the run would start "
+            "from 0; restore one, or move the folder away"
         )
     for path in (files.metrics, files.samples, files.path / "manifest.json"):
         path.unlink(missing_ok=True)

@@ -39,5 +39,5 @@ def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
         key = key_of(override)
         if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):
             shown = ", ".join(f"{k}.*" if k in _OPEN else k for k in keys)
-            raise ConfigError(f"{override}: evaluation keeps it; after one RUN give {shown}")
+            raise ConfigError(f"{override}: evaluation cannot set it; give one RUN, then {shown}")
     return sorted(overrides, key=lambda override: not override.startswith("env.id="))

@@ -143,13 +143,13 @@ def _refuse_links(run: Path) -> None:
     for name in _IN_PLACE:
         path = run / name
         if path.exists() and not path.is_file():
-            raise ConfigError(f"folder={run}: {name} is no plain file; move it away")
+            raise ConfigError(f"folder={run}: {name} is not a regular file; move it away")
     checkpoints = run / "checkpoints"  # a link, as to a larger disk, is allowed
     elsewhere = checkpoints.resolve().parent
     if checkpoints.is_symlink() and (elsewhere / "metrics.jsonl").exists():
         raise ConfigError(
             f"folder={run}: checkpoints is a link into the run {elsewhere}, whose entries would be "
-            "removed; put a copy in its place"
+            "removed; replace it with a copy"
         )
 
 
@@ -188,7 +188,7 @@ class Claim:
         """
         run = self._path.parent
         if not run.is_dir():
-            raise OwnerError(f"{run}: was moved or deleted while the run went on")
+            raise OwnerError(f"{run}: was moved or deleted during the run")
         if time.time() - self._seen > SILENT_SECONDS / 2 or not self._is_named():
             self._beat()
         if self._lost:

@@ -34,7 +34,7 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
     refuse_owned(run, f"resume={run}")
     check_one_run(RunFolder(run), f"resume={run}")
     if edited := edited_settings(run):
-        raise ConfigError(f"{run}: {edited}; bring it back, or start another run")
+        raise ConfigError(f"{run}: {edited}; restore that file, or start a new run")
     return run, stored_config(run, overrides)
 
 
@@ -47,7 +47,7 @@ def edited_settings(run: Path) -> str | None:
     known = [manifest[key] for key in ("config_hash", "next_hash") if key in manifest]
     if not known or settings_hash(stored_config(run)) in known:
         return None
-    return "its .hydra/config.yaml is not what it was started with"
+    return "its .hydra/config.yaml has changed since the run began"
 
 
 def warn_edited(setting: str, path: str, run: Path) -> None:

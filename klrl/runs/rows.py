@@ -124,7 +124,7 @@ def each_row(
             last = last if at is None else at
             yield row
     report_lines(path, bad, say)
-    report_lines(path, other, say, "another run's, or behind a later one")
+    report_lines(path, other, say, "of another run, or out of order")
 
 
 def parse_row(line: bytes) -> Row | None:

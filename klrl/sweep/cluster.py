@@ -143,10 +143,10 @@ class _Tasks(Backend):
         limit = min(self._config.cpus_timeout, _HEADLESS) if away else self._config.cpus_timeout
         if self._short_since is None:
             self._short_since = self._looked
-            self._notices.append(f"{missing}: waiting {limit:g} s for it to change")
+            self._notices.append(f"{missing}: waiting up to {limit:g} s")
         if self._stopping or self._looked - self._short_since >= limit:
             raise WorkerError(
-                f"launcher=ray: {missing}; started again when that has changed, the sweep goes on"
+                f"launcher=ray: {missing}; fix that, and start the sweep again to continue it"
             )
 
     def _no_room(self) -> str | None:

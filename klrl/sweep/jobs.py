@@ -166,9 +166,9 @@ def _own_folder(path: Path, key: Identity, taken: Mapping[Path, Identity]) -> tu
     if taken[path].settings == key.settings:
         version = f"klrl {run.manifest.get('klrl')}" if run.exists else "another klrl"
         raise ConfigError(
-            f"{path}: holds this job as {version} ran it, and this version computes other numbers "
+            f"{path}: holds this job as run by {version}; this version computes different numbers "
             f"(numerics {taken[path].numerics}, now {key.numerics}); give another sweep=NAME, or "
             "move that folder away"
         )
     own = path.with_name(f"{path.name}-{key.settings}")
-    return own, f"{path} holds a job with other settings; this one is another, in {own.name}"
+    return own, f"{path} holds a job with other settings; this job goes into {own.name}"

@@ -130,8 +130,8 @@ def _take(
         ledger.queued(event.ids)
         arrays = dict.fromkeys(each.partition("_")[0] for each in event.ids.values())
         print(
-            "in SLURM's queue, also once this process is gone: "
-            f"scancel {' '.join(arrays)} ends them",
+            "in SLURM's queue, even after this process ends: "
+            f"scancel {' '.join(arrays)} cancels them",
             flush=True,
         )
     else:

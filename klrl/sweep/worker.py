@@ -132,8 +132,8 @@ def _run(job: Job) -> int | None:
     with files.owned():
         if files.exists and recorded_identity(files) != job.identity:
             raise ConfigError(
-                f"{job.folder}: holds another job by now; start the sweep again, and this one gets "
-                "its own"
+                f"{job.folder}: now holds a different job; start the sweep again to give this "
+                "job a folder of its own"
             )
         if files.exists and files.status == "finished":  # finished while this copy was queued
             return None

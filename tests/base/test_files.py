@@ -160,7 +160,7 @@ def test_a_file_with_one_name_is_opened_and_not_copied(tmp_path: Path) -> None:
 @pytest.mark.timeout(20)
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rows")
-    with pytest.raises(ConfigError, match="rows: is no plain file"):
+    with pytest.raises(ConfigError, match="rows: is not a regular file"):
         to_append(tmp_path / "rows")
 
 

@@ -86,7 +86,7 @@ def test_a_run_is_evaluated_where_its_name_is_no_utf8_and_its_task_unknown(
     words = [str(moved), "--episodes=1"]
     assert exit_code("klrl evaluate", partial(run_command, "evaluate"), words) == 2
     edited, told = capsys.readouterr().err.splitlines()
-    assert "is not what it was started with" in edited
+    assert "has changed since the run began" in edited
     assert told.startswith("klrl evaluate: env.id=NoSuchTask-v0: Environment")
 
 
@@ -97,7 +97,7 @@ def test_a_pipe_in_place_of_rows_is_not_waited_for(tmp_path: Path, capsys) -> No
     os.mkfifo(tmp_path / "a" / "metrics.jsonl")
     words = [str(tmp_path / "a"), str(tmp_path / "b"), "--bits"]
     assert exit_code("klrl diff", partial(run_command, "diff"), words) == 2
-    assert "metrics.jsonl: it is no plain file; give another run" in capsys.readouterr().err
+    assert "metrics.jsonl: it is not a regular file; give another run" in capsys.readouterr().err
 
 
 def test_a_report_is_not_written_through_a_link(tmp_path: Path, capsys) -> None:

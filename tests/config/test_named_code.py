@@ -79,7 +79,7 @@ def test_the_source_of_a_reward_counts(tmp_path: Path, reward: str) -> None:
     write(tmp_path / "mine.py", REWARD.replace("1.0", "5.0"))
     assert settings_hash(job_config(words)) != settings_hash(first)
     assert changed_sources(first)[0].startswith(f"{name}: has changed since this run began")
-    with pytest.raises(ConfigError, match="bring it back, or start another run"):
+    with pytest.raises(ConfigError, match="restore it, or start a new run"):
         check_sources(first)
     write(tmp_path / "mine.py", REWARD)
     assert settings_hash(job_config(words)) == settings_hash(first)

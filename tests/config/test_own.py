@@ -143,7 +143,7 @@ def test_a_changed_source_is_another_job(module: str, tmp_path: Path) -> None:
     assert settings_hash(second) != settings_hash(first)
     (line,) = changed_sources(first)
     assert line.startswith("controller.target=parts:function: has changed since this run began")
-    with pytest.raises(ConfigError, match="bring it back, or start another run"):
+    with pytest.raises(ConfigError, match="restore it, or start a new run"):
         check_sources(first)
     check_sources(second)
     (tmp_path / "helper.py").write_text("A = 1\n", encoding="utf-8")

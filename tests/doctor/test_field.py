@@ -126,7 +126,7 @@ WRONG = [
         "surrogate",
         "stale 3 divergence none",
         longer("return_weight_token"),
-        "that of the tokens before is missing",
+        "without those of the tokens before",
     ),
     ("inverse", "stale 3 divergence none", everywhere("return_weight_inverse"), "upside down"),
     (

@@ -161,7 +161,7 @@ def test_a_failure_of_the_whole_batch_alone_says_so() -> None:
         return [0.0]
 
     assert failure(score).endswith(
-        "raised RuntimeError: two lines on 5 samples, on none of them alone"
+        "raised RuntimeError: two lines on 5 samples, but on no single one"
     )
 
 

@@ -212,7 +212,7 @@ def test_another_run_as_start_and_as_reference(job, exits, start: list[str], cap
         stored.write_text(content, encoding="utf-8")
         capsys.readouterr()
         check_job(job(*words), frozenset(), resumed=False)
-        assert capsys.readouterr().err.count("is not what it was started with") == edited
+        assert capsys.readouterr().err.count("has changed since the run began") == edited
     stored.write_text(text, encoding="utf-8")
     Training(job(*words)).train(RunFolder(Path("run")))
     Training(job(*words, "frames=48")).train(RunFolder(Path("whole")))

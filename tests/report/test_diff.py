@@ -41,7 +41,7 @@ def test_bits_names_the_first_iteration_and_metric_that_differ(tmp_path, capsys)
     changed[11] |= {"kl/ref/coef": 0.1 + 2**-56, "loss/own": 1.0}
     changed[14]["reward/episode"] = 7.0
     without = [{k: v for k, v in row.items() if k != "kl/ref/coef"} for row in changed]
-    no_checkpoint = f"{a} has no whole checkpoint of this format"
+    no_checkpoint = f"{a} has no complete checkpoint of this format"
     for name, rows, said in (
         ("b", timed, f"equal to the bit: 20 rows; parameters not compared: {no_checkpoint}"),
         ("c", changed, "iteration 12: kl/ref/coef is 0.1 and 0.10000000000000002"),

@@ -60,7 +60,7 @@ def test_every_bit_of_a_manifest_counts(capsys) -> None:
         changed = bytearray(whole)
         changed[place] ^= 1 << place % 8
         path.write_bytes(changed)
-        with pytest.raises(ConfigError, match=r"no whole checkpoint \(.*manifest\.json"):
+        with pytest.raises(ConfigError, match=r"no complete checkpoint \(.*manifest\.json"):
             load()
     path.write_bytes(whole)
     assert load() == 64
@@ -104,7 +104,7 @@ def test_what_is_no_plain_file_is_not_opened(kind) -> None:
     path = entry(64) / "manifest.json"
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ConfigError, match="no plain file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         load()
 
 

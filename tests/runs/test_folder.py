@@ -73,7 +73,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(run: RunFolder, name: s
     found = find_runs(["outputs"])
     assert len(found.runs) + len(found.skipped) == 1
     if name != "metrics.jsonl":
-        assert "no plain file" in found.skipped[0]
+        assert "not a regular file" in found.skipped[0]
 
 
 @pytest.mark.integration

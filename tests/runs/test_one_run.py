@@ -105,7 +105,7 @@ def test_report_and_ls_tell_rows_that_are_not_the_runs_own(
     path.write_bytes(b"".join(content))
     (run,) = find_runs([str(tmp_path)]).runs
     assert run.rows == left
-    told = f"{path}: left out: lines {word}: another run's, or behind a later one\n"
+    told = f"{path}: left out: lines {word}: of another run, or out of order\n"
     assert capsys.readouterr().err == told
     (listed,) = entries(tmp_path)
     assert listed.note == "metrics.jsonl: rows near its end are left out"
@@ -137,7 +137,7 @@ def test_a_renamed_entry_is_refused_and_the_one_before_taken(capsys) -> None:
     assert load_component(Path("run"), "last", "agent", Held(), CPU) == 64
     told = capsys.readouterr().err
     assert "frames-000000000999 is refused" in told
-    assert "manifest.json: is of 128, and its name says otherwise" in told
+    assert "manifest.json: says 128, unlike the folder's name" in told
 
 
 def test_an_entry_of_another_run_is_refused_by_whoever_loads_it() -> None:
@@ -147,7 +147,7 @@ def test_an_entry_of_another_run_is_refused_by_whoever_loads_it() -> None:
     load_component(Path("run"), "last", "agent", Held(), CPU)
     shutil.rmtree(Path("run/checkpoints"))
     Checkpoints(Path("run/checkpoints"), small(64)).save("last", 64, {"run": "b2" * 16})
-    with pytest.raises(ConfigError, match=r"frames-0+64: is of run b2b2b2b2, and manifest.json"):
+    with pytest.raises(ConfigError, match=r"frames-0+64: belongs to run b2b2b2b2, manifest.json"):
         load_component(Path("run"), "last", "agent", Held(), CPU)
     assert steps() == [64]
 
@@ -179,7 +179,7 @@ def test_no_run_begins_among_the_files_of_another(left: str, capsys) -> None:
     told = capsys.readouterr().err
     assert sorted(map(str, Path("run").rglob("*"))) == before
     if left == "metrics.jsonl":
-        assert "of a run without manifest.json; put that back, or move the folder away" in told
+        assert "but no manifest.json; restore that file, or move the folder away" in told
 
 
 @pytest.mark.integration
@@ -194,7 +194,7 @@ def test_a_finished_job_that_lost_its_manifest_keeps_its_rows_once(capsys) -> No
     assert {p: p.read_bytes() for p in job.rglob("*") if p.is_file()} == before
     assert len(rows_of(Path("outputs/s/seed=2"))) == 2  # the others go on
     told = capsys.readouterr()
-    assert "holds metrics.jsonl of a run without manifest.json" in told.out + told.err
+    assert "holds metrics.jsonl but no manifest.json" in told.out + told.err
     refused = {
         e["name"]: e["status"] for e in json.loads(Path("outputs/s/sweep.json").read_text())["jobs"]
     }
@@ -243,4 +243,4 @@ def test_rows_that_are_no_plain_file_are_refused(name: str, make, capsys) -> Non
     make(Path("run", name))
     capsys.readouterr()
     assert exits("resume=run", "frames=192") == 2
-    assert f"resume=run: run/{name} is no plain file" in capsys.readouterr().err
+    assert f"resume=run: run/{name} is not a regular file" in capsys.readouterr().err

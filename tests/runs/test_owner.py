@@ -218,7 +218,7 @@ def test_an_owner_file_that_is_a_pipe_is_not_waited_for() -> None:
     RUN.mkdir()
     os.mkfifo(RUN / OWNER_FILE)
     assert owner.read_owner(RUN) is None
-    with pytest.raises(ConfigError, match="owner.json is no plain file"), owning(RUN):
+    with pytest.raises(ConfigError, match="owner.json is not a regular file"), owning(RUN):
         pass
 
 

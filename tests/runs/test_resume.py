@@ -57,7 +57,7 @@ def test_settings_edited_by_hand_are_not_resumed(setting: str, capsys) -> None:
     evaluate_main(["run", "--episodes", "1"])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert all("its .hydra/config.yaml is not what it was started with" in line for line in lines)
+    assert all("its .hydra/config.yaml has changed since the run began" in line for line in lines)
     assert rows_of(Path("run")) == rows
     near = ("reference=checkpoint", "reference.path=run", "actor.init=run")
     assert exits(*QUICK, *near, "kl.coef=0.1", "hydra.run.dir=near") == 0
@@ -123,7 +123,7 @@ def test_with_no_whole_checkpoint_a_run_is_neither_resumed_nor_evaluated(capsys)
         evaluate_main(["run", "--episodes", "1"])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert all("no whole checkpoint (frames-000000000128/agent" in line for line in lines)
+    assert all("no complete checkpoint (frames-000000000128/agent" in line for line in lines)
     assert rows_of(Path("run")) == before
 
 

@@ -60,7 +60,7 @@ def test_a_swapped_file_is_refused_by_name_or_told(file: str, from_: str, runs, 
     capsys.readouterr()
     code, told = exits("resume=a", "frames=192"), capsys.readouterr().err
     if file == "manifest.json":  # all others are another's then
-        assert ".hydra/config.yaml: is of run" in told
+        assert ".hydra/config.yaml: belongs to run" in told
     elif file == "owner.json":
         assert "a: taken over from process" in told
     else:

@@ -52,13 +52,13 @@ def test_a_shortage_is_told_once_lasts_its_time_and_begins_anew(monkeypatch) -> 
         look(now, cpus)
     with pytest.raises(WorkerError, match=f"^launcher=ray: {room}; "):
         look(362, 0.5)
-    assert said == [f"{room}: waiting 60 s for it to change"] * 2
+    assert said == [f"{room}: waiting up to 60 s"] * 2
     look(366, 1)
     look(370, 1, "no head")
     look(399, 1, "no head")
     with pytest.raises(WorkerError, match="^launcher=ray: no head; "):
         look(402, 1, "no head")
-    assert said[2:] == ["no head: waiting 30 s for it to change"], "Ray ends klrl after 60 s"
+    assert said[2:] == ["no head: waiting up to 30 s"], "Ray ends klrl after 60 s"
 
 
 def test_what_a_signals_handler_raises_while_ray_waits_is_not_wrapped() -> None:

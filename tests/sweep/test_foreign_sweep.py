@@ -75,10 +75,10 @@ def test_a_job_stays_in_its_sweeps_folder(folder: str, precious: Path, capsys) -
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("sweep.json", "pipe", "the list of jobs is broken (OSError: it is no plain file)"),
+        ("sweep.json", "pipe", "the list of jobs is broken (OSError: it is not a regular file)"),
         ("sweep.json", "deep", "the list of jobs is broken (RecursionError: "),
         ("sweep.json", "number", "the list of jobs is broken (TypeError: 'int' object is not"),
-        ("sweep.json", "folder", "the list of jobs is broken (OSError: it is no plain file)"),
+        ("sweep.json", "folder", "the list of jobs is broken (OSError: it is not a regular file)"),
         ("sweep.tmp", "folder", "sweep.tmp: is a folder, where klrl writes a file; move it away"),
     ],
 )

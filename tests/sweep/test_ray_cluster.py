@@ -194,10 +194,10 @@ def test_jobs_of_lost_machines_go_on_and_are_those_of_a_local_sweep_to_the_bit(
         machines.kill(node)
     said = command.ends(1)
     missing = "no machine of the Ray cluster has launcher.cpus_per_job=1"
-    assert said.count(f"{missing}: waiting 5 s for it to change\n") == 1
+    assert said.count(f"{missing}: waiting up to 5 s\n") == 1
     assert command.err == (
-        f"klrl: failed: launcher=ray: {missing}; started again when that has changed, the sweep "
-        "goes on\n"
+        f"klrl: failed: launcher=ray: {missing}; fix that, and start the sweep again to "
+        "continue it\n"
     )
     # Between two machines a job may have begun beside the first ones, or ended.
     assert set(told().values()) <= {"interrupted", "waiting", "finished"}
@@ -267,9 +267,8 @@ def test_a_sweep_ends_in_a_line_with_checkpoints_where_the_head_is_gone(
     sweep.wait_for(lambda: frames_of(Path("outputs/a/job")))
     machines.cluster.head_node.kill_gcs_server()
     away = f"the head of the Ray cluster ({machines.address}) does not answer"
-    assert sweep.ends(1).count(f"{away}: waiting 5 s for it to change\n") == 1
+    assert sweep.ends(1).count(f"{away}: waiting up to 5 s\n") == 1
     assert sweep.err == (
-        f"klrl: failed: launcher=ray: {away}; started again when that has changed, the sweep goes "
-        "on\n"
+        f"klrl: failed: launcher=ray: {away}; fix that, and start the sweep again to continue it\n"
     )
     assert told() == {"job": "interrupted"}

@@ -151,7 +151,7 @@ def test_other_settings_under_the_same_name_are_another_job(capfd, change: str) 
         assert sweep("seed=0,1", change) == 0
         told_now = capfd.readouterr().out
         assert f"2 jobs, {expected}" in told_now
-        line = "outputs/a/seed=0 holds a job with other settings; this one is another, in seed=0-"
+        line = "outputs/a/seed=0 holds a job with other settings; this job goes into seed=0-"
         assert (line in told_now) == (expected == "2 to start")
     after = jobs_of()
     new = {name.partition("-")[0]: run for name, run in after.items() if name not in before}
@@ -226,7 +226,7 @@ def test_a_release_orphans_no_sweep_but_other_numerics_do(capsys) -> None:
     manifest.write_text(json.dumps(told | {"numerics": 77}))
     assert sweep("seed=0") == 2
     said = capsys.readouterr().err
-    assert "holds this job as klrl 0.0.9 ran it, and this version computes other numbers" in said
+    assert "holds this job as run by klrl 0.0.9; this version computes different numbers" in said
     assert "(numerics 77, now 4)" in said
 
 
@@ -275,8 +275,8 @@ def test_a_job_whose_checkpoints_are_on_a_disk_that_is_not_mounted_is_refused(ca
         assert sweep("seed=0,1,2") == 1
         assert told() == {"seed=0": "refused", "seed=1": "finished", "seed=2": "finished"}
         (line,) = capsys.readouterr().err.splitlines()[:1]
-        assert "seed=0: has no checkpoint that can be seen in checkpoints" in line
-        assert (f"(a link to {disk.resolve()}, which is not there)" in line) == (
+        assert "seed=0: no checkpoint found in checkpoints" in line
+        assert (f"(a link to {disk.resolve()}, which does not exist)" in line) == (
             unmounted == "gone"
         )
         assert {path: path.read_bytes() for path in before} == before

@@ -24,7 +24,7 @@ _IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
 def check_sources(config: JobConfig) -> None:
     """Refuse a job whose parts have changed since the job was checked or began."""
     for line in changed_sources(config, [group for group in CHOICES if group != "logger"]):
-        raise ConfigError(f"{line}; bring it back, or start another run")
+        raise ConfigError(f"{line}; restore it, or start a new run")
 
 
 def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES)) -> list[str]:

@@ -35,7 +35,7 @@ class LanguageEnvConfig(ChoiceConfig):
 
 @registered("env", "sort_digits", language="language.data.tasks:sort_digits")
 class SortDigitsConfig(LanguageEnvConfig):
-    """A language task made here: sort the digits; part of experiment=sort_digits."""
+    """A built-in language task: sort the digits; part of experiment=sort_digits."""
 
     shortest: int = number(4, ge=1)  # fewest digits of a problem
     longest: int = number(8, ge=1)  # most digits

@@ -51,7 +51,7 @@ class EMAReferenceConfig(ReferenceConfig):
 
 @registered("reference", "periodic", both="kl.reference:PeriodicReference")
 class PeriodicReferenceConfig(ReferenceConfig):
-    """The policy as it was at the last reset: the anchor jumps."""
+    """The policy as of the last reset: the anchor jumps."""
 
     every: int = number(10, ge=1)  # iterations between two resets
 
@@ -96,7 +96,7 @@ class ControllerConfig(ChoiceConfig):
 
 @registered("controller", "schedule", both="kl.controllers:ScheduledKLController")
 class ScheduleControllerConfig(ControllerConfig):
-    """kl.coef goes to another value over the frames."""
+    """kl.coef changes to another value over the frames."""
 
     shape: str = choice("linear", "cosine")  # linear or cosine
     end: float = number(0.0, ge=0)  # coefficient at the end
@@ -131,7 +131,7 @@ class DualControllerConfig(TargetControllerConfig):
 
 @registered("controller", "held", both="kl.controllers:HeldKLController")
 class HeldControllerConfig(TargetControllerConfig):
-    """kl.coef follows KL(policy||reference) / target - 1 by two gains, which fall if it swings."""
+    """kl.coef follows KL(policy||reference) / target - 1 by two gains, lower if the KL swings."""
 
     integral: float = number(0.2, ge=0)  # ln coef += integral * (KL / target - 1), per iteration
     proportional: float = number(2.0, ge=0)  # the same gain on the change of KL / target - 1

@@ -216,7 +216,7 @@ class Reward:
                 if isinstance(alone, TookTooLong):
                     reason = f"{self._describe(error)}, and hangs on this one alone"
                 return f"{self._sample(i, prompts, responses)}: {reason}"
-        return f"{failed}, on none of them alone"
+        return f"{failed}, but on no single one"
 
     def _describe(self, error: BaseException) -> str:
         if isinstance(error, TookTooLong):
