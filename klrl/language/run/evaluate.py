@@ -234,15 +234,15 @@ def distances(
     for path, each in known.items():
         if each.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
             raise ConfigError(
-                f"{path}: its tokens are not those of {parties.run}; compare policies with the "
-                "same tokenizer"
+                f"{path}: its vocabulary differs from that of {parties.run}; compare policies "
+                "with the same tokenizer"
             )
     player = Player.of_trained(config, known[parties.on], task)
     place = places(starts, size.episodes, task.evaluations)
     answered = player.answers(place, starts, sampled=True)
     both = scored_by(policy, temperature), other
     visited = (Visited(measured(*both, batch, MEASURED)) for _, batch in answered)
-    notes = [] if temperature == 1 else [f"of softmax(logits / {temperature:g}), as sampled"]
+    notes = [] if temperature == 1 else [f"both policies are softmax(logits / {temperature:g})"]
     return visited, notes
 
 
