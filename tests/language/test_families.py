@@ -82,9 +82,7 @@ def test_a_family_is_sampled_and_scored_as_plain_transformers_says(family: str) 
 
 def test_a_family_that_is_not_causal_is_refused() -> None:
     model, (ids, mask) = tiny("xlnet"), prompts(pads=2)
-    with pytest.raises(
-        ValueError, match="XLNetLMHeadModel: no way to sample reproduces its own log-"
-    ):
+    with pytest.raises(ValueError, match="XLNetLMHeadModel: no way to sample reproduces its own"):
         CacheSampler(model, SPECIAL).self_check(ids, mask, GROUP)
 
 
