@@ -46,7 +46,7 @@ def test_a_folder_without_splits_is_read_whole() -> None:
         Path(f"folder/{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert [p.row for p in read_prompts("folder")] == ROWS
     Path("empty").mkdir()
-    with pytest.raises(ConfigError, match="env.data=empty: holds no .jsonl, .json or .parquet"):
+    with pytest.raises(ConfigError, match="env.data=empty: has no .jsonl, .json or .parquet"):
         read_prompts("empty")
 
 
@@ -72,7 +72,7 @@ def test_what_describes_a_data_set_is_none_of_its_data() -> None:
     assert [p.content for p in read_prompts("folder")] == ["part-a.jsonl", "part-b.jsonl"]
     Path("described").mkdir()
     Path("described/dataset_infos.json").write_text("{}")
-    with pytest.raises(ConfigError, match="env.data=described: holds no .jsonl, .json or .parquet"):
+    with pytest.raises(ConfigError, match="env.data=described: has no .jsonl, .json or .parquet"):
         read_prompts("described")
 
 

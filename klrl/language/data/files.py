@@ -68,7 +68,7 @@ def read_prompts(
     found = (file for file in folder.rglob("*") if file.suffix in _SUFFIXES)
     files = sorted(file for file in found if file.name not in _DESCRIBING)
     if not files:
-        raise ConfigError(f"{where}: holds no .jsonl, .json or .parquet file; give data files")
+        raise ConfigError(f"{where}: has no .jsonl, .json or .parquet file; give data files")
     return [prompt for file in chosen.of(files, folder) for prompt in _read_file(file, setting)]
 
 
@@ -125,7 +125,7 @@ def _is_list(file: Path) -> bool:
 
 def _prompts(rows: Sequence[Fields], where: str) -> list[Prompt]:
     if not rows:
-        raise ConfigError(f"{where}: holds no prompt; give rows with prompt or messages")
+        raise ConfigError(f"{where}: has no prompts; give rows with prompt or messages")
     return [parse_row(_without_nulls(row), f"{where} row {i}") for i, row in enumerate(rows, 1)]
 
 

@@ -209,7 +209,7 @@ def prompt_limit(context: int | None, response: int) -> int | None:
     if response >= context:
         raise ConfigError(
             f"collector.max_new_tokens={response}: leaves no room for a prompt in the model's "
-            f"context of {context} tokens; choose less"
+            f"context of {context} tokens; choose fewer"
         )
     return context - response
 
