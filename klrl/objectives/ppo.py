@@ -288,7 +288,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         if missing:
             raise KeyError(
                 f"the data lacks {missing}: KL(old||new) needs the parameters of the distribution "
-                "that sampled it; collect with the actor, or store what it writes"
+                "that sampled the action; collect with the actor, or store all that it writes"
             )
 
 

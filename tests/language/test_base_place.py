@@ -114,7 +114,9 @@ def test_a_base_model_that_lies_elsewhere_now(job, base, capsys, words) -> None:
     }
     for command, remedy in remedies.items():
         line = refused(capsys, *command)
-        assert line.startswith(f"klrl {command[0]}: actor.model=base: no such folder here")
+        assert line.startswith(
+            f"klrl {command[0]}: actor.model=base: no such folder, and no download from the hub"
+        )
         assert line.endswith(f"; give its current folder with {remedy}")
     told = said(capsys, "evaluate", "run", f"actor.model={now}", "--episodes", "8")[1]
     assert " (last checkpoint of run)\nKL(policy||reference) " in told

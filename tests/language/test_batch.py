@@ -71,14 +71,14 @@ def test_the_layout_by_hand() -> None:
 
 
 FAULTS = {
-    "row 2: its prompt holds no token": lambda b: b[ATTENTION][2, :2].fill_(False),
-    "row 1: its response holds no token": lambda b: b[ASSISTANT][1].fill_(False),
+    "row 2: its prompt has no tokens": lambda b: b[ATTENTION][2, :2].fill_(False),
+    "row 1: its response has no tokens": lambda b: b[ASSISTANT][1].fill_(False),
     "row 3: its prompt is not left-padded": lambda b: b[ATTENTION][3].copy_(
         torch.tensor([1, 0, 1, 1, 1]).bool()
     ),
     "row 0: its response is not right-padded": lambda b: b[ASSISTANT][0, 2].fill_(False),
     "row 1: its two masks differ": lambda b: b[ATTENTION][1, 3].fill_(True),
-    "row 0: its prompt counts as produced here": lambda b: b[ASSISTANT][0, 1].fill_(True),
+    "row 0: its prompt is marked as response": lambda b: b[ASSISTANT][0, 1].fill_(True),
     "row 2: .* is not 0 outside": lambda b: b[LOG_PROBS][2, 0].fill_(-1.0),
     "row 1: .* is not prompt and response": lambda b: b["tokens", "full"][1, 2].fill_(9),
 }
@@ -190,5 +190,5 @@ def test_ids_without_a_token_are_told_with_their_share(job, model, tmp_path) -> 
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path)
     lines = LanguageParts(job(f"actor.model={tmp_path}")).preflight
     (line,) = [each for each in lines if "have no token" in each]
-    assert line.startswith(f"preflight: 100 of {tokens + 100} ids of the vocabulary have no token")
-    assert f"gives them {100 / (tokens + 100):.2g} of a first token's" in line
+    assert line.startswith(f"preflight: 100 of {tokens + 100} vocabulary ids have no token")
+    assert line.endswith(f"one of them with probability {100 / (tokens + 100):.2g}")

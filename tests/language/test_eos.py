@@ -102,5 +102,5 @@ def test_a_list_that_names_no_token_is_refused_in_one_line(wrong) -> None:
     text = str(told.value)
     assert text == (
         f"actor.model=model: eos_token_id={[2, wrong]} of its generation config names {wrong}, "
-        "which is no token; fix its generation_config.json"
+        "which is not a token id of its tokenizer; fix its generation_config.json"
     )

@@ -82,7 +82,7 @@ def test_a_family_is_sampled_and_scored_as_plain_transformers_says(family: str) 
 
 def test_a_family_that_is_not_causal_is_refused() -> None:
     model, (ids, mask) = tiny("xlnet"), prompts(pads=2)
-    with pytest.raises(ValueError, match="XLNetLMHeadModel: no way to sample gives its own log-pr"):
+    with pytest.raises(ValueError, match="XLNetLMHeadModel: no way to sample reproduces its own"):
         CacheSampler(model, SPECIAL).self_check(ids, mask, GROUP)
 
 
@@ -174,7 +174,7 @@ def test_distances_of_slots_share_no_row_in_any_precision(family: str) -> None:
     """Alibi's penalty goes by slot: in 16 bits its error was within the rounding."""
     model, (ids, mask) = tiny(family).to(torch.bfloat16), prompts(pads=2)
     sampler = CacheSampler(model, SPECIAL)
-    assert "not shared: its attention goes by place in the row (alibi)" in str(
+    assert "not shared: its attention depends on the index in the row (ALiBi)" in str(
         sampler.self_check(ids, mask, GROUP)
     )
     assert sampler.way == "copied"
@@ -226,7 +226,7 @@ def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
     ("family", "line"),
     [
         ("mixtral", "training - evaluation mode, nats"),
-        ("phimoe", "phimoe draws its experts at random in training mode, which checkpointing"),
+        ("phimoe", "in which phimoe draws its experts at random; set it to false"),
     ],
 )
 def test_a_training_mode_that_is_another_function_is_refused(

@@ -207,7 +207,7 @@ def test_a_folder_called_model_is_no_module_of_the_users(monkeypatch) -> None:
 
 def test_a_text_that_is_too_long_for_the_classifier_is_told_by_its_sample() -> None:
     classifier("llama")
-    with pytest.raises(RewardError, match="sample 1 of 2 .*longer than the 64 tokens that it take"):
+    with pytest.raises(RewardError, match="sample 1 of 2 .*tokens, more than the classifier's 64"):
         Reward("model:classifier", None)(ASKED[:2], ["one", "one two " * 60])
 
 
@@ -250,7 +250,7 @@ def _causal() -> None:
         (_two_labels, "has 2 labels; give a sequence classifier with one"),
         (_pickled, "its weights are pickled ("),
         (_remote, "model type `odd`"),
-        (_causal, "weights are not in its files (score.weight"),
+        (_causal, "its files lack 1 weight (score.weight"),
         (_spoilt("config.json", hidden_size="abc"), "'hidden_size' expected int, got str"),
         (_spoilt("config.json"), "classifier: cannot be read ("),
         (_spoilt("config.json", hidden_act="nope"), "its weights cannot be read (KeyError: 'nope'"),

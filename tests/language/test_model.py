@@ -155,7 +155,7 @@ def test_without_a_pad_token_eos_takes_its_place_and_that_is_said() -> None:
     assert loaded.tokenizer.pad_token_id in loaded.eos
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id
     assert said == [
-        "actor.model=model: no pad token; padding with EOS; padding is found by position",
+        "actor.model=model: no pad token, so EOS pads; positions mark the padding",
     ]
 
 
@@ -238,28 +238,31 @@ TOKENIZER = "tokenizer_config.json"
 @pytest.mark.parametrize(
     "spoil, told",
     [
-        (removes("config.json"), "no config.json in it"),
-        (adapters_only, "holds LoRA adapters alone; merge them"),
+        (removes("config.json"), "has no config.json"),
+        (adapters_only, "has only LoRA adapters; merge them"),
         (writes("config.json", "{"), "config.json is not JSON"),
         (pickled, r"its weights are pickled .pytorch_model.bin."),
         (pickled_beside_a_decoy, "its weights cannot be read .*no file named model.safetensors"),
-        (removes("model.safetensors"), r"no \*.safetensors in it"),
+        (removes("model.safetensors"), r"has no \*.safetensors"),
         (cut_weights, "its weights cannot be read"),
-        (missing_weights, "1 weights are not in its files .model.layers.1.mlp.up_proj.weight"),
+        (missing_weights, "its files lack 1 weight .model.layers.1.mlp.up_proj.weight"),
         (sets(intermediate_size=48), "its weights cannot be read"),
-        (remote_code, "runs code of its own"),
-        (sets(model_type="mine"), "config.json is no config of a mine .*does not recognize"),
-        (sets(model_type="vit"), "vit is no causal language model"),
-        (sets(TOKENIZER, **MINE), "its tokenizer runs code of its own"),
+        (remote_code, "needs code of its own"),
+        (sets(model_type="mine"), "config.json is not a valid mine config .*does not recognize"),
+        (sets(model_type="vit"), "vit is not a causal language model"),
+        (sets(TOKENIZER, **MINE), "its tokenizer needs code of its own"),
         (writes(TOKENIZER, "{"), "tokenizer_config.json is not JSON"),
-        (removes("tokenizer.json", TOKENIZER), "no tokenizer can be read from it"),
+        (removes("tokenizer.json", TOKENIZER), "its tokenizer cannot be read"),
         (removes("chat_template.jinja"), "its tokenizer has no chat template"),
         (sets(TOKENIZER, eos_token=None), "its tokenizer has no EOS token"),
         (many_tokens, r"its tokenizer has \d+ tokens, its embedding \d+ rows"),
         (writes("config.json", "null"), "config.json is null, not an object"),
         (writes("tokenizer_config.json", "null"), "tokenizer_config.json is null, not an"),
-        (sets(model_type=["llama"]), r"config.json is no config of a \['llama'\]"),
-        (sets(hidden_size="abc"), "config.json is no config of a llama .*'hidden_size' expected"),
+        (sets(model_type=["llama"]), r"config.json is not a valid \['llama'\] config"),
+        (
+            sets(hidden_size="abc"),
+            "config.json is not a valid llama config .*'hidden_size' expected",
+        ),
         (sets(hidden_act="nope"), "its weights cannot be read .KeyError: 'nope'"),
         # transformers would take the config's EOS and say nothing.
         (
@@ -305,7 +308,7 @@ def test_a_hub_that_cannot_be_reached_is_told_in_one_line(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     for model in ("me/tiny", "not an id!"):
-        with pytest.raises(ConfigError, match=f"actor.model={model}: .*the hub does not") as caught:
+        with pytest.raises(ConfigError, match=f"={model}: .*, and no download from") as caught:
             find_model(model)
         assert "\n" not in str(caught.value)
 

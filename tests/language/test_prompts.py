@@ -58,9 +58,9 @@ USER = {"role": "user", "content": "a"}
         ('{"prompt": "a", "answer": ' + "9" * 5000 + "}", "line 2: not JSON"),
         (r'{"prompt": "\ud800"}', "line 2: not JSON .*surrogates not allowed"),
         (r'{"prompt": "a", "answer": ["\uDC00"]}', "line 2: not JSON .*surrogates not allowed"),
-        ("[1]", "line 2: a list; write an object"),
-        ({"text": "a"}, "line 2: holds only text"),
-        ({"prompt": "a", "messages": [USER]}, "line 2: holds both"),
+        ("[1]", "line 2: is a list; write an object"),
+        ({"text": "a"}, "line 2: has only text"),
+        ({"prompt": "a", "messages": [USER]}, "line 2: has both"),
         ({"prompt": None}, "line 2: prompt is null"),
         ({"prompt": 3}, "line 2: prompt is a number"),
         ({"prompt": []}, "line 2: prompt is empty"),
@@ -86,7 +86,7 @@ def test_a_line_that_is_no_utf8_is_told_by_its_number() -> None:
 def test_no_file_and_no_prompt_are_refused() -> None:
     with pytest.raises(ConfigError, match="env.data=none.jsonl: No such file"):
         read_jsonl("none.jsonl")
-    with pytest.raises(ConfigError, match="env.data=data.jsonl: holds no prompt"):
+    with pytest.raises(ConfigError, match="env.data=data.jsonl: has no prompts"):
         read_jsonl(write("", "  "))
 
 

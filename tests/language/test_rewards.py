@@ -161,7 +161,7 @@ def test_a_failure_of_the_whole_batch_alone_says_so() -> None:
         return [0.0]
 
     assert failure(score).endswith(
-        "raised RuntimeError: two lines on 5 samples, but on no single one"
+        "raised RuntimeError: two lines on 5 samples together; each of them alone succeeds"
     )
 
 
@@ -214,7 +214,7 @@ def test_the_sample_that_hangs_is_named_in_about_two_limits() -> None:
 
     start = time.monotonic()
     told = failure(score, timeout=0.3)
-    assert "sample 2 of 5 (line 2, response 'x'): took more than 0.3 s, and hangs" in told
+    assert "sample 2 of 5 (line 2, response 'x'): took more than 0.3 s on the batch; hangs" in told
     assert time.monotonic() - start < 3
 
 

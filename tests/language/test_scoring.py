@@ -224,7 +224,7 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     right = "scored in one row per response, padded on the right, nats off plain log-probs: "
     assert layout.reason.startswith(right)
     assert layout.reason.endswith(
-        "ok; its layers select keys by place in the row (sliding_attention)"
+        "ok; its layers select keys by index in the row (sliding_attention)"
     )
     assert torch.equal(layout.states(model, batch), packed_states(model, batch))
 
@@ -254,9 +254,9 @@ def test_settings_that_forbid_sharing() -> None:
     model.config._attn_implementation_internal = "sdpa"
     model.config.layer_types = None
     model.config.sliding_window = 8
-    assert sharing_refused(model) == "its layers select keys by place in the row (sliding_window)"
+    assert sharing_refused(model) == "its layers select keys by index in the row (sliding_window)"
     model.config.sliding_window, model.config.window_size = None, 8  # GPT-Neo
-    assert sharing_refused(model) == "its layers select keys by place in the row (window_size)"
+    assert sharing_refused(model) == "its layers select keys by index in the row (window_size)"
 
 
 def test_eager_attention_takes_the_tree_mask_too() -> None:

@@ -214,7 +214,7 @@ def test_what_cannot_be_verified_is_refused(job, capsys) -> None:
     with pytest.raises(ConfigError, match="run: has no samples.jsonl; set collector.samples_every"):
         verify_run(run)
     (run / "samples.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="its samples.jsonl holds no sample"):
+    with pytest.raises(ConfigError, match="its samples.jsonl has no samples"):
         verify_run(run)
     write_run(Path("control"))
     capsys.readouterr()

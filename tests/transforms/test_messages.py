@@ -161,7 +161,7 @@ def computing() -> list[Row]:
         (r"sample 1.*\(3,\).*\(2,\)", kl, nested(log_probs(2, 3), log_probs(2, 2))),
         ("pad_output mismatch.*dense.*ragged", kl, mixed),
         (r"reward has shape \(2, 1\), the KL \(3,\)", kl, dense(*three, zeros(2, 2, 1))),
-        ("and no mask of the response", kl, dense(*three, zeros(2, 1, 1))),
+        ("but no mask of the response", kl, dense(*three, zeros(2, 1, 1))),
         ("no response token", kl, dense(*three, zeros(2, 1), masks=silent)),
         (r"\[4, 4\].*\[3, 3\]", kl, dense(*three, zeros(2, 1), masks=longer)),
         ("scored on different tokens", kl, others),

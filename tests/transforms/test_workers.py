@@ -192,6 +192,9 @@ def test_only_what_is_asked_for_is_sent_and_mistakes_are_named() -> None:
     assert set(sent.full_state_spec.keys(True, True)) == {"action_log_prob"}
     assert sent.reset()["action_log_prob"].isnan().all()
     assert not list(SendToWorkers(actor).parameters())
-    for keys, words in ((["value"], "does not write it"), (["observation"], "has it already")):
+    for keys, words in (
+        (["value"], "does not write it"),
+        (["observation"], "already has this key"),
+    ):
         with pytest.raises(KeyError, match=words):
             _ = TransformedEnv(case("pendulum")[0], SendToWorkers(actor, keys)).full_state_spec

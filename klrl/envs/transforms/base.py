@@ -64,7 +64,7 @@ def environment_before(transform: Transform) -> TransformedEnv | None:
     if container is None:
         return None
     if not isinstance(container, TransformedEnv):
-        raise ValueError(f"a transform in a {type(container).__name__}: not in an environment")
+        raise ValueError(f"{type(container).__name__} is no environment; put this into one")
     parent = TransformedEnv(container.base_env, auto_unwrap=False)
     if container.__dict__.get("_torchrl_native_autoreset", False):
         parent._torchrl_native_autoreset = True
@@ -120,7 +120,7 @@ class NextTransform(InPlace):
         """Apply to a batch of transitions, in place."""
         next_tensordict = tensordict.get("next", None)
         if next_tensordict is None:
-            raise KeyError(f"{type(self).__name__} reads transitions, and this batch has no 'next'")
+            raise KeyError(f"{type(self).__name__} reads transitions, but this batch has no 'next'")
         return tensordict.set("next", self._step(tensordict, next_tensordict))
 
     def _reset(
@@ -195,7 +195,7 @@ def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -
     _refuse_repeated_step()
     if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
         raise RuntimeError(
-            f"the KL was charged to this reward already: the batch holds {raw_key}; charge it once"
+            f"the KL was charged to this reward already (the batch has {raw_key}); charge it once"
         )
 
 

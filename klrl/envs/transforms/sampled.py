@@ -204,9 +204,9 @@ def _of_the_action(
     if not (other & readable).any():
         return log_prob
     warnings.warn(
-        f"the log-prob at {key} is not that of the action (exploration noise behind the policy, or "
-        "a transform of the action in the environment): log pi is computed again from the policy's "
-        "parameters at the action in the data",
+        f"the log-prob at {key} is not that of the action, which exploration noise or a transform "
+        "of the environment changed: log pi of the action is recomputed from the policy's "
+        "parameters in the data",
         stacklevel=4,
     )
     return torch.where(readable, again.to(log_prob), log_prob)

@@ -67,7 +67,7 @@ class SendToWorkers(Transform):
             if not isinstance(value, Tensor):
                 raise KeyError(f"keys={key}: {type(actor).__name__} does not write it")
             if key in parent.observation_spec.keys(include_nested=True):
-                raise KeyError(f"keys={key}: the environment has it already")
+                raise KeyError(f"keys={key}: the environment already has this key")
             specs[key] = Unbounded(shape=value.shape, dtype=value.dtype, device=parent.device)
         return specs
 

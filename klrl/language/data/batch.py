@@ -147,12 +147,12 @@ def check_batch(batch: TensorDictBase) -> None:
     outside = batch[LOG_PROBS].masked_fill(batch[ASSISTANT], 0.0)
     produced = batch[ASSISTANT][:, : prompt_length(batch)]
     faults = {
-        "its prompt holds no token": ~prompt_mask.any(1),
-        "its response holds no token": ~mask.any(1),
+        "its prompt has no tokens": ~prompt_mask.any(1),
+        "its response has no tokens": ~mask.any(1),
         "its prompt is not left-padded": _falls(prompt_mask),
         "its response is not right-padded": _falls(mask.flip(1)),
         "its two masks differ on the response": (response_part(batch, ATTENTION) != mask).any(1),
-        "its prompt counts as produced here": produced.any(1),
+        "its prompt is marked as response": produced.any(1),
         f"{LOG_PROBS} is not 0 outside the response": (outside != 0).any(1),
         "('tokens', 'full') is not prompt and response": (tokens["full"] != joined).any(1),
     }

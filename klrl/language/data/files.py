@@ -68,7 +68,7 @@ def read_prompts(
     found = (file for file in folder.rglob("*") if file.suffix in _SUFFIXES)
     files = sorted(file for file in found if file.name not in _DESCRIBING)
     if not files:
-        raise ConfigError(f"{where}: holds no .jsonl, .json or .parquet file; give data files")
+        raise ConfigError(f"{where}: has no .jsonl, .json or .parquet file; give data files")
     return [prompt for file in chosen.of(files, folder) for prompt in _read_file(file, setting)]
 
 
@@ -84,7 +84,7 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
     """
     if len(prompts) < 2:
         raise ConfigError(
-            f"env.eval_share={share:g}: there is one prompt, and one prompt cannot be split; set 0"
+            f"env.eval_share={share:g}: a single prompt cannot be split; set env.eval_share=0"
         )
     count = min(max(round(share * len(prompts)), 1), len(prompts) - 1)
     held = set(np.random.default_rng(0).permutation(len(prompts))[:count].tolist())
@@ -125,7 +125,7 @@ def _is_list(file: Path) -> bool:
 
 def _prompts(rows: Sequence[Fields], where: str) -> list[Prompt]:
     if not rows:
-        raise ConfigError(f"{where}: holds no prompt; give rows with prompt or messages")
+        raise ConfigError(f"{where}: has no prompts; give rows with prompt or messages")
     return [parse_row(_without_nulls(row), f"{where} row {i}") for i, row in enumerate(rows, 1)]
 
 
@@ -176,7 +176,7 @@ class _Split:
         if not there and self.set_by is not None:
             raise ConfigError(
                 f"{self.setting}: {self.where} has no splits; drop it, or give a folder of files "
-                "that are named by split"
+                "named by split"
             )
 
     def of(self, files: Sequence[Path], folder: Path) -> list[Path]:
@@ -189,8 +189,8 @@ class _Split:
         if len(firsts) > 1:
             names = sorted(file.relative_to(folder).as_posix() for file in firsts.values())
             raise ConfigError(
-                f"{self.setting}: {self.where} has it in {', '.join(names[:-1])} and {names[-1]}; "
-                "give a folder or a file that has it once"
+                f"{self.setting}: {self.where} has this split in {', '.join(names[:-1])} and "
+                f"{names[-1]}; give a file, or a folder with one of them"
             )
         return list(chosen or files)
 

@@ -27,6 +27,7 @@ from transformers.utils import logging
 
 from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.files import expanded, read_plain
+from klrl.base.text import counted
 from klrl.language.data.prompts import json_type
 
 #: Files that are fetched from a hub repository: no pickle, no Python.
@@ -56,7 +57,7 @@ def find_model(model: str | Path, key: str = "actor.model") -> Path:
         )
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{setting}: no such folder here, and the hub does not give it "
+            f"{setting}: no such folder, and no download from the hub "
             f"({first_line(error)}); give a folder that save_pretrained wrote, or a hub id"
         ) from error
     return Path(fetched)
@@ -72,7 +73,7 @@ def check_weights(folder: Path, setting: str) -> None:
             f"{setting}: its weights are pickled ({pickles[0]}), and unpickling runs code; "
             "convert them once where you trust them: from_pretrained(...).save_pretrained(FOLDER)"
         )
-    raise ConfigError(f"{setting}: no *.safetensors in it; save it with save_pretrained")
+    raise ConfigError(f"{setting}: has no *.safetensors; save the model with save_pretrained")
 
 
 def read_config(folder: Path, setting: str) -> PretrainedConfig:
@@ -81,27 +82,27 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
     if not file.is_file():
         if (folder / "adapter_config.json").is_file():
             raise ConfigError(
-                f"{setting}: holds LoRA adapters alone; merge them into their model "
+                f"{setting}: has only LoRA adapters; merge them into their base model "
                 "(klrl export RUN FOLDER --merge, or merge_and_unload) and give the new folder"
             )
-        raise ConfigError(f"{setting}: no config.json in it; give a folder of save_pretrained")
+        raise ConfigError(f"{setting}: has no config.json; save the model with save_pretrained")
     raw = read_json(file, setting)
     kind = raw.get("model_type")
     if "auto_map" in raw and kind not in CONFIG_MAPPING:
         raise ConfigError(
-            f"{setting}: runs code of its own (auto_map), which klrl never does; choose a model "
+            f"{setting}: needs code of its own (auto_map), which klrl never runs; choose a model "
             "that transformers itself implements"
         )
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers' checks raise errors without a common base
         raise ConfigError(
-            f"{setting}: config.json is no config of a {kind} ({in_one_line(error)}); save it "
+            f"{setting}: config.json is not a valid {kind} config ({in_one_line(error)}); save it "
             "again, upgrade transformers, or choose another model"
         ) from error
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ConfigError(
-            f"{setting}: {kind} is no causal language model; choose one that "
+            f"{setting}: {kind} is not a causal language model; choose one that "
             "AutoModelForCausalLM loads"
         )
     disable_dropout(config)
@@ -172,7 +173,8 @@ def read_weights(
     if missing:
         # transformers would initialise missing weights at random and continue.
         raise ConfigError(
-            f"{setting}: {len(missing)} weights are not in its files ({missing[0]}, ...); {lacking}"
+            f"{setting}: its files lack {counted(len(missing), 'weight')} ({missing[0]}, ...); "
+            f"{lacking}"
         )
     return model
 

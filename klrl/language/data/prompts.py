@@ -91,7 +91,7 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     ]
     if not prompts:
         raise ConfigError(
-            f'{setting}={path}: holds no prompt; write lines as {{"prompt": "..."}} or '
+            f'{setting}={path}: has no prompts; write lines as {{"prompt": "..."}} or '
             '{"messages": [...]}'
         )
     return prompts
@@ -115,11 +115,11 @@ CONTENT = ("prompt", "messages")
 def parse_row(row: object, origin: str) -> Prompt:
     """Make the prompt of a data set's row; refuse a row without one."""
     if not isinstance(row, dict):
-        raise ConfigError(f"{origin}: {json_type(row)}; write an object with prompt or messages")
+        raise ConfigError(f"{origin}: is {json_type(row)}; write an object with prompt or messages")
     fields = [name for name in CONTENT if name in row]
     if len(fields) != 1:
         held = "both prompt and messages" if fields else f"only {', '.join(row) or 'no field'}"
-        raise ConfigError(f"{origin}: holds {held}; give one of prompt and messages")
+        raise ConfigError(f"{origin}: has {held}; give either prompt or messages")
     content = row[fields[0]]
     if fields[0] == "messages" or isinstance(content, list):
         _check_messages(content, origin, fields[0])

@@ -52,12 +52,12 @@ class RewardModel:
         except Exception as error:  # a broken file's errors have no common base
             raise ConfigError(
                 f"{setting}: cannot be read ({in_one_line(error)}); give a folder with a sequence "
-                "classifier and its tokenizer, both of save_pretrained"
+                "classifier and its tokenizer, both written by save_pretrained"
             ) from error
         if self._config.num_labels != 1:
             raise ConfigError(
                 f"{setting}: has {self._config.num_labels} labels; give a sequence classifier with "
-                "one"
+                "one label"
             )
         self._folder, self._setting = folder, setting
         self._model: Any = None
@@ -74,8 +74,8 @@ class RewardModel:
         """
         if chat and not self._tokenizer.chat_template:
             raise ConfigError(
-                f"{self._setting}: its tokenizer has no chat template, and prompts are "
-                "conversations; give it one, or prompts as texts"
+                f"{self._setting}: its tokenizer has no chat template, but prompts are "
+                "conversations; add one to the folder, or give plain prompts"
             )
         if self._model is not None:
             return
@@ -127,8 +127,8 @@ class RewardModel:
             ids = list(rendered["input_ids"])
         most = context_of(self._config.get_text_config())
         if not ids or (most is not None and len(ids) > most):
-            what = f"longer than the {most} tokens that it takes" if ids else "without a token"
-            raise ValueError(f"a text of {len(ids)} tokens is {what}")
+            what = f"more than the classifier's {most}" if ids else "none to score"
+            raise ValueError(f"a text has {len(ids)} tokens, {what}")
         return ids
 
     def _logits(self, texts: Sequence[list[int]]) -> Tensor:

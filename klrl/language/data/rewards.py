@@ -214,9 +214,9 @@ class Reward:
             except FAILURES as alone:
                 reason = self._describe(alone)
                 if isinstance(alone, TookTooLong):
-                    reason = f"{self._describe(error)}, and hangs on this one alone"
+                    reason = f"{self._describe(error)} on the batch; hangs on this sample alone"
                 return f"{self._sample(i, prompts, responses)}: {reason}"
-        return f"{failed}, but on no single one"
+        return f"{failed} together; each of them alone succeeds"
 
     def _describe(self, error: BaseException) -> str:
         if isinstance(error, TookTooLong):

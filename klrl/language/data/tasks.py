@@ -160,7 +160,7 @@ class Task:
         source = str(tokenizer.chat_template or "")
         for name in sorted(set(self.template) - variables_of(source)) if self.template else ():
             raise ConfigError(
-                f"env.template_kwargs.{name}: the chat template reads no {name}; drop it"
+                f"env.template_kwargs.{name}: the chat template does not use {name}; drop it"
             )
         for prompt in self.checked:
             encode(prompt, tokenizer, limit, self.template)
@@ -231,7 +231,7 @@ def _splits(
         set_by = None if split is None else "env.eval_split"
         return prompts, read_prompts(*where, split or config.split, set_by=set_by), ()
     if not config.eval_share:
-        note = "evaluations answer training prompts; env.eval_share=0.1 holds a tenth of them out"
+        note = "evaluations use the training prompts; env.eval_share=0.1 would hold out a tenth"
         return prompts, prompts, [f"env.eval_data=null: {note}"]
     train, held_out = hold_out(prompts, config.eval_share)
     of = f"{len(held_out)} of {len(prompts)} prompts are held out for evaluation"

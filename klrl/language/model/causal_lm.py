@@ -294,13 +294,13 @@ def sharing_refused(model: nn.Module) -> str | None:
     # ALiBi penalises attention by distance (Press et al. 2022): Bloom, MPT, some Falcons.
     alibi = any(getattr(c, "alibi", False) for c in (config, getattr(config, "attn_config", None)))
     if alibi or config.model_type == "bloom":
-        return "its attention goes by place in the row (alibi)"
+        return "its attention depends on the index in the row (ALiBi)"
     kinds = getattr(config, "layer_types", None)
     if kinds is None:  # GPT-Neo and others: one setting for all layers, or a list of another name
         windows = ("window", "window_size")
         kinds = [name for name, size in vars(config).items() if name.endswith(windows) and size]
     by_slot = sorted(set(kinds) - {"full_attention"})
-    return f"its layers select keys by place in the row ({', '.join(by_slot)})" if by_slot else None
+    return f"its layers select keys by index in the row ({', '.join(by_slot)})" if by_slot else None
 
 
 class ValueHead(nn.Module):

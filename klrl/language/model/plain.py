@@ -92,8 +92,8 @@ def first_right(
             return way, Check(f"{words}, nats off plain log-probs", off, bound, "; ".join(found))
         found.append(f"{words}: {off:.3g} nats off")
     raise ValueError(
-        f"{type(unwrapped(model)).__name__}: no way {what} gives its own log-probs to {bound:g} "
-        f"nats ({'; '.join(found)}); choose another model"
+        f"{type(unwrapped(model)).__name__}: no way {what} reproduces its own log-probs within "
+        f"{bound:g} nats ({'; '.join(found)}); choose another model"
     )
 
 

@@ -155,7 +155,7 @@ def load_causal_lm(
         config,
         getattr(torch, dtype),
         setting,
-        "it was saved without its language-model head, or broke while being saved",
+        "save the model again, with its language-model head",
     )
     _check_vocabulary(network, tokenizer, setting)
     eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)
@@ -181,7 +181,7 @@ def _check_vocabulary(network: PreTrainedModel, tokenizer: Tokenizer, setting: s
     if len(tokenizer) > rows:
         raise ConfigError(
             f"{setting}: its tokenizer has {len(tokenizer)} tokens, its embedding {rows} rows; "
-            "they do not belong together: resize_token_embeddings, or take the right tokenizer"
+            "call resize_token_embeddings, or give the tokenizer that belongs to the model"
         )
 
 
@@ -190,8 +190,8 @@ def _checkpoint_activations(network: PreTrainedModel, kind: str, setting: str) -
     asked = "actor.gradient_checkpointing=true"
     if kind == "phimoe":
         raise ConfigError(
-            f"{asked}: phimoe draws its experts at random in training mode, which checkpointing "
-            "needs; set it to false"
+            f"{asked}: checkpointing needs training mode, in which phimoe draws its experts at "
+            "random; set it to false"
         )
     try:
         unwrapped(network).activation_checkpointing_enable({"use_reentrant": False})
@@ -211,7 +211,7 @@ def prompt_limit(context: int | None, response: int) -> int | None:
     if response >= context:
         raise ConfigError(
             f"collector.max_new_tokens={response}: leaves no room for a prompt in the model's "
-            f"context of {context} tokens; choose less"
+            f"context of {context} tokens; choose fewer"
         )
     return context - response
 
@@ -234,7 +234,7 @@ def load_tokenizer(
     settings = read_json(file, setting) if file.is_file() else {}
     if settings.get("auto_map"):
         raise ConfigError(
-            f"{setting}: its tokenizer runs code of its own (auto_map), which klrl never does; "
+            f"{setting}: its tokenizer needs code of its own (auto_map), which klrl never runs; "
             "choose a model whose tokenizer transformers itself implements"
         )
     # The folder's tokenizer.json must override the model type's default: for a Qwen2 model,
@@ -247,7 +247,7 @@ def load_tokenizer(
         )
     except Exception as error:  # a broken tokenizer.json may raise any exception
         raise ConfigError(
-            f"{setting}: no tokenizer can be read from it ({first_line(error)}); save the "
+            f"{setting}: its tokenizer cannot be read ({first_line(error)}); save the "
             "model's tokenizer there with save_pretrained"
         ) from error
     if tokenizer.eos_token_id is None:
@@ -257,12 +257,12 @@ def load_tokenizer(
         )
     if chat and not tokenizer.chat_template:
         raise ConfigError(
-            f"{setting}: its tokenizer has no chat template, and the prompts are conversations; "
-            "put a chat_template.jinja next to it, or give plain prompts"
+            f"{setting}: its tokenizer has no chat template, but prompts are conversations; add "
+            "a chat_template.jinja to the model's folder, or give plain prompts"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-        say(f"{setting}: no pad token; padding with EOS; padding is found by position")
+        say(f"{setting}: no pad token, so EOS pads; positions mark the padding")
     tokenizer.padding_side = "left"
     return tokenizer
 
@@ -288,7 +288,7 @@ def end_tokens(
         if token not in known:
             raise ConfigError(
                 f"{setting}: eos_token_id={listed} of its generation config names {token}, which "
-                "is no token; fix its generation_config.json"
+                "is not a token id of its tokenizer; fix its generation_config.json"
             )
     ends = tuple(dict.fromkeys((tokenizer.eos_token_id, *listed)))
     if len(ends) > 1:

@@ -95,8 +95,8 @@ def _spread(score: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
 for _name in BASELINES.keys() ^ DECLARED:
     raise ConfigError(
-        f"advantage.baseline={_name}: klrl/config/objectives.py must declare it, and a function of "
-        "klrl/language/run/advantage.py be marked @baseline with its name; add what is missing"
+        f"advantage.baseline={_name}: declare it in klrl/config/objectives.py, and mark a function "
+        "of klrl/language/run/advantage.py with @baseline and its name"
     )
 
 

@@ -137,8 +137,8 @@ def _checks(
     if empty:
         first = tempered_log_softmax(kept.head(kept.states[:, 0]), temperature)
         share = float(first[:, empty].exp().sum(-1).mean())
-        words = f"ids of the vocabulary have no token: the policy gives them {share:.2g} of a first"
-        yield f"{len(empty):,} of {rows:,} {words} token's probability, and they are no text"
+        words = f"a first token is one of them with probability {share:.2g}"
+        yield f"{len(empty):,} of {rows:,} vocabulary ids have no token, thus no text: {words}"
     measured = scored if in_low_precision(policy.model) else kept
     if reference is not None:
         states = reference.states(batch, layouts.reference, PROMPTS)
@@ -148,7 +148,7 @@ def _checks(
         if fresh and (source == THE_POLICY or untrained):
             # Use the run's states: rescored in low precision, else kept from sampling.
             kl = exact_token_kl(measured, ref, mask)
-            remedy = "a fresh policy must equal its reference; look at actor.dtype"
+            remedy = "an untrained policy must equal its reference; try another actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
     yield endings(batch, policy.special)
     contents = (prompt.content for prompt in prompts.prompts)
@@ -186,7 +186,7 @@ def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorD
         one, other = (response_log_probs(each, tokens, mask).detach() for each in scored)
         return max_off((one, other))
 
-    remedy = "its training mode computes otherwise; set actor.gradient_checkpointing=false"
+    remedy = "training mode changes its log-probs; set actor.gradient_checkpointing=false"
     return Check("training - evaluation mode, nats", *off_and_bound(model, off), "", remedy)
 
 
@@ -202,7 +202,7 @@ def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
     last = mask.sum(1, keepdim=True) - 1
     ended = ends.gather(1, last).squeeze(1)
     wrong = (ended == batch["next", "truncated"].squeeze(-1)) | (ends.sum(1) > ended.long())
-    detail = "pad == eos: masks go by position" if special.pad in special.eos else ""
+    detail = "pad == eos: masks use positions" if special.pad in special.eos else ""
     remedy = "report this: a response must end with its EOS"
     return Check("responses that lost their EOS", float(wrong.sum()), 0.0, detail, remedy)
 
@@ -229,8 +229,8 @@ def template_marks(
     """
     name = "positions where template and mask disagree"
     refused = (
-        "preflight: the chat template refuses an answer ({}); let it render the assistant's turn, "
-        "or take its {{% generation %}} marks out"
+        "preflight: the chat template refuses an answer ({}); let it render assistant turns, "
+        "or remove its {{% generation %}} marks"
     )
     rendered = partial(render, tokenizer, template=template, refused=refused)
     eos = tokenizer.eos_token if eos is None else eos
@@ -250,5 +250,5 @@ def template_marks(
         mark != right or (right == 1 and token != right_token)
         for mark, right, token, right_token in by_position
     )
-    remedy = "fix the {% generation %} marks of the chat template, or take them out"
+    remedy = "fix the {% generation %} marks of the chat template, or remove them"
     return Check(name, float(wrong), 0.0, remedy=remedy)

@@ -241,7 +241,7 @@ def distances(
     answered = player.answers(place, starts, sampled=True)
     both = scored_by(policy, temperature), other
     visited = (Visited(measured(*both, batch, MEASURED)) for _, batch in answered)
-    notes = [] if temperature == 1 else [f"of softmax(logits / {temperature:g}), as sampled"]
+    notes = [] if temperature == 1 else [f"both policies are softmax(logits / {temperature:g})"]
     return visited, notes
 
 

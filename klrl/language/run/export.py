@@ -55,10 +55,10 @@ def export_run(
     """
     config = relocated(language_config(find_run(run, "RUN"), "RUN"), model)
     if folder.exists() or folder.is_symlink():
-        raise ConfigError(f"FOLDER={folder}: exists already; give a new one")
+        raise ConfigError(f"FOLDER={folder}: already exists; give a new folder")
     adapters = bool(config.actor.lora.r)
     if merge and not adapters:
-        raise ConfigError("--merge: actor.lora.r=0, the run has no adapters; drop it")
+        raise ConfigError("--merge: the run has no adapters (actor.lora.r=0); drop --merge")
     check_base(config)
     network: Any = trained_policy(run, which, setting="RUN", model=model).model
     if merge:
@@ -80,8 +80,8 @@ def _check_mergeable(model: Any, config: LanguageConfig) -> None:
     tied = len({weight_of(each).data_ptr() for each in pair}) == 1
     if tied and any("lora_" in name for each in pair for name, _ in each.named_parameters()):
         raise ConfigError(
-            f"--merge: actor.lora.target_modules={config.actor.lora.target_modules} has adapters "
-            "on one of embedding and head, which share a weight in this model; drop it"
+            f"--merge: actor.lora.target_modules={config.actor.lora.target_modules} adapts only "
+            "one of embedding and head, which share a weight in this model; drop --merge"
         )
 
 

@@ -341,13 +341,13 @@ class Weights:
         unmatched = sorted(stored.keys() ^ self._parameters.keys())
         if unmatched := [name for name in unmatched if not name.startswith(_HEAD)]:
             raise RuntimeError(
-                f"the names of its weights differ ({unmatched[0]}, ...); use its run's actor.*"
+                f"its weights have different names ({unmatched[0]}, ...); set actor.* as in its run"
             )
         for name in stored.keys() & self._parameters.keys():
             parameter = self._parameters[name]
             if parameter.shape != stored[name].shape:
                 shapes = f"{tuple(stored[name].shape)}, here {tuple(parameter.shape)}"
-                raise RuntimeError(f"its {name} has shape {shapes}; use its run's actor.*")
+                raise RuntimeError(f"its {name} has shape {shapes}; set actor.* as in its run")
             parameter.copy_(stored[name])
 
 

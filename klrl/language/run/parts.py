@@ -102,7 +102,7 @@ class LanguageParts(Parts):
             self.kl = in_environment(self.kl, config, self.policy, self.reference)
         self.sampler = make_sampler(self.policy)
         if sum(p.nbytes for p in self.policy.model.parameters()) > model.LARGE:
-            _say("preflight: sampling and scoring a few responses in each way that the run will")
+            _say("preflight: testing the run's ways to sample and score on a few responses")
         few = self.task.trial_batch(tokenizer, limit, PROMPTS)
         self.layouts, self.preflight = preflight_checks(
             config, self.policy, self.reference, self.sampler, few, fresh=before is None

@@ -38,7 +38,7 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
     if model == smollm.NAME:
         smollm.check_installed()
     if model is not None and expanded(model).is_file():
-        raise ConfigError(f"actor.model={model}: is a file; give a folder of save_pretrained")
+        raise ConfigError(f"actor.model={model}: is a file; give the model's folder")
     if resumed:
         return
     for setting, path, run in other_runs(config):
@@ -48,7 +48,7 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
         if setting == "actor.init" and not same:
             raise ConfigError(
                 f"{setting}={path}: its network is actor.model={actor.model} with "
-                f"actor.lora.r={actor.lora.r}; choose the same actor.model and actor.lora"
+                f"actor.lora.r={actor.lora.r}; give the same actor.model and actor.lora here"
             )
 
 

@@ -99,7 +99,7 @@ def read_samples(
         except ValueError as error:
             record.problems.append(f"samples.jsonl line {number}: {error}")
     if not (samples or record.problems):
-        raise ConfigError(f"{run}: its samples.jsonl holds no sample")
+        raise ConfigError(f"{run}: its samples.jsonl has no samples")
     return samples
 
 

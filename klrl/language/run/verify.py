@@ -223,7 +223,7 @@ def _fits(policy: Policy, sample: Sample, record: Record) -> bool:
     try:
         check_length(network, len(ids))
         if max(ids) >= size:
-            raise ValueError(f"token {max(ids)}: the model has {size} tokens")
+            raise ValueError(f"token {max(ids)} is not one of the model's {size} tokens")
     except ValueError as error:
         record.problems.append(f"{sample}: {error}")
         return False

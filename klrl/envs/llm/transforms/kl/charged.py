@@ -64,7 +64,7 @@ def charged_tokens(
 
 def _check_lengths(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Tensor]:
     if lengths(masks) != lengths(rows):
-        raise ValueError(f"{key} has lengths {lengths(masks)}, the log-probs {lengths(rows)}")
+        raise ValueError(f"{key} has lengths {lengths(masks)}, but the log-probs {lengths(rows)}")
     return masks
 
 
@@ -113,7 +113,7 @@ def token_rewards(
 def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tensor:
     if mask is None:
         raise ValueError(
-            f"one score for {kl.shape[0]} tokens, and no mask of the response: give "
+            f"one score for {kl.shape[0]} tokens, but no mask of the response: give "
             "('masks', 'all_assistant_mask'), or ('masks', 'all_attention_mask') and "
             "('tokens', 'prompt')"
         )

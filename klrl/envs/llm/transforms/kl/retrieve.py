@@ -107,7 +107,7 @@ class RetrieveLogProb(NextTransform):
             _language().check_wrapper(model, "model", assistant_only)
             if tokenizer_kwargs is not None and model.input_mode != "history":
                 raise ValueError(
-                    f"tokenizer_kwargs is for chat templates: model.input_mode={model.input_mode!r}"
+                    f"tokenizer_kwargs is for input_mode='history', not {model.input_mode!r}"
                 )
             template = check_template_kwargs(tokenizer_kwargs)
         else:

@@ -155,8 +155,8 @@ def _check_pair(gen: TensorDictModuleBase, ref: TensorDictModuleBase, assistant_
     kinds = [is_wrapper(model) for model in (gen, ref)]
     if kinds[0] != kinds[1]:
         raise ValueError(
-            f"gen_model={type(gen).__name__} and ref_model={type(ref).__name__}: "
-            "two LLM wrappers or two control actors"
+            f"gen_model={type(gen).__name__}, ref_model={type(ref).__name__}: "
+            "give two LLM wrappers or two control actors"
         )
     if not kinds[0]:
         return
@@ -165,11 +165,11 @@ def _check_pair(gen: TensorDictModuleBase, ref: TensorDictModuleBase, assistant_
     if gen.pad_output != ref.pad_output:
         raise ValueError(
             f"pad_output mismatch: gen_model.pad_output={gen.pad_output}, "
-            f"ref_model.pad_output={ref.pad_output}; set both alike"
+            f"ref_model.pad_output={ref.pad_output}; give both the same value"
         )
     if gen.log_probs_key == ref.log_probs_key:
         raise ValueError(
-            f"gen_model and ref_model share log_probs_key={gen.log_probs_key!r}: give each its own"
+            f"gen_model and ref_model share log_probs_key={gen.log_probs_key!r}: give two keys"
         )
 
 
@@ -215,13 +215,13 @@ class CollectorPolicy:
             if not hasattr(policy, "get_dist"):
                 raise TypeError(
                     f"gen_model='from_collector': the collector's policy {type(policy).__name__} "
-                    "has no get_dist (exploration noise behind it?); give gen_model"
+                    "has no get_dist (does exploration noise follow it?); give gen_model"
                 )
             return policy
         if not hasattr(policy, "get_new_version"):
             raise ValueError(
-                f"gen_model='from_collector': the collector's policy {type(policy).__name__} is no "
-                "LLM wrapper; give gen_model"
+                f"gen_model='from_collector': the collector's policy {type(policy).__name__} is "
+                "not an LLM wrapper; give gen_model"
             )
         # Pass copies: TorchRL's get_new_version would change the policy's own tokenizer_kwargs.
         generate_kwargs = dict(getattr(policy, "generate_kwargs", None) or {})
@@ -291,7 +291,7 @@ class RayRetrieveKL(Served):
             gen_model = None
         elif isinstance(gen_model, str) and gen_model == FROM_COLLECTOR:
             raise ValueError(
-                "gen_model='from_collector' with Ray: the collector's policy lives in another "
+                "gen_model='from_collector' with Ray: the collector's policy is in another "
                 "process; give gen_model or gen_model_factory"
             )
         super().__init__(RetrieveKL, {"gen_model": gen_model, "ref_model": ref_model}, **kwargs)

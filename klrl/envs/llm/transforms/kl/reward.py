@@ -205,7 +205,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
             )
         if not self.assistant_only:
             raise ValueError(
-                f"assistant_only=False, but {key} holds no log-probs of the prompt; set it to True"
+                f"assistant_only=False, but {key} has no log-probs of the prompt; set it to True"
             )
         rows = to_rows(log_probs)
         if any(row.shape[0] > size for row, size in zip(rows, sizes, strict=True)):

@@ -191,7 +191,7 @@ def _mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[
         return None
     rows = [row.bool() for row in to_rows(value)]
     if lengths(rows) != lengths(ids):
-        raise ValueError(f"{key} has lengths {lengths(rows)}, its tokens {lengths(ids)}")
+        raise ValueError(f"{key} has lengths {lengths(rows)}, but its tokens {lengths(ids)}")
     return rows
 
 

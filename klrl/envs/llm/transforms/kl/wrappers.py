@@ -38,7 +38,7 @@ def full_key(key: Key, name: str) -> Key:
     """Return a key of token log-probs; warn unless it is a tuple that ends in "full"."""
     key = as_key(key)
     if not is_full(key):
-        warnings.warn(f"{name}={key}: TorchRL reads a tuple that ends in 'full'", stacklevel=4)
+        warnings.warn(f"{name}={key}: TorchRL expects a tuple that ends in 'full'", stacklevel=4)
     return key
 
 
@@ -157,7 +157,7 @@ def _score_by_its_own_forward(
         rows = [row[kept.bool()] for row, kept in zip(rows, to_rows(mask), strict=True)]
     if lengths(rows) != [int(mask.sum()) for mask in encoded.attention]:
         raise ValueError(
-            f"{type(model).__name__} scored {lengths(rows)} tokens, its input holds "
+            f"{type(model).__name__} scored {lengths(rows)} tokens, but its input has "
             f"{[int(mask.sum()) for mask in encoded.attention]}"
         )
     return [
@@ -205,7 +205,7 @@ def token_log_probs(
     real = [row[mask] for row, mask in zip(ids, attention, strict=True)]
     empty = [index for index, row in enumerate(real) if row.numel() == 0]
     if empty:
-        raise ValueError(f"samples {empty} hold no token: there is nothing to score")
+        raise ValueError(f"samples {empty} have no tokens to score")
     check_length(network, max(row.numel() for row in real))
     device = next(network.parameters()).device
     tokens = pad_sequence(real, batch_first=True, padding_value=0).to(device)
