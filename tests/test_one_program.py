@@ -137,7 +137,7 @@ def assert_same(numbers: Numbers, expected: Numbers) -> None:
     assert not far, f"largest differences: {far}"
 
 
-#: The user's own parts are compared with klrl's in tests/extending; trpo is control's alone; nll has
+#: Custom parts are compared with klrl's in tests/extending; trpo is control's alone; nll has
 #: data, and is compared with torch and transformers (test_demonstrations, test_answers_learned).
 LOSS = pytest.mark.parametrize(
     "loss", [n for n in CHOICES["loss"] if n not in ("custom", "trpo", "nll")]
