@@ -137,8 +137,11 @@ def assert_same(numbers: Numbers, expected: Numbers) -> None:
     assert not far, f"largest differences: {far}"
 
 
-#: The user's own parts are compared with klrl's in tests/extending; trpo is control's alone.
-LOSS = pytest.mark.parametrize("loss", [n for n in CHOICES["loss"] if n not in ("custom", "trpo")])
+#: Custom parts are compared with klrl's in tests/extending; trpo is control's alone; nll has
+#: data, and is compared with torch and transformers (test_demonstrations, test_answers_learned).
+LOSS = pytest.mark.parametrize(
+    "loss", [n for n in CHOICES["loss"] if n not in ("custom", "trpo", "nll")]
+)
 KL = pytest.mark.parametrize("kl", list(kl_words()))
 EITHER = pytest.mark.parametrize(
     "advantage", [name for name in CHOICES["advantage"] if name != "custom"]
