@@ -109,7 +109,7 @@ bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; pri
 bench-lm: $(VENV)/.smollm .venv-trl/.ready ## samples per CPU-second beside TRL, in its own .venv-trl; writes the results (50 minutes)
 	$(BIN)/python -m benchmarks.language
 
-results: $(VENV)/.bench $(VENV)/.smollm ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-9: one of them
+results: $(VENV)/.bench $(VENV)/.smollm ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-10: one of them
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
 
@@ -118,6 +118,9 @@ results-7: $(VENV)/.bench ## MuJoCo at a million frames, two runs at a time (the
 
 results-9: $(VENV)/.smollm ## SmolLM2 follows an instruction, two runs at a time (4 hours)
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) 9
+
+results-10: $(VENV)/.smollm ## KL from k tokens of SmolLM2, against the exact one (an hour)
+	$(BIN)/python -m benchmarks.topk
 
 results-%: $(LANGUAGE)
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) $*
