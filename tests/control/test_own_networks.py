@@ -66,8 +66,8 @@ class Frames(nn.Module):
 
 def agent_of(env: VectorGymEnv, target: str, critic: str | None = None):
     config = CustomActorConfig(
-        [8], "relu", False, None, 1.0, f"{__name__}:{target}", name="custom", distribution="auto",
-        own_critic=OwnPart(f"{__name__}:{critic or target}"),
+        [8], "relu", False, init_std=1.0, target=f"{__name__}:{target}", name="custom",
+        distribution="auto", own_critic=OwnPart(f"{__name__}:{critic or target}"),
     )  # fmt: skip
     return make_agent(config, env, normalize=True, separate=False)
 
