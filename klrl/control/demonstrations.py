@@ -129,7 +129,7 @@ class Demonstrations:
         """Refuse data other than those that the run began with."""
         if state.get("data") != self._digest:
             raise self._folder.error(
-                "holds other frames than this run began with; bring them back, or start another run"
+                "its frames have changed since the run began; restore them, or start a new run"
             )
 
 
