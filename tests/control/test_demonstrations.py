@@ -232,7 +232,7 @@ def test_a_resumed_run_is_the_same_to_the_bit_and_refuses_other_data(capsys) -> 
     TensorDict.load_memmap("data")["action"][0] += 1
     code, _, error = said(capsys, "resume=part")
     assert code == 2
-    assert "data=data: holds other frames than this run began with" in error
+    assert "data=data: its frames have changed since the run began" in error
     TensorDict.load_memmap("data")["action"][0] -= 1
     written()
     assert exits("resume=part") == 0
