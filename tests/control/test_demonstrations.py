@@ -319,6 +319,6 @@ def test_pre_tanh_that_was_recorded_is_read_where_the_action_is_saturated(traini
 def test_other_data_are_an_error_in_python(training) -> None:
     written()
     data = training().parts.data
-    with pytest.raises(ConfigError, match="holds other frames"):
+    with pytest.raises(ConfigError, match="its frames have changed"):
         data.load_state_dict({"data": "0"})
     data.load_state_dict(data.state_dict())

@@ -75,7 +75,7 @@ def test_a_run_leaves_what_it_promises(exits, capsys, curves) -> None:
     assert "eval/gold" not in other
     with pytest.raises(SystemExit, match="2"):
         evaluate_main(["run", "env.shots=1"])
-    assert "give env.reward, env.shortest" in capsys.readouterr().err
+    assert "then env.reward, env.shortest" in capsys.readouterr().err
 
 
 def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:

@@ -179,5 +179,7 @@ def test_a_policy_of_other_actions_is_refused(cartpoles) -> None:
     with pytest.raises(ConfigError, match="^--to=pendulum: its action distribution is normal, "):
         kl_between("first", "pendulum")
     trained("free", "env=cartpole", "kl=none")
-    with pytest.raises(ConfigError, match=r"^RUN=free: has no reference \(kl=none\); name another"):
+    with pytest.raises(
+        ConfigError, match=r"^RUN=free: has no reference \(kl=none\); give a policy with --to"
+    ):
         kl_between("free")
