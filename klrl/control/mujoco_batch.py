@@ -2,8 +2,9 @@
 
 Gymnasium steps one simulation at a time and computes its observation, reward and end in Python,
 which takes half as long as the simulation. MuJoCo's Batch steps N simulations in one call, and the
-rest is computed here for all of them at once. The first steps of every batch are compared with
-Gymnasium's. Ant and Humanoid read contact forces that a Batch does not compute.
+rest is computed here for all of them at once. The first batch of each environment in a process is
+checked: 128 steps of two copies are compared with Gymnasium's. Ant and Humanoid read contact forces
+that a Batch does not compute.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Unbatched(Exception):
 
 
 def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) -> MujocoBatch:
-    """Make ``count`` simulations of ``env``, which ``make`` made; compare them with Gymnasium's.
+    """Return a batch of ``count`` simulations of ``env``, checked against Gymnasium.
+
+    ``make`` creates further copies for the check.
 
     Raises:
         Unbatched: there is no batch for this environment, or its steps differ from Gymnasium's.
@@ -86,9 +89,10 @@ def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.
 
 
 class MujocoBatch:
-    """Simulations of a task. The ``task`` itself is reset for each of them, one at a time.
+    """Simulations of a task. Observations, rewards and ends are those of HalfCheetah and Swimmer.
 
-    Observations, rewards and ends are HalfCheetah's and Swimmer's: w_forward dx/dt - w_ctrl |a|^2.
+    The reward is w_forward dx/dt - w_ctrl |a|^2, and no episode terminates. To begin an episode,
+    the caller resets ``task``; :meth:`begin` copies its state into one simulation.
     """
 
     def __init__(self, task: Any, count: int, limit: float) -> None:
@@ -103,7 +107,7 @@ class MujocoBatch:
         self._find()
 
     def _find(self) -> None:
-        """What the task's step reads."""
+        """Set the views and constants that :meth:`step` needs for this task."""
         self._shown = self._qpos[:, self._task.observation_structure["skipped_qpos"] :]
 
     def begin(self, copy: int) -> None:
@@ -147,9 +151,9 @@ class MujocoBatch:
 
 
 class WalkerBatch(MujocoBatch):
-    """Hopper and Walker2d: w_healthy more while all states are in their ranges.
+    """Hopper and Walker2d: the reward adds w_healthy while every state variable is in its range.
 
-    They may end when one is not, and observe velocities in +-10.
+    Otherwise the episode may end. Observed velocities are clipped to +-10.
     """
 
     def _find(self) -> None:
@@ -177,7 +181,7 @@ class ReacherBatch(MujocoBatch):
     """Reacher: -w_dist |fingertip - target| - w_control |a|^2."""
 
     def _find(self) -> None:
-        """The bodies, where they were before the last substep, as Gymnasium reads them."""
+        """Views of the positions of fingertip and target; as in Gymnasium they lag by a substep."""
         places, model = self._batch.bind("xpos"), self._task.model
         self._tip, self._target = (places[:, model.body(x).id] for x in ("fingertip", "target"))
 

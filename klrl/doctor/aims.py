@@ -16,10 +16,11 @@ from klrl.kl.divergences import over_actions
 _NAMES = {
     "reverse": "the reverse KL(pi||{0}) of {1}",
     "forward": "the forward KL({0}||pi) of {1}",
-    "js": "the Jensen-Shannon divergence of pi and {0} of {1}",
-    "tv": "the total variation of pi and {0} of {1}",
+    "js": "the Jensen-Shannon divergence between pi and {0}, of {1}",
+    "tv": "the total variation between pi and {0}, of {1}",
 }
-#: Scope -> its meanings. A loss with any of them is right; others are compared with the first.
+#: Scope -> its meanings. A loss that has any of these meanings is right; a wrong loss is compared
+#: with the first meaning.
 _OF = {
     "sequence": {"whole": "whole episodes", "along": "each step, with its effect on later states"},
     "token": {
@@ -42,7 +43,8 @@ class Aim:
     def words(self) -> str:
         """The term in words: which divergence, of which steps, from which policy."""
         if self.what == "return":
-            return "E[A_old in the sampled states]" if self.of == "own" else "E[return]"
+            own = "E[A_old of pi's actions in the sampled states]"
+            return own if self.of == "own" else "E[return]"
         return _NAMES[self.what].format(self.to, _OF[self.scope][self.of])
 
     def gradient(self, problem: Problem) -> Tensor:
@@ -74,7 +76,10 @@ def aims(what: str, scope: str, to: str = "ref") -> list[Aim]:
 
 @dataclass(frozen=True)
 class Meant:
-    """The intended objective of a loss: a part is right if it has any of its aims."""
+    """The intended objective of a loss, of two parts, return and kl.
+
+    A part is right if its gradient is that of any aim listed for it.
+    """
 
     divergence: str
     scope: str

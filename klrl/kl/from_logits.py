@@ -1,9 +1,9 @@
 """Log-prob of an action and exact KLs of pi = softmax(z / T), with their gradient in closed form.
 
 Autograd passes over a table [n, K] some twenty times for each KL, forward and back; with K = 49,152
-tokens that took half as long as the matrix products of the whole model. Here only the logits are
-saved, and all steps run on a few rows at a time, so that intermediate results stay in the cache.
-For one row, with u = z / T:
+tokens that took half as long as the matrix products of the whole model. Of the tables [n, K], only
+the logits are saved, and all steps run on a few rows at a time, so that intermediate results stay
+in the cache. For one row, with u = z / T:
 
     log pi(a)               d / du = 1_a - pi
     KL(pi || q)             d / du = pi * (log pi - log q - KL(pi || q))
@@ -99,7 +99,9 @@ class _LogProbsAndKLs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True, which torch's once_differentiable may miss
+        # Grad mode is on under create_graph=True. torch's once_differentiable would return a
+        # constant, without an error, where ``gradient`` itself requires no gradient.
+        if torch.is_grad_enabled():
             raise RuntimeError("log-probs and KLs from logits have no second derivative")
         logits, actions, values, *tables = ctx.saved_tensors
         slope = torch.empty_like(logits)

@@ -1,6 +1,7 @@
 """Rules that adapt KLPEN's beta to keep KL(old||new) of an iteration near its target, dtarg.
 
-d is the mean KL(old||new) over the whole rollout after the update, in nats per frame.
+d is the mean KL(old||new) over the whole rollout after the update, in nats per frame, or token;
+:class:`ForwardBeta` takes a minibatch's.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class BetaRule:
 class DoublingBeta(BetaRule):
     """d < dtarg / 1.5 -> beta *= decrement; d > 1.5 dtarg -> beta *= increment; bounded.
 
-    Schulman et al. (2017), sec. 4, with the documented ``increment`` and ``decrement``. Beta
+    Schulman et al. (2017), sec. 4, with the factors ``loss.increment`` and ``loss.decrement``. Beta
     changes once per iteration. A KL that is not finite is ignored with a warning.
     """
 

@@ -93,7 +93,8 @@ class CheckpointEntry:
     """Reads an entry of format 3.
 
     Raises:
-        DamagedEntry: the manifest was changed after it was written, or cannot be read.
+        DamagedEntry: the manifest was changed after it was written, cannot be read, or has another
+            format.
     """
 
     def __init__(self, path: Path) -> None:

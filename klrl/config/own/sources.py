@@ -22,7 +22,10 @@ _IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
 
 
 def check_sources(config: JobConfig) -> None:
-    """Refuse a job whose parts have changed since the job was checked or began."""
+    """Refuse a job if a custom part has changed since its source was recorded.
+
+    A logger may have changed.
+    """
     for line in changed_sources(config, [group for group in CHOICES if group != "logger"]):
         raise ConfigError(f"{line}; restore it, or start a new run")
 
@@ -63,7 +66,10 @@ def _shown(digest: str | None, version: str | None) -> str:
 
 
 def manifest_entries(config: JobConfig) -> dict[str, dict[str, str | None]]:
-    """The manifest's entry for custom code: setting -> target, source, version."""
+    """The manifest's entry for custom code: setting -> target, source, version.
+
+    For the code of ``env.id`` and ``env.reward``: value -> source.
+    """
     names = ("target", "source", "version")
     own = {
         setting: {name: getattr(part, name) for name in names}
@@ -83,7 +89,8 @@ def current_source(text: str, target: str) -> Source:
     try:
         now = source_of(top, [str(Path.cwd())])
     except ImportError as error:
-        raise ConfigError(f"{text}: {error}; write it into a file") from error
+        remedy = "put its code into a .py file that Python can import"
+        raise ConfigError(f"{text}: {error}; {remedy}") from error
     module, before = _IMPORTED.get(top, (None, now))
     if module is None or module is not sys.modules.get(top):  # imported again, or not yet
         before = now

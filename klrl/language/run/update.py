@@ -48,7 +48,8 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         config: the job.
         policy: trained in place.
         layout: how the policy is scored.
-        reference: pi_ref; its head is applied again only if the loss charges the exact KL.
+        reference: pi_ref. The rollout stored its hidden states; its head is applied to them here
+            only if the loss charges the exact KL.
         estimator: how the loss charges KL(policy||reference): exact, k1, k2, k3; None: not at all.
         divergence: the divergence that the loss charges if the estimator is exact.
     """

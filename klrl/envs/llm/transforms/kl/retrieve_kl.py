@@ -1,4 +1,4 @@
-"""RetrieveKL: scores two models and charges their KL, in one transform.
+"""RetrieveKL: scores the data with two models and charges their KL, in one transform.
 
 RetrieveLogProb(gen_model) -> RetrieveLogProb(ref_model) -> KLComputation.
 """
@@ -39,8 +39,8 @@ _OF_ALL = {"padding_side", "reward_key"}
 class RetrieveKL(OneTransform):
     """Scores the data with a policy and a reference, and charges their KL to the reward.
 
-    The models are two LLM wrappers, or two control actors. Both score the same tokens at the same
-    temperature, by default that of the policy.
+    The models are two LLM wrappers, or two control actors. Both score the same actions or tokens;
+    LLM wrappers at the same temperature, by default the policy's.
 
     Args:
         gen_model: the policy, set up to score (``generate=False``); or "from_collector": the policy
@@ -48,10 +48,12 @@ class RetrieveKL(OneTransform):
         ref_model: the reference, set up to score.
         gen_model_factory: makes ``gen_model``; give either a model or a factory.
         ref_model_factory: makes ``ref_model``; give either a model or a factory.
-        history_key: key of the conversation; any key but "history" replaces the models' input keys.
+        history_key: key of the conversation, read in place of the models' input keys; with the
+            default, "history", each model reads its own.
         use_ray_service: older spelling of ``service_backend="ray"``.
         service_backend: "ray" makes a :class:`RayRetrieveKL`, which also takes
-            ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
+            ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct", or None without
+            ``use_ray_service``, runs in this process.
         **kwargs: arguments of :class:`~klrl.kl.KLComputation`: ``gen_log_probs_full_key``,
             ``ref_log_probs_full_key``, ``kl_key``, ``add_to_reward``, ``coef``, ``coeff``,
             ``estimator``, ``raw_reward_key``; of both :class:`~klrl.kl.RetrieveLogProb`:
@@ -60,8 +62,8 @@ class RetrieveKL(OneTransform):
 
     Raises:
         ValueError: no model, or a model and its factory; ``generate=True``; models with different
-            ``pad_output`` or the same ``log_probs_key``; equal keys; no collector at the first
-            step.
+            ``pad_output`` or the same ``log_probs_key``; ``gen_log_probs_full_key`` equal to
+            ``ref_log_probs_full_key``; no collector at the first step.
         TypeError: an unknown argument.
     """
 
@@ -215,7 +217,7 @@ class CollectorPolicy:
             if not hasattr(policy, "get_dist"):
                 raise TypeError(
                     f"gen_model='from_collector': the collector's policy {type(policy).__name__} "
-                    "has no get_dist (does exploration noise follow it?); give gen_model"
+                    "has no get_dist (is it wrapped with an exploration module?); give gen_model"
                 )
             return policy
         if not hasattr(policy, "get_new_version"):
