@@ -215,7 +215,7 @@ def test_wrong_calls_are_answered_in_one_line(call, said: str) -> None:
         ("kl", "coef", None, "kl.coef: "),
         (None, "seed", None, "seed=None: "),
         (None, "device", 3, "device=3: choose auto"),
-        (None, "kl", "legacy", "kl='legacy': give the settings of a choice"),
+        (None, "kl", "legacy", "kl='legacy': give an instance of one of"),
         (None, "eval", None, "eval=None: give a klrl.config.EvalConfig"),
     ],
 )

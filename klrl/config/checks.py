@@ -65,7 +65,7 @@ def to_config(cfg: DictConfig) -> JobConfig:
 
 
 def _check_data(cfg: DictConfig) -> None:
-    """``data`` has a value where another setting takes it, and only there."""
+    """Refuse ``data`` without a value if a group takes ``${data}``, and with one if none does."""
     given: Any = OmegaConf.to_container(cfg, resolve=False)
     data, groups = given.get("data"), (given.get("collector"), given.get("env"))
     read = any(isinstance(group, dict) and group.get("data") == "${data}" for group in groups)
@@ -88,7 +88,7 @@ def check_config(config: JobConfig) -> JobConfig:
     for name, schema in schemas.items():
         value = getattr(config, name)
         if not isinstance(value, schema):
-            some = "the settings of a choice of klrl.config"
+            some = "an instance of one of klrl.config's settings classes"
             one = some if name in GROUPS else f"a klrl.config.{schema.__name__}"
             raise ConfigError(f"{name}={value!r}: give {one}")
     check_plain(f"env={config.env.name}", asdict(config))
@@ -142,7 +142,8 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfi
         if type(value) is not schema:
             raise ConfigError(
                 f"{group}.{NAME}={value.name}: its settings are those of {type(value).__name__}, "
-                f"not {schema.__name__}; begin its YAML with {group}={value.name}"
+                f"not {schema.__name__}; put {value.name}@_here_ first in its YAML's defaults "
+                f"list, or {value.name}@{group} if the YAML is @package _global_"
             )
     return parts
 
@@ -229,7 +230,7 @@ def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
     return part
 
 
-#: torch and numpy have no integer of this size.
+#: int64 ends below this size.
 _TOO_LARGE = 2**63
 _SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 
@@ -264,7 +265,9 @@ def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
 def check_device_name(device: str) -> None:
     """Refuse a device name that klrl does not know."""
     if not re.fullmatch(r"auto|cpu|cuda(:0|:[1-9]\d*)?", str(device), re.ASCII):
-        raise ConfigError(f"device={device}: choose auto, cpu, cuda or one of several, as cuda:1")
+        raise ConfigError(
+            f"device={device}: choose auto, cpu, cuda, or one of several GPUs, as cuda:1"
+        )
 
 
 def check_names_unset(overridden: Iterable[str]) -> None:

@@ -43,13 +43,13 @@ class Encoders(nn.Module):
             self.out_features += features
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Encode transports, whose vectors are normalised."""
+        """Encode transports; the caller has normalised their vector entries."""
         parts = [observation[..., place] for _, place in self.layout.places()]
         read = zip(self.encoders.values(), parts, strict=False)  # leaves out the mask, the last
         return torch.cat([encoder(part) for encoder, part in read], -1)
 
     def extra_repr(self) -> str:
-        """The entries, which a compiled step is built for."""
+        """The entries: part of a compiled step's key, so different ones must print differently."""
         return self.layout.line
 
 
@@ -151,7 +151,7 @@ class Images(nn.Module):
         return self.cnn(images).reshape(*leading, -1)
 
     def extra_repr(self) -> str:
-        """The scale, which a compiled step is built with."""
+        """The scale: part of a compiled step's key, so different ones must print differently."""
         return f"scale={self.scale:g}"
 
 
@@ -243,7 +243,7 @@ class Unpacked(nn.Module):
         return out.reshape(*leading, -1)
 
     def extra_repr(self) -> str:
-        """The entries, which a compiled step is built for."""
+        """The entries: part of a compiled step's key, so different ones must print differently."""
         return self.layout.line
 
 

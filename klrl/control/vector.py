@@ -1,9 +1,10 @@
 """``collector=vector``: klrl's own loop over the batched environment; it returns TorchRL's batch.
 
 TorchRL's step builds a dozen TensorDicts and a distribution for one small matrix product. Here the
-simulators are stepped in numpy, into [N, T] storage. Transforms only read transitions, so they are
-applied to the finished batch with the same result; distribution parameters and log-probs are
-computed once for the whole rollout. The batch equals that of ``collector=torchrl``, key by key.
+simulators are stepped in numpy, into [N, T] storage. The transforms never change what the policy or
+the simulator sees next, so applying them to the finished batch gives the same result; distribution
+parameters and log-probs are computed once for the whole rollout. The batch equals that of
+``collector=torchrl``, key by key.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def add_policy(agent: Agent, batch: TensorDictBase) -> None:
 
 
 class VectorRollout:
-    """Rollouts of ``steps`` steps of every copy; not ``sampled``: of the likeliest actions."""
+    """Rollouts of ``steps`` steps in every copy; the likeliest actions if ``sampled`` is False."""
 
     def __init__(
         self,
@@ -178,7 +179,11 @@ class VectorRollout:
             transform(batch)
 
     def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
-        """Set the running sums [N, T, 1] of ``value`` within each episode, added step by step."""
+        """Set the running sums [N, T, 1] of ``value`` within each episode.
+
+        They are continued from the last rollout, and summed in time order so that rounding equals
+        TorchRL's.
+        """
         ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
         values = value[..., 0].cpu().numpy()
         sums = np.empty_like(values)
@@ -195,7 +200,10 @@ class VectorRollout:
         batch.set(("next", key), torch.from_numpy(sums).unsqueeze(-1).to(value.device))
 
     def _add_before(self, batch: TensorDictBase) -> None:
-        """Copy each step's "next" entries to the root of the following step; 0 after a reset."""
+        """Copy "next" entries to the root of the following step; 0 after a reset.
+
+        These are the entries that transforms add to the observations, as ``step_count``.
+        """
         after = batch.get("next")
         ended = after.get("done")[..., 0]
         for key in self._env.observation_spec.keys(include_nested=True, leaves_only=True):

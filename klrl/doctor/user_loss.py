@@ -3,8 +3,8 @@
 There are two conventions (docs/doctor.md); a class, or an argument for an actor, means the second:
 
 - a plain function of tensors [N, steps], which it takes by the names of its arguments;
-- a LossModule class, or a function that builds one, from an actor (a critic, a reference, a
-  coefficient); the module is called on a TensorDict.
+- a LossModule class, or a function that builds one, from an actor and, if it takes them, a critic,
+  a reference and a coefficient; the module is called on a TensorDict.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "old_logits": (),
     "actions": ("tokens",),
 }
-#: Argument that builds a LossModule -> its other spellings.
+#: Argument of a LossModule's builder -> its other spellings.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "actor": ("actor_network", "policy"),
     "critic": ("critic_network", "value_network"),
@@ -90,7 +90,8 @@ class Loss:
         roles = set(self._given.values())
         self.has_return = self.is_module or bool({"rewards", "advantages"} & roles)
         of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & roles)
-        self.to = "old" if of_old and placement == "loss" else "ref"  # reward charges use ref
+        # A KL in the rewards is always against ref.
+        self.to = "old" if of_old and placement == "loss" else "ref"
         self.coef = 1.0 if charges and "coef" not in roles else COEF
         if self.has_return and charges and "coef" not in roles:
             raise ConfigError(
@@ -104,7 +105,10 @@ class Loss:
     def _gives(
         self, takes: Mapping[str, inspect.Parameter], optional: Sequence[str]
     ) -> dict[str, str]:
-        """Map each argument to fill to its role; critic and ``optional`` roles only if required."""
+        """Return argument -> role for each argument that the doctor passes.
+
+        A critic and ``optional`` roles are passed only if the argument has no default.
+        """
         open_ = {name: p.default is p.empty for name, p in takes.items()}
         given = {}
         for role, others in self._roles.items():
@@ -120,7 +124,9 @@ class Loss:
         return given
 
     def gradient(self, numbers: Numbers, coef: float, at_logits: bool = False) -> Tensor:
-        """Return the gradient at the policy's table, flat; or at logits in the mask, [M, actions].
+        """Return the loss's gradient with respect to the policy's table, flattened.
+
+        If ``at_logits``, with respect to the logits of the M unmasked steps, [M, actions].
 
         Raises:
             ConfigError: the loss is no finite number, or has no finite gradient.

@@ -2,8 +2,9 @@
 
 ``checkpoints/last`` and ``checkpoints/best`` hold entries, ``frames-N``, written by
 :mod:`klrl.runs.entry`. An entry is complete and synced to the disk before it gets its name, and
-only then is the old entry removed: a run that is killed at any moment keeps a whole entry. ``last``
-keeps two entries, so that a run can resume from the older if the newer is damaged.
+only then are older entries removed. An entry of the same name, from before a resume, is removed
+just before; only a kill between that and the rename loses it. ``last`` keeps two entries, so that
+a run can resume from the older if the newer is damaged.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Counters:
     def __init__(self) -> None:
         self.iteration = 0
         self.frames = 0
-        self.best_return: float | None = None  # of data: minus the best held-out likelihood
+        # For a job that learns from data: the best held-out log-likelihood.
+        self.best_return: float | None = None
         self.best_iteration = 0
 
     def state_dict(self) -> dict[str, object]:
@@ -83,7 +85,9 @@ class Checkpoints:
         self._folder = folder
         self._components = {**components, "rng": Generators(torch.device(device))}
         self._refused: list[Path] = []
-        self._own: set[Path] = set()  # entries that this process wrote, from its own weights
+        # Entries that this process wrote; one from before a resume may hold other weights and is
+        # replaced.
+        self._own: set[Path] = set()
 
     def save(self, which: str, step: int, metadata: Mapping[str, object]) -> None:
         """Write ``last`` or ``best``; ``step`` is the run's frames.
@@ -129,14 +133,16 @@ class Checkpoints:
     # ----------------------------------------------------------------------------------- files
 
     def _staging(self) -> Path:
-        # Not in last or best, where checkpoints/*/*/manifest.json would match it.
+        # Not in last or best: a sweep takes any checkpoints/*/*/manifest.json for an entry to
+        # resume from.
         return self._folder / f"{STAGING}{uuid4().hex}"
 
     def _prune(self, written: Path) -> None:
         """Remove entries beyond the number to keep, and refused entries."""
         others = [path for path in _newest_first(written.parent) if path != written]
         refused = [path for path in others if path in self._refused]
-        # The new entry comes first: a killed run may have left a ``best`` with more frames.
+        # Keep the new entry even if another has more frames: after a kill, the run resumes from an
+        # earlier ``last``, so an older ``best`` may be ahead of it.
         whole = [written, *(path for path in others if path not in refused)]
         for path in [*whole[_KEPT[written.parent.name] :], *refused]:
             self._remove(path)
@@ -164,9 +170,9 @@ def load_component(
 
 
 def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str, str]] | None:
-    """The frames of a run's newest whole entry, and component -> SHA-256 of its tensors, if any.
+    """The frames of a run's newest whole entry, and component -> SHA-256 of its tensors.
 
-    None without a whole entry of the current format.
+    A component without tensors is left out. None without a whole entry of the current format.
     """
     for path in _candidates(run / "checkpoints" / which):
         try:
@@ -224,7 +230,7 @@ def _restore(component: Component, state: State | None, place: str, name: str) -
         raise ConfigError(f"{place}: {first_line(error)}") from error
     # Exceptions of modules, optimisers and klrl's components when a state does not fit.
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{place}: does not fit this network: {first_line(error)}") from error
+        raise ConfigError(f"{place}: does not fit this run: {first_line(error)}") from error
 
 
 def _checked(path: Path) -> CheckpointEntry:

@@ -58,7 +58,8 @@ class Guard:
                 with suppress(OSError, ValueError):
                     message = f"klrl: {part}: {line}; {instead or self._instead}"
                     print(message, file=sys.stderr, flush=True)
-            with suppress(OSError, ValueError):  # as on a full disk, where another write fails
+            # If the part failed because the disk is full, the note cannot be written either.
+            with suppress(OSError, ValueError):
                 self._note(part, line)
 
     def check_streams(self) -> None:

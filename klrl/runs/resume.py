@@ -39,9 +39,10 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
 
 
 def edited_settings(run: Path) -> str | None:
-    """An error message if the stored settings do not fit the manifest's ``config_hash``, else None.
+    """An error message if the stored settings fit neither ``config_hash`` nor ``next_hash``.
 
-    A resume with changes rewrites both.
+    A resume with changes rewrites the settings and their hash; the manifest's ``next_hash`` is the
+    new hash while it does so. None if one fits, or if the manifest has neither.
     """
     manifest = RunFolder(run).manifest if RunFolder(run).exists else {}
     known = [manifest[key] for key in ("config_hash", "next_hash") if key in manifest]

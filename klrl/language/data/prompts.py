@@ -57,7 +57,7 @@ class PromptBatch:
 
     Args:
         ids: [N, P] int64.
-        mask: [N, P] bool, True at real tokens; by position, so that the pad id may equal EOS.
+        mask: [N, P] bool, True at real tokens; made from the lengths, so the pad id may equal EOS.
         prompts: the N prompts.
     """
 
@@ -73,9 +73,9 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     """Read one prompt per line.
 
     A line is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
-    A conversation is a list of {"role", "content"}; a last one of the assistant is the row's
-    ``answer``, not part of the prompt. All other fields are passed to the reward function. Blank
-    lines are skipped.
+    A conversation is a list of turns {"role", "content"}. If the last turn is the assistant's, it
+    is removed from the prompt and becomes the row's ``answer``, unless the row has one. All other
+    fields are passed to the reward function. Blank lines are skipped.
     """
     file = expanded(path)
     try:
@@ -118,7 +118,8 @@ def parse_row(row: object, origin: str) -> Prompt:
         raise ConfigError(f"{origin}: is {json_type(row)}; write an object with prompt or messages")
     fields = [name for name in CONTENT if name in row]
     if len(fields) != 1:
-        held = "both prompt and messages" if fields else f"only {', '.join(row) or 'no field'}"
+        some = f"only {', '.join(row)}" if row else "no fields"
+        held = "both prompt and messages" if fields else some
         raise ConfigError(f"{origin}: has {held}; give either prompt or messages")
     content = row[fields[0]]
     if fields[0] == "messages" or isinstance(content, list):
