@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,8 @@ from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation
 from klrl.train.schedule import Size
 
 Key = str | tuple[str, ...]
+#: Numbers above it overflow in a log-likelihood.
+LARGEST = 1e15
 
 
 class Demonstrations:
@@ -148,15 +152,30 @@ class _Folder:
         if (folder / "storage").is_dir():  # ReplayBuffer.dumps
             folder /= "storage"
         try:
+            self._require_whole(folder)
             data = TensorDict.load_memmap(folder)
             size = folder / "storage_metadata.json"
             if size.is_file():  # of a buffer, which may not be full
                 data = data[: json.loads(size.read_text())["len"]]
+        except ConfigError:
+            raise
         except Exception as error:  # tensordict's have no common base
             raise self.error(f"cannot be read ({first_line(error)}); {remedy}") from error
         if data.ndim != 1 or not len(data):
             raise self.error(f"has the shape {list(data.shape)}; give frames [F]")
         self._data = data
+
+    def _require_whole(self, folder: Path) -> None:
+        """Refuse files that were cut: torch would fill them with zeros, on the disk too."""
+        for meta in folder.rglob("meta.json"):
+            for name, entry in json.loads(meta.read_text()).items():
+                file = meta.parent / f"{name}.memmap"
+                if isinstance(entry, dict) and "dtype" in entry and file.is_file():
+                    item = getattr(torch, entry["dtype"].removeprefix("torch.")).itemsize
+                    size, whole = file.stat().st_size, math.prod(entry["shape"]) * item
+                    if size < whole:
+                        text = f"{file.name} has {size:,} bytes, not {whole:,}; copy it again"
+                        raise self.error(text)
 
     def error(self, text: str) -> ConfigError:
         return ConfigError(f"{self.setting}: {text}")
@@ -179,8 +198,8 @@ class _Folder:
                 f"its {shown} has {value.shape[1]} numbers per frame, the task's has {width}; "
                 "give demonstrations of this task"
             )
-        if not torch.isfinite(value).all():
-            raise self.error(f"its {shown} is not finite; drop such episodes")
+        if not (value.double().abs() <= LARGEST).all():
+            raise self.error(f"its {shown} is not finite, or above {LARGEST:g}; drop such episodes")
         return value.to(dtype)
 
     def flag(self, name: str) -> Tensor:
@@ -204,7 +223,8 @@ def _frames(folder: _Folder, env: VectorGymEnv, family: Family) -> TensorDict:
     like = (seen.shape[-1], seen.dtype)
     observation, terminated = folder.read("observation", *like), folder.flag("terminated")
     ends = folder.flag("done") | terminated | folder.flag("truncated")
-    if (episode := folder.get("episode")) is not None:
+    if folder.get("episode") is not None:
+        episode = folder.read("episode", 1, torch.float64)
         ends |= (episode != episode.roll(-1, 0)).any(1)
     ends[-1] = True
     after, reward = observation.roll(-1, 0), torch.zeros(len(folder), 1)
@@ -254,6 +274,12 @@ def _choices(folder: _Folder, spec: Any, *, single: bool) -> Tensor:
     counts = counts if isinstance(spec, MultiCategorical) or single else torch.tensor([2])
     given = folder.get("action")
     if single and given is not None and given.shape[1] == int(counts) > 1:
+        wrong = ((given != 0) & (given != 1)).any(1) | (given.sum(1) != 1)
+        if wrong.any():
+            raise folder.error(
+                f"has the action {given[wrong][0].tolist()}, neither a number nor one-hot; give "
+                "demonstrations of this task"
+            )
         action = given.long().argmax(1, keepdim=True)  # one-hot
     else:
         action = folder.read("action", 1 if single else spec.shape[-1], torch.float32)
@@ -311,5 +337,10 @@ def record_trained(
 
     result = evaluation(played(), CONTROL, "sampled" if sampled else CONTROL.mode, starts)
     if episodes:
-        TensorDict.cat(episodes).memmap(into)
+        part = into.with_name(f".{into.name}.part")
+        try:
+            TensorDict.cat(episodes).memmap(part)
+            part.rename(into)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     return result

@@ -85,7 +85,7 @@ class OwnReference(PolicyNet):
 
     def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
         """The parameters of the family, as those of the run's policy."""
-        rows = observation.reshape(-1, observation.shape[-1])
+        rows = observation.reshape(-1, observation.shape[-1]).clone()  # it may write to them
         values = self._params_of(self._distribution(rows)).values()
         shaped = [each.float().reshape(*observation.shape[:-1], -1) for each in values]
         return (self.allowed(shaped[0], observation),) if len(shaped) == 1 else tuple(shaped)

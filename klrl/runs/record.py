@@ -163,7 +163,8 @@ def _evaluated(row: Row, config: JobConfig) -> list[str]:
         same = row[best] == row.get("eval/return")  # the last policy is the best, or as good
         value = with_error(row, best, domain)
         shown = f"the same {domain.score}" if same else f"{domain.score} {value}"
-        lines.append(f"best checkpoint, by the evaluations during the run: {shown}")
+        by = "nll/held_out" if config.collector.imitates else "the evaluations during the run"
+        lines.append(f"best checkpoint, by {by}: {shown}")
     return lines
 
 

@@ -188,6 +188,14 @@ def test_statistics_are_those_of_the_data_and_stay(training) -> None:
         ({"observation": torch.zeros(200, 4)}, (), "its observation has 4 numbers per frame"),
         ({"observation": torch.full((200, 3), math.nan)}, (), "its observation is not finite"),
         ({"action": None}, (), "holds no action"),
+        ({"action": torch.full((200, 1), 1e300, dtype=torch.float64)}, (), "its action is not"),
+        ({"action": torch.full((200, 1), 1e38)}, (), "its action is not finite, or above 1e+15"),
+        ({"episode": torch.full((200,), math.nan)}, (), "its episode is not finite"),
+        (
+            {"observation": torch.zeros(200, 4), "action": torch.full((200, 2), 0.5)},
+            ("env=cartpole",),
+            "has the action [0.5, 0.5], neither a number nor one-hot",
+        ),
         (
             {"action": torch.full((200, 1), 2.5)},
             ("actor=tanh_normal",),
@@ -271,6 +279,29 @@ def test_it_ends_early_is_finished_true_and_begins_reinforcement_learning(capsys
 
 
 @pytest.mark.integration
+def test_a_file_that_was_cut_is_refused_and_stays_as_it_is(capsys) -> None:
+    written()
+    cut = Path("data/observation.memmap")
+    cut.write_bytes(cut.read_bytes()[:100])
+    code, _, error = said(capsys, *words())
+    assert (code, cut.stat().st_size) == (2, 100)
+    assert "data=data: observation.memmap has 100 bytes, not 2,400" in error
+
+
+def test_a_recording_that_is_stopped_leaves_nothing(monkeypatch, capsys) -> None:
+    small = ("env=cartpole", "env.num_envs=2", "frames=128", "collector.steps=64", "logger=none")
+    klrl.run(*small, "actor.hidden=[8]", "learner.epochs=1", "eval.every=0", folder="run")
+    whole = TensorDict.memmap
+
+    def stopped(data: TensorDict, folder: Path, *more: object) -> None:
+        whole(data, folder, *more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TensorDict, "memmap", stopped)
+    assert exits("record", "run", "--episodes", "2") == 130
+    assert not [path for path in Path("run").iterdir() if "demonstrations" in path.name]
+
+
 @pytest.mark.parametrize("sampled", [False, True])
 def test_recorded_frames_are_what_gymnasium_answers(sampled, capsys) -> None:
     small = ("env.num_envs=2", "frames=256", "collector.steps=64", "actor.hidden=[8]")

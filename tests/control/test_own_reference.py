@@ -155,6 +155,25 @@ def upright(observation, gain: float = 1.0):
 """
 
 
+def overwriting(observation):
+    mean = observation[..., 2:].clone()
+    observation.zero_()
+    return d.Normal(mean, torch.ones_like(mean))
+
+
+def reading(observation):
+    return d.Normal(observation[..., 2:], torch.ones_like(observation[..., 2:]))
+
+
+def test_a_function_that_writes_to_its_observation_leaves_the_rollout_alone() -> None:
+    rows = []
+    for target in ("overwriting", "reading"):
+        words = ("reference=custom", f"reference.target=tests.control.test_own_reference:{target}")
+        assert exits(*QUICK, *words, f"hydra.run.dir={target}") == 0
+        rows.append(timeless(rows_of(Path(target))))
+    assert rows[0] == rows[1]
+
+
 @pytest.mark.integration
 def test_klrl_kl_is_the_hand_computation_and_the_record_is_true() -> None:
     Path("anchored.py").write_text(MINE, encoding="utf-8")

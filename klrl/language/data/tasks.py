@@ -209,11 +209,19 @@ def text(config: TextConfig, seed: int) -> Task:
     others = (("eval_data", config.eval_data), ("eval_split", config.eval_split))
     if name := next((f"env.{name}={value}" for name, value in others if value is not None), None):
         read[name] = held_out
+    checked = train if held_out is train else [*train, *held_out]
+    if "exact" in config.rewards:
+        for each in checked:
+            if not isinstance(each.row.get("answer"), str):
+                raise ConfigError(
+                    f"env.reward=exact: {each.origin} holds no answer; give a text as answer, or "
+                    "choose another reward"
+                )
     return Task(
         train=ShuffledEpochs(train, derived_seed(seed, "prompts")),
         evaluate=lambda index: held_out[index % len(held_out)],
         reward=reward,
-        checked=train if held_out is train else [*train, *held_out],
+        checked=checked,
         evaluations=len(held_out),
         template=config.template_kwargs,
         read=read,
