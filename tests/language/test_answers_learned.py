@@ -126,14 +126,12 @@ def test_a_row_without_an_answer_is_refused(exits) -> None:
     code, _, error = exits(*sft("env.reward=tests.language.test_answers_learned:zero"))
     assert (code, "line 1: holds no answer to learn" in error) == (2, True)
     code, _, error = exits(*sft())
-    assert (code, "env.reward=exact: env.data=rows.jsonl line 1 holds no answer" in error) == (
-        2,
-        True,
-    )
+    assert code == 2
+    assert "env.reward=exact: env.data=rows.jsonl line 1 holds no answer" in error
     assert not Path("run").exists()
 
 
-def zero(responses):
+def zero(prompts, responses, rows):
     return [0.0] * len(responses)
 
 
