@@ -14,7 +14,7 @@ from tests.runs.commands import exits, manifest_of, said
 from tests.transforms import llm_toys as toys
 
 RESUME = ("resume=run", "frames=48")
-ROWS = [{"prompt": f"user{i}", "answer": str(i)} for i in range(6)]
+ROWS = [{"prompt": f"user{i}", "answer": str(i), "level": str(i)} for i in range(6)]
 REMEDY = "its rows have changed since the run began; restore them, or start a new run"
 
 
@@ -49,7 +49,7 @@ def test_a_run_is_not_resumed_with_other_rows(capsys, model: str) -> None:
         ROWS[:-1],
         ROWS[::-1],
         [{**ROWS[0], "answer": "9"}, *ROWS[1:]],
-        [{**ROWS[0], "answer": 0}, *ROWS[1:]],
+        [{**ROWS[0], "level": 0}, *ROWS[1:]],
     ],
     ids=["more", "fewer", "order", "answer", "type"],
 )
