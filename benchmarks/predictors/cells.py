@@ -55,7 +55,7 @@ TASKS = {
     ),
     "hopper": Task(
         *(("env=hopper", *RAW), f"env.kwargs.xml_file={HEAVY}", "env.kwargs.xml_file=hopper.xml"),
-        *("torso twice as heavy", (500_000, 100_000, 50_000, 500_000)),
+        *("torso twice as heavy", (500_000, 100_000, 150_000, 500_000)),
     ),
     "half_cheetah": Task(
         *(("env=half_cheetah", *RAW), f"env.kwargs.xml_file={HEAVY_CHEETAH}"),
