@@ -25,7 +25,7 @@ from klrl.control.distributions import (
 from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
-#: An MLP on a GPU acts in numpy if it has fewer parameters. For 8 environments, numpy takes 41 us a
+#: With fewer parameters, an MLP on a GPU acts in numpy. For 8 environments, numpy takes 41 us a
 #: step with 67,000 parameters and 66 us with 125,000 (one EPYC core). By published latencies, a GPU
 #: takes 35 to 50 us at any size: two memory copies of 10 us and three launches of 5 to 10 us.
 LARGE = 75_000
@@ -52,7 +52,7 @@ def make_acting(agent: Agent, device: torch.device) -> Acting:
 
 
 def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
-    """Whether numpy runs the policy: it is faster for MLPs on a CPU, and small MLPs on a GPU."""
+    """Whether numpy runs the policy; it is faster for MLPs on a CPU and for small MLPs on a GPU."""
     net = agent.policy_net
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
     return small and runs_in_numpy(net)
@@ -90,7 +90,7 @@ class NumpyActing:
         self._refresh()
 
     def begin(self, steps: int, copies: int) -> None:
-        """Read the parameters and draw noise [T, N, outputs]; scale a Gaussian's by its std."""
+        """Read the parameters, draw noise [T, N, outputs], and scale Gaussian noise by the std."""
         self._refresh()
         noise = self._family.act_noise((steps, copies), self._net.outputs)
         if self._log_std is not None:
@@ -126,7 +126,7 @@ class NumpyActing:
     def _refresh(self) -> None:
         """Read the parameters again, since an optimiser or a checkpoint may have changed them."""
         net, normalizer = self._net, self._net.normalizer
-        assert isinstance(net.head, nn.Linear)  # runs_in_numpy
+        assert isinstance(net.head, nn.Linear)  # runs_in_numpy checks this
         layers = [*linears(net.trunk), net.head]
         tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
         tensors += [] if net.log_std is None else [net.log_std]

@@ -87,7 +87,7 @@ class Agent:
 
 
 class PreTanhSampler(ProbabilisticTensorDictModule):
-    """Sampler of a TanhNormal that also stores the value before tanh, to compute log-probs.
+    """Sampler of TanhNormals; it also stores the value before tanh, to compute log-probs.
 
     It writes ``action``, ``pre_tanh`` and ``action_log_prob``. :meth:`log_prob` reads ``pre_tanh``;
     for a batch without ``pre_tanh`` it uses TorchRL's inverse of tanh.
@@ -178,7 +178,7 @@ def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
 
 
 def _logits_of(spec: TensorSpec) -> tuple[Family, int] | None:
-    """Return the distribution of discrete actions and its number of logits, else None."""
+    """Return the distribution of discrete actions and its number of logits; None if continuous."""
     if isinstance(spec, Binary):  # before Categorical, its base class
         bits = spec.shape[-1]
         return Bernoulli(bits), bits

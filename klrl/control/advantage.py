@@ -70,7 +70,7 @@ def learned_reward(
         batch: a rollout; its recorded rewards are not changed.
         config: the settings of the advantage; only ``reward_weight`` is read.
         reward_scale: factor on the weighted reward.
-        normalizer: gives a second factor, and changes at each call: call this once per rollout.
+        normalizer: gives a second factor, and changes at each call; so call once per rollout.
     """
     after = batch.get("next")
     charged = after.get("reward")
@@ -160,7 +160,7 @@ def _made_up(critic: TensorDictModule) -> TensorDict:
 def _values_after(
     batch: TensorDictBase, value: Tensor, value_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """V(s_{t+1}) [N, T, 1]: the next ``value``, or ``value_of`` where episode or rollout end."""
+    """V(s_{t+1}) [N, T, 1]: the next ``value``; ``value_of`` where an episode or rollout ends."""
     ends = batch.get(("next", "done"))[..., 0].clone()
     ends[:, -1] = True
     after = value.roll(-1, dims=1)
@@ -208,7 +208,7 @@ class RewardNormalizer:
         Row n must continue row n of the rollout before.
         """
         rows = reward[..., 0].tolist()
-        if len(self._sums) != len(rows):  # the first rollout
+        if len(self._sums) != len(rows):  # the first rollout, or new episodes
             self._sums = [0.0] * len(rows)
         decays = (self._gamma * (~done[..., 0]).double()).tolist()
         if not self._begun and not reward.any():

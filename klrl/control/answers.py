@@ -22,7 +22,7 @@ REAL = "fiub"
 
 
 class Misfit(Exception):
-    """A result that violates Gymnasium's contract or the spaces."""
+    """A result that violates Gymnasium's contract or the environment's spaces."""
 
 
 def require_observation(
@@ -75,7 +75,7 @@ def require_flag(name: str, flag: object) -> bool:
 
 
 def fault(error: Exception) -> str:
-    """Describe an environment's error in one line; name the place that raised an exception."""
+    """Describe an environment's error in one line; for an exception, with its file and line."""
     if isinstance(error, Misfit):
         return str(error)
     at = traceback.extract_tb(error.__traceback__)[-1]

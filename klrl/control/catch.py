@@ -1,7 +1,7 @@
 """A built-in task with pixels: catch a falling ball (``env=catch``).
 
-Like Catch of bsuite (Osband et al. 2020), but on 42 x 42 pixels: small enough that a CNN learns the
-task on a CPU in minutes. Importing this module registers ``klrl/Catch-v0``. Imports no torch.
+The task is bsuite's Catch (Osband et al. 2020) on 42 x 42 pixels, few enough that a CNN learns it
+on a CPU in minutes. Importing this module registers ``klrl/Catch-v0``. Imports no torch.
 """
 
 from __future__ import annotations

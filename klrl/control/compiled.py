@@ -271,7 +271,7 @@ def _torchs_own_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         warnings.filterwarnings("ignore", "`torch.jit.script_method`", DeprecationWarning)
         warnings.filterwarnings("ignore", "Can't find Python.h", UserWarning)  # not needed here
-        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # on a GPU
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # from GPUs
         yield
 
 

@@ -70,7 +70,7 @@ class VectorGymEnv(EnvBase):
         env_id: a Gymnasium id.
         num_envs: the number of copies, N.
         kwargs: arguments of ``gymnasium.make``.
-        seed: an episode's seed is derived from ``seed`` + the copy's index, and its own number.
+        seed: an episode's seed is derived from ``seed`` + copy index, and the episode's number.
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
         make: a function that makes a copy; default ``gymnasium.make`` of the id.
         setting: the name of the environment in errors; default ``env.id=...``.

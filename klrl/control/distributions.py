@@ -1,7 +1,7 @@
 """Action distributions as pure functions of their parameters.
 
-The learner evaluates these thousands of times per second and differentiates them; building
-``torch.distributions`` objects there costs more than the arithmetic. Tests compare every function
+The learner evaluates and differentiates these functions thousands of times per second; building
+``torch.distributions`` objects would cost more than the arithmetic. Tests compare every function
 with the matching torch or TorchRL distribution.
 
 A *family* works on two kinds of entries of a batch. The *parameters* are the tensors that the
@@ -80,7 +80,7 @@ class Family(ABC):
 
     @abstractmethod
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
-        """Entropy, shape [...]; estimated from ``noise`` without a closed form."""
+        """Entropy, shape [...]; estimated from ``noise`` if it has no closed form."""
 
     def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
         """Draw noise for :meth:`entropy`, [..., samples, A]; None if it needs no noise."""
@@ -188,7 +188,7 @@ class TanhNormalFamily(Normal):
     """A Gaussian u, squashed: a = low + (high - low) (tanh(u) + 1) / 2, with bounds [A].
 
     The sample is u [..., A], the entry ``pre_tanh``. Recovering u from a saturated action would
-    clamp u and change its log-density (6.7 nats, not 16.4, at u = loc = 9, scale 0.5, bounds +-1).
+    clamp u and change the log-prob (6.7 nats, not 16.4, at u = loc = 9, scale 0.5, bounds +-1).
     """
 
     name = "tanh_normal"
@@ -203,7 +203,7 @@ class TanhNormalFamily(Normal):
         self.half_width = self.half_width.to(device)
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
-        """Log N(u) - log |da/du|."""
+        """Log N(u; loc, scale) - log |da/du|."""
         return super().log_prob(params, sample) - self.log_slope(sample)
 
     def log_slope(self, u: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ class TanhNormalFamily(Normal):
         return (half_width.log() + 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
-        """H(u) + E[log |da/du|], a mean over reparametrised draws of u."""
+        """H(u) + E[log |da/du|]; the expectation is a mean over reparametrised draws of u."""
         assert noise is not None, "no closed form: give entropy_noise(...)"
         loc, scale = params["loc"].unsqueeze(-2), params["scale"].unsqueeze(-2)
         slope = self.log_slope(loc + scale * noise).mean(-1)
@@ -365,7 +365,7 @@ class Bernoulli(MultiCategorical):
         return torch.rand(*shape, width).clamp(min=torch.finfo(torch.float32).tiny).logit()
 
     def act(self, params: Params, noise: Tensor) -> Tensor:
-        """1 where l + noise > 0, which has probability sigmoid(l)."""
+        """1 where logit + noise > 0, which has probability sigmoid(logit)."""
         return (params["logits"] + noise > 0).long()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from klrl.control.networks import ACTIVATIONS, orthogonal
 from klrl.control.observation import Layout, ObservationPart
 
-#: Makes a CNN for a number of channels, from pixels [B, channels, height, width] to [B, F].
+#: Makes a CNN for a number of channels; the CNN maps [B, channels, height, width] to [B, F].
 MakeCNN = Callable[[int], nn.Module]
 
 
@@ -109,7 +109,7 @@ class _Numbers(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Sum of the embeddings [..., F] of M integers [..., M]; integer i is below ``counts[i]``.
+    """Sum of the embeddings [..., F] of M integers [..., M]; the i-th is below ``counts[i]``.
 
     It equals a linear layer without bias on one-hot inputs, but skips the products with 0.
     """

@@ -36,7 +36,7 @@ from klrl.train.schedule import USUAL_STEPS, Size
 
 A = TypeVar("A", bound=Acting)
 
-#: Without a TimeLimit, episodes are cut off after this many steps and do not count, since some
+#: In an environment without a TimeLimit, longer episodes are cut off and do not count, since some
 #: environments never end an episode.
 MAX_STEPS = 10_000
 MAX_COPIES = 100
@@ -150,7 +150,7 @@ def evaluate_trained(
     which: str,
     device: torch.device,
 ) -> Evaluation:
-    """Evaluate a stored policy in ``config.env``, for ``klrl.train.evaluate_run.evaluate_run``."""
+    """Evaluate a stored policy in ``config.env``; see :mod:`klrl.train.evaluate_run`."""
     agent = trained_agent(folder, which, str(device))
     reference = None
     if config.has_reference:
@@ -178,7 +178,7 @@ def distances(
 ) -> tuple[Iterator[Visited], list[str]]:
     """Measure divergences of two stored policies; see :func:`klrl.train.policy_kl.kl_between`.
 
-    The states are those of ``config.env``. Also returns lines for the user.
+    The states are from episodes in ``config.env``. Also returns lines for the user.
     """
     _check_kinds(parties, config)
     load = partial(trained_agent, which=parties.which, device=str(device))
@@ -223,7 +223,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
 
 #: Draws per state, from which js and tv of Gaussians with several dimensions are estimated.
 DRAWS = 64
-#: Stored states are measured when there are this many, or this many numbers in observations.
+#: Divergences are measured when this many states, or states with this many entries, are stored.
 _STATES, _NUMBERS = 2**13, 2**20
 
 #: Maps states [..., D] to {name of a divergence: values [...]}.

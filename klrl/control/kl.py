@@ -120,7 +120,7 @@ def retrieve(
 
 
 def _penalty(config: RetrieveKLConfig) -> Any:
-    """Make the transform that subtracts coef * KL, which a batch already has, from its reward."""
+    """Make the transform that subtracts coef * KL from rewards; batches already have the KL."""
     from klrl.envs.transforms.constrained import RewardAdjustmentTransform
 
     return RewardAdjustmentTransform(config.coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY)
@@ -205,7 +205,7 @@ OBSERVATIONS = 64
 def preflight_checks(
     agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
 ) -> list[str]:
-    """Check that a fresh run's KL is 0 if its reference is its initial policy; return lines."""
+    """Check that the KL is 0 in a fresh run whose reference is the initial policy; return lines."""
     if reference is None or not fresh or reference.rule.source != THE_POLICY:
         return []
     like = next(agent.actor.parameters())

@@ -125,7 +125,7 @@ def load_reference(
 
 
 def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobConfig:
-    """Change a control run's task by overrides, for :mod:`klrl.runs.other_task`."""
+    """Return a control run's settings with a changed task; see :mod:`klrl.runs.other_task`."""
     keys = _OWN_TASK if isinstance(stored.env, CustomEnvConfig) else _TASK
     checked = allowed(overrides, keys)
     # A different environment may not accept the stored arguments.

@@ -1,8 +1,8 @@
 """Step all copies of a MuJoCo task in one call; results equal Gymnasium's to the bit.
 
-Gymnasium steps one simulation at a time and computes its observation, reward and end in Python,
-which takes half as long as the simulation. MuJoCo's Batch steps N simulations in one call; this
-module then computes observations, rewards and ends for all copies at once. The first batch of each
+Gymnasium steps one simulation at a time; its Python code for observation, reward and end takes half
+as long as the simulation itself. MuJoCo's Batch steps N simulations in one call; this module
+then computes observations, rewards and ends for all copies at once. The first batch of each
 environment in a process is checked: 128 steps of two copies are compared with Gymnasium's. Ant and
 Humanoid have no batch, since they read contact forces that a Batch does not compute.
 """
@@ -140,7 +140,7 @@ class MujocoBatch:
         return self._shown, self._qvel
 
     def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        """Compute reward and terminated [N], as Gymnasium rounds; ``before``: x before the step."""
+        """Compute reward and terminated [N], in Gymnasium's order; ``before`` is the last x [N]."""
         return self._progress(before) - self._effort(actions), self._never
 
     def _progress(self, before: Array) -> Array:
@@ -178,7 +178,7 @@ class WalkerBatch(MujocoBatch):
 
 
 class ReacherBatch(MujocoBatch):
-    """Reacher: -w_dist |fingertip - target| - w_control |a|^2."""
+    """Reacher: the reward is -w_dist |fingertip - target| - w_control |a|^2 for action a."""
 
     def _find(self) -> None:
         """View the positions of fingertip and target; as in Gymnasium, they lag by a substep."""

@@ -10,9 +10,10 @@ An observation is a list of *entries*, one for each key of a Dict or index of a 
     mask     the key ``action_mask``, or the info's       the policy's logits
 
 For storage, the entries of a step are packed into one array [D], the *transport*, in the order of
-the table. It is uint8 if there are only images, masks and indices below 256, else float32, which is
-exact for integers up to 2^24. :class:`Layout` lists the entries. A single space that is no image
-has no layout, unless the info has the mask: it is flattened to a vector (integers one-hot).
+the table. It is uint8 if there are only images, and masks and indices of at most 256 values; else
+float32, which is exact for integers up to 2^24. :class:`Layout` lists the entries. A single space
+that is no image has no layout, unless the info has a mask: it is flattened to a vector (integers
+one-hot).
 
 Imports no torch.
 """

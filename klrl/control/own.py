@@ -101,7 +101,7 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tens
 
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
-    """Try a network on observations [6, D]; return its outputs; ``most`` are their widths."""
+    """Try a network on observations [6, D]; return its outputs, of the first widths in ``most``."""
     outputs = require_steady(lambda seen: _outputs(network, seen, most), seen)
     _require_used(outputs, dict(network.named_parameters()))
     return outputs
@@ -110,7 +110,7 @@ def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...
 def require_steady(
     network: Callable[[Tensor], tuple[Tensor, ...]], seen: Tensor
 ) -> tuple[Tensor, ...]:
-    """Require finite outputs for observations [6, D], equal in a second call and one by one."""
+    """Require outputs that are finite, equal in a second call, and equal for each input alone."""
     outputs, again = (network(seen.reshape(2, 3, -1)) for _ in range(2))
     if not all(torch.isfinite(each).all() for each in outputs):
         raise PartError("its outputs are not finite; check its initialisation")

@@ -105,7 +105,7 @@ class ControlParts(Parts):
             config.advantage, self.agent.critic, config.env.reward_scale, self._reward_normalizer
         )
         estimator = None if self.kl is None else self.kl.loss_estimator
-        # A resumed run keeps its mode, since auto might choose a different one for more frames.
+        # A resumed run keeps its mode, since auto might choose a different mode for more frames.
         mode = (before or {}).get("compile") or config.learner.compile
         steps = ControlSteps(config, self.agent, estimator, mode, self.divergence)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
@@ -137,7 +137,7 @@ class ControlParts(Parts):
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
         """Compute the reward metrics of a rollout, after the KL charge."""
-        if self.data is not None:  # its episodes are demonstrations, not the policy's
+        if self.data is not None:  # the rollout has demonstrations, not the policy's episodes
             mean = _mean(batch["next", "reward"])
             return Rewards(mean, mean, 0.0)
         return rewards_of(batch, self.kl, self._reward_normalizer)
@@ -189,7 +189,7 @@ class ControlParts(Parts):
 
     @property
     def collecting(self) -> str:
-        """The collector, its way to step the copies, and the library that runs the policy."""
+        """How rollouts are collected, in words."""
         config, device = self.config.collector, self.device
         if isinstance(config, DemonstrationsConfig):
             return f"collector={config.name}, read from {config.data}"
@@ -203,7 +203,7 @@ class ControlParts(Parts):
         return super().resume if self.data is not None else self._episodes.manifest
 
     def components(self) -> dict[str, Component]:
-        """Return a checkpoint's components; reference, normaliser and advantage only if any."""
+        """Return networks, optimiser, rollout; if any, reference, reward normaliser, advantage."""
         components = {
             "agent": self.agent.modules,
             "optimizer": self.learner.steps.optimizer,

@@ -226,7 +226,7 @@ def _check_id(env_id: str) -> None:
             f"env.id={env_id}: {first_line(error).rstrip('.')}; for an environment that a "
             f"module registers, give env.id=module:{name}"
         ) from error
-    except (ModuleNotFoundError, TypeError, ValueError) as error:  # such as ``..name``
+    except (ModuleNotFoundError, TypeError, ValueError) as error:  # a bad name, such as ``..name``
         extra = EXTRAS.get(module)
         remedy = "install it or fix its name" if extra is None else _install(extra)
         raise ConfigError(f"env.id={env_id}: {error}; {remedy}") from error

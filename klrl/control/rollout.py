@@ -100,7 +100,7 @@ class RunningEpisodes:
 
     @property
     def manifest(self) -> dict[str, str]:
-        """Manifest entries: whether episodes can be replayed, and a resume continues them."""
+        """Manifest entries: whether episodes can be replayed, and whether a resume does so."""
         return {
             "repeatable": "yes" if self.repeatable else "no",
             "resume": "anew" if self._why else "exact",

@@ -31,8 +31,7 @@ BETA1, BETA2 = 0.9, 0.999
 
 #: Key -> tensor [B, ...], the entries of a minibatch.
 Minibatch = Mapping[str, Tensor]
-#: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics; changes the first four
-#: in place.
+#: The function ``step`` above; it changes its first four arguments in place.
 Step = Callable[..., Tensor]
 
 
@@ -92,7 +91,7 @@ class AdamSettings:
     """The optimiser's settings that a step reads; they are constant during a run."""
 
     eps: float
-    max_grad_norm: float  # Euclidean
+    max_grad_norm: float  # Euclidean norm
     weight_decay: float  # decoupled from the gradient; 0 is plain Adam
 
 
@@ -307,7 +306,7 @@ def eager_step(problem: StepParts) -> Step:
 
 
 def pure_step(problem: StepParts) -> Step:
-    """Build the step for a compiler: torch.func differentiates by the flat parameters."""
+    """Build the step for a compiler, with torch.func's gradient with respect to ``flat``."""
     networks = problem.agent.networks
     names = {id(p): name for name, p in networks.named_parameters()}
     parameters = networks.in_order()

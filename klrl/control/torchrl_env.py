@@ -109,7 +109,7 @@ class TorchRLEnv(gymnasium.Env):
             after = self.base._step(start.copy())
             for spec in (before, self.base.full_reward_spec):
                 _require_entries("step", after, spec)
-            logger.setLevel(logging.WARNING)  # hides the line on success
+            logger.setLevel(logging.WARNING)  # hides its line on success
             try:
                 check_env_specs(self.base)
             except AssertionError as error:

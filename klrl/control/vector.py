@@ -38,7 +38,7 @@ def add_policy(agent: Agent, batch: TensorDictBase) -> None:
 
 
 class VectorRollout:
-    """Collector of rollouts of ``steps`` steps per copy; deterministic if ``sampled`` is False."""
+    """Collector with ``steps`` steps per copy and rollout; deterministic if not ``sampled``."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class VectorRollout:
     def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
         """Write the sums [N, T, 1] of ``value`` since the start of each episode to "next".
 
-        Sums continue from the last rollout. They add in time order, to round like TorchRL's.
+        Sums continue from the last rollout, and add in time order to round like TorchRL's.
         """
         ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
         values = value[..., 0].cpu().numpy()
