@@ -45,8 +45,7 @@ from klrl.config import Config, OwnPart, RetrieveKLConfig
 from klrl.control.step import Step, StepParts, eager_step, pure_step
 from klrl.runs.machine import cxx
 
-#: ``auto`` builds a package for runs with at least this many gradient steps. A package saves about
-#: 0.7 ms a step.
+#: ``auto`` builds a package from this many gradient steps on; it saves about 0.7 ms a step.
 AUTO_STEPS = 10_000
 
 #: Loss settings that a package does not depend on: a step does not read them, or reads their value
@@ -57,7 +56,7 @@ NOT_COMPILED = {
     *("cg_steps", "damping"),
 }
 
-#: The source files and folders that determine a step.
+#: The source files and folders that determine a step; their hash is part of a package's key.
 _SOURCES = (
     *("control/distributions.py", "control/actor.py", "control/networks.py"),
     *("control/encoders.py", "control/observation.py"),
@@ -177,7 +176,7 @@ def package_path(problem: StepParts, example: Sequence[Tensor]) -> Path:
 def package_key(problem: StepParts, example: Sequence[Tensor]) -> str:
     """Return the name of the step's package: a hash of all that the package depends on.
 
-    The hash covers klrl's sources, every setting that the step reads, the layout of its inputs, the
+    The hash covers the step's sources, every setting that it reads, the layout of its inputs, the
     networks, the action's bounds and counts, torch's version, its threads and the processor.
     """
     family = problem.agent.family
@@ -288,7 +287,6 @@ def _processor() -> str:
 
 
 def _sources() -> str:
-    """Hash the source files that determine a step."""
     here = Path(__file__).parents[1]
     files = [f for name in _SOURCES for f in sorted((here / name).rglob("*.py")) or [here / name]]
     digest = hashlib.sha256()

@@ -176,10 +176,7 @@ def longest_episode(config: Config) -> int | None:
 def distances(
     parties: Parties, config: Config, *, starts: Starts, size: Size, device: torch.device
 ) -> tuple[Iterator[Visited], list[str]]:
-    """Measure divergences of two stored policies; see :func:`klrl.train.policy_kl.kl_between`.
-
-    The states are from episodes in ``config.env``. Also returns lines for the user.
-    """
+    """Measure divergences of two stored policies, for :func:`klrl.train.policy_kl.kl_between`."""
     _check_kinds(parties, config)
     load = partial(trained_agent, which=parties.which, device=str(device))
     policy = load(parties.run)

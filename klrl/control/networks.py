@@ -118,8 +118,7 @@ class PolicyNet(nn.Module):
         super().__init__()
         self.normalizer, self.trunk, self.masked = normalizer, trunk, masked
         self.inputs, self.outputs = _inputs(trunk), outputs
-        # With a gain of 0.01, the initial policy is nearly the same in all states (Andrychowicz et
-        # al. 2021).
+        # With gain 0.01 the initial policy hardly depends on the state (Andrychowicz et al. 2021).
         self.head = orthogonal(nn.Linear(_width(trunk), outputs), 0.01)
         if init_std is None:
             self.register_parameter("log_std", None)

@@ -314,7 +314,6 @@ def _entry(setting: str, path: Path, space: Space) -> ObservationPart:
 
 
 def _mask_entry(setting: str, action: Space) -> ObservationPart:
-    """Make the entry of the mask of Discrete or MultiDiscrete actions."""
     if isinstance(action, spaces.Discrete):
         counts: tuple[int, ...] = (int(action.n),)
     elif isinstance(action, spaces.MultiDiscrete):

@@ -276,7 +276,6 @@ def _fused_adam(
 
 
 def _metrics(loss: PolicyLoss, measured: dict[str, Tensor], norm: Tensor) -> Tensor:
-    """Concatenate the loss's metrics of the minibatch and the gradient's norm."""
     return torch.cat([loss.measure(measured), norm.reshape(1)])
 
 
