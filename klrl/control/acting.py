@@ -1,8 +1,8 @@
-"""Act with a policy in klrl's own loops: one small forward per step, no distribution object.
+"""Run a policy in klrl's own loops: one small forward per step, without a distribution object.
 
-The noise of a rollout is drawn before it starts, so a sample is a function of noise and parameters
-(``Family.act``). Only actions are computed here; the batch's distribution parameters and log-probs
-are computed afterwards, once for the whole rollout.
+The noise of many steps is drawn at once. A sample is then a function of its noise and of the
+distribution's parameters (``Family.act``). Log-probs are not computed here, but afterwards, by one
+forward for the whole rollout.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from klrl.control.distributions import (
 from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
-#: An MLP with at least this many parameters acts on its GPU. For 8 environments numpy takes 41 us a
-#: step with 67,000 parameters, 66 us with 125,000 (measured on one EPYC core). On a GPU, two memory
-#: copies of 10 us and three launches of 5 to 10 us (as published) take 35 to 50 us at any size.
+#: With fewer parameters, an MLP on a GPU acts in numpy. For 8 environments, numpy takes 41 us a
+#: step with 67,000 parameters and 66 us with 125,000 (one EPYC core). By published latencies, a GPU
+#: takes 35 to 50 us at any size: two memory copies of 10 us and three launches of 5 to 10 us.
 LARGE = 75_000
 
 
 class Acting(Protocol):
-    """A policy that acts in N copies of an environment, from numpy arrays to numpy arrays."""
+    """Interface of a policy that acts in N copies of an environment; all arrays are numpy's."""
 
     def begin(self, steps: int, copies: int) -> None:
-        """Draw the noise of a rollout; before the first call, actions are deterministic."""
+        """Draw noise for ``steps`` steps; actions are deterministic until the first call."""
 
     def sample(self, step: int, observation: Array) -> Array:
-        """The family's sample [N, A] or [N] at observations [N, D]."""
+        """Sample [N, A] or [N] at observations [N, D], with the noise of ``step``."""
 
     def action(self, sample: Array) -> Array:
         """Convert a sample to the action."""
 
 
 def make_acting(agent: Agent, device: torch.device) -> Acting:
-    """Make the policy act in numpy or in torch; see :func:`acts_in_numpy`."""
+    """Make the numpy or the torch version of a policy; :func:`acts_in_numpy` chooses."""
     if acts_in_numpy(agent, device):
         return NumpyActing(agent.policy_net, agent.family)
     return TorchActing(agent.policy_net, agent.family, device)
 
 
 def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
-    """Whether numpy evaluates the policy, as it is faster for MLPs that are small or on the CPU."""
+    """Whether numpy runs the policy; it is faster for MLPs on a CPU and for small MLPs on a GPU."""
     net = agent.policy_net
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
     return small and runs_in_numpy(net)
@@ -60,7 +60,7 @@ def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
 
 # -------------------------------------------------------------------------------------- numpy
 
-#: Activation -> its function in place. A GELU policy runs in torch, since numpy has no erf.
+#: Activation -> its in-place numpy version. GELU is left out, since numpy has no erf.
 _NUMPY: dict[type[nn.Module], Callable[[Array], object]] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
@@ -78,7 +78,7 @@ def runs_in_numpy(net: PolicyNet) -> bool:
 
 
 class NumpyActing:
-    """An MLP policy in numpy; it reads parameters on the CPU in place, and copies a GPU's."""
+    """An MLP policy in numpy; its arrays are views of CPU parameters, or copies of a GPU's."""
 
     def __init__(self, net: PolicyNet, family: Family) -> None:
         self._net, self._family = net, family
@@ -90,7 +90,7 @@ class NumpyActing:
         self._refresh()
 
     def begin(self, steps: int, copies: int) -> None:
-        """Draw noise [T, N, .], already scaled if the scale does not depend on the state."""
+        """Read the parameters, draw noise [T, N, outputs], and scale Gaussian noise by the std."""
         self._refresh()
         noise = self._family.act_noise((steps, copies), self._net.outputs)
         if self._log_std is not None:
@@ -98,7 +98,7 @@ class NumpyActing:
         self._noise = noise.numpy()
 
     def sample(self, step: int, observation: Array) -> Array:
-        """The sample loc + scale * noise, or the argmax of logits + noise."""
+        """Add the step's noise, if any, to the network's output; map the sum to a sample."""
         out = self._forward(observation)
         if self._noise is not None:
             out += self._noise[step]
@@ -124,9 +124,9 @@ class NumpyActing:
         return x
 
     def _refresh(self) -> None:
-        """Read the parameters, which an optimiser or a checkpoint may have changed."""
+        """Read the parameters again, since an optimiser or a checkpoint may have changed them."""
         net, normalizer = self._net, self._net.normalizer
-        assert isinstance(net.head, nn.Linear)  # runs_in_numpy
+        assert isinstance(net.head, nn.Linear)  # runs_in_numpy checks this
         layers = [*linears(net.trunk), net.head]
         tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
         tensors += [] if net.log_std is None else [net.log_std]
@@ -144,7 +144,7 @@ class NumpyActing:
 
 
 def arrays_of(tensors: Sequence[Tensor], *, copied: bool) -> list[Array]:
-    """Convert tensors of one type and device to arrays: views, or parts of one ``copied`` block."""
+    """Convert tensors of one dtype and device to arrays: views, or slices of one copy."""
     tensors = [tensor.detach() for tensor in tensors]
     if copied:
         flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
@@ -154,7 +154,7 @@ def arrays_of(tensors: Sequence[Tensor], *, copied: bool) -> list[Array]:
 
 
 def _decision(family: Family) -> Callable[[Array], Array]:
-    """``Family.act`` in numpy: the map from network output plus noise to the sample."""
+    """Return ``Family.act`` in numpy: a map from network output plus noise to a sample."""
     if isinstance(family, Bernoulli):
         return lambda out: (out > 0).astype(np.int64)
     if isinstance(family, MultiCategorical):
@@ -170,7 +170,7 @@ def _decision(family: Family) -> Callable[[Array], Array]:
 
 
 class TorchActing:
-    """Any network on any device; on a GPU a step replays one captured CUDA graph."""
+    """A policy with any network, on any device; on a GPU a step replays a CUDA graph."""
 
     def __init__(self, net: PolicyNet, family: Family, device: torch.device) -> None:
         self._net, self._family, self._device = net, family, device
@@ -178,13 +178,13 @@ class TorchActing:
         self._captured: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
     def begin(self, steps: int, copies: int) -> None:
-        """Draw noise [T, N, .]."""
+        """Draw noise [T, N, outputs]."""
         noise = self._family.act_noise((steps, copies), self._net.outputs)
         self._noise = noise.to(self._device)
 
     @torch.inference_mode()
     def sample(self, step: int, observation: Array) -> Array:
-        """The family's draw from the noise of this step, or its mode."""
+        """Sample with the step's noise; without noise, return the mode."""
         inputs = torch.from_numpy(observation)
         if self._device.type == "cuda":
             if self._captured is None:

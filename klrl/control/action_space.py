@@ -1,12 +1,13 @@
-"""The supported action spaces, and how a policy's actions are converted to them. Imports no torch.
+"""The supported action spaces, and the conversion of policies' actions to them. Imports no torch.
 
-A policy's action is a number (Discrete) or a flat vector; it is converted for the environment:
+A policy's action is a number (Discrete) or a flat vector. The environment gets the action in the
+shape, dtype and range of its space.
 
     space          the policy's action            distribution
     Discrete       int64, counted from 0          a categorical
     MultiDiscrete  int64 [M], counted from 0      a product of categoricals
     MultiBinary    int64 [A], each 0 or 1         a product of Bernoullis
-    Box of floats  float32 [A]                    a Gaussian
+    Box of floats  float32 [A]                    a Gaussian, plain or squashed by tanh
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError
 
-#: Discrete space -> the name of its distribution.
+#: Space with finitely many actions -> the name of its distribution.
 FAMILIES: dict[type[Space], str] = {
     spaces.Discrete: "categorical",
     spaces.MultiDiscrete: "multi_categorical",
     spaces.MultiBinary: "bernoulli",
 }
 
-#: Converts the policy's actions [N] or [N, A] to actions of the copies of the environment.
+#: Converts the policy's actions [N] or [N, A] to one action for each copy of the environment.
 Convert = Callable[[np.ndarray], Iterable[object]]
 
 
@@ -36,7 +37,7 @@ def is_discrete(space: Space) -> bool:
 
 
 def require_served(setting: str, space: Space) -> None:
-    """Refuse an unsupported action space; ``setting`` names the environment."""
+    """Refuse an unsupported action space; ``setting`` names the environment in the error."""
     if isinstance(space, spaces.Box):
         if not np.issubdtype(space.dtype, np.floating):
             raise ConfigError(
@@ -51,7 +52,7 @@ def require_served(setting: str, space: Space) -> None:
 
 
 def kind_of(space: Space) -> object:
-    """Describe a space's actions, for comparisons: their number, several numbers, or a shape."""
+    """Describe a space for comparison: number of actions, one number per choice, or shape."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -60,7 +61,7 @@ def kind_of(space: Space) -> object:
 
 
 def joint_actions(space: Space) -> int | None:
-    """The number of joint actions of MultiDiscrete and MultiBinary; None for other spaces."""
+    """Count the joint actions of a MultiDiscrete or MultiBinary space; None for other spaces."""
     if isinstance(space, spaces.MultiDiscrete):
         return math.prod(map(int, space.nvec.reshape(-1)))
     if isinstance(space, spaces.MultiBinary):
@@ -69,22 +70,22 @@ def joint_actions(space: Space) -> int | None:
 
 
 def conversion(space: Space) -> Convert | None:
-    """The function that converts the policy's actions to a space's shape, type and lowest value.
+    """Return a function that reshapes, shifts or casts the policy's actions to fit a space.
 
-    None if nothing must be converted: a Discrete that starts at 0, a Box of one dimension.
+    None if the actions fit already: a Discrete space that starts at 0, or a one-dimensional Box.
     """
     shape, dtype = space.shape or (), space.dtype
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return None if start == 0 else lambda action: action + start
     if isinstance(space, spaces.Box):
-        # A list of rows, since iterating over an array [N] gives numbers, not arrays of shape ().
+        # A list, since iterating over an array [N] would give numbers, not arrays of shape ().
         return None if len(shape) == 1 else lambda action: [x.reshape(shape) for x in action]
     first = space.start if isinstance(space, spaces.MultiDiscrete) else 0
     return lambda action: [(x.reshape(shape) + first).astype(dtype) for x in action]
 
 
 def conversion_note(space: Space) -> str | None:
-    """A line for the user about the conversion of actions; None if there is no conversion."""
-    shown = " ".join(str(space).split())  # numpy breaks lines
+    """Describe the conversion of actions in a line for the user; None without a conversion."""
+    shown = " ".join(str(space).split())  # numpy's text may have line breaks
     return None if conversion(space) is None else f"actions: {shown}, converted for the policy"

@@ -1,4 +1,4 @@
-"""Actor and critic as TorchRL modules, shaped by the environment's specs."""
+"""Build actor and critic as TorchRL modules; their sizes come from the environment's specs."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Agent:
     actor: ProbabilisticTensorDictSequential
     critic: TensorDictModule  # observation -> ``state_value`` [..., 1]
     family: Family
-    normalizer: ObservationNormalizer | None  # shared by both networks
-    layout: Layout | None = None  # None for a vector
+    normalizer: ObservationNormalizer | None  # shared by both networks; None: not normalised
+    layout: Layout | None = None  # None if an observation is a plain vector
 
     @property
     def modules(self) -> nn.ModuleDict:
-        """Both networks, for checkpoints and devices."""
+        """Both networks, for checkpoints and moves between devices."""
         return nn.ModuleDict({"actor": self.actor, "critic": self.critic})
 
     def to(self, device: torch.device) -> Agent:
@@ -72,25 +72,25 @@ class Agent:
 
     @property
     def networks(self) -> Networks:
-        """The plain networks inside actor and critic, which the learner calls."""
+        """Policy and critic without TorchRL's wrappers, as the learner calls them."""
         return Networks(self.policy_net, self.value_net)
 
     @property
     def policy_net(self) -> PolicyNet:
-        """The plain network inside the actor."""
+        """The policy without TorchRL's wrappers."""
         return self.actor[0].module
 
     @property
     def value_net(self) -> ValueNet:
-        """The plain network inside the critic."""
+        """The critic without TorchRL's wrapper."""
         return self.critic.module
 
 
 class PreTanhSampler(ProbabilisticTensorDictModule):
-    """Sample a TanhNormal, and keep the value before tanh, from which log-probs are computed.
+    """Sampler of TanhNormals; it also stores the value before tanh, to compute log-probs.
 
-    Writes ``action``, ``pre_tanh`` and ``action_log_prob``. If a batch has ``pre_tanh``,
-    :meth:`log_prob` does not invert tanh; for other data it uses TorchRL's inverse.
+    It writes ``action``, ``pre_tanh`` and ``action_log_prob``. :meth:`log_prob` reads ``pre_tanh``;
+    for a batch without ``pre_tanh`` it uses TorchRL's inverse of tanh.
     """
 
     def __init__(self, family: TanhNormalFamily) -> None:
@@ -114,21 +114,21 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
         tensordict_out: TensorDictBase | None = None,
         _requires_sample: bool = True,
     ) -> TensorDictBase:
-        """Sample (or take the median, if exploration is off) and compute the log-prob."""
+        """Sample, or take the median if exploration is off; then compute the log-prob."""
         out = tensordict if tensordict_out is None else tensordict_out
         dist: TanhNormal = self.get_dist(tensordict)
         if _requires_sample:
             random = exploration_type() in (None, ExplorationType.RANDOM)
             u = dist.base_dist.sample() if random else dist.base_dist.mean
             out.set("pre_tanh", u)
-            # Rounding may move the action to a bound, outside the distribution's support.
+            # Rounding may put the action on a bound, which is outside the distribution's support.
             out.set("action", dist.transforms[0](u))
         params = {key: tensordict.get(key) for key in self.family.param_keys}
         out.set("action_log_prob", self.family.log_prob(params, out.get("pre_tanh")))
         return out
 
     def log_prob(self, tensordict: TensorDictBase, *, dist: Distribution | None = None) -> Tensor:
-        """Log-density of the batch's action, from ``pre_tanh`` if the batch has it."""
+        """Compute the log-density of the batch's action, from ``pre_tanh`` if the batch has it."""
         tanh: Any = self.get_dist(tensordict) if dist is None else dist
         u = tensordict.get("pre_tanh", None)
         if u is None:
@@ -141,8 +141,8 @@ def make_agent(
 ) -> Agent:
     """Build actor and critic for an environment; sizes come from its specs.
 
-    ``normalize``: whether observations are normalised inside the networks; ``separate``: keep the
-    critic's gradient out of a shared trunk (``loss.separate_losses``); ``mixed``: a CNN computes in
+    ``normalize``: the networks normalise observations. ``separate``: the critic's gradient does not
+    reach a shared trunk (``loss.separate_losses``). ``mixed``: a trunk with encoders computes in
     bfloat16 (``learner.dtype``).
     """
     how = {"normalize": normalize, "separate": separate, "mixed": mixed}
@@ -150,7 +150,7 @@ def make_agent(
 
 
 def fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=mlp`` and ``cnn``: categorical for discrete actions, else normal."""
+    """``actor=mlp`` and ``actor=cnn``: a categorical for discrete actions, else a Gaussian."""
     discrete = _logits_of(env.action_spec_unbatched) is not None
     return (categorical_agent if discrete else normal_agent)(config, env, **how)
 
@@ -164,21 +164,21 @@ def normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agen
 def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=tanh_normal``; arguments as in :func:`make_agent`."""
     spec = env.action_spec_unbatched
-    assert isinstance(spec, Bounded)  # see preflight
+    assert isinstance(spec, Bounded)  # preflight checks this
     family = TanhNormalFamily(spec.space.low, spec.space.high)
     return _agent(config, env, family, spec.shape[-1], config.init_std, **how)
 
 
 def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=categorical``: one or a product of several categoricals; see :func:`make_agent`."""
+    """``actor=categorical``: one categorical, or a product of several; see :func:`make_agent`."""
     logits = _logits_of(env.action_spec_unbatched)
-    assert logits is not None  # see preflight
+    assert logits is not None  # preflight checks this
     family, outputs = logits
     return _agent(config, env, family, outputs, None, **how)
 
 
 def _logits_of(spec: TensorSpec) -> tuple[Family, int] | None:
-    """The distribution of discrete actions and its number of logits; None for other actions."""
+    """Return the distribution of discrete actions and its number of logits; None if continuous."""
     if isinstance(spec, Binary):  # before Categorical, its base class
         bits = spec.shape[-1]
         return Bernoulli(bits), bits
@@ -201,10 +201,10 @@ def _agent(
     separate: bool,
     mixed: bool,
 ) -> Agent:
-    """Actor and critic of a family; ``outputs`` is the width of the policy's head."""
+    """Build actor and critic for a family; ``outputs`` is the width of the policy's head."""
     layout: Layout | None = getattr(env, "layout", None)
     size = env.observation_spec_unbatched["observation"].shape[-1]
-    # Only vectors are normalised, not images, indices and masks.
+    # Only vectors are normalised, not images, indices or masks.
     normalizer: ObservationNormalizer | None = None
     if normalize and layout is None:
         normalizer = ObservationNormalizer(size)
@@ -226,7 +226,7 @@ def _agent(
 def _trunk(
     config: ActorConfig, size: int, layout: Layout | None, mixed: bool = False
 ) -> nn.Sequential:
-    """The hidden layers, after an encoder for each key if there are keys."""
+    """Build the hidden layers; with a layout, the encoders of its entries come first."""
     if layout is None:
         return mlp([size, *config.hidden], config.activation)
     if layout.images and isinstance(config, CustomActorConfig):

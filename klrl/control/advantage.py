@@ -30,9 +30,9 @@ def gae(
 ) -> Callable[[TensorDictBase], TensorDictBase]:
     """Make the function that estimates generalised advantages (Schulman et al. 2016).
 
-    The returned function writes ``advantage``, ``value_target`` and ``state_value`` [N, T, 1].
-    Truncated episodes are bootstrapped from ``("next", "observation")``, the last observation that
-    the environment returned; terminated episodes are not.
+    The returned function writes ``advantage``, ``value_target`` and ``state_value`` [N, T, 1]. It
+    bootstraps truncated episodes from ``("next", "observation")``, their last observation; it does
+    not bootstrap terminated episodes.
 
     TorchRL's GAE takes up to a sixth of an iteration: it evaluates the critic at both ends of every
     transition, and builds padded trajectories. Here the value after a step is the next
@@ -64,13 +64,13 @@ def learned_reward(
     reward_scale: float,
     normalizer: RewardNormalizer | None = None,
 ) -> Tensor:
-    """The learner's reward [N, T, 1]: charged with the KL, weighted, scaled.
+    """Weight and scale a rollout's rewards [N, T, 1] for the learner, after the KL charge.
 
     Args:
         batch: a rollout; its recorded rewards are not changed.
-        config: the settings of the advantage, for ``reward_weight``.
-        reward_scale: factor on the shaped reward.
-        normalizer: adapts a second factor at each call, so call this once per rollout.
+        config: the settings of the advantage; only ``reward_weight`` is read.
+        reward_scale: factor on the weighted reward.
+        normalizer: gives a second factor, and changes at each call; so call once per rollout.
     """
     after = batch.get("next")
     charged = after.get("reward")
@@ -101,10 +101,10 @@ def custom(
 
 @dataclass(frozen=True)
 class OwnAdvantage:
-    """The user's function that writes the advantages of a rollout."""
+    """Wrapper of the user's function that writes the advantages of a rollout."""
 
     part: Any  # saved in checkpoints if it has state_dict and load_state_dict
-    unsaved: bool  # whether it has state but not these methods
+    unsaved: bool  # whether it has state that no checkpoint saves
 
     @torch.no_grad()
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
@@ -131,7 +131,7 @@ def _try(critic: TensorDictModule, estimate: Callable[[TensorDictBase], object])
 
 
 def _made_up(critic: TensorDictModule) -> TensorDict:
-    """A synthetic rollout [2, 3], with a terminated and a truncated episode."""
+    """Make a synthetic rollout [2, 3], with a terminated and a truncated episode."""
     generator = torch.Generator().manual_seed(0)
     like = next(critic.parameters())
 
@@ -160,7 +160,7 @@ def _made_up(critic: TensorDictModule) -> TensorDict:
 def _values_after(
     batch: TensorDictBase, value: Tensor, value_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """V(s_t+1) [N, T, 1]: the next ``value``; ``value_of`` at episode ends and the last step."""
+    """V(s_{t+1}) [N, T, 1]: the next ``value``; ``value_of`` where an episode or rollout ends."""
     ends = batch.get(("next", "done"))[..., 0].clone()
     ends[:, -1] = True
     after = value.roll(-1, dims=1)
@@ -169,9 +169,9 @@ def _values_after(
 
 
 def discounted(delta: Tensor, decay: Tensor) -> Tensor:
-    """A_t = delta_t + decay_t A_t+1, backwards over T; [N, T, 1], on any device.
+    """A_t = delta_t + decay_t A_{t+1}, backwards over T; [N, T, 1], on any device.
 
-    Computed with Python floats: 0.1 us per entry, while one tensor operation takes 2 us.
+    The loop uses Python floats: 0.1 us per entry, while a single tensor operation takes 2 us.
     """
     rows = []
     for deltas, decays in zip(delta[..., 0].tolist(), decay[..., 0].tolist(), strict=True):
@@ -188,27 +188,27 @@ _EPSILON = 1e-8
 
 
 class RewardNormalizer:
-    """A factor on rewards: 1 / std of the discounted sum G_t = r_t + gamma G_t-1 of past rewards.
+    """Running factor 1 / std(G) on rewards; G_t = r_t + gamma G_{t-1} sums past rewards r.
 
-    As in ``gymnasium.wrappers.vector.NormalizeReward`` (Engstrom et al. 2020, "reward scaling"),
-    with two differences: all frames of a rollout get the same factor, computed with this rollout,
-    so that an advantage sums rewards of one unit; and G restarts after every episode, also after a
-    truncated one. The mean is not subtracted.
+    ``gymnasium.wrappers.vector.NormalizeReward`` (Engstrom et al. 2020, "reward scaling") differs
+    in two ways: its factor changes within a rollout, and its G continues after a truncated episode.
+    Here a rollout first enters the statistics; then all its frames get the same factor, so that an
+    advantage sums rewards of one unit. The mean is not subtracted.
     """
 
     def __init__(self, gamma: float) -> None:
         self._gamma, self._moments = gamma, RunningMeanStd()
-        self._sums: list[float] = []  # gamma G of each row's last frame, 0 after an episode's end
+        self._sums: list[float] = []  # per row: gamma G of the last frame; 0 if an episode ended
         self._begun = False
-        self.scale = 1.0  # until a rollout has a reward other than 0
+        self.scale = 1.0  # stays 1 until a rollout has a reward other than 0
 
     def update(self, reward: Tensor, done: Tensor) -> float:
-        """Add a rollout's rewards and ends of episodes [N, T, 1]; returns this rollout's factor.
+        """Add a rollout's rewards and ends of episodes [N, T, 1]; return the rollout's factor.
 
-        Row n continues row n of the last rollout.
+        Row n must continue row n of the rollout before.
         """
         rows = reward[..., 0].tolist()
-        if len(self._sums) != len(rows):  # the first rollout
+        if len(self._sums) != len(rows):  # the first rollout, or new episodes
             self._sums = [0.0] * len(rows)
         decays = (self._gamma * (~done[..., 0]).double()).tolist()
         if not self._begun and not reward.any():
@@ -221,7 +221,7 @@ class RewardNormalizer:
         return self.scale
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean, variance, count, and the sums of running episodes."""
+        """Return the statistics, the factor and the sums of running episodes."""
         moments = self._moments
         return {
             "mean": float(moments.mean),
@@ -240,11 +240,11 @@ class RewardNormalizer:
         self._sums = list(state["sums"])
 
     def begin_episodes(self) -> None:
-        """Clear the sums of running episodes; call it if all rows begin new episodes."""
+        """Clear the sums of running episodes, since all rows begin new episodes."""
         self._sums = []
 
 
 def _discounted(rewards: list[float], decays: list[float], before: float) -> list[float]:
-    """G_t = r_t + decay_t-1 G_t-1 [T] of one copy; decay is 0 at the end of an episode."""
+    """G_t = r_t + decay_{t-1} G_{t-1} [T] of one copy; ``before`` is decay * G before t = 0."""
     pairs = zip(rewards[1:], decays, strict=False)
     return list(accumulate(pairs, lambda g, x: x[0] + x[1] * g, initial=rewards[0] + before))

@@ -17,12 +17,12 @@ from klrl.base.errors import in_one_line
 #: Types of rewards and of flags that are accepted without further checks.
 NUMBERS = (float, np.float64, np.float32, int)
 FLAGS = (bool, np.bool_)
-#: numpy's kinds of real numbers: float, int, unsigned, bool.
+#: ``dtype.kind`` of numpy's real numbers: float, int, unsigned, bool.
 REAL = "fiub"
 
 
 class Misfit(Exception):
-    """A result that violates Gymnasium's contract or the spaces."""
+    """A result that violates Gymnasium's contract or the environment's spaces."""
 
 
 def require_observation(
@@ -51,7 +51,7 @@ def require_picture(picture: object) -> np.ndarray:
 
 
 def require_number(reward: object) -> float:
-    """Convert a reward: a real number, or an array of one number.
+    """Convert a reward, a real number or an array of one number, to a float.
 
     Raises:
         Misfit: ``reward`` is not a number.
@@ -63,10 +63,10 @@ def require_number(reward: object) -> float:
 
 
 def require_flag(name: str, flag: object) -> bool:
-    """Convert ``terminated`` or ``truncated``: a bool, or 0 or 1.
+    """Convert ``terminated`` or ``truncated``, which must be a bool, 0 or 1, to a bool.
 
     Raises:
-        Misfit: ``flag`` is neither.
+        Misfit: ``flag`` is anything else.
     """
     array = np.asarray(flag)
     if array.size != 1 or array.dtype.kind not in REAL or array.item() not in (0, 1):
@@ -75,7 +75,7 @@ def require_flag(name: str, flag: object) -> bool:
 
 
 def fault(error: Exception) -> str:
-    """Describe an environment's error in a line, with file and line if its code raised it."""
+    """Describe an environment's error in one line; for an exception, with its file and line."""
     if isinstance(error, Misfit):
         return str(error)
     at = traceback.extract_tb(error.__traceback__)[-1]
@@ -85,7 +85,7 @@ def fault(error: Exception) -> str:
 def _array(name: str, value: object) -> np.ndarray:
     try:
         array = np.asarray(value)
-    except ValueError:  # lists of different lengths
+    except ValueError:  # nested lists of different lengths
         raise Misfit(f"{name} is {_shown(value)}, not an array") from None
     if array.dtype.kind not in REAL:
         raise Misfit(f"{name} is {_shown(value)}; real numbers are expected")

@@ -1,7 +1,7 @@
 """A built-in task with pixels: catch a falling ball (``env=catch``).
 
-Like Catch of bsuite (Osband et al. 2020), but on 42 x 42 pixels: small enough that a CNN learns the
-task on a CPU in minutes. Importing this module registers ``klrl/Catch-v0``. Imports no torch.
+The task is bsuite's Catch (Osband et al. 2020) on 42 x 42 pixels, few enough that a CNN learns it
+on a CPU in minutes. Importing this module registers ``klrl/Catch-v0``. Imports no torch.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 from gymnasium import spaces
 
 ID = "klrl/Catch-v0"
-#: Cells on a side, and pixels on a side of a cell.
+#: Cells per side of the picture, and pixels per side of a cell.
 CELLS, PIXELS = 7, 6
 SIZE = CELLS * PIXELS
-#: Steps until the ball is down.
+#: Steps until the ball reaches the bottom row.
 STEPS = CELLS - 1
 
 
 class Catch(gymnasium.Env[np.ndarray, np.int64]):
-    """A ball falls from a random column, a cell a step; a paddle moves left, stays or moves right.
+    """A ball falls from a random column, one cell per step; a paddle at the bottom must catch it.
 
-    The observation is a picture [42, 42, 1] of uint8. An episode has 6 steps; its return is 1 if
-    the paddle is below the ball at the end, else -1. A policy that sees the ball can get 1; a
-    policy that does not see it gets about -5/7 on average.
+    The observation is a picture [42, 42, 1] of uint8. The paddle moves left, stays or moves right.
+    An episode has 6 steps; its return is 1 if the paddle catches the ball, else -1. A policy that
+    sees the ball can always get 1; a blind policy gets -5/7 on average.
     """
 
     metadata: ClassVar[dict[str, object]] = {"render_modes": ["rgb_array"], "render_fps": 8}
@@ -39,14 +39,14 @@ class Catch(gymnasium.Env[np.ndarray, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None
     ) -> tuple[np.ndarray, dict[str, object]]:
-        """Put a ball at the top, and the paddle in the middle."""
+        """Put the ball at the top of a random column, and the paddle in the middle."""
         super().reset(seed=seed)
         self._column, self._row = int(self.np_random.integers(CELLS)), 0
         self._paddle = CELLS // 2
         return self._picture(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, object]]:
-        """Move the paddle by ``action - 1`` cells, then the ball by one."""
+        """Move the paddle by ``action - 1`` cells to the right, and the ball down by one cell."""
         self._paddle = min(max(self._paddle + int(action) - 1, 0), CELLS - 1)
         self._row += 1
         down = self._row == STEPS
@@ -54,7 +54,7 @@ class Catch(gymnasium.Env[np.ndarray, np.int64]):
         return self._picture(), reward, down, False, {}
 
     def render(self) -> Any:
-        """The picture in grey, [42, 42, 3]."""
+        """Return the picture as RGB, [42, 42, 3], if ``render_mode`` is rgb_array; else None."""
         return self._picture().repeat(3, axis=-1) if self.render_mode == "rgb_array" else None
 
     def _picture(self) -> np.ndarray:

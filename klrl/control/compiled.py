@@ -1,19 +1,19 @@
-"""Prepare the update's step: eager, compiled in this process, or from a package built once.
+"""Prepare the gradient step of an update in the mode of ``learner.compile``.
 
     false   eager
     jit     torch.compile: 20 to 30 s in each new process, some seconds with a warm cache
-    aot     an ahead-of-time package: built once (half a minute, with a C++ compiler), kept in the
-            user's cache, loaded in a hundredth of a second
-    auto    on a CPU a package from the cache; if there is none, aot for a run with enough steps to
-            pay for the build, else false; on a GPU jit
+    aot     an ahead-of-time package: a C++ compiler builds it once, in half a minute; later runs
+            load it from the user's cache in a hundredth of a second
+    auto    on a GPU jit; on a CPU a package from the cache; if there is none, aot for long runs
+            (:data:`AUTO_STEPS`), else false
 
-:func:`prepare` makes the step at the first minibatch. If anything fails, the update runs eagerly
-and a line says why. On a GPU a compiled step is also captured as a CUDA graph, and ``aot`` means
-jit.
+:func:`prepare` makes the step at the first minibatch. If anything fails, the update runs eagerly,
+and a printed line gives the reason. On a GPU, ``aot`` means jit, and a compiled step is also
+captured as a CUDA graph.
 
-A package is machine code: it is loaded only from a folder that no other user can write, and only if
-its bytes are those that were built (klrl/base/cache.py). With inputs of different shapes, strides
-or types a package silently computes wrong numbers, so its inputs are checked.
+A package is machine code. It is loaded only if no other user can write its folder, and if its hash
+is the one stored at the build (klrl/base/cache.py). With inputs of different shapes, strides or
+dtypes it would silently compute wrong numbers, so :func:`check_inputs` compares them.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from klrl.config import Config, OwnPart, RetrieveKLConfig
 from klrl.control.step import Step, StepParts, eager_step, pure_step
 from klrl.runs.machine import cxx
 
-#: ``auto`` builds a package for at least this many gradient steps; it saves about 0.7 ms a step.
+#: ``auto`` builds a package from this many gradient steps on; it saves about 0.7 ms a step.
 AUTO_STEPS = 10_000
 
-#: Loss settings whose value is not compiled into a package: a step does not read them, or reads
-#: them from a tensor.
+#: Loss settings that a package does not depend on: a step does not read them, or reads their value
+#: from a tensor.
 NOT_COMPILED = {
     *("beta", "dtarg", "dtarg_end", "dtarg_per", "increment", "decrement", "beta_rule", "gain"),
     *("line_search", "max_alpha", "beta_min", "beta_max", "target_kl", "own_beta_rule"),
     *("cg_steps", "damping"),
 }
 
-#: The source files that determine a step.
+#: The source files and folders that determine a step; their hash is part of a package's key.
 _SOURCES = (
     *("control/distributions.py", "control/actor.py", "control/networks.py"),
     *("control/encoders.py", "control/observation.py"),
@@ -66,7 +66,7 @@ _SOURCES = (
 
 
 def decide(config: Config, device: torch.device, asked: str | None = None) -> str:
-    """Resolve a mode by the settings and the kind of device alone."""
+    """Choose the mode by settings and device type alone, without a look at stored packages."""
     asked = config.learner.compile if asked is None else asked
     if device.type == "cuda":
         return "jit" if asked in ("auto", "aot") else asked
@@ -78,17 +78,17 @@ def decide(config: Config, device: torch.device, asked: str | None = None) -> st
 def choose(
     asked: str, config: Config, device: torch.device, package: Callable[[], Path]
 ) -> tuple[str, str | None]:
-    """Resolve a mode on this machine to false, jit or aot; with the reason for a fallback.
+    """Choose false, jit or aot on this machine; also return the reason for a fallback, or None.
 
-    Nothing is built. ``package`` returns the path of the step's package, which may not exist; it
-    is called for auto and aot on a CPU.
+    Builds nothing. ``package`` returns the path of the step's package, which may not exist; it is
+    called only for auto and aot on a CPU.
     """
     own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.placement != "reward":
         charged = {"estimator": config.kl.estimator, "divergence": config.kl.divergence}
         own += [f"kl.{name}" for name, chosen in charged.items() if chosen == "custom"]
     if own and asked != "jit":
-        # A package's key covers settings and klrl's sources, not the user's sources.
+        # A package's key does not cover the user's sources.
         return "false", f"custom {' and '.join(own)} (compiled only with learner.compile=jit)"
     mode, unusable = decide(config, device, asked), None
     if device.type != "cpu":
@@ -108,7 +108,7 @@ def choose(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A step that is ready to be called."""
+    """A gradient step that is ready to be called."""
 
     step: Step
     mode: str  # false, jit or aot
@@ -122,10 +122,10 @@ def prepare(
     example: Sequence[Tensor],
     say: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
-    """Make the step in the mode of :func:`choose`; an eager step if that fails.
+    """Make the step in the mode that :func:`choose` returns; an eager step if that fails.
 
-    ``example``: arguments like those of later steps: (flat, exp_avg, exp_avg_sq, count, rows,
-    coefficients).
+    ``example``: a step's arguments (flat, exp_avg, exp_avg_sq, count, rows, coefficients); later
+    arguments must have the same layout.
     """
     package = partial(package_path, problem, example)
     mode, why = choose(asked, config, example[0].device, package)
@@ -134,16 +134,16 @@ def prepare(
             return _jit(problem, example)
         if mode == "aot":
             return _package(problem, example, package(), say)
-    except Exception as error:  # compiler or disk, which training does not need
+    except Exception as error:  # training can go on without compiler and cache
         why = f"learner.compile={mode} failed: {in_one_line(error)}"
     line = "update: eager" if why is None else f"update: eager; {why}"
     return Prepared(eager_step(problem), "false", line)
 
 
 def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
-    """Compile a step now, on copies, so that a failing compiler changes no parameter."""
+    """Compile a step now, by a trial call that leaves the parameters unchanged."""
     with _torchs_own_warnings(), compiling():
-        # Without isolation, torch would refuse the ninth kind of update in a process.
+        # Without isolation, torch would refuse to compile a ninth kind of update in a process.
         how = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
         step: Step = torch.compile(pure_step(problem), **how)  # type: ignore[call-overload]
         if example[0].device.type == "cuda":
@@ -154,7 +154,7 @@ def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
 
 
 def check_inputs(example: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """Refuse inputs of another shape, stride, type or device, which a package would misread."""
+    """Refuse inputs of a different shape, stride, dtype or device: a package would misread them."""
     for i, (expected, value) in enumerate(zip(example, given, strict=True)):
         layout, built_for = _layout(value), _layout(expected)
         if layout != built_for:
@@ -169,14 +169,14 @@ def _layout(value: Tensor) -> tuple[object, ...]:
 
 
 def package_path(problem: StepParts, example: Sequence[Tensor]) -> Path:
-    """The path of the step's package, which may not exist."""
+    """Return the path of the step's package, which may not exist."""
     return cache_dir() / "update" / f"{package_key(problem, example)}.pt2"
 
 
 def package_key(problem: StepParts, example: Sequence[Tensor]) -> str:
-    """A hash that is equal for two updates if one package serves both; the package's name.
+    """Return the name of the step's package: a hash of all that the package depends on.
 
-    It covers klrl's sources, every setting that the step reads, the layout of its inputs, the
+    The hash covers the step's sources, every setting that it reads, the layout of its inputs, the
     networks, the action's bounds and counts, torch's version, its threads and the processor.
     """
     family = problem.agent.family
@@ -231,11 +231,11 @@ def _package(
 
 
 class BadPackage(Exception):
-    """A package is damaged, belongs to a different user or cannot be loaded; it must be rebuilt."""
+    """A package that is damaged, belongs to a different user or cannot be loaded."""
 
 
 def _load(path: Path) -> Any:
-    """Load the package for calls from one thread; None if there is no package."""
+    """Load a package, to be called from one thread; return None if it does not exist."""
     try:
         if not path.exists():
             return None
@@ -250,7 +250,7 @@ def _load(path: Path) -> Any:
 
 
 def build_package(problem: StepParts, example: Sequence[Tensor], path: Path) -> None:
-    """Trace, export and compile the step; write the file atomically."""
+    """Trace, export and compile the step; write the package atomically."""
     from torch._inductor import aoti_compile_and_package
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -269,8 +269,8 @@ def _torchs_own_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         warnings.filterwarnings("ignore", "`torch.jit.script_method`", DeprecationWarning)
-        warnings.filterwarnings("ignore", "Can't find Python.h", UserWarning)  # none is needed
-        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # on a GPU
+        warnings.filterwarnings("ignore", "Can't find Python.h", UserWarning)  # not needed here
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # from GPUs
         yield
 
 
@@ -279,7 +279,7 @@ def _copies(example: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _processor() -> str:
-    """Model and instruction set of the processor, since a package is machine code."""
+    """Describe the processor's model and instruction set, since a package is machine code."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     kept = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
@@ -287,7 +287,6 @@ def _processor() -> str:
 
 
 def _sources() -> str:
-    """A hash over the source files that determine a step."""
     here = Path(__file__).parents[1]
     files = [f for name in _SOURCES for f in sorted((here / name).rglob("*.py")) or [here / name]]
     digest = hashlib.sha256()
@@ -300,7 +299,7 @@ def _sources() -> str:
 
 
 class Captured:
-    """A step as one CUDA graph; it changes parameters in place, and copies each minibatch in."""
+    """A step as one CUDA graph; a call copies a minibatch in and changes parameters in place."""
 
     def __init__(self, step: Step, example: Sequence[Tensor]) -> None:
         *self._state, rows, coef = example

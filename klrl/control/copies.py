@@ -1,10 +1,12 @@
 """Copies of a Gymnasium environment as one batched environment of TorchRL.
 
-TorchRL's GymEnv builds specs and converts observations at every step (135 us of CPU against 10 for
-Gymnasium's own step), and with SAME_STEP autoreset it hides the last observation of an episode in
-an info dictionary. Gymnasium's SyncVectorEnv merges info dictionaries that klrl does not read, for
-2 us a step, 20 us with a single MuJoCo copy. Here a plain loop steps the copies, and a mask resets
-the copies that are done, so ``("next", "observation")`` is always the result of the step.
+A plain loop steps the copies. A separate call resets those that are done, so that
+``("next", "observation")`` is always the result of the step.
+
+The libraries' own loops are slower. TorchRL's GymEnv converts observations at every step (135 us of
+CPU against 10 for Gymnasium's own step), and SAME_STEP autoreset moves an episode's last
+observation to the info. Gymnasium's SyncVectorEnv merges infos, which klrl does not read: 2 us a
+step, 20 us with a single MuJoCo copy.
 """
 
 from __future__ import annotations
@@ -56,23 +58,23 @@ if TYPE_CHECKING:
 class VectorGymEnv(EnvBase):
     """``num_envs`` copies of a Gymnasium environment, stepped in this process.
 
-    They are stepped one by one, or, in some MuJoCo tasks, as one batch with the same results
+    The copies are stepped one by one; in some MuJoCo tasks as one batch, with the same results
     (:mod:`klrl.control.mujoco_batch`).
 
-    ``observation`` [N, D] is a vector of float32, or several entries packed as float32 or uint8
+    ``observation`` [N, D] is a float32 vector, or entries packed as float32 or uint8
     (:mod:`klrl.control.observation`). Actions are flat (:mod:`klrl.control.action_space`): float32
-    [N, A] for Box, clipped to the bounds before the simulator, int64 [N] for Discrete, int64 [N, M]
-    for MultiDiscrete and MultiBinary. ``reward, done, terminated, truncated`` [N, 1].
+    [N, A] for Box, int64 [N] for Discrete, int64 [N, M] for MultiDiscrete and MultiBinary. Box
+    actions are clipped to the bounds. ``reward, done, terminated, truncated`` are [N, 1].
 
     Args:
         env_id: a Gymnasium id.
         num_envs: the number of copies, N.
         kwargs: arguments of ``gymnasium.make``.
-        seed: each episode's seed is derived from ``seed`` + copy, and the episode's number.
+        seed: an episode's seed is derived from ``seed`` + copy index, and the episode's number.
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
-        make: makes a copy; default ``gymnasium.make`` of the id.
-        setting: the setting that names the environment, for errors; default ``env.id=...``.
-        action_mask: ``env.action_mask``.
+        make: a function that makes a copy; default ``gymnasium.make`` of the id.
+        setting: the name of the environment in errors; default ``env.id=...``.
+        action_mask: the value of ``env.action_mask``.
         batch: whether MuJoCo may step the copies as one batch; ``make`` must make equal copies.
     """
 
@@ -161,7 +163,7 @@ class VectorGymEnv(EnvBase):
         return float(self._envs[0].metadata.get("render_fps", 30))
 
     def picture(self) -> np.ndarray:
-        """Render the first copy, uint8 [height, width, 3]; requires an rgb_array mode."""
+        """Render the first copy, uint8 [height, width, 3]; requires render_mode=rgb_array."""
         drawn: list[np.ndarray] = []
 
         def draw() -> None:
@@ -174,10 +176,10 @@ class VectorGymEnv(EnvBase):
     def reset_native(
         self, mask: np.ndarray | None = None, seeds: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Reset all copies, or those of a mask [N]; returns observations [N, D].
+        """Reset all copies, or those in ``mask`` [N]; return observations [N, D].
 
-        A copy that is not reset keeps its last observation. ``seeds`` has a seed for every copy,
-        reset or not. The next call overwrites the returned memory.
+        A copy that is not reset keeps its last observation. ``seeds`` [N] also has entries for
+        copies that are not reset. The next reset or step overwrites the returned array.
         """
         self._call_copies(lambda: self._reset_copies(mask, seeds), "reset")
         return self._observations
@@ -203,10 +205,10 @@ class VectorGymEnv(EnvBase):
     def step_native(
         self, action: np.ndarray, mask: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all copies, or those of a mask [N], with actions [N, A] or [N].
+        """Step all copies, or those in ``mask`` [N], with actions [N, A] or [N].
 
         Returns observation [N, D], reward [N], terminated [N], truncated [N]. Numbers may be NaN or
-        infinite. The next call overwrites the returned memory.
+        infinite. The next reset or step overwrites the returned arrays.
         """
         if self._box:
             # np.clip takes three times as long.
@@ -235,7 +237,7 @@ class VectorGymEnv(EnvBase):
                 continue
             place.copy = i
             observation, reward, terminal, timeout, _info = env.step(chosen)
-            # This check costs 0.1 us; without it numpy would accept nearly anything.
+            # This check costs 0.1 us. Without a check, numpy would accept nearly anything.
             if not (
                 type(observation) is np.ndarray
                 and observation.shape == shape
@@ -254,13 +256,13 @@ class VectorGymEnv(EnvBase):
                 episodes.digests[i] = crc32(episodes.rows[i], episodes.digests[i])
 
     def _call_copies(self, call: Callable[[], None], what: str) -> None:
-        """Step or reset the copies; any failure raises an EnvError of one line."""
+        """Call a function on the copies; raise any failure as an EnvError of one line."""
         try:
             within(self._step_timeout, call)
         except TookTooLong:
             limit = f"env.step_timeout={self._step_timeout:g}"
             raise EnvError(f"{self._where(what)} took longer than {limit} s") from None
-        except Exception as error:  # someone else's code: it may raise anything
+        except Exception as error:  # an environment may raise anything
             raise EnvError(f"{self._where(what)}: {fault(error)}") from error
 
     def _where(self, what: str) -> str:
@@ -299,12 +301,12 @@ class VectorGymEnv(EnvBase):
         return self.finite("observation", value, when)
 
     def finite(self, what: str, value: np.ndarray, when: str) -> torch.Tensor:
-        """Copy numbers [N, ...] to float32 (1e39 becomes infinite).
+        """Copy numbers [N, ...] to a float32 tensor.
 
         Raises:
-            NonFiniteError: NaN or infinity; the error names the copy of the environment.
+            NonFiniteError: a number is NaN, or infinite in float32 (such as 1e39); names the copy.
         """
-        # numpy warns about 1e39; silencing the warning by np.errstate would cost 2 us a step.
+        # numpy warns about 1e39; np.errstate would hide the warning, but costs 2 us a step.
         tensor = torch.from_numpy(np.array(value, dtype=np.float32, copy=True))
         if not torch.isfinite(tensor).all():
             bad = (~torch.isfinite(tensor)).nonzero()
@@ -325,7 +327,7 @@ class VectorGymEnv(EnvBase):
     # ---------------------------------------------------------------------- running episodes
 
     def keep_episodes(self) -> str:
-        """Record episodes from the next reset on; returns why they cannot be replayed, else ""."""
+        """Record episodes from the next reset on; if they cannot be replayed, return the reason."""
         if self._episodes is None:
             if why := why_unrepeatable(self._make, self._step_timeout):
                 return why
@@ -333,17 +335,17 @@ class VectorGymEnv(EnvBase):
         return ""
 
     def episodes(self) -> dict[str, object] | None:
-        """The running episodes; None if they are not recorded, or one is too long to save."""
+        """Return the running episodes; None if not recorded, or if one is too long to save."""
         state = None if self._episodes is None else self._episodes.state()
         if state is None:
             return None
         return {**state, "seed": self._seed, "numbers": [number - 1 for number in self._begun]}
 
     def play_again(self, state: Mapping[str, Any]) -> None:
-        """Replay the state of :meth:`episodes` from each episode's reset.
+        """Replay the episodes that :meth:`episodes` returned, each from its reset.
 
         Raises:
-            EnvError: a copy gives different results than before.
+            EnvError: a copy gives different results than in the recorded episode.
         """
         self._seed, self._begun = state["seed"], list(state["numbers"])
         self._episodes = Episodes(self._answers)
@@ -386,7 +388,7 @@ def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
 
 
 def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
-    """The spec of the policy's flat actions [N, ...] (:mod:`klrl.control.action_space`)."""
+    """Make the spec of the policy's flat actions [N, ...] (:mod:`klrl.control.action_space`)."""
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=(n,), dtype=torch.int64)

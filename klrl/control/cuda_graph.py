@@ -18,12 +18,12 @@ Forward: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 def capture(function: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, T]:
-    """Run a function to warm up, then capture it; its tensors must stay at their addresses.
+    """Call a function to warm up, then capture it; its tensors must stay at their addresses.
 
     Returns the graph and the function's outputs, which each replay overwrites.
 
     Raises:
-        RuntimeError: the function does something that a graph cannot, such as reading a number.
+        RuntimeError: a graph cannot contain what the function does, such as reading a number.
         UserWarning: the graph is empty, since the function ran on a different device.
     """
     graph = torch.cuda.CUDAGraph()
@@ -39,20 +39,21 @@ def capture(function: Callable[[], T], device: torch.device) -> tuple[torch.cuda
             try:
                 with torch.cuda.graph(graph, stream=stream):
                     outputs = function()
-            except RuntimeError as error:  # raised at the end of the capture; the cause is earlier
+            except RuntimeError as error:  # comes from the end of the capture; its context says why
                 raise (error.__context__ or error) from None
         outer.wait_stream(stream)
     return graph, outputs
 
 
-#: Network -> layout of input and parameters -> its graph; None if it cannot be captured.
+#: Network -> (input's shape and dtype, weights' addresses) -> graph; None if the capture failed.
 _captured: WeakKeyDictionary[nn.Module, dict[object, Forward | None]] = WeakKeyDictionary()
 
 
 def captured_forward(net: nn.Module, example: Tensor, device: torch.device) -> Forward:
-    """A network's forward as a graph that reads the parameters in place; one graph per layout.
+    """Return a network's forward as a CUDA graph, captured once for each input shape and dtype.
 
-    A network that cannot be captured runs without a graph, with a warning.
+    The graph reads the parameters in place. If the capture fails, a warning is printed and the
+    network runs without a graph.
     """
     known = _captured.setdefault(net, {})
     places = tuple(value.data_ptr() for value in net.state_dict().values())
@@ -60,7 +61,7 @@ def captured_forward(net: nn.Module, example: Tensor, device: torch.device) -> F
     if layout not in known and None not in known.values():
         try:
             known[layout] = _captured_on(net, example.to(device))
-        except Exception as error:  # the user's network may do what a graph cannot
+        except Exception as error:  # a custom network may do what a graph cannot contain
             warn(f"the policy acts without a CUDA graph: {in_one_line(error)}")
             known[layout] = None
     return known.get(layout) or (lambda observation: net(observation.to(device)))

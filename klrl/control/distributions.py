@@ -1,12 +1,12 @@
 """Action distributions as pure functions of their parameters.
 
-The learner evaluates these thousands of times per second and differentiates them; building
-``torch.distributions`` objects there costs more than the arithmetic. Tests compare every function
+The learner evaluates and differentiates these functions thousands of times per second; building
+``torch.distributions`` objects would cost more than the arithmetic. Tests compare every function
 with the matching torch or TorchRL distribution.
 
-A *family* works on a dictionary of parameters (the tensors that the policy writes to the batch,
-keys :attr:`Family.param_keys`) and on the *sample* (the entry :attr:`Family.sample_key`, which for
-TanhNormal is the value before tanh). All results are in nats, one number per step.
+A *family* works on two kinds of entries of a batch. The *parameters* are the tensors that the
+policy writes under :attr:`Family.param_keys`. The *sample* is the entry :attr:`Family.sample_key`:
+the action, or the value before tanh. Log-probs, entropies and KLs are in nats, one per step.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from klrl.kl.divergences import (
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
-#: The logit of an excluded action. The probability is exactly 0 in float32 and float64; since the
-#: log-probability is finite, 0 log 0 is 0 in every sum and every gradient.
+#: The logit of an excluded action. Its probability is exactly 0 in float32 and float64, but its
+#: log-probability is finite, so that 0 log 0 is 0 in every sum and every gradient.
 EXCLUDED = -1e9
 
 Params = Mapping[str, Tensor]
@@ -43,7 +43,7 @@ Params = Mapping[str, Tensor]
 class Family(ABC):
     """Base class of distribution families; ``actor.py`` chooses the family.
 
-    The methods implemented here suit families with closed forms, whose sample is the action.
+    The default methods suit a family with closed forms, whose sample is the action.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Family(ABC):
     sample_key = "action"
 
     def to(self, device: torch.device) -> None:
-        """Move the family's own tensors, which the log-density reads."""
+        """Move the tensors that the log-density reads."""
         return  # most families have none
 
     @abstractmethod
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
-        """Log-density of the action that ``sample`` gives, shape [...]."""
+        """Log-density of the action at ``sample``, shape [...]."""
 
     @abstractmethod
     def kl(self, p: Params, q: Params) -> Tensor:
@@ -68,22 +68,22 @@ class Family(ABC):
 
     @abstractmethod
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """A divergence of p and q, shape [...]; ``noise`` if :meth:`divergence_noise` gives any."""
+        """The divergence ``name`` of p and q, [...]; ``noise`` is from :meth:`divergence_noise`."""
 
     def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
-        """Draw noise for :meth:`divergence`, [..., samples, A]; None for a closed form or sum."""
+        """Draw noise for :meth:`divergence`, [..., samples, A]; None if it needs no noise."""
         return None
 
     def divergence_error(self, p: Params, q: Params, noise: Tensor, name: Which = "js") -> Tensor:
-        """Standard error of a :meth:`divergence` that needs noise, shape [...]."""
+        """Standard error of a :meth:`divergence` that is estimated from noise, shape [...]."""
         raise NotImplementedError(f"{self.name} samples no divergence")
 
     @abstractmethod
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
-        """Entropy, shape [...]; estimated from ``noise`` if there is no closed form."""
+        """Entropy, shape [...]; estimated from ``noise`` if it has no closed form."""
 
     def entropy_noise(self, params: Params, samples: int) -> Tensor | None:
-        """Draw noise for :meth:`entropy`, [..., samples, A]; None for a closed form."""
+        """Draw noise for :meth:`entropy`, [..., samples, A]; None if it needs no noise."""
         return None
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Family(ABC):
 class Normal(Family):
     """Independent Gaussians, summed over the action's last dimension.
 
-    Parameters ``loc`` and ``scale`` [..., A]; the sample is the action itself.
+    Parameters ``loc`` (mu, m) and ``scale`` (sigma, s) [..., A]; the sample is the action a.
     """
 
     name = "normal"
@@ -119,7 +119,7 @@ class Normal(Family):
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """sum_i -(a_i - mu_i)^2 / (2 sigma_i^2) - log sigma_i - log(2 pi) / 2."""
         z = (sample - params["loc"]) / params["scale"]
-        # log sigma + z^2 / 2 in one operation: an operation costs more than its arithmetic.
+        # log sigma + z^2 / 2 in one operation, since each call costs more than its arithmetic.
         cost = torch.addcmul(params["scale"].log(), z, z, value=0.5).sum(-1)
         return -_HALF_LOG_2PI * z.shape[-1] - cost
 
@@ -132,7 +132,7 @@ class Normal(Family):
         return 0.5 * torch.addcmul(spread, shift, shift).sum(-1)
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KL(p || q), KL(q || p); js, tv or the user's function by draws of the joint Gaussians."""
+        """KLs in closed form; js, tv or the user's function as a mean over draws."""
         if name == "reverse":
             return self.kl(p, q)
         if name == "forward":
@@ -143,11 +143,11 @@ class Normal(Family):
         return self._draws(name, p, q, noise).mean(-1)
 
     def divergence_noise(self, name: Which, params: Params, samples: int) -> Tensor | None:
-        """Standard normals [..., samples, A] for js, tv and the user's function."""
+        """Standard normals [..., samples, A] for js, tv and the user's function; else None."""
         return None if name in ("reverse", "forward") else _normals(params, samples)
 
     def divergence_error(self, p: Params, q: Params, noise: Tensor, name: Which = "js") -> Tensor:
-        """Standard error over the pairs of draws, which are independent of each other."""
+        """Standard error of the mean over draws; the pairs of draws are independent."""
         return standard_error(self._draws(name, p, q, noise))
 
     def _draws(self, name: Which, p: Params, q: Params, noise: Tensor) -> Tensor:
@@ -187,8 +187,8 @@ class Normal(Family):
 class TanhNormalFamily(Normal):
     """A Gaussian u, squashed: a = low + (high - low) (tanh(u) + 1) / 2, with bounds [A].
 
-    The sample is ``pre_tanh`` u [..., A]: recovering u from a saturated action would clamp u, and
-    change its log-probability (24.6 nats instead of 40.5 at loc 9).
+    The sample is u [..., A], the entry ``pre_tanh``. Recovering u from a saturated action would
+    clamp u and change the log-prob (6.7 nats, not 16.4, at u = loc = 9, scale 0.5, bounds +-1).
     """
 
     name = "tanh_normal"
@@ -203,7 +203,7 @@ class TanhNormalFamily(Normal):
         self.half_width = self.half_width.to(device)
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
-        """Log N(u) - log |da/du|."""
+        """Log N(u; loc, scale) - log |da/du|."""
         return super().log_prob(params, sample) - self.log_slope(sample)
 
     def log_slope(self, u: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ class TanhNormalFamily(Normal):
         return (half_width.log() + 2 * (math.log(2) - u - softplus(-2 * u))).sum(-1)
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
-        """H(u) + E[log |da/du|], the expectation over reparametrised draws of u."""
+        """H(u) + E[log |da/du|]; the expectation is a mean over reparametrised draws of u."""
         assert noise is not None, "no closed form: give entropy_noise(...)"
         loc, scale = params["loc"].unsqueeze(-2), params["scale"].unsqueeze(-2)
         slope = self.log_slope(loc + scale * noise).mean(-1)
@@ -227,7 +227,7 @@ class TanhNormalFamily(Normal):
         half_width, low = 0.5 * (self.high - self.low).to(sample), self.low.to(sample)
         return low + half_width * (sample.tanh() + 1)
 
-    # Divergences are invariant under a shared bijection, so the Gaussians' methods are inherited.
+    # Divergences are invariant under a shared bijection, so Normal's methods are inherited.
 
     def distribution(self, **params: Tensor) -> Distribution:
         """TorchRL's TanhNormal with the action's bounds."""
@@ -243,7 +243,7 @@ class Categorical(Family):
     param_keys: tuple[str, ...] = ("logits",)
 
     def dimensions(self, params: Params) -> int:
-        """One action, one dimension."""
+        """1, since an action is a single choice."""
         return 1
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class Categorical(Family):
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KL(p || q), KL(q || p), js or tv, sums over the actions."""
+        """Any divergence, as a sum over the actions."""
         return self.kl(p, q) if name == "reverse" else over_actions(name, _log_p(p), _log_p(q))
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
@@ -356,16 +356,16 @@ class Bernoulli(MultiCategorical):
         super().__init__((2,) * bits)
 
     def factors(self, params: Params) -> Tensor:
-        """The logits 0 and l of each bit as a categorical, [..., A, 2]."""
+        """Each bit with logit l as a categorical with logits 0 and l, [..., A, 2]."""
         one = params["logits"]
         return torch.stack([torch.zeros_like(one), one], -1)
 
     def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
-        """Standard logistic variables [*shape, A], the difference of two Gumbels."""
+        """Standard logistic variables [*shape, A], each a difference of two Gumbel variables."""
         return torch.rand(*shape, width).clamp(min=torch.finfo(torch.float32).tiny).logit()
 
     def act(self, params: Params, noise: Tensor) -> Tensor:
-        """1 where l + noise > 0, which has probability sigmoid(l)."""
+        """1 where logit + noise > 0, which has probability sigmoid(logit)."""
         return (params["logits"] + noise > 0).long()
 
 

@@ -1,8 +1,8 @@
-"""Encoders of an observation's entries: one per key, their outputs concatenated.
+"""Encode an observation's entries, one encoder per entry, and concatenate the outputs.
 
-A single vector goes to the trunk unchanged. With several entries, a vector passes an MLP of one
-layer, an image a CNN, an index an embedding whose rows are summed. Only the policy's logits read
-the mask (:class:`klrl.control.networks.PolicyNet`).
+An image passes through a CNN, an index through an embedding. A vector passes through one linear
+layer and an activation, or, if it is the only entry, goes to the trunk unchanged. The mask is not
+encoded; :class:`klrl.control.networks.PolicyNet` applies it to the logits.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from klrl.control.networks import ACTIVATIONS, orthogonal
 from klrl.control.observation import Layout, ObservationPart
 
-#: Number of channels -> a CNN: pixels [B, channels, height, width] -> features [B, F].
+#: Makes a CNN for a number of channels; the CNN maps [B, channels, height, width] to [B, F].
 MakeCNN = Callable[[int], nn.Module]
 
 
 class Encoders(nn.Module):
-    """Packed observations (transports) [..., D] -> features [..., F].
+    """Network from packed observations (transports) [..., D] to features [..., F].
 
-    Each of several entries gives ``width`` features; ``cnn`` is a name in :data:`CNNS`.
+    If there are several entries, each gives ``width`` features. ``cnn`` is a name in :data:`CNNS`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Encoders(nn.Module):
         self.encoders = nn.ModuleDict()
         self.out_features = 0
         for place, entry in enumerate(read):
-            # Keys of an environment may contain dots, names of modules may not.
+            # Named by position: a key may contain dots, the name of a module may not.
             encoder, features = _encoder(entry, width if several else None, activation, cnn, scale)
             self.encoders[str(place)] = encoder
             self.out_features += features
@@ -45,16 +45,16 @@ class Encoders(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Encode transports; the caller has normalised their vector entries."""
         parts = [observation[..., place] for _, place in self.layout.places()]
-        read = zip(self.encoders.values(), parts, strict=False)  # leaves out the mask, the last
+        read = zip(self.encoders.values(), parts, strict=False)  # the mask is last and left out
         return torch.cat([encoder(part) for encoder, part in read], -1)
 
     def extra_repr(self) -> str:
-        """The entries: part of a compiled step's key, so different ones must print differently."""
+        """Print the entries, since the key of a compiled package contains the networks' text."""
         return self.layout.line
 
 
 class Mixed(nn.Sequential):
-    """A trunk that computes in bfloat16; weights, inputs and outputs are float32.
+    """A trunk that computes in bfloat16; its weights and outputs are float32.
 
     On a CPU without bfloat16 instructions it computes in float32.
     """
@@ -64,14 +64,14 @@ class Mixed(nn.Sequential):
         self._on_cpu = cpu_has_bfloat16()
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Features of every observation, float32."""
+        """Compute float32 features of every observation."""
         kind = observation.device.type
         with torch.autocast(kind, torch.bfloat16, kind != "cpu" or self._on_cpu):
             return super().forward(observation).float()
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether the processor multiplies in bfloat16: AVX-512, AMX or ARM's."""
+    """Whether the processor has instructions for bfloat16 (AVX-512, AMX or ARM)."""
     found = torch.cpu.get_capabilities()
     return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
@@ -79,7 +79,7 @@ def cpu_has_bfloat16() -> bool:
 def _encoder(
     entry: ObservationPart, width: int | None, activation: str, cnn: str | None, scale: float
 ) -> tuple[nn.Module, int]:
-    """The encoder of an entry, and its number of outputs; ``width`` is None for a single entry."""
+    """Make an entry's encoder; also return its output width. ``width`` is None for one entry."""
     if entry.kind == "vector":
         if width is None:
             return _Numbers(), entry.size
@@ -97,7 +97,7 @@ def _encoder(
     return nn.Sequential(images, linear, ACTIVATIONS[activation]()), width
 
 
-#: Width of the embedding of an observation that is a single index.
+#: Width of the embedding if an index is the only entry.
 _EMBEDDING = 64
 
 
@@ -109,9 +109,9 @@ class _Numbers(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Integers [..., M], number i in 0 .. K_i - 1, as the sum of their embeddings [..., F].
+    """Sum of the embeddings [..., F] of M integers [..., M]; the i-th is below ``counts[i]``.
 
-    Equal to a linear layer on the one-hot numbers, but does not multiply by their zeros.
+    It equals a linear layer without bias on one-hot inputs, but skips the products with 0.
     """
 
     offsets: Tensor
@@ -121,18 +121,18 @@ class Embedding(nn.Module):
         starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
         self.register_buffer("offsets", starts, persistent=False)
         self.rows = nn.Embedding(sum(counts), width)
-        # The sum of M normal rows then has variance 1.
+        # With this std, the sum of M rows has variance 1.
         nn.init.normal_(self.rows.weight, std=1 / math.sqrt(len(counts)))
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """The sum of the rows."""
+        """Look up the embeddings and sum them."""
         return self.rows(numbers.long() + self.offsets).sum(-2)
 
 
 class Images(nn.Module):
-    """Pixels [..., S], laid out as in the environment -> features [..., F].
+    """Network from pixels [..., S], in the environment's order, to features [..., F].
 
-    ``cnn`` takes [B, channels, height, width], divided by ``scale``.
+    ``cnn`` gets the pixels as [B, channels, height, width], divided by ``scale``.
     """
 
     def __init__(self, entry: ObservationPart, cnn: nn.Module, scale: float) -> None:
@@ -142,21 +142,21 @@ class Images(nn.Module):
             self.out_features: int = cnn(torch.zeros(1, *entry.pixels)).shape[-1]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Features of every image."""
+        """Compute features of every image."""
         leading = pixels.shape[:-1]
         images = images_of(self.entry, pixels, self.scale)
-        # In this layout oneDNN's backward is a third faster; its forward is not.
+        # With channels last, oneDNN's backward is a third faster; its forward is not.
         if torch.is_grad_enabled() and images.device.type == "cpu":
             images = images.contiguous(memory_format=torch.channels_last)
         return self.cnn(images).reshape(*leading, -1)
 
     def extra_repr(self) -> str:
-        """The scale: part of a compiled step's key, so different ones must print differently."""
+        """Print the scale, since the key of a compiled package contains the networks' text."""
         return f"scale={self.scale:g}"
 
 
 def images_of(entry: ObservationPart, pixels: Tensor, scale: float) -> Tensor:
-    """Rearrange the environment's pixels [..., S] to images [B, channels, height, width]."""
+    """Rearrange pixels [..., S] to images [B, channels, height, width]; divide by ``scale``."""
     images = pixels.float().reshape(-1, *entry.shape) / scale
     if entry.channels_last:
         images = images.movedim(-1, -3).contiguous()
@@ -164,7 +164,7 @@ def images_of(entry: ObservationPart, pixels: Tensor, scale: float) -> Tensor:
 
 
 def nature(channels: int) -> nn.Module:
-    """The CNN of Mnih et al. (2015), methods; images must have at least 36 x 36 pixels."""
+    """Make the CNN of Mnih et al. (2015, Methods); images must have at least 36 x 36 pixels."""
     return nn.Sequential(
         _conv(channels, 32, 8, 4), nn.ReLU(),
         _conv(32, 64, 4, 2), nn.ReLU(),
@@ -174,7 +174,7 @@ def nature(channels: int) -> nn.Module:
 
 
 def impala(channels: int) -> nn.Module:
-    """The CNN of Espeholt et al. (2018), figure 3, right: three blocks of 16, 32, 32 channels."""
+    """Make the CNN of Espeholt et al. (2018, fig. 3, right): blocks of 16, 32, 32 channels."""
     widths = (16, 32, 32)
     blocks = [
         layer
@@ -203,12 +203,12 @@ class Residual(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
+        """Keep the shape of x."""
         return x + self.inner(x)
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
-    """A convolution, orthogonal with gain sqrt(2) like the linear layers."""
+    """Make a convolution with orthogonal weights of gain sqrt(2), like the linear layers."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding)
     nn.init.orthogonal_(layer.weight, math.sqrt(2))
     assert layer.bias is not None
@@ -218,9 +218,9 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0)
 
 # -------------------------------------------------------------------------- the user's networks
 
-#: Shape of an input of the user's network, without B.
+#: Shape of an input tensor of the user's network, without the batch dimension.
 Size = int | tuple[int, int, int]
-#: Input of the user's network: the tensor of a single entry, or key -> tensor.
+#: Input of the user's network: a tensor for a single entry, else key -> tensor.
 Given = Tensor | Mapping[str, Tensor]
 
 #: The largest value of a byte; the user's networks get pixels from 0 to 1.
@@ -228,14 +228,14 @@ _BRIGHTEST = 255.0
 
 
 class Unpacked(nn.Module):
-    """Transports [..., D] -> outputs [..., F] of the user's network, which reads the entries."""
+    """The user's network for transports [..., D], which :func:`given` splits into entries."""
 
     def __init__(self, layout: Layout, network: nn.Module) -> None:
         super().__init__()
         self.layout, self.network = layout, network
 
     def forward(self, transports: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """The network's outputs for every transport."""
+        """Compute the network's outputs [..., F] for every transport."""
         leading = transports.shape[:-1]
         out = self.network(given(self.layout, transports.reshape(-1, transports.shape[-1])))
         if isinstance(out, tuple):
@@ -243,15 +243,15 @@ class Unpacked(nn.Module):
         return out.reshape(*leading, -1)
 
     def extra_repr(self) -> str:
-        """The entries: part of a compiled step's key, so different ones must print differently."""
+        """Print the entries, since the key of a compiled package contains the networks' text."""
         return self.layout.line
 
 
 def given(layout: Layout, transports: Tensor) -> Given:
-    """Split transports [B, D], whose vectors are normalised, into inputs of the user's network.
+    """Split transports [B, D], already normalised, into inputs of the user's network.
 
-    Images [B, channels, height, width] from 0 to 1, vectors [B, S], numbers one-hot [B, K]; without
-    the mask, which klrl reads.
+    Images are [B, channels, height, width] from 0 to 1, vectors [B, S], indices one-hot [B, K]. The
+    mask is left out, since klrl applies it.
     """
     parts = {
         entry.key: _given(entry, transports[:, place])
@@ -271,7 +271,7 @@ def _given(entry: ObservationPart, part: Tensor) -> Tensor:
 
 
 def given_sizes(layout: Layout) -> Size | dict[str, Size]:
-    """Shapes of :func:`given` without B: S or K, for images (channels, height, width)."""
+    """Shapes of :func:`given` without B: S, K, or (channels, height, width) for images."""
     sizes: dict[str, Size] = {
         entry.key: entry.pixels if entry.kind == "image" else sum(entry.counts) or entry.size
         for entry in layout.entries

@@ -1,4 +1,4 @@
-"""Make the batched environments of the chosen ``env``."""
+"""Make the batched environment of the chosen ``env``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorG
         make=lambda: make_one(config),
         setting=config.named,
         action_mask=config.action_mask,
-        # The user's function may give each copy a different model.
+        # The user's function may build a different simulator for each copy.
         batch=not isinstance(config, CustomEnvConfig),
     )
 
@@ -34,10 +34,10 @@ custom = gym
 
 
 def transformed(copies: EnvBase, transforms: tuple[Transform, ...] = ()) -> TransformedEnv:
-    """Add the transforms of a run's rollouts to the copies.
+    """Add the transforms of a rollout to the copies.
 
-    Episode return (``episode_reward``) and length (``step_count``) come first, so that the return
-    sums the raw reward even if a KL transform shapes the reward at every step.
+    The transforms for an episode's return (``episode_reward``) and length (``step_count``) come
+    first, so that the return sums the raw reward even if ``transforms`` subtract a KL.
     """
     return TransformedEnv(copies, Compose(RewardSum(), StepCounter(), *transforms))
 
@@ -49,5 +49,5 @@ def make_env(
     num_envs: int | None = None,
     transforms: tuple[Transform, ...] = (),
 ) -> TransformedEnv:
-    """:func:`make_copies`, then :func:`transformed`, with their arguments."""
+    """Call :func:`make_copies`, then :func:`transformed`; arguments as there."""
     return transformed(make_copies(config, seed=seed, num_envs=num_envs), transforms)

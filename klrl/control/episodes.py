@@ -1,8 +1,8 @@
-"""Save running episodes as seeds and actions, and check that these are enough to replay them.
+"""Save running episodes as seeds and actions, and check that an environment can replay them.
 
-Every reset is seeded. On resume a copy is reset with its episode's seed and repeats the actions, so
-an environment need not expose its state. State that survives a seeded reset, such as a wrapper's
-running mean, makes an environment unrepeatable; this is detected before the run.
+Every reset is seeded. On resume, a copy is reset with its episode's seed and repeats the actions,
+so an environment need not expose its state. A replay fails if state survives a seeded reset, such
+as a wrapper's running mean; :func:`why_unrepeatable` detects this before the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from klrl.base.time_limit import TookTooLong, within
 
 #: Longest episode that is saved, in steps.
 LONGEST = 20_000
-#: Steps that one copy plays before the comparison, and most steps of each compared episode.
+#: Steps that one copy plays before the comparison; largest number of compared steps per episode.
 _PAST, _COMPARED = 40, 24
 
 Call = Callable[[Callable[[], Any]], Any]
@@ -35,27 +35,27 @@ class Episodes:
     """The running episodes of N copies that are stepped together.
 
     Args:
-        answers: structured array [N]: the last observation, reward and ends of each copy.
+        answers: structured array [N]: the last observation, reward and end flags of each copy.
     """
 
     def __init__(self, answers: np.ndarray) -> None:
         rows = answers.view(np.uint8).reshape(len(answers), -1)
         self.rows = [row.data for row in rows]
-        #: For each copy, a checksum of all observations, rewards and ends of its episode.
+        #: For each copy, a checksum of all observations, rewards and flags of its episode.
         self.digests = [0] * len(rows)
         self._steps = 0
         self._begun = np.zeros(len(rows), np.int64)
         self._actions: deque[np.ndarray] = deque(maxlen=LONGEST)
 
     def begin(self, index: int, observation: np.ndarray) -> None:
-        """Begin an episode, after a copy was reset."""
+        """Begin an episode of copy ``index``, which was just reset."""
         self._begun[index] = self._steps
         self.digests[index] = crc32(observation.data)
         for _ in range(len(self._actions) - self._longest):
             self._actions.popleft()
 
     def act(self, actions: np.ndarray) -> None:
-        """Record actions [N, ...], before all copies are stepped."""
+        """Record the actions [N, ...] of a step, before the copies take it."""
         self._steps += 1
         self._actions.append(actions.copy())
 
@@ -64,7 +64,7 @@ class Episodes:
         return self._steps - int(self._begun.min())
 
     def state(self) -> dict[str, object] | None:
-        """The state for :func:`replayed`, with the checksums; None if an episode is too long."""
+        """Return the state for :func:`replayed`, with checksums; None if an episode is too long."""
         if self._longest > LONGEST:
             return None
         begun = (self._begun - self._begun.min()).tolist()
@@ -80,7 +80,7 @@ class Stream:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Use this state in torch's global generator, and restore the generator afterwards."""
+        """Let torch's global generator draw from this stream; restore the generator afterwards."""
         before = torch.get_rng_state()
         torch.set_rng_state(self._state)
         try:
@@ -93,7 +93,7 @@ class Stream:
 def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Yield the resets and steps of :meth:`Episodes.state` in order, as (mask [N], actions).
 
-    The mask selects the copies that are stepped, or, if actions is None, reset.
+    The mask selects the copies to step; if actions is None, the copies to reset.
     """
     begun = np.array(state["begun"])
     for step, actions in enumerate([*state["actions"].cpu().numpy(), None]):
@@ -107,10 +107,10 @@ def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray 
 
 
 def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = None) -> str:
-    """Say why seed and actions do not determine an episode; empty if they do.
+    """Return why seed and actions do not determine an episode; empty if they do.
 
-    Two new copies are compared, to the byte, after one of them has played. They alternate, so that
-    draws from a shared generator are detected. Global generators are not changed.
+    Makes two copies, plays one of them, then compares both to the byte. The copies step in turn, so
+    that draws from a shared generator are detected. Global generators are restored.
 
     Args:
         make: makes a copy.
@@ -122,19 +122,19 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
             return _difference(played, fresh, call)
     except TookTooLong:
         return f"a step or a reset took longer than {timeout:g} s"
-    except Exception as error:  # someone else's code: it may raise anything
+    except Exception as error:  # an environment may raise anything
         return f"a second copy fails: {first_line(error)}"
 
 
 def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
-    """Say where two copies differ, given the same seeds and actions; empty if they do not."""
+    """Return where two copies differ, given the same seeds and actions; empty if they do not."""
     space = copy.deepcopy(played.action_space)
     space.seed(0)
     _reset(played, 0, call)
     for _ in range(_PAST):
         if any(_step(played, space.sample(), call)[2:]):
             _reset(played, 0, call)
-    for seed in (1, 2):  # at the second seed both copies have played
+    for seed in (1, 2):  # at the second seed, ``fresh`` has played too
         if _reset(played, seed, call) != _reset(fresh, seed, call):
             return "after the same seeded reset, a used copy differs from a new one"
         for step in range(1, _COMPARED + 1):

@@ -1,4 +1,4 @@
-"""Evaluate a control policy: play episodes in copies of the environment, stepped together."""
+"""Evaluate a control policy by episodes in copies of the environment, stepped together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from klrl.train.schedule import USUAL_STEPS, Size
 
 A = TypeVar("A", bound=Acting)
 
-#: Longer episodes are cut off and do not count, since some environments never end an episode.
+#: In an environment without a TimeLimit, longer episodes are cut off and do not count, since some
+#: environments never end an episode.
 MAX_STEPS = 10_000
 MAX_COPIES = 100
 #: Noise is drawn for this many steps at a time.
@@ -56,8 +57,8 @@ def evaluate_policy(
     """Play episodes in fresh copies of the environment, one from each start state.
 
     If ``size`` has too few steps for all episodes, only as many start together as surely fit.
-    Sampling does not change torch's global generator. With a ``reference``, both KLs are measured
-    in the states of the episodes.
+    Sampling does not change torch's global generator. With a ``reference``, KL(policy||reference)
+    and KL(reference||policy) are measured in every state of the episodes.
     """
     how, acting = "sampled" if sampled else "deterministic", partial(make_acting, agent, device)
     if reference is None:
@@ -72,7 +73,7 @@ def evaluate_policy(
 def waves(
     make: Callable[[], A], config: EnvConfig, starts: Starts, size: Size, sampled: bool
 ) -> Iterator[tuple[A, Scores, list[int]]]:
-    """Play episodes in waves; yields the acting policy, the scores and the episodes' steps."""
+    """Play episodes in waves; yield each wave's policy, scores and episode lengths."""
     episodes, left = size
     copies = min(episodes, MAX_COPIES)
     if not copies:
@@ -86,7 +87,7 @@ def waves(
             wave, limit = _wave(min(len(seeds), copies), left, longest)
             if not wave:
                 break
-            acting = make()  # without noise it takes the mode
+            acting = make()  # acts deterministically unless play() draws noise
             scores, steps = play(env, acting, seeds[:wave], limit, noise)
             yield acting, scores, steps
             seeds = seeds[wave:]
@@ -96,7 +97,7 @@ def waves(
 
 
 def _wave(episodes: int, left: int | None, longest: int | None) -> tuple[int, int]:
-    """How many episodes start together, and after how many steps each is cut off."""
+    """Return how many episodes start together, and after how many steps each is cut off."""
     if left is not None:
         episodes = min(episodes, left // (longest or USUAL_STEPS))
     if longest is not None:
@@ -112,9 +113,9 @@ def play(
     noise: Stream | None,
     watch: Callable[[], None] = lambda: None,
 ) -> tuple[Scores, list[int]]:
-    """Play one episode from each seed, in the first copies; returns their scores and steps.
+    """Play one episode per seed, in the first ``len(seeds)`` copies; return scores and lengths.
 
-    Without ``noise`` actions are the mode. ``watch`` is called in every state, also the last.
+    Actions are deterministic without ``noise``. ``watch`` is called in every state, also the last.
     """
     playing = np.arange(env.num_copies) < len(seeds)
     ended, total = np.zeros_like(playing), np.zeros(env.num_copies)
@@ -149,7 +150,7 @@ def evaluate_trained(
     which: str,
     device: torch.device,
 ) -> Evaluation:
-    """:func:`klrl.train.evaluate_run.evaluate_run` for control; ``config`` names the task."""
+    """Evaluate a stored policy in ``config.env``; see :mod:`klrl.train.evaluate_run`."""
     agent = trained_agent(folder, which, str(device))
     reference = None
     if config.has_reference:
@@ -166,7 +167,7 @@ def evaluate_trained(
 
 
 def longest_episode(config: Config) -> int | None:
-    """Steps of the longest episode; None if the environment declares no limit."""
+    """Return the largest length of an episode; None if the environment declares no limit."""
     env = make_copies(config.env, seed=0, num_envs=1)
     env.close()
     return env.longest_episode
@@ -175,7 +176,7 @@ def longest_episode(config: Config) -> int | None:
 def distances(
     parties: Parties, config: Config, *, starts: Starts, size: Size, device: torch.device
 ) -> tuple[Iterator[Visited], list[str]]:
-    """:func:`klrl.train.policy_kl.kl_between` for control; ``config`` names the task."""
+    """Measure divergences of two stored policies, for :func:`klrl.train.policy_kl.kl_between`."""
     _check_kinds(parties, config)
     load = partial(trained_agent, which=parties.which, device=str(device))
     policy = load(parties.run)
@@ -217,17 +218,17 @@ def _check_kinds(parties: Parties, config: Config) -> None:
 
 # ------------------------------------------------------------------------------------- divergences
 
-#: Draws in each state, for js and tv of Gaussians of several dimensions.
+#: Draws per state, from which js and tv of Gaussians with several dimensions are estimated.
 DRAWS = 64
-#: Most states, and most numbers in their observations, that are measured at a time.
+#: Divergences are measured when this many states, or states with this many entries, are stored.
 _STATES, _NUMBERS = 2**13, 2**20
 
-#: States [..., D] -> divergence -> [...].
+#: Maps states [..., D] to {name of a divergence: values [...]}.
 Measure = Callable[[Tensor], dict[str, Tensor]]
 
 
 class Watched:
-    """Act by a wrapped policy, and measure divergences in the states where it acts."""
+    """A wrapper of a policy that measures divergences in the states where the policy acts."""
 
     def __init__(self, acting: Acting, measure: Measure, device: torch.device) -> None:
         self.begin, self.action, self._sample = acting.begin, acting.action, acting.sample
@@ -244,7 +245,7 @@ class Watched:
         return self._sample(step, observation)
 
     def episodes(self, steps: Sequence[int]) -> list[dict[str, Array]]:
-        """Divergence -> [T] for each episode; ``steps`` are the lengths in the first copies."""
+        """Return name -> values [T] for each episode; ``steps`` are the episodes' lengths."""
         self._flush()
         names = self._measured[0]
         table = {name: np.concatenate([part[name] for part in self._measured]) for name in names}
@@ -261,7 +262,7 @@ class Watched:
 def measure_of(
     family: Family, policy: PolicyNet, other: PolicyNet, names: Sequence[str]
 ) -> Measure:
-    """Divergences of two networks of one family, from their parameters in float64."""
+    """Make a function that measures divergences of two networks of one family, in float64."""
 
     @torch.no_grad()
     def measure(states: Tensor) -> dict[str, Tensor]:
@@ -282,16 +283,16 @@ def measure_of(
 
 
 def _on_a_line(name: str, p: Params, q: Params) -> Tensor:
-    """js or tv of one-dimensional Gaussians [..., 1], exactly.
+    """Compute tv of one-dimensional Gaussians [..., 1] in closed form, or js by quadrature.
 
-    In units of p's scale from its mean, log p - log q = a z^2 + b z + c.
+    With z = (x - mean of p) / scale of p, log p - log q = a z^2 + b z + c.
     """
     d, k = (q["loc"] - p["loc"]) / p["scale"], q["scale"] / p["scale"]
     a, b, c = (1 / k**2 - 1) / 2, -d / k**2, d**2 / (2 * k**2) + k.log()
-    if name == "tv":  # p(I) - q(I), I between the roots; one of them may be infinite
+    if name == "tv":  # |p(I) - q(I)|, I the interval between the roots; a root may be infinite
         far = -(b + torch.copysign((b**2 - 4 * a * c).clamp(min=0).sqrt(), b)) / 2
         at_roots = [ndtr(z) - ndtr((z - d) / k) for z in (far / a, c / far)]
-        return (at_roots[0] - at_roots[1]).nan_to_num().abs().squeeze(-1)  # nan: p is q
+        return (at_roots[0] - at_roots[1]).nan_to_num().abs().squeeze(-1)  # nan if p = q
     z = torch.linspace(-12, 12, 1001, dtype=d.dtype, device=d.device)
     density = (-(z**2) / 2).softmax(0)
     log_ratios = (a * x**2 + b * x + c for x in (z, d + k * z))
@@ -299,7 +300,7 @@ def _on_a_line(name: str, p: Params, q: Params) -> Tensor:
 
 
 def measured_names(family: Family, outputs: int) -> tuple[Sequence[str], list[str]]:
-    """The divergences to measure, and a line for each that is not exact or is left out."""
+    """Return the divergences to measure, and lines about estimated or omitted divergences."""
     if isinstance(family, MultiCategorical) and math.prod(family.counts) > MOST_JOINT:
         many = f"{math.prod(family.counts)} joint actions, more than {MOST_JOINT}"
         return MEASURED[:2], [f"js and tv are left out: {many}"]
@@ -323,7 +324,7 @@ def film_trained(
     which: str,
     device: torch.device,
 ) -> Film:
-    """Film the first episode of an evaluation from these start states."""
+    """Film one episode of a stored policy, from the first of the start states."""
     env = _drawn(config.env)
     try:
         acting = make_acting(trained_agent(folder, which, str(device)), device)
@@ -340,7 +341,7 @@ def film_trained(
 
 
 def _drawn(config: EnvConfig) -> VectorGymEnv:
-    """Make a copy that renders, and render it once."""
+    """Make an environment that renders; render it once as a check."""
     mode = {"render_mode": _MODE}
     if isinstance(config, CustomEnvConfig):
         drawing: EnvConfig = replace(config, args={**config.args, **mode})
@@ -351,7 +352,7 @@ def _drawn(config: EnvConfig) -> VectorGymEnv:
         env = make_copies(drawing, seed=0, num_envs=1)
         env.reset_native()
         env.picture()
-    except Exception as error:  # Gymnasium, simulators and OpenGL may raise anything
+    except Exception as error:  # simulators and OpenGL may raise anything
         if env is not None:
             env.close()
         reason = str(error) if isinstance(error, EnvError) else in_one_line(error)

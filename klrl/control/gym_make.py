@@ -1,4 +1,4 @@
-"""Make a Gymnasium environment, for checks and training. Imports no torch."""
+"""Make one copy of the environment, for checks and training. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WRAPPED = "name a gymnasium.Wrapper, or a function that returns a wrapped envir
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:
-    """Make one copy of the environment that the env group describes, with its wrappers."""
+    """Make one copy of the environment of ``config``, with its wrappers and chosen keys."""
     env = _bare(config)
     for i, part in enumerate(config.wrappers):
         env = _in_wrapper(env, f"env.wrappers[{i}]", part)
@@ -48,7 +48,7 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
 def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
         made: object = make_own("env", config, {})
-        with config_errors("env", config):  # a TorchRL environment may compute its specs only here
+        with config_errors("env", config):  # TorchRL environments may compute specs only when read
             if "torchrl.envs" in sys.modules:  # else ``made`` cannot be a TorchRL environment
                 from klrl.control.torchrl_env import as_gym
 
@@ -63,7 +63,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, object]) -> gymnasium.Env:
-    """``gymnasium.make`` of an id or ``module:id``; MuJoCo's warnings go to Python's logging."""
+    """Make the environment of an id or ``module:id``; log MuJoCo's warnings by Python's logging."""
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)

@@ -24,16 +24,16 @@ from klrl.kl.measure import mean_charged, mean_kl
 from klrl.kl.reference import THE_POLICY, FrozenPolicy, FrozenReference
 from klrl.train.preflight import kl_at_start, run_checks
 
-#: Further keys under "next" in a control batch.
+#: Keys under "next" in a control batch: log pi_ref(a|s), and the reward before the KL is charged.
 REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
 
-#: Keys of the charged divergence [N, T], if it is not the reverse KL, and of its standard error,
-#: if it is sampled.
+#: Keys of a charged divergence [N, T] other than the reverse KL, and of its standard error if the
+#: divergence is estimated from draws.
 DIVERGENCE, ERROR = ("ref", "divergence"), ("ref", "divergence_error")
 
 
 class LivePolicy(FrozenPolicy):
-    """A run's policy in a transform; it stays on its device when the environment is moved."""
+    """A run's policy inside a transform; moving the environment does not move the policy."""
 
     def __init__(self, policy: ProbabilisticTensorDictSequential) -> None:
         super().__init__(policy, own=False)
@@ -45,9 +45,9 @@ class LivePolicy(FrozenPolicy):
 class AnnotatedReference(LivePolicy):
     """A reference that reads its outputs from the batch, where :func:`annotate` stored them.
 
-    So any number of transforms needs one forward per rollout. For batches without an annotation
-    (single steps of an environment) the reference is evaluated. The wrapped policy is not copied,
-    since a reference rule may change it.
+    All transforms together then need one forward per rollout. For a batch without stored outputs,
+    such as a single step of an environment, the reference is evaluated. The wrapped policy is not
+    copied, since a reference rule may change it.
     """
 
     def log_prob(self, tensordict: TensorDictBase, **how: object) -> Tensor:
@@ -69,21 +69,21 @@ Reference: TypeAlias = ProbabilisticTensorDictSequential | AnnotatedReference
 def make_reference_kl(
     config: KLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL | None:
-    """Build the KL of the chosen ``kl``, with its transform; None for ``kl=none``.
+    """Build the :class:`ReferenceKL` of the chosen ``kl``; None for ``kl=none``.
 
-    Neither policy is copied, so the transform always reads their current weights.
+    Its transform shares both policies' weights, so it always reads the current weights.
     """
     return factory("kl", config, CONTROL.name)(config, actor, reference)
 
 
 def no_kl(config: KLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference) -> None:
-    """``kl=none``: no KL is measured or charged."""
+    """``kl=none``: measure and charge no KL."""
 
 
 def retrieve(
     config: RetrieveKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
-    """``kl=retrieve``: separate transforms for log-probs and KL; see :func:`make_reference_kl`."""
+    """``kl=retrieve``: build the transforms that estimator, divergence and placement require."""
     divergence = Divergence(chosen_divergence(config), config.samples_mc_js)
     how = (chosen_estimator(config), config.placement)
     if config.placement == "loss":
@@ -120,7 +120,7 @@ def retrieve(
 
 
 def _penalty(config: RetrieveKLConfig) -> Any:
-    """The transform that subtracts coef * KL from the reward; the batch already has the KL."""
+    """Make the transform that subtracts coef * KL from rewards; batches already have the KL."""
     from klrl.envs.transforms.constrained import RewardAdjustmentTransform
 
     return RewardAdjustmentTransform(config.coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY)
@@ -129,7 +129,7 @@ def _penalty(config: RetrieveKLConfig) -> Any:
 def legacy(
     config: LegacyKLConfig, actor: ProbabilisticTensorDictSequential, reference: Reference
 ) -> ReferenceKL:
-    """``kl=legacy``: one KLRewardTransform; arguments as in :func:`make_reference_kl`."""
+    """``kl=legacy``: use one KLRewardTransform; arguments as in :func:`make_reference_kl`."""
     from klrl.envs.transforms.rlhf import KLRewardTransform
 
     transform = KLRewardTransform(
@@ -150,9 +150,9 @@ def annotate(
     family: Family,
     divergence: Divergence = REVERSE,
 ) -> None:
-    """Write the reference's outputs for a rollout [N, T], in one forward.
+    """Write the reference's outputs into a rollout [N, T], by one forward.
 
-    Writes ``("ref", key)`` for the family's parameters, ``("ref", "log_prob")`` [N, T] of the
+    Writes ``("ref", key)`` for each parameter of the family, ``("ref", "log_prob")`` [N, T] of the
     actions, and the charged divergence if it is not the reverse KL.
     """
     scored = reference.get_dist_params(batch.select(*reference.in_keys))
@@ -162,7 +162,7 @@ def annotate(
     batch.set(("ref", "log_prob"), family.log_prob(ref, batch.get(family.sample_key)))
     if not divergence.is_reverse:
         policy = {key: batch.get(key) for key in family.param_keys}
-        # The noise is independent of the action, so it adds no bias to this step's gradient.
+        # The noise is independent of the sampled action, so the policy gradient stays unbiased.
         noise = family.divergence_noise(divergence.name, policy, divergence.samples)
         batch.set(DIVERGENCE, family.divergence(divergence.name, policy, ref, noise))
         if noise is not None:
@@ -180,10 +180,10 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 
 @torch.no_grad()
 def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
-    """:func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per frame.
+    """Compute :func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per frame.
 
-    pi_theta is the policy that sampled the batch; the batch has its parameters and log-probs.
-    If a different divergence is charged, :func:`klrl.kl.measure.mean_charged` is added.
+    pi_theta is the policy that sampled the batch, which contains its parameters and log-probs. If a
+    divergence other than the reverse KL is charged, adds :func:`klrl.kl.measure.mean_charged`.
     """
     policy = {key: batch.get(key) for key in family.param_keys}
     ref = {key: batch.get(("ref", key)) for key in family.param_keys}
@@ -197,7 +197,7 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
 
 # ------------------------------------------------------------------------- before the first rollout
 
-#: The number of synthetic observations for the comparison of policy and reference.
+#: The number of synthetic observations on which policy and reference are compared.
 OBSERVATIONS = 64
 
 
@@ -205,13 +205,13 @@ OBSERVATIONS = 64
 def preflight_checks(
     agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
 ) -> list[str]:
-    """Check that the KL is 0 in a fresh run whose reference is its first policy; returns lines."""
+    """Check that the KL is 0 in a fresh run whose reference is the initial policy; return lines."""
     if reference is None or not fresh or reference.rule.source != THE_POLICY:
         return []
     like = next(agent.actor.parameters())
     size = env.observation_spec_unbatched["observation"].shape[-1]
     seen = synthetic_observations(agent.layout, size, OBSERVATIONS)
-    seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # keep bytes
+    seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # uint8 stays uint8
     policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
     remedy = "report this: a fresh policy must equal its reference"
     kl = agent.family.kl(policy, ref)
@@ -219,12 +219,12 @@ def preflight_checks(
 
 
 def synthetic_observations(layout: Layout | None, size: int, count: int) -> torch.Tensor:
-    """Fixed synthetic observations [count, D] to try networks with."""
+    """Draw synthetic observations [count, D] for trial calls of networks; always the same."""
     if layout is not None:
         return torch.from_numpy(layout.drawn(np.random.default_rng(0), count))
     return torch.randn(count, size, generator=torch.Generator().manual_seed(0))
 
 
 def _params(actor: ProbabilisticTensorDictSequential, seen: torch.Tensor) -> TensorDict:
-    """The parameters of pi(.|s) at observations [B, D]."""
+    """Compute the parameters of pi(.|s) at observations [B, D]."""
     return actor.get_dist_params(TensorDict({"observation": seen}, seen.shape[:1]))

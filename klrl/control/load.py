@@ -1,4 +1,4 @@
-"""Load trained policies from a run folder, for their own task or a changed task."""
+"""Load trained policies from a run folder, for the run's own task or a changed task."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from klrl.runs.resume import stored_config
 #: The setting that names a reference's run.
 _PATH = "reference.path"
 
-#: The settings that may change a task.
+#: The settings of a task that overrides may change.
 _TASK = ("env.id", "env.kwargs")
-#: The settings that may change a custom task.
+#: The same for ``env=custom``.
 _OWN_TASK = ("env.args",)
 
 
 def trained_actor(run: str | Path, which: str = "last", device: str = "cpu") -> Any:
-    """:func:`klrl.api.load_policy` for a control run."""
+    """Load the policy of a control run; arguments as in :func:`klrl.api.load_policy`."""
     return trained_agent(run, which, device).actor
 
 
 def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> Agent:
-    """Policy and critic of a run, frozen; arguments as in :func:`klrl.api.load_policy`."""
+    """Load policy and critic of a run, frozen; arguments as in :func:`klrl.api.load_policy`."""
     folder = find_run(str(run), "run")
     check_device(device)
     make_checked(control_config(folder).env).close()
@@ -54,20 +54,20 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
 
 
 def trained_reference(run: Path, which: str, device: str) -> Agent:
-    """The reference from a run's checkpoint, frozen; the critic of the agent is untrained."""
+    """Load a checkpoint's reference, frozen, as the policy of an agent with an untrained critic."""
     agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
     if isinstance(part := control_config(run).reference, CustomReferenceConfig):
         from klrl.control.own_reference import own_reference
 
         agent.actor = own_reference("reference", part, agent)
-    # Loading the policy has already reported a damaged entry.
+    # Not reported twice: loading the policy has already reported damaged checkpoint entries.
     load_component(run, which, "reference", agent.actor, torch.device(device), say=lambda _: None)
     agent.modules.to(device).requires_grad_(False).eval()
     return agent
 
 
 def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
-    """Networks for a run's task, shaped as ``described``; None: shaped as the run's policy."""
+    """Build networks for a run's task, shaped as ``described``, or as the run's policy if None."""
     config = control_config(run)
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(described or describe_policy(config), env)
@@ -82,15 +82,16 @@ def load_agent(run: str, which: str, agent: Agent) -> None:
 
 
 def describe_policy(config: Config) -> dict[str, object]:
-    """The settings that rebuild a run's networks, together with the environment's specs."""
+    """Return the settings that, with the environment's specs, determine a run's networks."""
     described = {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
     return described | {"mixed": config.learner.dtype == "mixed"}
 
 
 def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = None) -> Agent:
-    """Networks of the shape that :func:`describe_policy` describes, with fresh weights.
+    """Build networks with fresh weights from a description by :func:`describe_policy`.
 
-    The code that ``run`` names, if given, must be trusted; that of stored settings was checked.
+    ``run``: the run of the description; refused if it names custom code that the user does not
+    trust. Without ``run``, that code was checked before.
     """
     actor = typed_choice("actor", described)
     if run is not None:
@@ -102,10 +103,10 @@ def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = Non
 def load_reference(
     path: str, which: str, agent: Agent, env: EnvBase, described: Mapping[str, Any] | None
 ) -> tuple[ProbabilisticTensorDictSequential, dict[str, Any]]:
-    """Load another run's policy as pi_ref, with its normaliser and its manifest description.
+    """Load a different run's policy as pi_ref, with its normaliser; also return its description.
 
     ``described``: on resume, the description in this run's manifest. The weights then come from
-    this run's checkpoint, and the other folder need not exist.
+    this run's checkpoint, and the folder of the other run need not exist.
     """
     if described is None:
         folder = find_run(path, _PATH)
@@ -124,7 +125,7 @@ def load_reference(
 
 
 def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobConfig:
-    """:func:`klrl.runs.other_task.config_on_task` for a control run."""
+    """Return a control run's settings with a changed task; see :mod:`klrl.runs.other_task`."""
     keys = _OWN_TASK if isinstance(stored.env, CustomEnvConfig) else _TASK
     checked = allowed(overrides, keys)
     # A different environment may not accept the stored arguments.

@@ -1,10 +1,10 @@
 """Step all copies of a MuJoCo task in one call; results equal Gymnasium's to the bit.
 
-Gymnasium steps one simulation at a time and computes its observation, reward and end in Python,
-which takes half as long as the simulation. MuJoCo's Batch steps N simulations in one call, and the
-rest is computed here for all of them at once. The first batch of each environment in a process is
-checked: 128 steps of two copies are compared with Gymnasium's. Ant and Humanoid read contact forces
-that a Batch does not compute.
+Gymnasium steps one simulation at a time; its Python code for observation, reward and end takes half
+as long as the simulation itself. MuJoCo's Batch steps N simulations in one call; this module
+then computes observations, rewards and ends for all copies at once. The first batch of each
+environment in a process is checked: 128 steps of two copies are compared with Gymnasium's. Ant and
+Humanoid have no batch, since they read contact forces that a Batch does not compute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from klrl.base.errors import first_line
 Array = np.ndarray
 #: Copies and steps that are compared with Gymnasium's.
 _COPIES, _STEPS = 2, 128
-#: Environments, with their arguments, whose batch this process has compared.
+#: Specs of environments whose batch has passed the comparison in this process.
 _compared: set[str] = set()
 
 
@@ -55,7 +55,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
             batch = kind(env.unwrapped, count, limit)
             if (known := repr(env.spec)) not in _compared:
                 why = _difference(batch, env, [make() for _ in range(_COPIES)])
-    except Exception as error:  # of an older MuJoCo, or of a model that a Batch refuses
+    except Exception as error:  # MuJoCo may be too old, or a Batch may refuse the model
         why = f"a batch fails: {first_line(error)}"
     if why:
         raise Unbatched(f"{why}; a batch would take about 2/3 of the time")
@@ -64,7 +64,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
 
 
 def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.Env]) -> str:
-    """Say where the first copies of a batch differ from Gymnasium's; empty if they do not."""
+    """Return where the first copies of a batch differ from Gymnasium's; empty if they do not."""
     count, space = batch.count, env.action_space
     answers = np.zeros((count, *env.observation_space.shape)), *np.zeros((3, count))
     mask, seeds = np.arange(count) < len(own), iter(range(len(own) * (_STEPS + 1)))
@@ -89,14 +89,14 @@ def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.
 
 
 class MujocoBatch:
-    """Simulations of a task. Observations, rewards and ends are those of HalfCheetah and Swimmer.
+    """Simulations of one task; this base class is for HalfCheetah and Swimmer.
 
-    The reward is w_forward dx/dt - w_ctrl |a|^2, and no episode terminates. To begin an episode,
-    the caller resets ``task``; :meth:`begin` copies its state into one simulation.
+    The reward is w_forward dx/dt - w_ctrl |a|^2 for position x and action a; no episode terminates.
+    To begin an episode, the caller resets ``task``; :meth:`begin` then copies its state.
     """
 
     def __init__(self, task: Any, count: int, limit: float) -> None:
-        from mujoco.batch import Batch  # since MuJoCo 4
+        from mujoco.batch import Batch  # requires MuJoCo 4
 
         self.count, self._limit = count, limit
         # The results are equal for any number of threads.
@@ -111,15 +111,15 @@ class MujocoBatch:
         self._shown = self._qpos[:, self._task.observation_structure["skipped_qpos"] :]
 
     def begin(self, copy: int) -> None:
-        """Begin an episode of a copy in the state of the task, which was just reset."""
+        """Begin an episode of a copy in the current state of ``task``, which was just reset."""
         row, everything = self._batch.state[copy], mujoco.mjtState.mjSTATE_INTEGRATION
         mujoco.mj_getState(self._task.model, self._task.data, row, everything)
         self._steps[copy] = 0
 
     def step(self, actions: Array, mask: Array | None, answers: Sequence[Array]) -> None:
-        """Step all copies, or those of a mask [N], with actions [N, A].
+        """Step all copies, or those in ``mask`` [N], with actions [N, A].
 
-        ``answers``: observation [N, D], reward, terminated, truncated [N], which are overwritten.
+        Overwrites ``answers``: observation [N, D], reward, terminated, truncated [N].
         """
         stepped = slice(None) if mask is None else mask
         before = self._qpos[:, 0].copy()
@@ -136,11 +136,11 @@ class MujocoBatch:
             answer[stepped] = result[stepped]
 
     def _observed(self) -> Sequence[Array]:
-        """The parts [N, .] of an observation."""
+        """Return the parts [N, ...] of the observation."""
         return self._shown, self._qvel
 
     def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        """Reward and terminated [N], in Gymnasium's order of operations; ``before`` is x [N]."""
+        """Compute reward and terminated [N], in Gymnasium's order; ``before`` is the last x [N]."""
         return self._progress(before) - self._effort(actions), self._never
 
     def _progress(self, before: Array) -> Array:
@@ -153,15 +153,15 @@ class MujocoBatch:
 class WalkerBatch(MujocoBatch):
     """Hopper and Walker2d: the reward adds w_healthy while every state variable is in its range.
 
-    Otherwise the episode may end. Observed velocities are clipped to +-10.
+    Otherwise the task may end the episode. Observed velocities are clipped to +-10.
     """
 
     def _find(self) -> None:
-        """The healthy ranges of qpos and qvel, without x."""
+        """Set the healthy ranges of qpos (without x) and qvel."""
         super()._find()
         task = self._task
         size = task.model.nq + task.model.nv - 3
-        rest = getattr(task, "_healthy_state_range", (-np.inf, np.inf))  # Hopper's alone
+        rest = getattr(task, "_healthy_state_range", (-np.inf, np.inf))  # only Hopper has it
         z, angle = task._healthy_z_range, task._healthy_angle_range
         both = max(angle[0], rest[0]), min(angle[1], rest[1])
         self._low, self._high = np.array([z, both, *[rest] * size]).T
@@ -178,10 +178,10 @@ class WalkerBatch(MujocoBatch):
 
 
 class ReacherBatch(MujocoBatch):
-    """Reacher: -w_dist |fingertip - target| - w_control |a|^2."""
+    """Reacher: the reward is -w_dist |fingertip - target| - w_control |a|^2 for action a."""
 
     def _find(self) -> None:
-        """Views of the positions of fingertip and target; as in Gymnasium they lag by a substep."""
+        """View the positions of fingertip and target; as in Gymnasium, they lag by a substep."""
         places, model = self._batch.bind("xpos"), self._task.model
         self._tip, self._target = (places[:, model.body(x).id] for x in ("fingertip", "target"))
 

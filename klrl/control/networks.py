@@ -1,4 +1,4 @@
-"""Policy and critic: networks on normalised observations, evaluated separately or together."""
+"""The networks of policy and critic, with observation normalisation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class ObservationNormalizer(nn.Module):
-    """(x - mean) / std with running statistics, clipped to +-10.
+    """Normaliser (x - mean) / std with running statistics, clipped to +-10.
 
-    Only :meth:`update` changes the statistics. The training loop calls it once per iteration, after
-    the learner, so they are constant from the rollout to the end of its update. They are buffers,
-    so a copied policy has its own statistics.
+    The training loop calls :meth:`update` after the learner's update, so the statistics are
+    constant from a rollout to the end of its update. They are buffers, so a copied policy has its
+    own statistics.
     """
 
     clip = 10.0
@@ -35,7 +35,7 @@ class ObservationNormalizer(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("std", torch.ones(size))
-        # In float64, since a million frames exhaust float32's digits.
+        # In float64, since sums over a million frames exceed float32's precision.
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean64", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
@@ -54,7 +54,7 @@ class ObservationNormalizer(nn.Module):
     def update(self, observation: Tensor) -> None:
         """Add the observations [..., D] of one rollout to the statistics.
 
-        Chan et al. (1979): merge count, mean and sum of squared deviations of two samples.
+        Merges count, mean and sum of squared deviations of two samples (Chan et al. 1979).
         """
         x = observation.reshape(-1, observation.shape[-1]).double()
         n, mean = float(x.shape[0]), x.mean(0)
@@ -69,7 +69,7 @@ class ObservationNormalizer(nn.Module):
 
 
 class VectorNormalizer(ObservationNormalizer):
-    """Normalise only the vectors in packed observations [..., D]: the first ``size`` numbers."""
+    """Normaliser of the vectors in packed observations [..., D], the first ``size`` numbers."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalise the vectors of [..., D]."""
@@ -83,7 +83,7 @@ class VectorNormalizer(ObservationNormalizer):
 
 
 def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
-    """Linear layers (orthogonal with gain sqrt(2), bias 0), each followed by an activation."""
+    """Make linear layers (orthogonal, gain sqrt(2), bias 0), each followed by an activation."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers += [orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), ACTIVATIONS[activation]()]
@@ -91,18 +91,17 @@ def mlp(sizes: Sequence[int], activation: str) -> nn.Sequential:
 
 
 def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
-    """Set orthogonal weights of this gain and zero bias (Andrychowicz et al. 2021, sec. 3.2)."""
+    """Initialise orthogonal weights with a gain, and bias 0 (Andrychowicz et al. 2021, 3.2)."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class PolicyNet(nn.Module):
-    """observation [..., D] -> the distribution's parameters.
+    """Network from observations [..., D] to the distribution's parameters.
 
-    ``outputs`` is A for a Gaussian, K for a categorical (then ``init_std`` is None). The last
-    ``masked`` numbers of an observation are the mask of the K actions; an excluded action has
-    probability 0.
+    ``outputs`` is A for a Gaussian, K for logits (then ``init_std`` is None). The last ``masked``
+    numbers of an observation are the mask of the K logits; an excluded action has probability 0.
     """
 
     head: nn.Module
@@ -119,7 +118,7 @@ class PolicyNet(nn.Module):
         super().__init__()
         self.normalizer, self.trunk, self.masked = normalizer, trunk, masked
         self.inputs, self.outputs = _inputs(trunk), outputs
-        # A gain of .01 starts with nearly the same action in all states (Andrychowicz et al. 2021).
+        # With gain 0.01 the initial policy hardly depends on the state (Andrychowicz et al. 2021).
         self.head = orthogonal(nn.Linear(_width(trunk), outputs), 0.01)
         if init_std is None:
             self.register_parameter("log_std", None)
@@ -127,31 +126,31 @@ class PolicyNet(nn.Module):
             self.log_std = nn.Parameter(torch.full((outputs,), math.log(init_std)))
 
     def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
-        """(loc, scale), each [..., A], or (logits,) [..., K]."""
+        """Return (loc, scale), each [..., A], or (logits,) [..., K]."""
         return self.of_normalized(self.normalizer(observation))
 
     def of_normalized(self, observation: Tensor) -> tuple[Tensor, ...]:
-        """The parameters from an already normalised observation [..., D]."""
+        """Compute the parameters from an already normalised observation [..., D]."""
         return self.of_features(self.trunk(observation), observation)
 
     def of_features(self, hidden: Tensor, observation: Tensor) -> tuple[Tensor, ...]:
-        """The parameters from the trunk's output [..., H] and the observation's mask."""
+        """Compute the parameters from the trunk's output [..., H] and the observation's mask."""
         out = self.head(hidden)
         if self.log_std is None:
             return (self.allowed(out, observation),)
         return out, self.log_std.exp().expand_as(out)
 
     def allowed(self, logits: Tensor, observation: Tensor) -> Tensor:
-        """Set the logits of actions that the observation's mask excludes to -1e9."""
+        """Set the logits of excluded actions to -1e9; the observation contains the mask."""
         if not self.masked:
             return logits
         return logits.masked_fill(observation[..., -self.masked :] == 0, EXCLUDED)
 
 
 class ValueNet(nn.Module):
-    """observation [..., D] -> state value [..., 1].
+    """Network from observations [..., D] to state values [..., 1].
 
-    ``detach_trunk`` keeps the critic's gradient out of the trunk.
+    With ``detach_trunk``, the critic's gradient does not reach the trunk.
     """
 
     head: nn.Module
@@ -178,7 +177,7 @@ class ValueNet(nn.Module):
 
 
 def _inputs(trunk: nn.Sequential) -> int:
-    """The length D of an observation: inputs of the first layer or of the encoders."""
+    """Return the length D of an observation: the input width of the first layer or the encoders."""
     widths: list[Any] = [m.in_features for m in trunk if hasattr(m, "in_features")]
     return int(widths[0])
 
@@ -195,10 +194,10 @@ class Networks(nn.Module):
         self.policy, self.value = policy, value
 
     def forward(self, normalized: Tensor) -> tuple[Tensor, ...]:
-        """[B, D] -> (the family's parameters..., value [B])."""
+        """Map [B, D] to (the family's parameters..., value [B])."""
         if self.policy.trunk is self.value.trunk and not _is_mlp(self.policy.trunk):
-            # A CNN is evaluated once for both, to save time; an MLP twice, since one evaluation
-            # sums gradients in a different order, which changes their rounding.
+            # A shared trunk with encoders is evaluated once, to save time. A shared MLP is
+            # evaluated twice, since one evaluation would change the order and rounding of sums.
             hidden = self.policy.trunk(normalized)
             value = self.value.of_features(hidden).squeeze(-1)
             return (*self.policy.of_features(hidden, normalized), value)
@@ -206,18 +205,18 @@ class Networks(nn.Module):
         return (*self.policy.of_normalized(normalized), value)
 
     def in_order(self) -> list[nn.Parameter]:
-        """Each parameter once, with matching layers of the two trunks adjacent."""
-        # The user's own networks have no trunk.
+        """List each parameter once; matching parameters of the two trunks are adjacent."""
+        # A custom network has no trunk, so the lengths may differ.
         pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=False)
         parameters = [p for pair in pairs for p in pair] + list(self.parameters())
         return list({id(p): p for p in parameters}.values())
 
 
 class PairedNetworks:
-    """Both networks, evaluated together to halve the operations of eager mode.
+    """Policy and critic, evaluated together to halve the operations of eager mode.
 
-    Policy and critic have trunks of the same shape. Matching weights are adjacent in memory, and
-    are viewed as one tensor [2, H, D], so a layer of both trunks is one batched product.
+    Their trunks have the same shape. Matching weights are adjacent in memory and are viewed as one
+    tensor [2, H, D], so one batched product evaluates a layer of both trunks.
     """
 
     def __init__(self, networks: Networks) -> None:
@@ -230,11 +229,11 @@ class PairedNetworks:
         self._activations = [x for x in self._policy.trunk if not isinstance(x, nn.Linear)]
         trunks = {id(x) for net in (self._policy, self._value) for x in net.trunk.parameters()}
         rest = [p for p in networks.in_order() if id(p) not in trunks]
-        #: Tensors to differentiate by; in order, they make up the flat tensor of parameters.
+        #: Tensors for the gradient; concatenated, they are the flat tensor of parameters.
         self.leaves: list[Tensor] = [x for pair in self._weights for x in pair] + list(rest)
 
     def __call__(self, normalized: Tensor) -> tuple[Tensor, ...]:
-        """[B, D] -> (the family's parameters..., value [B])."""
+        """Map [B, D] to (the family's parameters..., value [B])."""
         hidden = normalized.expand(2, -1, -1)
         for (weight, bias), activate in zip(self._weights, self._activations, strict=True):
             hidden = activate(torch.baddbmm(bias.unsqueeze(1), hidden, weight.transpose(1, 2)))
@@ -244,7 +243,7 @@ class PairedNetworks:
 
 
 def can_be_paired(networks: Networks) -> bool:
-    """Whether matching layers of two separate trunks are adjacent in memory."""
+    """Whether the trunks are two MLPs of equal shape, with matching layers adjacent in memory."""
     policy, value = networks.policy.trunk, networks.value.trunk
     alike = len(policy) == len(value) > 0 and _is_mlp(policy) and _is_mlp(value)
     if policy is value or not alike:
@@ -262,7 +261,7 @@ def _is_mlp(trunk: nn.Sequential) -> bool:
 
 
 def linears(trunk: nn.Sequential) -> list[nn.Linear]:
-    """The linear layers of a trunk."""
+    """List the linear layers of a trunk."""
     return [layer for layer in trunk if isinstance(layer, nn.Linear)]
 
 

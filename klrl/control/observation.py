@@ -1,19 +1,19 @@
-"""Observations of several entries: how they are packed, and which encoder reads each entry.
+"""Pack observations of several entries, and choose the encoder that reads each entry.
 
-A Box of one dimension is stepped, stored and normalised unchanged, as a vector. Any other space is
-a list of *entries*, one for each key of a Dict or index of a Tuple:
+An observation is a list of *entries*, one for each key of a Dict or index of a Tuple:
 
     entry    of the space                                 read by
-    vector   Box, MultiBinary                             an MLP, after normalisation
+    vector   Box, MultiBinary                             an MLP
     index    Discrete, MultiDiscrete                      an embedding
     image    Box of uint8 with 3 or 4 dimensions, or      a CNN (``actor=cnn``), or the user's
              with 2 whose values go to 255                networks (``actor=custom``)
     mask     the key ``action_mask``, or the info's       the policy's logits
 
-For storage the entries of a step are packed into one array [D], the *transport*, in the order of
-the table: uint8 if bytes can represent all entries (images, small numbers, masks), else float32,
-which is exact for integers up to 2^24. :class:`Layout` packs and splits without loss. A single
-space that is no image has no layout: it is flattened to a vector (integers one-hot).
+For storage, the entries of a step are packed into one array [D], the *transport*, in the order of
+the table. It is uint8 if there are only images, and masks and indices of at most 256 values; else
+float32, which is exact for integers up to 2^24. :class:`Layout` lists the entries. A single space
+that is no image has no layout, unless the info has a mask: it is flattened to a vector (integers
+one-hot).
 
 Imports no torch.
 """
@@ -37,7 +37,7 @@ Path = tuple[str | int, ...]
 Info = dict[str, object]
 #: The key of the mask of allowed actions, in an observation or an info.
 MASK = "action_mask"
-#: The order of the entries in a transport.
+#: The kinds of entries, in the order of a transport.
 KINDS = ("vector", "index", "image", "mask")
 
 
@@ -49,18 +49,18 @@ class ObservationPart:
     path: Path  # keys and indices to look up the entry
     kind: str  # one of KINDS
     shape: tuple[int, ...]
-    #: index: how many values each number has. mask: how many actions each choice has.
+    #: For an index, how many values each integer has; for a mask, how many actions each choice has.
     counts: tuple[int, ...] = ()
-    starts: tuple[int, ...] = ()  # index: the lowest value of each number
+    starts: tuple[int, ...] = ()  # for an index, the lowest value of each integer
 
     @property
     def size(self) -> int:
-        """How many numbers the entry takes in a transport."""
+        """The length of the entry in a transport."""
         return math.prod(self.shape)
 
     @property
     def channels_last(self) -> bool:
-        """Whether an image has several channels, and they are its last dimension."""
+        """Whether an image has several channels, as its last dimension."""
         return len(self.shape) > 2 and 1 < self.shape[-1] <= self.shape[-3]
 
     @property
@@ -97,36 +97,36 @@ class Layout:
 
     @property
     def vectors(self) -> int:
-        """How many numbers at the start of a transport belong to vectors, and are normalised."""
+        """The length of the vectors, which come first in a transport and can be normalised."""
         return sum(entry.size for entry in self.entries if entry.kind == "vector")
 
     @property
     def masked(self) -> int:
-        """How many numbers at the end of a transport belong to the mask."""
+        """The length of the mask at the end of a transport; 0 without a mask."""
         return sum(entry.size for entry in self.entries if entry.kind == "mask")
 
     @property
     def images(self) -> list[ObservationPart]:
-        """The images."""
+        """The entries that are images."""
         return [entry for entry in self.entries if entry.kind == "image"]
 
     @property
     def space(self) -> spaces.Box:
-        """The space of transports."""
+        """Gymnasium's space of transports."""
         low, high = (0, 255) if self.dtype == "uint8" else (-np.inf, np.inf)
         return spaces.Box(low, high, (self.size,), np.dtype(self.dtype).type)
 
     def places(self) -> Iterator[tuple[ObservationPart, slice]]:
-        """Each entry with its slice of [..., D]."""
+        """Yield each entry with its slice of a transport [..., D]."""
         start = 0
         for entry in self.entries:
             yield entry, slice(start, start + entry.size)
             start += entry.size
 
     def pack(self, observation: object, mask: object = None, *, ended: bool = False) -> np.ndarray:
-        """Pack an observation, and the info's mask, into a transport [D].
+        """Pack an observation, and the info's mask if the layout has one, into a transport [D].
 
-        If the episode has ``ended``, the mask may be missing or allow no action.
+        If the episode has ``ended``, a mask may allow no action, and the info may lack it.
         """
         packed = np.empty(self.size, self.dtype)
         for entry, place in self.places():
@@ -157,13 +157,13 @@ class Layout:
         return allowed
 
     def first_allowed(self, packed: np.ndarray) -> np.ndarray:
-        """For each of M choices, the first action that the mask in a transport allows: [1, M]."""
+        """Return the first action [1, M] that a transport's mask allows, for each of M choices."""
         (mask,) = (entry for entry in self.entries if entry.kind == "mask")
         allowed = np.split(packed[-self.masked :], np.cumsum(mask.counts)[:-1])
         return np.array([[int(np.argmax(choice)) for choice in allowed]])
 
     def drawn(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Random transports [count, D]: normal vectors, uniform pixels, every action allowed."""
+        """Draw transports [count, D]: normal vectors, uniform pixels and indices, full masks."""
         drawn = np.ones((count, self.size), self.dtype)
         for entry, place in self.places():
             shape = (count, entry.size)
@@ -175,7 +175,7 @@ class Layout:
 
     @property
     def names(self) -> str:
-        """All entries as text; equal for two policies that read the same entries."""
+        """The entries as text; equal for two policies that read the same entries."""
         return "; ".join(map(str, self.entries))
 
     @property
@@ -187,7 +187,7 @@ class Layout:
 def layout_of(
     setting: str, observation: Space, action: Space, action_mask: str = "auto"
 ) -> Layout | None:
-    """The layout of a space, None if it has none; ``setting`` names the environment in errors."""
+    """Make the layout of a space; None if it needs none. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
     from_info = action_mask == "info"
     has_mask = (MASK,) in parts and action_mask == "auto"
@@ -227,7 +227,7 @@ def require_actor(actor: str, layout: Layout | None) -> None:
         )
 
 
-#: CNN -> the smallest side of an image, in pixels, that it can read.
+#: CNN -> the smallest width and height, in pixels, of an image that it can read.
 SMALLEST = {"nature": 36, "impala": 1}
 
 
@@ -251,7 +251,7 @@ def is_image(space: Space) -> bool:
 
 
 def flattened(space: Space) -> str | None:
-    """A line for the user about a space that is flattened; None for a Box of one dimension."""
+    """Describe how a space is flattened, in a line for the user; None for a 1-D Box."""
     if isinstance(space, spaces.Box):
         if len(space.shape) == 1:
             return None
@@ -283,7 +283,7 @@ class Packed(gymnasium.Wrapper):
 
 
 def _leaves(space: Space, path: Path) -> Iterator[tuple[Path, Space]]:
-    """(path, space) of every part that is neither a Dict nor a Tuple."""
+    """Yield (path, space) of every part that is neither a Dict nor a Tuple."""
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
             yield from _leaves(inner, (*path, key))
@@ -314,7 +314,6 @@ def _entry(setting: str, path: Path, space: Space) -> ObservationPart:
 
 
 def _mask_entry(setting: str, action: Space) -> ObservationPart:
-    """The mask of Discrete or MultiDiscrete actions."""
     if isinstance(action, spaces.Discrete):
         counts: tuple[int, ...] = (int(action.n),)
     elif isinstance(action, spaces.MultiDiscrete):
@@ -342,7 +341,7 @@ def _named(entry: ObservationPart) -> str:
 
 
 def _from_zero(entry: ObservationPart, value: object) -> np.ndarray:
-    """Flatten an entry's value; count the values of an index from 0."""
+    """Flatten an entry's value; shift the values of an index to start at 0."""
     flat = np.asarray(value).reshape(-1)
     if entry.kind != "index":
         return flat

@@ -33,9 +33,9 @@ _WHAT = "return a network (torch.nn.Module)"
 
 
 class OwnPolicyNet(PolicyNet):
-    """The user's network as the policy: the network is the head, and there is no trunk.
+    """The user's network as a policy: the network is the head, and the trunk is empty.
 
-    If it outputs the ``whole`` Gaussian (loc and scale), klrl's standard deviation is left out.
+    ``whole``: the network outputs all parameters, so klrl's own standard deviation is not used.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class OwnPolicyNet(PolicyNet):
 
 
 class OwnValueNet(ValueNet):
-    """The user's network as the critic."""
+    """The user's network as a critic."""
 
     def __init__(self, normalizer: nn.Module, network: nn.Module, inputs: int) -> None:
         nn.Module.__init__(self)
@@ -89,7 +89,7 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
 
 
 def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tensor) -> bool:
-    """Try a policy's network; returns whether it outputs all parameters of its distribution."""
+    """Try a policy's network; return whether it outputs all parameters of its distribution."""
     gaussian = len(family.param_keys) == 2
     outputs = _try(network, seen, [plain.outputs] * len(family.param_keys))
     if gaussian and len(outputs) == 2 and not (outputs[1] > 0).all():
@@ -101,7 +101,7 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tens
 
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
-    """Try a network on observations [6, D]; return its outputs, of widths ``most`` or fewer."""
+    """Try a network on observations [6, D]; return its outputs, of the first widths in ``most``."""
     outputs = require_steady(lambda seen: _outputs(network, seen, most), seen)
     _require_used(outputs, dict(network.named_parameters()))
     return outputs
@@ -110,7 +110,7 @@ def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...
 def require_steady(
     network: Callable[[Tensor], tuple[Tensor, ...]], seen: Tensor
 ) -> tuple[Tensor, ...]:
-    """Require finite outputs of observations [6, D], the same twice, and of each one alone."""
+    """Require outputs that are finite, equal in a second call, and equal for each input alone."""
     outputs, again = (network(seen.reshape(2, 3, -1)) for _ in range(2))
     if not all(torch.isfinite(each).all() for each in outputs):
         raise PartError("its outputs are not finite; check its initialisation")
@@ -140,7 +140,7 @@ def _outputs(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor,
 
 
 def _require_used(outputs: tuple[Tensor, ...], parameters: dict[str, nn.Parameter]) -> None:
-    """Require a gradient for every parameter, since the step differentiates by all of them."""
+    """Require a gradient for every parameter, since the step needs all of them."""
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
             raise PartError(f"{name} requires no gradient; make it a buffer")

@@ -105,7 +105,7 @@ class ControlParts(Parts):
             config.advantage, self.agent.critic, config.env.reward_scale, self._reward_normalizer
         )
         estimator = None if self.kl is None else self.kl.loss_estimator
-        # On resume the mode is kept, since auto might choose a different mode for more frames.
+        # A resumed run keeps its mode, since auto might choose a different mode for more frames.
         mode = (before or {}).get("compile") or config.learner.compile
         steps = ControlSteps(config, self.agent, estimator, mode, self.divergence)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
@@ -122,7 +122,7 @@ class ControlParts(Parts):
 
     @property
     def actor(self) -> ProbabilisticTensorDictSequential:
-        """The live policy."""
+        """The policy in training."""
         return self.agent.actor
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
@@ -136,14 +136,14 @@ class ControlParts(Parts):
         return 1.0 if self._reward_normalizer is None else self._reward_normalizer.scale
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """The reward metrics of a charged rollout, for its row."""
-        if self.data is not None:  # its episodes are not the policy's
+        """Compute the reward metrics of a rollout, after the KL charge."""
+        if self.data is not None:  # the rollout has demonstrations, not the policy's episodes
             mean = _mean(batch["next", "reward"])
             return Rewards(mean, mean, 0.0)
         return rewards_of(batch, self.kl, self._reward_normalizer)
 
     def held_out(self) -> Row:
-        """The likelihood of held-out demonstrations."""
+        """Return metrics of held-out demonstrations; none without demonstrations."""
         return {} if self.data is None else self.data.held_out()
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
@@ -165,11 +165,11 @@ class ControlParts(Parts):
 
     @property
     def divergence(self) -> Divergence:
-        """The divergence of policy and reference that is charged."""
+        """The divergence of policy and reference that the run charges."""
         return REVERSE if self.kl is None else self.kl.divergence
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
-        """Make the collector; resume loaded episodes, or seed new episodes by the iteration."""
+        """Make the collector; resume loaded episodes, or seed new ones by ``iteration``."""
         if self.data is not None:
             anew, self.data.iteration = self._reward_normalizer, iteration
             self.data.begin = (lambda: None) if anew is None else anew.begin_episodes
@@ -189,7 +189,7 @@ class ControlParts(Parts):
 
     @property
     def collecting(self) -> str:
-        """The collector, how it steps the copies, and whether numpy or torch runs the policy."""
+        """How rollouts are collected, in words."""
         config, device = self.config.collector, self.device
         if isinstance(config, DemonstrationsConfig):
             return f"collector={config.name}, read from {config.data}"
@@ -199,11 +199,11 @@ class ControlParts(Parts):
 
     @property
     def resume(self) -> dict[str, str]:
-        """Manifest entries about resuming the running episodes."""
+        """Manifest entries: whether a resume continues the running episodes."""
         return super().resume if self.data is not None else self._episodes.manifest
 
     def components(self) -> dict[str, Component]:
-        """Networks, optimiser, rollout; reference, reward normaliser, custom advantage if any."""
+        """Return networks, optimiser, rollout; if any, reference, reward normaliser, advantage."""
         components = {
             "agent": self.agent.modules,
             "optimizer": self.learner.steps.optimizer,
@@ -239,7 +239,7 @@ class ControlParts(Parts):
 def rewards_of(
     batch: TensorDictBase, kl: ReferenceKL | None, normalizer: RewardNormalizer | None = None
 ) -> Rewards:
-    """Metrics of rewards and ended episodes of a charged rollout [N, T]."""
+    """Compute metrics of the rewards and the ended episodes of a charged rollout [N, T]."""
     after = batch.get("next")
     shaped, own = _mean(after.get("reward")), _episodes(after)
     if normalizer is not None:
@@ -250,12 +250,12 @@ def rewards_of(
 
 
 def _mean(value: torch.Tensor) -> float:
-    """Mean in float64, so that shaped = raw - penalty holds up to the rewards' own rounding."""
+    """Average in float64, so that mean shaped = mean raw - mean penalty up to float32 rounding."""
     return float(value.double().mean())
 
 
 def _episodes(after: TensorDictBase) -> Row:
-    """Metrics of the episodes that ended in a rollout; only their number if none ended."""
+    """Compute metrics of the episodes that ended in a rollout; only their number if none ended."""
     ended = after.get("done")
     if not ended.any():
         return {"reward/episodes": 0}

@@ -1,4 +1,4 @@
-"""Check a control job's environment, and the other runs it reads. Imports no torch."""
+"""Check a control job's environment, and the other runs that it reads. Imports no torch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
     """Check a control job; arguments as in :func:`klrl.runs.machine.check_machine`."""
     space = check_env(config.env, config.actor, overridden)
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
-        # KLs add up over a product's factors; other divergences are sums over all joint actions.
+        # A product's KL is a sum over its factors; other divergences sum over all joint actions.
         count, divergence = joint_actions(space), config.kl.divergence
         if count is not None and count > MOST_JOINT:
             raise ConfigError(
@@ -66,7 +66,7 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
 
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> Space:
-    """Make the environment and take a step; refuse what fails, or does not fit the actor.
+    """Make the environment and take a step; refuse errors, and spaces that do not fit the actor.
 
     Returns the action space.
     """
@@ -115,21 +115,21 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
 
 
 class PolicyKind(NamedTuple):
-    """The inputs and outputs of a policy, but not its networks; to compare two policies."""
+    """The inputs and outputs of a policy, without its networks, to compare two policies."""
 
     distribution: str
     observation: object
     action: object
 
     def differences(self, other: PolicyKind) -> list[tuple[str, object, object]]:
-        """(name, own value, other value) of each field that differs."""
+        """List (name, own value, other value) for each field that differs."""
         names = ("action distribution", "observation", "action")
         triples = zip(names, self, other, strict=True)
         return [(name, here, there) for name, here, there in triples if here != there]
 
 
 def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
-    """The kind of policy that ``actor`` gives in this environment, which is made and closed."""
+    """Return the kind of policy that ``actor`` gives in an environment; makes and closes a copy."""
     copy = _make(env)
     chosen = actor.chosen if actor.chosen in ("tanh_normal", "categorical") else "normal"
     family = FAMILIES.get(type(copy.action_space), chosen)
@@ -141,7 +141,7 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
 
 
 def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = None) -> None:
-    """Reset and step, since an argument of the wrong type often fails only at the first step."""
+    """Reset and step once, since a wrong argument often fails only at the first step."""
     # Only custom TorchRL environments have this method.
     specs = getattr(copy.unwrapped, "require_specs", None)
 
@@ -152,7 +152,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         copy.action_space.seed(0)
         action = copy.action_space.sample()
         if layout is not None and layout.masked:
-            # An environment may raise an error at an excluded action.
+            # An environment may raise an error for an excluded action.
             allowed = layout.first_allowed(reset[0])
             rows = allowed[:, 0] if isinstance(copy.action_space, spaces.Discrete) else allowed
             convert = conversion(copy.action_space)
@@ -181,7 +181,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         raise ConfigError(
             f"{env.named}: its first step: {error}; fix the environment, or the named setting"
         ) from error
-    except (Exception, SystemExit) as error:  # someone else's code: it may raise anything
+    except (Exception, SystemExit) as error:  # an environment may raise anything
         if isinstance(env, CustomEnvConfig):
             with config_errors("env", env):
                 raise
@@ -226,7 +226,7 @@ def _check_id(env_id: str) -> None:
             f"env.id={env_id}: {first_line(error).rstrip('.')}; for an environment that a "
             f"module registers, give env.id=module:{name}"
         ) from error
-    except (ModuleNotFoundError, TypeError, ValueError) as error:  # ``..name``, or an empty name
+    except (ModuleNotFoundError, TypeError, ValueError) as error:  # a bad name, such as ``..name``
         extra = EXTRAS.get(module)
         remedy = "install it or fix its name" if extra is None else _install(extra)
         raise ConfigError(f"env.id={env_id}: {error}; {remedy}") from error
@@ -257,7 +257,7 @@ def _make(env: EnvConfig) -> gymnasium.Env:
         if "box2d" in said.lower():
             said = f"Box2D is not installed; {_install('box2d')}"
         raise ConfigError(f"env.id={env.id}: {said}") from error
-    except Exception as error:  # someone else's code: it may raise anything
+    except Exception as error:  # an environment may raise anything
         given = f" with env.kwargs={env.kwargs}" if env.kwargs else ""
         raise ConfigError(
             f"env.id={env.id}{given}: gymnasium.make refuses it: {first_line(error)}; "
@@ -266,7 +266,7 @@ def _make(env: EnvConfig) -> gymnasium.Env:
 
 
 def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None:
-    """Refuse a run whose policy, by its settings, is of a different kind."""
+    """Refuse a run whose settings describe a different kind of policy."""
     other = control_config(run, setting)
     kind, other_kind = (policy_kind(c.env, c.actor) for c in (config, other))
     for name, own, others in kind.differences(other_kind):
@@ -280,7 +280,7 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
 
 
-#: The settings that determine the shapes of a network's weights, and the scaling of pixels.
+#: The settings that determine an actor's networks, and the scaling of pixels.
 _SHAPES = (
     *("hidden", "activation", "share_trunk", "arch", "scale"),
     *("target", "args", "own_critic"),

@@ -1,4 +1,4 @@
-"""Rollouts of ``collector=torchrl``; and how checkpoints save and restore running episodes."""
+"""Collect rollouts by TorchRL (``collector=torchrl``); save and restore running episodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from klrl.control.vector import VectorRollout
 
 
 class TorchRLRollout:
-    """``collector=torchrl``: rollouts of ``steps`` steps of every copy, by TorchRL's Collector."""
+    """``collector=torchrl``: TorchRL's Collector; a rollout has ``steps`` steps of every copy."""
 
     def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
         from torchrl.collectors import Collector  # slow: imports all collectors
@@ -38,7 +38,7 @@ class TorchRLRollout:
         self._batches: Iterator[TensorDictBase] = iter(self._collector)
 
     def collect(self) -> TensorDictBase:
-        """The next rollout, [N, T]."""
+        """Collect the next rollout [N, T]."""
         return next(self._batches)
 
     def close(self) -> None:
@@ -50,10 +50,10 @@ class TorchRLRollout:
         self._collector._make_carrier()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state at the start of the next rollout; empty if it cannot be saved.
+        """Return the state at the start of the next rollout; empty if it cannot be saved.
 
-        The collector's own state_dict lacks the environment and the carrier: TorchRL's TensorDict
-        with the next observation and the sums of running episodes.
+        The collector's own state_dict lacks the environment and the carrier. The carrier is
+        TorchRL's TensorDict with the next observation and the sums of running episodes.
         """
         episodes = self._base.episodes() if isinstance(self._base, VectorGymEnv) else None
         if episodes is None:
@@ -70,7 +70,7 @@ class TorchRLRollout:
         before = self._collector._carrier
         carrier = TensorDict({}, before.batch_size, before.device, before.names)
         for key, value in TensorDict(state["carrier"], before.batch_size).items(True, True):
-            now = before.get(key, None)  # with a policy on a GPU, the carrier is on two devices
+            now = before.get(key, None)  # with a policy on a GPU, entries are on two devices
             carrier.set(key, value.to("cpu" if now is None else now.device))
         self._collector._carrier = carrier
         self._collector._traj_pool.load_state_dict(state["trajectories"])
@@ -82,16 +82,16 @@ ControlRollout = VectorRollout | TorchRLRollout
 
 
 class RunningEpisodes:
-    """A run's rollout as a checkpoint component: its episodes, and data carried between steps."""
+    """Checkpoint component of a rollout: running episodes, and data for the next rollout."""
 
     def __init__(self) -> None:
         self.repeatable = self.new = False
-        self._why = "they have not begun"  # why a resume begins new episodes; empty: it does not
+        self._why = "they have not begun"  # why a resume begins new episodes, else empty
         self._rollout: ControlRollout | None = None
         self._loaded: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the rollout."""
+        """Return the rollout's state; before :meth:`begin`, the loaded state."""
         return self._loaded if self._rollout is None else self._rollout.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -100,14 +100,14 @@ class RunningEpisodes:
 
     @property
     def manifest(self) -> dict[str, str]:
-        """Manifest entries: whether episodes are repeatable, and a resumed run continues them."""
+        """Manifest entries: whether episodes can be replayed, and whether a resume does so."""
         return {
             "repeatable": "yes" if self.repeatable else "no",
             "resume": "anew" if self._why else "exact",
         }
 
     def prove(self, copies: VectorGymEnv) -> None:
-        """Check whether episodes can be replayed."""
+        """Check whether episodes can be replayed; if so, start to record them."""
         self._why = copies.keep_episodes()
         self.repeatable = not self._why
 
@@ -120,13 +120,13 @@ class RunningEpisodes:
     ) -> ControlRollout:
         """Make the rollout, and restore the loaded state.
 
-        ``reseed`` seeds the environments again for new episodes; ``say`` prints a line if a resumed
-        run begins new episodes, or a later resume will.
+        If that fails, ``reseed`` seeds new episodes. ``say`` prints a line if this resume, or a
+        later one, begins new episodes.
         """
         loaded, self._loaded = self._loaded, {}
         if "episodes" in loaded:
             why = self._go_on(loaded, make, reseed)
-            if why:  # the replay failed, even if the check passed
+            if why:  # the replay failed, which overrides the check
                 self.repeatable, self._why = False, why
         else:
             self._rollout = make()
@@ -145,12 +145,12 @@ class RunningEpisodes:
         make: Callable[[], ControlRollout],
         reseed: Callable[[], None],
     ) -> str:
-        """Make the rollout from a state; returns why that failed, else an empty string."""
-        with generators_kept():  # TorchRL's collector draws when it is made
+        """Make the rollout and restore a state; return why that failed, else an empty string."""
+        with generators_kept():  # TorchRL's collector draws random numbers when it is made
             rollout = self._rollout = make()
             try:
                 rollout.load_state_dict(loaded)
-            except Exception as error:  # the environment, too, may fail: its version may differ
+            except Exception as error:  # a changed environment may raise anything
                 reseed()
                 rollout.restart()
                 return f"{type(error).__name__}: {first_line(error)}"

@@ -1,12 +1,11 @@
-"""One gradient step of PPO as a function of tensors alone, so that it can be compiled.
+"""One gradient step as a function of tensors alone, so that it can be compiled.
 
     step(flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics
 
 ``flat`` [P] contains every parameter of policy and critic once; the modules' parameters are views
-of ``flat``, so a step changes them in place. ``rows`` [B, C] is a minibatch, packed by
-:class:`Columns`. Learning rate, beta and kl.coef are a tensor, since each new Python number would
-trigger a compilation. Nothing else changes between steps: the observation statistics are constant
-during an update, so observations are normalised before the first step.
+of ``flat``, so a step changes them in place. ``exp_avg``, ``exp_avg_sq`` and ``count`` are Adam's
+state. ``rows`` [B, C] is a minibatch, packed by :class:`Columns`. ``coefficients`` is the tensor
+(lr, beta, kl.coef), since each new Python number would trigger a compilation.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ BETA1, BETA2 = 0.9, 0.999
 
 #: Key -> tensor [B, ...], the entries of a minibatch.
 Minibatch = Mapping[str, Tensor]
-#: (flat, exp_avg, exp_avg_sq, count, rows, coefficients) -> metrics; changes the first four.
+#: The function ``step`` above; it changes its first four arguments in place.
 Step = Callable[..., Tensor]
 
 
 class Columns:
     """The layout of named tensors [B, ...] as columns of one float32 matrix [B, C].
 
-    One gather shuffles all entries, and a compiled step has one input whose shape can be checked.
-    Integers (actions) are exact as float32 up to 2^24. Four bytes (pixels) share a float; such
-    floats are only copied, never computed with, so every bit is preserved.
+    One gather then shuffles all entries, and a minibatch is a single input of a compiled step.
+    Integers (actions) are exact in float32 up to 2^24. Four bytes (pixels) share a float. Such
+    floats are only copied, which preserves every bit.
     """
 
     def __init__(self, example: Mapping[str, Tensor]) -> None:
@@ -58,7 +57,7 @@ class Columns:
         return torch.cat([_columns(frames[key]) for key in self.shapes], 1)
 
     def unpack(self, rows: Tensor) -> dict[str, Tensor]:
-        """Restore the named tensors; those of float32 are views."""
+        """Restore the named tensors; float32 tensors are views."""
         parts = zip(rows.split(self.widths, 1), self.shapes.items(), strict=True)
         return {key: _as(part, *like) for part, (key, like) in parts}
 
@@ -77,7 +76,7 @@ def _columns(value: Tensor) -> Tensor:
 
 
 def _as(part: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Convert columns [B, width] to [B, *shape], by the cheapest operation."""
+    """Convert columns [B, width] to [B, *shape]."""
     if dtype == torch.uint8:
         return part.view(torch.uint8)[:, : shape.numel()].reshape(-1, *shape)
     if not shape:
@@ -92,12 +91,12 @@ class AdamSettings:
     """The optimiser's settings that a step reads; they are constant during a run."""
 
     eps: float
-    max_grad_norm: float  # Euclidean
+    max_grad_norm: float  # Euclidean norm
     weight_decay: float  # decoupled from the gradient; 0 is plain Adam
 
 
 class Adam:
-    """Adam's state for one flat tensor, which all parameters become views of."""
+    """Adam's state for one flat tensor; all parameters become views of this tensor."""
 
     def __init__(self, parameters: list[nn.Parameter], settings: AdamSettings) -> None:
         self.settings = settings
@@ -138,17 +137,16 @@ def adamw(config: AdamWConfig, parameters: list[nn.Parameter]) -> Adam:
 def score(
     loss: PolicyLoss, family: Family, params: Params, value: Tensor, batch: Minibatch
 ) -> Scored:
-    """Compute a loss's inputs from the outputs of the current networks: differentiable, [B] each.
+    """Compute a loss's inputs [B] from ``params`` and ``value`` [B], the networks' current outputs.
 
     ``batch`` contains ``action_log_prob, advantage, value_target, state_value`` [B], the family's
-    sample, the old policy's parameters, the noise of :func:`draw`, and, if the loss charges the KL
-    to the reference, ``ref_log_prob`` [B] and ``ref_<parameter>``. ``params`` and ``value`` [B] are
-    outputs of the current networks.
+    sample, the old policy's parameters and the noise of :func:`draw`. If the loss charges the KL to
+    the reference, it also contains ``ref_log_prob`` [B] and ``ref_<parameter>``.
     """
     exact_ref = None
     log_prob = family.log_prob(params, batch[family.sample_key])
     kl_old = _kl_old(loss, family, params, batch)
-    # Without a bonus the entropy is detached.
+    # Without an entropy bonus, the entropy is detached.
     scored = params if loss.entropy_bonus else _detached(params)
     entropy = family.entropy(scored, batch.get("entropy_noise"))
     if loss.reference_estimator == "exact":
@@ -192,7 +190,7 @@ def draw(loss: PolicyLoss, family: Family, batch: Minibatch) -> dict[str, Tensor
 
 
 def _kl_old(loss: PolicyLoss, family: Family, params: Params, batch: Minibatch) -> Tensor:
-    """KL(old||new) [B]: closed form; if ``sampled``, the mean of log old - log new over draws."""
+    """KL(old||new) [B] in closed form; if sampled, the mean of log old - log new over draws."""
     old = _old(family, batch)
     if loss.kl_old == "sampled":
         sample = batch["old_sample"]
@@ -211,7 +209,7 @@ def _detached(params: Params) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class StepParts:
-    """The parts from which a step is built; they are not replaced during a run."""
+    """The parts from which a step is built; a run does not replace them."""
 
     agent: Agent
     loss: PolicyLoss
@@ -222,9 +220,9 @@ class StepParts:
 def loss_terms(
     problem: StepParts, outputs: tuple[Tensor, ...], batch: Mapping[str, Tensor], coef: Tensor
 ) -> LossTerms:
-    """The loss of a minibatch from the networks' outputs; ``coef`` is (lr, beta, kl.coef)."""
+    """Compute a minibatch's loss from the networks' outputs; ``coef`` is (lr, beta, kl.coef)."""
     *params, value = outputs
-    if problem.loss.natural:  # zero gradients for the policy
+    if problem.loss.natural:  # gradient steps then train only the critic
         params = [each.detach() for each in params]
     family = problem.agent.family
     named = dict(zip(family.param_keys, params, strict=True))
@@ -232,7 +230,7 @@ def loss_terms(
 
 
 def _clipped(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """Scale the gradient to a norm of at most ``limit``; also returns its norm before."""
+    """Scale the gradient to a norm of at most ``limit``; also return its original norm."""
     norm = gradient.norm()
     # The factor of torch.nn.utils.clip_grad_norm_, including its 1e-6.
     return gradient * (limit / (norm + 1e-6)).clamp(max=1.0), norm
@@ -241,12 +239,12 @@ def _clipped(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
 def _pure_adam(
     optim: AdamSettings, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor
 ) -> None:
-    """Kingma and Ba (2015), algorithm 1, in place, in operations that a compiler can fuse."""
+    """Adam in place (Kingma and Ba 2015, algorithm 1), in operations that a compiler can fuse."""
     flat, exp_avg, exp_avg_sq, count = state
     count.add_(1)
     exp_avg.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
     exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-    # 1 - b^t as -expm1(t log b): in float32 the difference itself would lose four digits at t = 1.
+    # 1 - b^t as -expm1(t log b): the difference in float32 has a relative error of 1e-5 at t = 1.
     mean = exp_avg / -torch.expm1(count * math.log(BETA1))
     spread = (exp_avg_sq / -torch.expm1(count * math.log(BETA2))).sqrt() + optim.eps
     if optim.weight_decay:  # Loshchilov and Hutter (2019)
@@ -257,7 +255,7 @@ def _pure_adam(
 def _fused_adam(
     optim: AdamSettings, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor
 ) -> None:
-    """Adam by torch's fused kernel, one call instead of fifteen operations in eager mode."""
+    """Adam by torch's fused kernel: in eager mode, one call instead of 18 operations."""
     flat, exp_avg, exp_avg_sq, count = state
     torch_adamw(  # with weight_decay=0 equal to torch's Adam, to the bit
         [flat],
@@ -278,12 +276,11 @@ def _fused_adam(
 
 
 def _metrics(loss: PolicyLoss, measured: dict[str, Tensor], norm: Tensor) -> Tensor:
-    """The loss's metrics of the minibatch, then the gradient's norm."""
     return torch.cat([loss.measure(measured), norm.reshape(1)])
 
 
 def eager_step(problem: StepParts) -> Step:
-    """The step by autograd on the modules, and torch's fused Adam."""
+    """Build the step for eager mode, with autograd on the modules and torch's fused Adam."""
     both = problem.agent.networks
     networks: Networks | PairedNetworks = both
     parameters: list[Any] = both.in_order()
@@ -308,7 +305,7 @@ def eager_step(problem: StepParts) -> Step:
 
 
 def pure_step(problem: StepParts) -> Step:
-    """The same step by torch.func: the gradient of a function of the flat parameters."""
+    """Build the step for a compiler, with torch.func's gradient with respect to ``flat``."""
     networks = problem.agent.networks
     names = {id(p): name for name, p in networks.named_parameters()}
     parameters = networks.in_order()

@@ -1,11 +1,11 @@
 """Wrap a custom TorchRL environment (``EnvBase``) as one copy of a Gymnasium environment.
 
-It is stepped, evaluated, saved and checked like any Gymnasium environment: its specs become spaces,
-and the wrapper keeps the data for the next step (``step_mdp``). TorchRL's ``register_gym`` is
-not used: it passes a number where a one-hot action is due, and turns a mask into a Discrete(2).
+Its specs become spaces, and the wrapper stores the data for the next step (``step_mdp``). TorchRL's
+``register_gym`` is not used: it passes a number to an environment with one-hot actions, and turns a
+mask into a Discrete(2).
 
-Each copy draws from its own stream instead of torch's global generator, since many environments
-seed that generator, and an evaluation would then change the policy's noise.
+Each copy draws from its own random stream. Many environments seed torch's global generator, so an
+evaluation would otherwise change the policy's noise.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class TorchRLEnv(gymnasium.Env):
         self.metadata = dict(getattr(base, "metadata", None) or {})
         self.render_mode = getattr(base, "render_mode", None)
         self._stream = Stream(0)
-        #: The input of the next step.
+        #: The data for the next step.
         self._carried = TensorDict()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, object] | None = None
     ) -> tuple[object, dict[str, object]]:
-        """As in Gymnasium; ``options`` are ignored."""
+        """Reset the environment; ``options`` are ignored."""
         if seed is not None:
             self._stream = Stream(seed)
         with self._stream.drawing():
@@ -78,7 +78,7 @@ class TorchRLEnv(gymnasium.Env):
         return self._seen(self._carried), {}
 
     def step(self, action: object) -> tuple[object, float, bool, bool, dict[str, object]]:
-        """As in Gymnasium; a done that is not terminated is a truncation."""
+        """Step the environment; report ``done`` without ``terminated`` as a truncation."""
         given = self._carried.copy().set(self._action_key, self._as_action(action))
         with self._stream.drawing():
             stepped = self.base.step(given)
@@ -90,7 +90,7 @@ class TorchRLEnv(gymnasium.Env):
         return self._seen(after), reward, terminated, truncated, {}
 
     def render(self) -> object:
-        """The picture of the environment's ``render``."""
+        """Return the picture of the wrapped environment's ``render``."""
         drawn = self.base.render()  # a method of subclasses; EnvBase has none
         return drawn.cpu().numpy() if isinstance(drawn, Tensor) else drawn
 
@@ -109,7 +109,7 @@ class TorchRLEnv(gymnasium.Env):
             after = self.base._step(start.copy())
             for spec in (before, self.base.full_reward_spec):
                 _require_entries("step", after, spec)
-            logger.setLevel(logging.WARNING)  # hides the line on success
+            logger.setLevel(logging.WARNING)  # hides its line on success
             try:
                 check_env_specs(self.base)
             except AssertionError as error:
@@ -137,7 +137,7 @@ def as_gym(setting: str, made: object) -> object:
 
 
 def _require_one(setting: str, base: EnvBase) -> None:
-    """Require a single environment with one action, a scalar reward and a done."""
+    """Require batch size [], one action, one reward and a done entry."""
     if tuple(base.batch_size):
         raise ConfigError(
             f"{setting}: has the batch size {list(base.batch_size)}; return one environment of "
@@ -183,7 +183,7 @@ _LEAVE_OUT = "leave it out, with torchrl.envs.ExcludeTransform, or wrap the envi
 
 
 def _require_entries(when: str, data: TensorDictBase, spec: Composite) -> None:
-    """Require that data have a spec's entries, with its types and sizes."""
+    """Require that ``data`` has the entries of a spec, with their dtypes and sizes."""
     for key, leaf in spec.items(True, True):
         value = data.get(key, None)
         if not isinstance(value, Tensor):
@@ -210,7 +210,7 @@ def _array(data: TensorDictBase, key: Key) -> np.ndarray:
 
 
 def _arrays(data: TensorDictBase, spec: Composite) -> dict[str, object]:
-    """The entries of a spec as arrays, nested as in the spec."""
+    """Convert a spec's entries to arrays, nested as in the spec."""
     return {
         key: _arrays(data[key], each) if isinstance(each, Composite) else _array(data, key)
         for key, each in spec.items()

@@ -21,7 +21,7 @@ Frames = dict[str, Tensor]
 
 
 class ControlSteps(Steps[Frames, Tensor]):
-    """Steps of policy and critic by :mod:`klrl.control.step`, eager or compiled.
+    """Gradient steps of policy and critic by :mod:`klrl.control.step`, eager or compiled.
 
     No step waits for the device. ``mode`` is auto, false, jit or aot.
     """
@@ -59,7 +59,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         return (*self.optimizer.tensors, rows, self._coefficients_tensor)
 
     def minibatches(self, frames: Frames) -> Sequence[Tensor]:
-        """Shuffled minibatches [B, C] of all frames; :class:`Columns` packs a frame into a row."""
+        """Shuffle all frames into minibatches [B, C]; :class:`Columns` packs a frame into a row."""
         frames = {**frames, **draw(self.loss, self.agent.family, frames)}
         count = frames["observation"].shape[0]
         # The CPU's generator gives the same order for every device.
@@ -72,7 +72,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         return minibatches
 
     def _prepare(self, example: tuple[Tensor, ...], columns: Columns) -> None:
-        """Make the step at the first minibatch; later minibatches must have the same layout."""
+        """Make the step at the first call; require the same layout of minibatches later."""
         if self._prepared is None:
             problem = StepParts(self.agent, self.loss, self.optimizer.settings, columns)
             self._prepared = prepare(self._asked, self.config, problem, example, self.say)
@@ -84,9 +84,9 @@ class ControlSteps(Steps[Frames, Tensor]):
         check_inputs(self._example, example)
 
     def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
-        """One gradient step on rows [B, C]."""
+        """Take a gradient step on rows [B, C]."""
         assert self._prepared is not None
-        if coefficients is not self._coefficients:  # copy to the device only if changed
+        if coefficients is not self._coefficients:  # copy them to the device only if they changed
             c = self._coefficients = coefficients
             self._coefficients_tensor = minibatch.new_tensor([c.lr, c.beta, c.kl_ref])
         return self._prepared.step(*self._arguments(minibatch))
@@ -105,7 +105,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         return 1 / self.agent.family.dimensions(frames) if per_action else 1.0
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
-        """Take TRPO's step of the policy, for the loss and KL(old||new) of the whole rollout."""
+        """Take TRPO's step of the policy on the whole rollout, to KL(old||new) = ``target``."""
         from klrl.losses.trpo import natural_direction, take_step
 
         family, config, moved = self.agent.family, self.loss.config, self.actor_parameters
@@ -123,7 +123,7 @@ class ControlSteps(Steps[Frames, Tensor]):
     def lay_out(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Flatten a rollout [N, T, ...] to [N T, ...]; advantages and values to [N T].
 
-        Observations are normalised here, once, since the statistics are constant in an update.
+        Normalises observations once, since their statistics are constant during an update.
         """
         family = self.agent.family
         keys = ("action_log_prob", "advantage", "value_target", "state_value")

@@ -1,10 +1,9 @@
-"""``collector=vector``: klrl's own loop over the batched environment; it returns TorchRL's batch.
+"""``collector=vector``: klrl's own rollout loop; batches equal those of ``collector=torchrl``.
 
-TorchRL's step builds a dozen TensorDicts and a distribution for one small matrix product. Here the
-simulators are stepped in numpy, into [N, T] storage. The transforms never change what the policy or
-the simulator sees next, so applying them to the finished batch gives the same result; distribution
-parameters and log-probs are computed once for the whole rollout. The batch equals that of
-``collector=torchrl``, key by key.
+TorchRL's step builds a dozen TensorDicts and a distribution for one small forward. Here the
+simulators are stepped in numpy, into arrays [N, T]. Transforms change no input of the policy or the
+simulators, so they are applied to the finished batch. Distribution parameters and log-probs are
+computed once for the whole rollout.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def add_policy(agent: Agent, batch: TensorDictBase) -> None:
 
 
 class VectorRollout:
-    """Rollouts of ``steps`` steps in every copy; the likeliest actions if ``sampled`` is False."""
+    """Collector with ``steps`` steps per copy and rollout; deterministic if not ``sampled``."""
 
     def __init__(
         self,
@@ -61,11 +60,11 @@ class VectorRollout:
         self._observation: np.ndarray | None = None
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
-        #: Entries of the last step, for the start of the next rollout; 0 where an episode ended.
+        #: Transforms' entries at the start of the next rollout; 0 where an episode ended.
         self._carried = TensorDict({}, [self._copies])
 
     def collect(self) -> TensorDictBase:
-        """The next rollout, [N, T]."""
+        """Collect the next rollout [N, T]."""
         with torch.no_grad():
             batch = self._play().to(self._device)
             add_policy(self._agent, batch)
@@ -83,7 +82,7 @@ class VectorRollout:
         self._observation, self._carried = None, TensorDict({}, [self._copies])
 
     def state_dict(self) -> dict[str, Any]:
-        """The state at the start of the next rollout; empty if none can be saved."""
+        """Return the state at the start of the next rollout; empty if it cannot be saved."""
         episodes = None if self._observation is None else self._base.episodes()
         if self._observation is None or episodes is None:
             return {}
@@ -106,7 +105,7 @@ class VectorRollout:
     # ---------------------------------------------------------------------------- simulators
 
     def _play(self) -> TensorDict:
-        """Step the simulators; returns their outputs and the policy's samples, [N, T]."""
+        """Step the simulators; return their outputs and the policy's samples [N, T]."""
         copies, steps, acting = self._copies, self._steps, self._acting
         observations = np.empty((copies, steps, self._width), self._dtype)
         after = np.empty_like(observations)
@@ -154,7 +153,7 @@ class VectorRollout:
         return TensorDict(root, [copies, steps], names=[None, "time"])
 
     def _number(self, ended: np.ndarray) -> np.ndarray:
-        """Trajectory ids [N, T]; after an episode ends, its copy gets the next free id."""
+        """Assign trajectory ids [N, T]; after an episode ends, its copy gets the next free id."""
         ids = np.empty(ended.shape, np.int64)
         start = 0
         for t in np.flatnonzero(ended.any(0)).tolist():
@@ -179,10 +178,9 @@ class VectorRollout:
             transform(batch)
 
     def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
-        """Set the running sums [N, T, 1] of ``value`` within each episode.
+        """Write the sums [N, T, 1] of ``value`` since the start of each episode to "next".
 
-        They are continued from the last rollout, and summed in time order so that rounding equals
-        TorchRL's.
+        Sums continue from the last rollout, and add in time order to round like TorchRL's.
         """
         ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
         values = value[..., 0].cpu().numpy()
@@ -200,9 +198,9 @@ class VectorRollout:
         batch.set(("next", key), torch.from_numpy(sums).unsqueeze(-1).to(value.device))
 
     def _add_before(self, batch: TensorDictBase) -> None:
-        """Copy "next" entries to the root of the following step; 0 after a reset.
+        """Copy the entries of transforms under "next" to the following step; 0 after a reset.
 
-        These are the entries that transforms add to the observations, as ``step_count``.
+        These are the transforms' additions to the observations, such as ``step_count``.
         """
         after = batch.get("next")
         ended = after.get("done")[..., 0]
