@@ -25,7 +25,7 @@ KL_KEY = "kl_penalty"
 
 
 class ReferenceKL(nn.Module):
-    """How a run charges KL(policy||reference): coefficient, estimator and placement.
+    """The penalty of a run: coefficient, estimator and placement of KL(policy||reference).
 
     Args:
         coef: the initial coefficient, reward per nat; or the transform that has the coefficient,
@@ -128,14 +128,11 @@ def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
 
 
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
-    """Compute the KL to go [B, T], charged to the action of each step where there is no critic.
+    """Compute the KL to go [B, T]; without a critic, each step's action is charged with it.
 
-    - ``reward``: sum_{t' >= t} KL_t'.
-    - ``split``: sum_{t' > t} KL_t'. The exact KL of step t does not depend on the sampled action;
-      the loss charges it.
-    - ``loss``: 0.
-
-    Steps outside ``mask`` [B, T] do not count, and get 0.
+    It is sum_{t' >= t} KL_t' for the placement ``reward``, and 0 for ``loss``. For ``split`` it is
+    sum_{t' > t} KL_t': the loss charges step t, whose exact KL does not depend on the action. Steps
+    outside ``mask`` [B, T] do not count, and get 0.
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement={placement}: choose one of {', '.join(PLACEMENTS)}")
@@ -182,7 +179,7 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
 
 
 def _checked(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
-    """Import the user's function and try it; ``unsaved``: it has state, which is not saved."""
+    """Import the user's function and try it; ``unsaved`` is set if a call changes its state."""
     function = partial(import_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 at [1, 1]
     with config_errors(setting, part):

@@ -99,7 +99,7 @@ class KeepsCoefficient(_Module):
 
 
 def coefficient_of_part(read: type = Tensor) -> property:
-    """Make a property of a Compose for the coefficient of its first transform that has one.
+    """Make a property of a Compose: the coefficient of its first transform with a coefficient.
 
     The property returns the buffer itself, or with ``read=float`` a number; it can be assigned.
     """

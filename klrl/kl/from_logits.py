@@ -1,9 +1,9 @@
 """Log-probs and exact KLs of pi = softmax(z / T) from logits z, with gradients in closed form.
 
 For each KL, autograd passes over tables [n, K] some twenty times. With K = 49,152 tokens this took
-half as long as all matrix products of the model. Here the backward pass needs only the logits, and
-a few rows are processed at a time, so that intermediate results stay in the cache. For one row,
-with u = z / T:
+half as long as all matrix products of the model. Here the logits are the only tables that are saved
+for the backward pass, and a few rows are processed at a time, so that intermediate results stay in
+the cache. For one row, with u = z / T:
 
     log pi(a)               d / du = 1_a - pi
     KL(pi || q)             d / du = pi * (log pi - log q - KL(pi || q))
@@ -68,7 +68,7 @@ def log_probs_and_kls(
 
 
 class _LogProbsAndKLs(torch.autograd.Function):
-    """Takes z, actions, T, the (temperature, names) of each q, and the logits of each q."""
+    """Function of z, actions, T, the (temperature, names) of each q, and the logits of each q."""
 
     @staticmethod
     def forward(

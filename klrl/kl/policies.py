@@ -62,8 +62,7 @@ def keep_pre_tanh(
 ) -> None:
     """Write samples before tanh by :func:`draw`, if the data have the distribution's parameters.
 
-    ``model`` must have the distribution family of the sampling policy; ``keys`` as in
-    :func:`score`.
+    ``model`` has the distribution family of the sampling policy; ``keys`` as in :func:`score`.
     """
     if (
         isinstance(model, ProbabilisticTensorDictSequential | FrozenPolicy)

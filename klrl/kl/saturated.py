@@ -216,7 +216,7 @@ def _suffixed(key: ActionKey, suffix: str) -> ActionKey:
 
 def _squashed(dist: TanhNormal, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return tanh(u), the least saturated |tanh(u)|, and twice the spacing of floats there."""
-    # TorchRL clips |tanh(u)| to 1 - resolution. The action is rounded to floats near its bounds.
+    # TorchRL clips |tanh(u)| to 1 - resolution. The action's rounding depends on its bounds' size.
     low, high = (torch.as_tensor(bound).to(action) for bound in (dist.low, dist.high))
     half = 0.5 * (high - low)
     info = torch.finfo(action.dtype)

@@ -105,7 +105,7 @@ class PolicyLoss(ABC):
     #: a gradient, since the loss does not charge it (control: exact; language: sampled).
     kl_old: str = "measured"
     target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
-    unit: str | None = None  # of target_kl and dtarg: sequence (a response's sum); else a position
+    unit: str | None = None  # of target_kl and dtarg: sequence (a response's sum), else position
     line_search: str = "none"  # the mode of losses.line_search.due
     max_alpha: float = 1.0  # the largest factor of a line search on a step
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
@@ -143,7 +143,7 @@ class PolicyLoss(ABC):
 
     @property
     def target_moves(self) -> bool:
-        """Whether the target per position can differ from ``dtarg``, and must be recorded."""
+        """Whether the target per position can differ from ``dtarg``, so must be recorded."""
         by_length = self.unit == "sequence" and math.isfinite(self.dtarg)
         return by_length or self.dtarg_end is not None or self.dtarg_per == "action"
 
@@ -193,7 +193,7 @@ class PolicyLoss(ABC):
         different divisor. The factor is a ratio of two reductions of ones.
         """
         ones = mask.double()
-        own = self._reduce(ones[rows], mask[rows])  # 0 where no position of these rows is real
+        own = self._reduce(ones[rows], mask[rows])  # 0 if no position of these rows is real
         return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
     def weights(self, kl_coef: float) -> dict[str, float]:
@@ -269,13 +269,13 @@ class KLPENLoss(PolicyLoss):
 
 
 class TRPOLoss(PolicyLoss):
-    """Gain w A, for a natural-gradient step to KL = dtarg (Schulman et al. 2015, appendix C)."""
+    """Gain w A, w = pi_theta / pi_old, for a natural-gradient step (Schulman et al. 2015)."""
 
     of_settings = ("dtarg", "dtarg_end", "dtarg_per")
     natural, line_search, max_alpha = True, "always", 4.0
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """Compute the surrogate w A, w = pi_theta / pi_old."""
+        """Compute the surrogate w A."""
         return terms.surrogate(scored.log_prob, scored.old_log_prob, advantage)
 
 

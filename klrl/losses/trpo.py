@@ -55,10 +55,7 @@ def conjugate_gradients(
 def take_step(
     parameters: Sequence[Tensor], direction: Tensor, curvature: Tensor, target: float
 ) -> None:
-    """Add sqrt(2 target / s^T F s) s to theta, so that KL = ``target`` to second order.
-
-    s is ``direction``; s^T F s is ``curvature``, and nothing is added unless it is positive.
-    """
+    """Step by sqrt(2 target / curvature) * direction, so that KL = ``target`` to second order."""
     if curvature > 0:
         scaled = (2 * target / curvature).sqrt() * direction
         for p, part in zip(parameters, scaled.split([p.numel() for p in parameters]), strict=True):

@@ -132,7 +132,7 @@ REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 
 
 def is_finite_kl(kl: float, beta: float) -> bool:
-    """Whether a KL is finite; warn otherwise that beta is unchanged."""
+    """Whether a KL is finite; if not, warn that beta is unchanged."""
     if math.isfinite(kl):
         return True
     warnings.warn(f"KL(old||new)={kl}: beta stays at {beta}", stacklevel=3)

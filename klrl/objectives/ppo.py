@@ -181,7 +181,8 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         decrement: factor on beta if the KL is below dtarg / 1.5, in (0, 1].
         beta_min: lower bound of beta.
         beta_max: upper bound of beta.
-        beta_update: ``iteration``; or ``forward``: at each training forward, as in TorchRL.
+        beta_update: when beta changes: ``iteration`` (by :meth:`update_beta`), or ``forward`` (at
+            each training forward, as in TorchRL).
         reference: a policy to stay near; copied and frozen. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
         ref_kl_coef: weight of KL(policy||reference) in the loss, per nat; ``normalize_advantage``

@@ -23,7 +23,7 @@ Array = np.ndarray
 class Starts:
     """A set of start states (language: prompts), the same for every run of a task.
 
-    Two sets share no start state, except by chance (seeds have 31 bits). ``use`` names the set.
+    Different sets share no start state, except by chance (seeds have 31 bits).
     """
 
     use: str

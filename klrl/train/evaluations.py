@@ -67,7 +67,7 @@ class Evaluations:
         return [self.schedule.line(self._domain, self._parts.longest_episode)] if self._on else []
 
     def start(self, recorder: Recorder) -> bool:
-        """Evaluate before the first update, and record row 0; return whether to save ``best``."""
+        """Evaluate before the first update, if due, in row 0; return whether to save ``best``."""
         row: Row = {"iteration": 0, self._domain.axis: 0}
         improved = self.during(row)
         if 0 in self.schedule.iterations or _NLL in row:

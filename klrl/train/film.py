@@ -40,7 +40,7 @@ class Filmed:
 
 
 def check_film(run: str | Path) -> None:
-    """Refuse a run that cannot be filmed, before it is evaluated."""
+    """Refuse a run that cannot be filmed."""
     domain = domain_of(stored_config(find_run(str(run), "RUN")))
     if "film" not in domain.functions:
         raise ConfigError(
@@ -89,7 +89,7 @@ def film_run(
 
 
 def _show(folder: Path, own: JobConfig, domain: Domain, video: Video, which: str) -> None:
-    """Log the film in the run's loggers, at the frames of its checkpoint."""
+    """Log the film in the run's loggers, at the frame count of its checkpoint."""
     at = load_component(folder, which, "counters", Counters(), device_of("cpu"))
     sweep = folder.parent.name if (folder.parent / "sweep.json").exists() else None
     guard = Guard(lambda part, error: None, "the video files are written")

@@ -1,6 +1,6 @@
 """The training loop, :meth:`Training.train`. A domain implements its steps as :class:`Parts`.
 
-The domains are in :mod:`klrl.control.parts` and :mod:`klrl.language.run.parts`.
+These are in :mod:`klrl.control.parts` and :mod:`klrl.language.run.parts`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Training:
     from its checkpoint, not from ``actor.init``.
     """
 
-    recorder: Recorder  # while the run is open
+    recorder: Recorder  # set while the run is open
 
     def __init__(self, config: JobConfig, before: Mapping[str, Any] | None = None) -> None:
         self.config = config
@@ -243,7 +243,7 @@ class Training:
         )
 
     def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
-        """Update the reference and its coefficient, for the next iteration."""
+        """Update the reference and the KL's coefficient, for the next iteration."""
         if self.parts.reference is None:
             return
         self.parts.reference.move(self.parts.actor, self.counters.iteration)

@@ -53,7 +53,7 @@ class InPlace(Transform):
 
 
 def environment_before(transform: Transform) -> TransformedEnv | None:
-    """Make the environment before a transform, with cloned transforms; None without environment."""
+    """Make the environment before a transform, from clones; return None without an environment."""
     before: list[Transform] = []
     inner, container = transform, _container(transform)
     while isinstance(container, Compose):
@@ -87,8 +87,8 @@ def siblings(transform: Transform) -> list[Transform]:
 class OneTransform(InPlace, Compose):
     """A sequence of transforms that the user sees as a single transform.
 
-    It is a Compose, so ``TransformedEnv(env, it).append_transform(...)`` adds the new transform to
-    its parts. Therefore parts are looked up by class, never by position.
+    Since this is a Compose, ``append_transform`` of its environment adds a transform to its parts.
+    Therefore parts are looked up by class, never by position.
     """
 
     def part(self, kind: type[TransformT]) -> TransformT:
@@ -126,7 +126,7 @@ class NextTransform(InPlace):
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        """Write zeros for the observation spec's keys: a reset has no action, so no KL."""
+        """Write zeros at the keys :attr:`written`: a reset has no action, so no KL."""
         output_spec = self.transform_output_spec(self.parent.output_spec.clone())
         spec = output_spec["full_observation_spec"]
         for key in self.written:

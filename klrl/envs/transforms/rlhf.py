@@ -118,7 +118,7 @@ class KLRewardTransform(ChargedReward):
 
     @property
     def functional_actor(self) -> nn.Module:
-        """The reference's module, under the name in TorchRL's transform."""
+        """The reference's module, under its name in TorchRL's transform."""
         return self.reference.module
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:

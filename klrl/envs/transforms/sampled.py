@@ -26,7 +26,7 @@ from klrl.kl.shapes import add_heads, like_reward, reward_shape
 ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
 #: A log-prob in the data is another action's if its error exceeds TOLERANCE * (1 + |log-prob|).
 TOLERANCE = 1e-2
-#: Share of the action's range next to each bound; a tanh action there does not determine u.
+#: Share of the action's range next to each bound, where tanh cannot be inverted accurately.
 EDGE = 1e-4
 
 
@@ -213,7 +213,7 @@ def _of_the_action(
 
 
 def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor | None:
-    """Mark the actions whose log-prob cannot be recomputed; None if no log-prob can be."""
+    """Mark the actions whose log-prob cannot be recomputed; None if this holds for all actions."""
     if isinstance(dist, TanhNormal):
         share = (action - dist.low) / (dist.high - dist.low)
         edge = (share < EDGE) | (share > 1 - EDGE)

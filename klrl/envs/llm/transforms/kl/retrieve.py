@@ -45,9 +45,9 @@ class RetrieveLogProb(NextTransform):
       noise. The shape is the reward's batch shape, per agent or per team (:mod:`klrl.kl.shapes`).
     - An LLM wrapper scores tokens: [B, T], with 0 at padding and at the first token. If its
       ``pad_output`` is False, the result is ragged: a stack of TensorDicts, to be read by
-      ``get(key, as_list=True)`` or ``as_padded_tensor=True``. A mask at ``("next",
-      "log_probs_mask")`` (named after the key) marks the tokens that the policy produced in this
-      step. Earlier turns of a conversation have log-probs, but are not charged again.
+      ``get(key, as_list=True)`` or ``as_padded_tensor=True``. A mask marks the tokens that the
+      policy produced in this step: earlier turns of a conversation are not charged again. The
+      mask's key is named after that of the log-probs: ``("next", "log_probs_mask")``.
 
     Args:
         model: a probabilistic actor, or an LLM wrapper with ``generate=False``. Its in-keys (and
@@ -140,7 +140,7 @@ class RetrieveLogProb(NextTransform):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
             if self.is_language:
                 return self._score_tokens(tensordict, next_tensordict)
-            with evaluating(self.scorer()):  # as for wrappers
+            with evaluating(self.scorer()):
                 log_prob = score(self.scorer(), tensordict)
         reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
         name = f"the log-prob for {self.log_probs_full_key}"

@@ -125,7 +125,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         ref_model = ref_model if device is None else ref_model.to(device)
         self.ref_model = FrozenPolicy.shared(ref_model)
         self.log_prob_full_key = as_key(log_prob_key)
-        if not _language.is_full(self.log_prob_full_key):  # its sibling "response" is read too
+        if not _language.is_full(self.log_prob_full_key):  # the sibling key "response" is read too
             raise ValueError(f"log_prob_key={log_prob_key}: give a tuple that ends in 'full'")
         self.add_to_reward, self.assistant_only, self.detach = add_to_reward, assistant_only, detach
         self._tokenizer, self.padding_side = tokenizer, check_side(padding_side)

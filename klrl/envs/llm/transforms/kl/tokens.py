@@ -104,7 +104,7 @@ def encode_history(
         )
     charged = assistant
     if prompt is not None:
-        # Count the earlier turns' tokens: a template may render these turns differently here.
+        # Count the earlier turns' assistant tokens: their rendering may change as turns follow.
         earlier = [int(row.sum()) for row in _render(prompt, tokenizer, template)[1]]
         charged = [row & (row.cumsum(0) > n) for row, n in zip(assistant, earlier, strict=True)]
     return Encoded(ids, real, assistant, charged, False)
@@ -202,7 +202,7 @@ def _not_padding(row: Tensor, tokenizer: object, ragged: bool) -> Tensor:
     if ragged or pad is None or not (row != pad).any():
         return real
     inside = (row != pad).nonzero().squeeze(-1)
-    # If pad and EOS are the same token, the first on the right is the EOS of the sequence.
+    # If pad and EOS are the same token, the first pad on the right is the EOS of the sequence.
     last = int(inside[-1]) + int(pad == getattr(tokenizer, "eos_token_id", None))
     positions = torch.arange(row.numel(), device=row.device)
     return (positions >= inside[0]) & (positions <= last)

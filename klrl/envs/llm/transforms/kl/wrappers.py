@@ -169,7 +169,7 @@ def _score_by_its_own_forward(
 def arrange(
     rows: list[list[Tensor]], encoded: Encoded, pad_output: bool, side: str
 ) -> tuple[list[list[Tensor]], bool]:
-    """Bring per-token rows into the wrapper's output format; return whether they are ragged, too.
+    """Return per-token rows in the wrapper's output format, and whether they are ragged.
 
     With ``pad_output``, rows of dense ids are unchanged, and rows of ragged ids are padded on
     ``side``. Without it, padding is removed.
