@@ -306,7 +306,7 @@ class OwnKLController(FixedKLController):
 
 
 def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:
-    """Return a trial of a custom part: it updates its coefficient ``name`` by ``kls``, nats."""
+    """Return a function that tries a custom part: updates the part's ``name`` by ``kls``, nats."""
 
     def use(trial: Any) -> None:
         for kl in kls:

@@ -50,9 +50,9 @@ def draw(
 ) -> None:
     """Write samples before tanh and their log-probs into a batch with saturated actions.
 
-    An action that is not saturated gets TorchRL's inverse. So does a saturated action that
-    ``sampled`` cannot have produced: klrl warns and keeps its log-prob. A batch without any draw is
-    unchanged.
+    The sample of an action that is not saturated is TorchRL's inverse. So is that of a saturated
+    action that ``sampled`` cannot have produced: klrl warns and keeps its log-prob. A batch without
+    any draw is unchanged.
 
     Args:
         batch: the transitions, changed in place.

@@ -1,4 +1,4 @@
-"""The evaluations of a run: during training, to choose the best policy; and closing ones."""
+"""Evaluations of a run: those in training choose the best policy, the closing ones are reported."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Evaluations:
         return [self.schedule.line(self._domain, self._parts.longest_episode)] if self._on else []
 
     def start(self, recorder: Recorder) -> bool:
-        """Evaluate before the first update, if due, in row 0; return whether to save ``best``."""
+        """Evaluate before the first update if due, as row 0; return whether to save ``best``."""
         row: Row = {"iteration": 0, self._domain.axis: 0}
         improved = self.during(row)
         if 0 in self.schedule.iterations or _NLL in row:

@@ -1,6 +1,6 @@
-"""The training loop, :meth:`Training.train`. A domain implements its steps as :class:`Parts`.
+"""The training loop, :meth:`Training.train`; its steps are methods of :class:`Parts`.
 
-These are in :mod:`klrl.control.parts` and :mod:`klrl.language.run.parts`.
+The domains implement Parts in :mod:`klrl.control.parts` and :mod:`klrl.language.run.parts`.
 """
 
 from __future__ import annotations

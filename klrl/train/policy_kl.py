@@ -40,7 +40,7 @@ class Parties:
         other: the second policy: a run folder, a model's folder (language) or the user's policy
             (control); None: the reference of ``run``.
         on: the run folder of the policy that acts.
-        which: last or best: which checkpoint of each run.
+        which: the checkpoint of each run: last or best.
     """
 
     run: Path
@@ -127,7 +127,7 @@ def kl_between(
         words: settings that change the task of ``on``, as in ``env.kwargs.g=14``.
         on: the run whose policy acts, in its task: ``run`` (None), ``other`` or a third run.
         episodes: number of episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
-        which: last or best: which checkpoint of each run.
+        which: the checkpoint of each run: last or best.
         seed: seed of the start states and samples.
         device: the device of the policies.
 

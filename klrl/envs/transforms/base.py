@@ -111,7 +111,7 @@ class NextTransform(InPlace):
     """A transform that reads a transition and writes the keys :attr:`written` under its ``next``.
 
     Subclasses implement ``_step(tensordict, next_tensordict)``. TorchRL calls ``_step`` at every
-    step of an environment, and :meth:`forward` on a whole batch; both give the same numbers.
+    environment step, and :meth:`forward` calls it on a whole batch: both give the same numbers.
     """
 
     written: list[Key]
