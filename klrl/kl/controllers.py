@@ -212,7 +212,7 @@ class HeldKLController(_MultipliedKLController):
     P = ``proportional * s^2``. The factor s starts at 1. It halves when the KL falls from above
     :data:`SWING` * target to below target / :data:`SWING`, or when a sampled KL is negative. So the
     gains fall until the loop is stable or P is near 0. With P = 0 the mean of x over n updates is
-    (change of ln coef) / (n I), which is small for large n, since coef is bounded.
+    (change of ln coef) / (n I). It is small for large n, since coef is bounded.
 
     A policy starts at its reference, and its KL needs some updates to rise. Until then a low KL
     does not show that coef is too high, so coef is constant. It is released when the KL reaches

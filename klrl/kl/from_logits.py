@@ -2,7 +2,7 @@
 
 For each KL, autograd passes over tables [n, K] some twenty times. With K = 49,152 tokens this took
 half as long as all matrix products of the model. Here the logits are the only tables that are saved
-for the backward pass, and a few rows are processed at a time, so that intermediate results stay in
+for the backward pass. Only a few rows are processed at a time, so that intermediate results stay in
 the cache. For one row, with u = z / T:
 
     log pi(a)               d / du = 1_a - pi

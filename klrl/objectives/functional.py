@@ -67,9 +67,9 @@ def reference_kl(
 ) -> Tensor:
     """Estimate KL(pi_theta || pi_ref) and its gradient from actions of pi_old, [B].
 
-    With w = pi_theta / pi_old and r = log pi_theta - log pi_ref, k1 gives w r, k3 gives w k3(r),
-    and a custom f gives w f(r), all with a differentiable w; k2 gives w.detach() r^2 / 2. Without
-    w, the mean gradient of k1 would be 0, and that of k3 the forward KL's (docs/kl.md).
+    Let w = pi_theta / pi_old and r = log pi_theta - log pi_ref. k1 gives w r, k3 gives w k3(r), a
+    custom f gives w f(r); w is differentiable. k2 gives w.detach() r^2 / 2. Without w, the mean
+    gradient of k1 would be 0, and that of k3 the forward KL's (docs/kl.md).
     """
     ratio = (log_prob - old_log_prob).exp()
     if estimator == "k2":
