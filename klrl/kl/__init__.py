@@ -1,8 +1,7 @@
 """KL to a reference policy: estimators, references, controllers, and the transforms that use them.
 
-Every documented name can be imported from here, including the transforms, which are defined in
-:mod:`klrl.envs`. A name is loaded on first use, so importing the package itself loads neither
-TorchRL's environments nor ray nor transformers.
+The transforms are defined in :mod:`klrl.envs`. Names are imported on first use, so importing this
+package loads neither TorchRL's environments nor Ray nor transformers.
 """
 
 from klrl.base.imports import lazy_attribute

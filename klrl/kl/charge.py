@@ -1,8 +1,8 @@
 """Charge KL(policy||reference) to the reward or the loss: coefficient, sign and KL to go.
 
-The functions are pure. KLs are in nats, coefficients in reward units per nat.
-:data:`klrl.config.placement.VERDICTS` declares which estimator may be charged where. If a run
-charges a different divergence (:mod:`klrl.kl.divergences`), "the KL" below is that divergence.
+KLs are in nats, coefficients in reward per nat. :data:`klrl.config.placement.VERDICTS` declares
+which estimator may be charged where. If a run charges a different divergence
+(:mod:`klrl.kl.divergences`), "KL" below means that divergence.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ KL_KEY = "kl_penalty"
 
 
 class ReferenceKL(nn.Module):
-    """How a run charges KL(policy||reference): coefficient, estimator and placement.
+    """The penalty of a run: coefficient, estimator and placement of KL(policy||reference).
 
     Args:
-        coef: the initial coefficient, reward per nat; or, if a transform has the coefficient, that
-            transform and the name of its buffer.
-        estimator: the estimator that is charged: k1, k2, k3, exact or a function of the log-ratio.
+        coef: the initial coefficient, reward per nat; or the transform that has the coefficient,
+            and the name of its buffer.
+        estimator: k1, k2, k3, exact or a function of the log-ratio.
         placement: reward, loss or split.
         transform: charges the KL to the reward of a batch or of an environment's steps; None if
-            the reward is not charged, or a different function charges it.
+            the reward is not charged, or is charged by a function.
         online: whether the environment applies the transform at every step.
-        divergence: the divergence that is charged; any but the reverse KL requires the placement
-            loss or split, and the estimator exact.
+        divergence: the divergence that is charged; a divergence other than the reverse KL requires
+            the estimator exact, and the placement loss or split.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ReferenceKL(nn.Module):
 
     @property
     def _coef_tensor(self) -> Tensor:
-        # Looked up by name, since a move to a different device replaces the buffer.
+        # Look the buffer up by name, since a move to a different device replaces it.
         module, name = self._kept
         return module.get_buffer(name)
 
@@ -83,7 +83,7 @@ class ReferenceKL(nn.Module):
         return None if self.placement == "reward" else self.estimator
 
     def shaped(self, reward: Tensor, kl: Tensor) -> Tensor:
-        """Reward - coef * KL; the unchanged reward if only the loss charges the KL."""
+        """Return reward - coef * KL, or the unchanged reward if only the loss charges the KL."""
         return shaped(reward, kl, self.coef) if self.charges_reward else reward
 
 
@@ -94,9 +94,9 @@ def sampled_kl(
     exact: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """KL(pi_old || pi_ref) of every step of a rollout, in nats; 0 outside the mask.
+    """Compute KL(pi_old || pi_ref) at every step of a rollout, in nats; 0 outside the mask.
 
-    All tensors have the same shape. The estimator ``exact`` returns ``exact``, the closed form.
+    All tensors have the same shape. ``exact`` is the closed form, for the estimator of that name.
     """
     if estimator != "exact":
         return estimate_kl(log_prob, ref_log_prob, estimator, mask)
@@ -106,7 +106,7 @@ def sampled_kl(
 
 
 def on_last(score: Tensor, mask: Tensor) -> Tensor:
-    """Put the scores [B] of responses on their last real tokens [B, R]; the others get 0."""
+    """Place each response's score [B] at its last real token; other tokens [B, R] get 0."""
     last = mask.sum(1, keepdim=True) - 1
     return torch.zeros(mask.shape, dtype=score.dtype, device=score.device).scatter(
         1, last, score[:, None]
@@ -114,7 +114,7 @@ def on_last(score: Tensor, mask: Tensor) -> Tensor:
 
 
 def shaped(reward: Tensor, kl: Tensor, coef: float | Tensor) -> Tensor:
-    """Reward - coef * KL, of equal shapes; or advantage - coef * KL to go."""
+    """Return reward - coef * KL, or advantage - coef * KL to go; the shapes must match."""
     if reward.shape != kl.shape:
         raise ValueError(
             f"reward {tuple(reward.shape)} and KL {tuple(kl.shape)}: shapes must match"
@@ -123,15 +123,15 @@ def shaped(reward: Tensor, kl: Tensor, coef: float | Tensor) -> Tensor:
 
 
 def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
-    """Gain [B] - coef * KL [B], which a loss maximises, in one differentiable operation."""
+    """Return gain - coef * KL, both [B], in one differentiable operation."""
     return torch.addcmul(gain, kl, coef, value=-1)
 
 
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
-    """The KL to go [B, T], charged to the action of each step, for episodes without a critic.
+    """Compute the KL to go [B, T]; without a critic, each step's action is charged with it.
 
-    It is sum_{t' >= t} KL_t' for the placement ``reward``; sum_{t' > t} for ``split``, since the
-    loss charges step t, whose exact KL does not depend on the action; 0 for ``loss``. Steps
+    It is sum_{t' >= t} KL_t' for the placement ``reward``, and 0 for ``loss``. For ``split`` it is
+    sum_{t' > t} KL_t': the loss charges step t, whose exact KL does not depend on the action. Steps
     outside ``mask`` [B, T] do not count, and get 0.
     """
     if placement not in PLACEMENTS:
@@ -148,40 +148,40 @@ def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> 
 
 
 def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
-    """The learner's reward: ``advantage.reward_weight`` * raw - penalty; metrics are unweighted."""
+    """Return the learner's reward, ``weight`` * raw - penalty, from charged = raw - penalty."""
     return charged if weight == 1.0 else charged + (weight - 1) * raw
 
 
 # ------------------------------------------------ kl.estimator=custom, kl.divergence=custom
 
-# A custom estimator or divergence is E_pi[f(log pi - log pi_ref)]: an estimator evaluates f at the
-# sampled action, a divergence takes the expectation over all actions (for a Gaussian, over draws).
+# The user gives a function f of log pi - log pi_ref. A custom estimator is f at the sampled action.
+# A custom divergence is E_pi[f], over all actions or, for a Gaussian, over draws.
 
 #: Printed at the start of a run with a custom divergence.
 BLIND = (
     "kl.divergence=custom: E_pi[f] ignores actions that the policy never takes (a Gaussian: never "
     "draws), however likely the reference makes them; klrl does not check that E_pi[f] >= 0"
 )
-#: Largest allowed |f(0)| of a custom function, nats; policy and reference agree at log-ratio 0.
+#: Largest allowed |f(0)| of a custom function, nats: at log-ratio 0 policy and reference agree.
 _ZERO = 1e-6
 
 
 def chosen_estimator(config: RetrieveKLConfig) -> Estimator:
-    """The estimator that ``kl.estimator`` names, or the user's function."""
+    """Return the estimator that ``kl.estimator`` names, or the user's function."""
     own = config.estimator == OWN
     return _checked("kl.own_estimator", config.own_estimator) if own else config.estimator
 
 
 def chosen_divergence(config: RetrieveKLConfig) -> Which:
-    """The divergence that ``kl.divergence`` names, or the user's function."""
+    """Return the divergence that ``kl.divergence`` names, or the user's function."""
     own = config.divergence == OWN
     return _checked("kl.own_divergence", config.own_divergence) if own else config.divergence
 
 
 def _checked(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
-    """Import and try the user's function; set its ``unsaved`` if it has state (never saved)."""
+    """Import the user's function and try it; ``unsaved`` is set if a call changes its state."""
     function = partial(import_target(setting, part), **part.args)
-    log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 in the middle
+    log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 at [1, 1]
     with config_errors(setting, part):
         value = function(log_ratio)
         if not isinstance(value, Tensor) or value.shape != log_ratio.shape:

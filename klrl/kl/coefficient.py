@@ -1,6 +1,6 @@
 """The coefficient of a KL: one number >= 0, in a buffer that is changed in place.
 
-Its name is ``coef``; ``coeff`` is an alias, since TorchRL's documentation uses both.
+Its name is ``coef``. ``coeff`` is an alias, since TorchRL's documentation uses both names.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def one_spelling(
 ) -> float | Tensor:
     """Return the coefficient given as ``coef`` or as its alias ``coeff``; refuse both together.
 
-    A caller's defaults must be :data:`ZERO` or :data:`ONE` for ``coef``, and None for ``coeff``.
+    In a caller's signature ``coef`` defaults to :data:`ZERO` or :data:`ONE`, and ``coeff`` to None.
     """
     if coeff is None:
         return coef
@@ -55,7 +55,7 @@ def one_spelling(
 
 
 class KeepsCoefficient(_Module):
-    """Mixin for a module with a coefficient: a buffer, changed in place through either name.
+    """Mixin for a module with a coefficient buffer; assigning to either name changes it in place.
 
     List the mixin before the other base class; call :meth:`keep_coefficient` in the constructor.
     """
@@ -63,7 +63,7 @@ class KeepsCoefficient(_Module):
     coefficient_name = "coef"  # name of the buffer; the alias has one more f
 
     def keep_coefficient(self, value: float | Tensor) -> None:
-        """Register the buffer."""
+        """Register the coefficient as a buffer."""
         self.register_buffer(self.coefficient_name, coefficient(value, self.coefficient_name))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -80,9 +80,9 @@ class KeepsCoefficient(_Module):
         return super().__getattr__(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *rest: bool) -> Self:
-        """Move or cast the weights, without rounding the coefficient or beta.
+        """Move or cast the module, but do not round scalar buffers (the coefficient, beta).
 
-        Both become float32 on a device without float64 (MPS).
+        On a device without float64 (MPS) they become float32.
         """
         numbers = {name: x for name, x in self._buffers.items() if x is not None and x.ndim == 0}
         try:
@@ -99,9 +99,9 @@ class KeepsCoefficient(_Module):
 
 
 def coefficient_of_part(read: type = Tensor) -> property:
-    """A settable property of a Compose: the coefficient of its first transform with a coefficient.
+    """Make a property of a Compose: the coefficient of its first transform with a coefficient.
 
-    ``read=float`` returns a number; the default returns the buffer itself.
+    The property returns the buffer itself, or with ``read=float`` a number; it can be assigned.
     """
 
     def part(self: Compose) -> KeepsCoefficient:

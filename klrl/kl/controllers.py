@@ -1,8 +1,8 @@
 """Controllers of ``kl.coef``: they change it once per iteration, by the KL of the whole rollout.
 
-All controllers bound the coefficient, save their state in checkpoints, and warn about a KL that
-is not finite instead of using it (training stops on such a KL). To add a controller, write a class
-here, and its constructor's arguments as settings in ``klrl/config/schemas/penalty.py``.
+Checkpoints save the state of a controller. A KL that is not finite leaves coef unchanged, with a
+warning. To add a controller, write a class here, and declare its constructor's arguments as
+settings in ``klrl/config/schemas/penalty.py``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class FixedKLController:
 
     @classmethod
     def of(cls, config: ControllerConfig, coef: Coef, frames: int) -> FixedKLController:
-        """Make the controller of a run of ``frames`` frames; ``config`` has the arguments."""
-        # The training loop reads the unit, not the controller.
+        """Make a run's controller from its settings; ``frames`` is the length of the run."""
+        # ``unit`` is no argument of the constructor: the training loop reads it.
         settings = {key: each for key, each in vars(config).items() if key not in ("name", "unit")}
         return cls(coef, **settings)
 
@@ -62,7 +62,7 @@ class FixedKLController:
         self._keeper.coef = value
 
     def update(self, kl: float, n: int = 1) -> float:
-        """Update the coefficient by an iteration's KL; returns the next rollout's coefficient.
+        """Update the coefficient by an iteration's KL; return the next rollout's coefficient.
 
         Args:
             kl: mean KL(policy||reference) of the rollout, nats per step, or per unit of the target.
@@ -80,21 +80,21 @@ class FixedKLController:
         """Change :attr:`coef` after an iteration; arguments as in :meth:`update`, all finite."""
 
     def row(self) -> dict[str, float]:
-        """The controller's metrics, for the row of an iteration that charges the current coef."""
+        """Return the controller's metrics; called before :meth:`update`, at the charged coef."""
         return {}
 
     def state_dict(self) -> dict[str, object]:
-        """The state for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint's state, including the coefficient."""
-        for name in {*self.state_dict()} & {*state}:  # older checkpoints have fewer names
+        for name in {*self.state_dict()} & {*state}:  # older checkpoints have fewer entries
             setattr(self, name, type(getattr(self, name))(state[name]))
 
 
 class ScheduledKLController(FixedKLController):
-    """Change coef to ``end`` over ``frames``, along a line or half a cosine (``shape``)."""
+    """Changes coef to ``end`` over ``frames`` frames, linearly or along half a cosine."""
 
     def __init__(self, coef: Coef, end: float, frames: int, shape: str = "linear") -> None:
         super().__init__(coef)
@@ -111,7 +111,7 @@ class ScheduledKLController(FixedKLController):
         return cls(coef, config.end, config.frames or frames, config.shape)
 
     def move(self, kl: float, n: int) -> None:
-        """Take a step along the line or the cosine."""
+        """Set coef to its value after the frames so far."""
         self.seen += n
         share = min(self.seen / self.frames, 1.0)
         if self.shape == "cosine":
@@ -119,12 +119,12 @@ class ScheduledKLController(FixedKLController):
         self.coef = self.start + (self.end - self.start) * share
 
     def state_dict(self) -> dict[str, object]:
-        """The state for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"coef": self.coef, "seen": self.seen}
 
 
 class _MultipliedKLController(FixedKLController):
-    """Base class: multiply coef to bring the KL to a target; bounds on coef are above 0."""
+    """Base of controllers that multiply coef, within bounds > 0, to bring the KL to a target."""
 
     def __init__(self, coef: Coef, target: float, coef_min: float, coef_max: float) -> None:
         super().__init__(coef)
@@ -138,7 +138,7 @@ class _MultipliedKLController(FixedKLController):
         self.target, self.coef_min, self.coef_max = target, coef_min, coef_max
 
     def row(self) -> dict[str, float]:
-        """``at_bound``: 1 if coef is at coef_max, -1 at coef_min; no metric in between."""
+        """Return ``kl/ref/at_bound``: 1 at coef_max, -1 at coef_min; no metric in between."""
         at = (self.coef >= self.coef_max) - (self.coef <= self.coef_min)
         return {"kl/ref/at_bound": float(at)} if at else {}
 
@@ -153,13 +153,13 @@ def _clip(value: float, low: float, high: float) -> float:
 class AdaptiveKLController(_MultipliedKLController):
     """e = clip(KL / target - 1, -.2, .2); coef *= 1 + e n / horizon (Ziegler et al. 2019).
 
-    e n / horizon is also clipped to -.2 .. .2, since with n above the horizon the factor could
-    reach 0 or below. TorchRL 0.14's class of this name changes coef in the opposite direction.
+    e n / horizon is also clipped to -.2 .. .2, since the factor could reach 0 at n = 5 horizon.
+    TorchRL 0.14's class of this name changes coef in the opposite direction.
 
     Args:
         coef: the initial coefficient, > 0.
         target: nats per step.
-        horizon: frames in which coef can change by a fifth; default: ten times n of each update.
+        horizon: frames in which coef can change by a fifth; None: 10 n at each update.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
     """
@@ -209,15 +209,15 @@ class HeldKLController(_MultipliedKLController):
     """PI control of x = clip(KL / target - 1, -limit, limit): ln coef += I x + P dx.
 
     dx is the change of x since the last update, I = ``integral * max(s, 1 / 4)`` and
-    P = ``proportional * s^2``. The factor s is 1 at first, and halves when the KL goes from above
-    :data:`SWING` times the target to below target / :data:`SWING`, or when a sampled KL is
-    negative. So the gains of an unstable loop fall until the loop is stable or P is near 0. With
-    P = 0 the mean of x over n updates is (change of ln coef) / (n I): small, as coef is bounded.
+    P = ``proportional * s^2``. The factor s starts at 1. It halves when the KL falls from above
+    :data:`SWING` * target to below target / :data:`SWING`, or when a sampled KL is negative. So the
+    gains fall until the loop is stable or P is near 0. With P = 0 the mean of x over n updates is
+    (change of ln coef) / (n I). It is small for large n, since coef is bounded.
 
-    A policy starts at its reference, and its KL takes some updates to rise. Until then a low KL
-    does not mean that coef is too high, so coef is constant until the KL reaches :data:`RELEASE` of
-    the target, or its logarithm rises by less than :data:`RISE` over :data:`WINDOW` updates, or
-    :data:`PATIENCE` updates have passed.
+    A policy starts at its reference, and its KL needs some updates to rise. Until then a low KL
+    does not show that coef is too high, so coef is constant. It is released when the KL reaches
+    :data:`RELEASE` * target, when ln KL rises by less than :data:`RISE` over :data:`WINDOW`
+    updates, or after :data:`PATIENCE` updates.
 
     Args:
         coef: the initial coefficient, > 0.
@@ -252,10 +252,10 @@ class HeldKLController(_MultipliedKLController):
         self.frozen, self.updates = True, 0
         self.rising: list[float] = []  # the last KLs, while coef is constant
         self.error = 0.0  # x of the last update
-        self.share, self.above = 1.0, False  # s; whether a swing is under way
+        self.share, self.above = 1.0, False  # s; whether the KL came from above SWING * target
 
     def move(self, kl: float, n: int) -> None:
-        """Take a step of PI control, once the KL has risen."""
+        """Take a step of PI control, unless coef is still constant."""
         before, self.error = self.error, _clip(kl / self.target - 1, -self.limit, self.limit)
         if self.frozen:
             before = self.error if self.updates == 0 else before
@@ -267,14 +267,14 @@ class HeldKLController(_MultipliedKLController):
             self._multiply(math.exp(integral * self.error + proportional * (self.error - before)))
 
     def _damp(self, kl: float) -> None:
-        """Halve s at the end of a swing, or if the KL is negative (only a sampled KL can be)."""
+        """Halve s at the end of a swing, or if a sampled KL is negative."""
         swung = self.above and kl < self.target / self.SWING
         if swung or kl < 0:
             self.share /= 2
         self.above = kl > self.SWING * self.target or (self.above and not swung)
 
     def _released(self, kl: float) -> bool:
-        """Whether the KL is near its target or has stopped rising, or PATIENCE is over."""
+        """Whether the KL is near its target or no longer rises, or PATIENCE updates have passed."""
         self.updates += 1
         self.rising = [*self.rising, kl][-self.WINDOW - 1 :]
         flat = (
@@ -285,7 +285,7 @@ class HeldKLController(_MultipliedKLController):
         return kl >= self.RELEASE * self.target or flat or self.updates >= self.PATIENCE
 
     def state_dict(self) -> dict[str, object]:
-        """The state for a checkpoint."""
+        """Return the state for a checkpoint."""
         names = ("coef", "error", "frozen", "updates", "rising", "share", "above")
         return {name: getattr(self, name) for name in names}
 
@@ -295,7 +295,7 @@ class OwnKLController(FixedKLController):
 
     @classmethod
     def of(cls, config: Any, coef: Coef, frames: int) -> FixedKLController:
-        """Make and try the user's controller."""
+        """Make the user's controller and try it once."""
         start = coef if isinstance(coef, float | int) else coef.coef
         given, trial = {"coef": coef, "frames": frames}, {"coef": lambda: Number(start)}
         use = moves("kl.coef", [0.01, 1.0])
@@ -306,7 +306,7 @@ class OwnKLController(FixedKLController):
 
 
 def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:
-    """Make a trial of a user's part: update its coefficient ``name`` by these KLs, nats."""
+    """Return a function that tries a custom part: updates the part's ``name`` by ``kls``, nats."""
 
     def use(trial: Any) -> None:
         for kl in kls:

@@ -7,10 +7,10 @@ With u = pi_ref(a|s) / pi(a|s), each is D = E_pi[f(u)], in nats:
     js        Jensen-Shannon     f(u) = (log(2 / (1 + u)) + u log(2 u / (1 + u))) / 2, at most log 2
     tv        total variation    f(u) = |1 - u| / 2, at most 1 (unitless); measured, never charged
 
-All are invariant under a shared bijection: those of two TanhNormals are those of their Gaussians.
-Only the KLs add: over independent heads or dimensions of an action, and (in expectation) over the
-steps of an episode. A run charges the sum over steps or tokens of each state's divergence; for js
-that is a penalty per step, and not the js of whole episodes or responses.
+A shared bijection changes none of them: two TanhNormals diverge as their Gaussians do. Only the KLs
+are additive: over independent heads or dimensions of an action, and in expectation over the steps
+of an episode. A run charges the divergence of each step or token; the sum of these js is not the js
+of whole episodes or responses.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch.nn.functional import softplus
 
 from klrl.config.placement import DIVERGENCES
 
-#: The largest Jensen-Shannon divergence in a state, nats: policy and reference share no action.
+#: The largest Jensen-Shannon divergence, nats, reached if policy and reference share no action.
 LARGEST_JS = math.log(2)
-#: All divergences; only those of :data:`klrl.config.placement.DIVERGENCES` can be charged.
+#: All named divergences; only those in :data:`klrl.config.placement.DIVERGENCES` can be charged.
 MEASURED = (*DIVERGENCES, "tv")
 
 
-#: A divergence by name; or the user's function f of l = log pi - log pi_ref, for E_pi[f(l)].
+#: The name of a divergence; or the user's f of l = log pi - log pi_ref, for D = E_pi[f(l)].
 Which: TypeAlias = str | Callable[[Tensor], Tensor]
 
 
@@ -41,11 +41,11 @@ class Divergence:
     """The divergence that a run charges."""
 
     name: Which = "reverse"  # reverse, forward or js; or a function of the log-ratio
-    samples: int = 16  # draws per state (js: from each policy), where no closed form or sum exists
+    samples: int = 16  # draws per state (js: per policy), if there is no closed form or sum
 
     @property
     def is_reverse(self) -> bool:
-        """Whether it is KL(pi || pi_ref), which k1 to k3 estimate and ``kl/ref/exact`` is."""
+        """Whether this is KL(pi || pi_ref), the KL that k1, k2 and k3 estimate."""
         return self.name == "reverse"
 
 
@@ -53,7 +53,7 @@ REVERSE = Divergence()
 
 
 def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """A divergence of two categoricals, as a sum over all actions or the whole vocabulary.
+    """Compute a divergence of two categoricals, a sum over all actions or the whole vocabulary.
 
     Args:
         name: one of :data:`MEASURED`; or a function of the log-ratio.
@@ -61,7 +61,7 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
         log_q: log pi_ref, the same shape.
 
     Returns:
-        [...], nats; reverse and forward may be infinite.
+        [...], nats (tv: unitless); reverse and forward may be infinite.
     """
     if not isinstance(name, str):
         forbidden = log_p == -torch.inf
@@ -73,7 +73,7 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
     require_known(name)
     if name == "tv":
         return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
-    # Where both forbid an action, logaddexp's gradient would be NaN.
+    # Mask the actions that both forbid, since logaddexp's gradient would be NaN there.
     neither = (log_p == -torch.inf) & (log_q == -torch.inf)
     log_p0, log_q0 = log_p.masked_fill(neither, 0.0), log_q.masked_fill(neither, 0.0)
     log_m = torch.logaddexp(log_p0, log_q0) - math.log(2)  # m = (pi + pi_ref) / 2
@@ -82,31 +82,30 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def expected(log_p: Tensor, value: Tensor) -> Tensor:
-    """sum_a p(a) value(a); an action that p forbids (-inf) adds 0, also to the gradient."""
+    """Compute sum_a p(a) value(a); an action that p forbids adds 0 to the sum and its gradient."""
     forbidden = log_p == -torch.inf
     return (log_p.masked_fill(forbidden, 0.0).exp() * value).masked_fill(forbidden, 0.0).sum(-1)
 
 
 def js_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
-    """Unbiased estimates of the js, nats, one for each pair of draws; all tensors are [..., S].
+    """Estimate the js without bias, nats, once for each pair of draws; all tensors are [..., S].
 
-    Arguments: l = log pi - log pi_ref at draws of pi and of pi_ref (reparametrised for a gradient).
-    The js is (E_pi[log pi / m] + E_pi_ref[log pi_ref / m]) / 2 with m = (pi + pi_ref) / 2, that is
-    log 2 - (E_pi[softplus(-l)] + E_pi_ref[softplus(l)]) / 2.
+    With l = log pi - log pi_ref, js = log 2 - (E_pi[softplus(-l)] + E_pi_ref[softplus(l)]) / 2. The
+    arguments are l at draws of pi and at draws of pi_ref; a gradient needs reparametrised draws.
     """
     return LARGEST_JS - 0.5 * (softplus(-at_policys) + softplus(at_references))
 
 
 def tv_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
-    """Unbiased estimates of the total variation, in [0, 1]; arguments as in :func:`js_draws`.
+    """Estimate the total variation without bias, in [0, 1]; arguments as in :func:`js_draws`.
 
-    With m = (pi + pi_ref) / 2, tv is E_m[|pi - pi_ref| / (2 m)], and this ratio is tanh(|l| / 2).
+    tv = E_m[tanh(|l| / 2)] with m = (pi + pi_ref) / 2, since |pi - pi_ref| / (2 m) = tanh(|l| / 2).
     """
     return 0.5 * ((0.5 * at_policys.abs()).tanh() + (0.5 * at_references.abs()).tanh())
 
 
 def standard_error(draws: Tensor) -> Tensor:
-    """Standard error [...] of the mean over draws [..., S]; NaN for one draw."""
+    """Compute the standard error [...] of the mean over draws [..., S]; NaN for one draw."""
     return draws.std(-1) / math.sqrt(draws.shape[-1])
 
 

@@ -1,6 +1,6 @@
 """KL(pi || pi_ref): three estimators from one sampled action, and the closed form.
 
-All in nats. The action was sampled from pi; r = log pi(a|s) - log pi_ref(a|s).
+All values are in nats. The action was sampled from pi; r = log pi(a|s) - log pi_ref(a|s).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from klrl.kl.divergences import over_actions
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """r: unbiased, may be negative. Charged to the reward, it yields the KL's gradient."""
+    """r: unbiased, may be negative. In the reward, only k1 gives the gradient of the KL."""
     return log_ratio
 
 
@@ -43,14 +43,14 @@ def _declared() -> dict[str, Callable[[Tensor], Tensor]]:
     return {name: globals()[name] for name in SAMPLED}
 
 
-#: The functions above that ``SAMPLED`` declares, by name.
+#: Name in ``SAMPLED`` -> the function above.
 ESTIMATORS = _declared()
 #: A name in ESTIMATORS, ``exact``, or the user's function: r -> nats, elementwise.
 Estimator: TypeAlias = str | Callable[[Tensor], Tensor]
 
 
 def function_of(estimator: Estimator) -> Callable[[Tensor], Tensor]:
-    """The function of the log-ratio for an estimator."""
+    """Return an estimator's function of the log-ratio."""
     if not isinstance(estimator, str):
         return estimator
     if estimator not in ESTIMATORS:
@@ -87,7 +87,7 @@ def estimate_kl(
 
 
 def as_mask(mask: Tensor, value: Tensor) -> Tensor:
-    """Convert a mask to bool and check its shape; tokenizers give int64."""
+    """Convert a mask to bool and check its shape; tokenizers return int64 masks."""
     if mask.shape != value.shape:
         raise ValueError(
             f"mask {tuple(mask.shape)} and values {tuple(value.shape)}: shapes must match"
@@ -96,7 +96,7 @@ def as_mask(mask: Tensor, value: Tensor) -> Tensor:
 
 
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the positions where ``mask`` is true, 0 if there are none; ignores padding.
+    """Average ``value`` where ``mask`` is true; return 0 if it is true nowhere.
 
     ``mask`` has the shape of ``value``, bool or 0 and 1.
     """
@@ -105,20 +105,20 @@ def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Sum over the real steps of each row [B, T], then mean over rows; long rows weigh more."""
+    """Sum over the real steps of each row [B, T], then average over rows: long rows weigh more."""
     mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
 
 
 def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
-    """KL(dist || ref_dist) in closed form, nats, summed over event dimensions to the batch shape.
+    """Compute KL(dist || ref_dist) in closed form, nats, in the batch shape.
 
     Supports Normal, IndependentNormal, TanhNormal, Categorical, OneHotCategorical, masked
     categoricals, Bernoulli, all pairs for which torch has a closed form, and CompositeDistribution
     (the sum over its heads). TanhNormals must have the same bounds, composites the same heads.
 
     Raises:
-        NotImplementedError: no closed form is known; both types are named.
+        NotImplementedError: no closed form is known; the message names both types.
     """
     if isinstance(dist, CompositeDistribution) and isinstance(ref_dist, CompositeDistribution):
         return _composite(dist, ref_dist)

@@ -1,9 +1,9 @@
-"""Log-prob of an action and exact KLs of pi = softmax(z / T), with their gradient in closed form.
+"""Log-probs and exact KLs of pi = softmax(z / T) from logits z, with gradients in closed form.
 
-Autograd passes over a table [n, K] some twenty times for each KL, forward and back; with K = 49,152
-tokens that took half as long as the matrix products of the whole model. Of the tables [n, K], only
-the logits are saved, and all steps run on a few rows at a time, so that intermediate results stay
-in the cache. For one row, with u = z / T:
+For each KL, autograd passes over tables [n, K] some twenty times. With K = 49,152 tokens this took
+half as long as all matrix products of the model. Here the logits are the only tables that are saved
+for the backward pass. Only a few rows are processed at a time, so that intermediate results stay in
+the cache. For one row, with u = z / T:
 
     log pi(a)               d / du = 1_a - pi
     KL(pi || q)             d / du = pi * (log pi - log q - KL(pi || q))
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from klrl.kl.divergences import Which, over_actions
 
-#: The divergences whose gradient is implemented here.
+#: The divergences that are implemented here.
 CLOSED_FORM = ("reverse", "forward")
-#: Entries of a table that are processed together: 2 MB of float32 on a CPU, to fit its cache;
-#: on other devices 64 MB, to bound the memory.
+#: Entries of a table that are processed at a time: on a CPU 2 MB of float32, to fit its cache; on
+#: other devices 64 MB, to bound the memory.
 PIECE, PIECE_ELSEWHERE = 2**19, 2**24
 
 
@@ -36,7 +36,7 @@ class Other(NamedTuple):
 
 
 def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """Log softmax(logits / temperature), at least float32."""
+    """Compute log softmax(logits / temperature), in float32 or wider."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return (logits if temperature == 1.0 else logits / temperature).log_softmax(-1)
 
@@ -44,16 +44,16 @@ def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
 def log_probs_and_kls(
     logits: Tensor, actions: Tensor, others: Sequence[Other], temperature: float
 ) -> Tensor:
-    """log pi of the actions, then log q and the KLs for each of the other distributions q.
+    """Compute log pi of the actions; then, for each other distribution q, log q and the KLs.
 
     Args:
         logits: z [n, K]; -inf at a forbidden action.
         actions: [n].
-        others: the q's, with names of :data:`CLOSED_FORM`.
+        others: the distributions q; their names must be in :data:`CLOSED_FORM`.
         temperature: T.
 
     Returns:
-        [1 + sum(1 + len(names)), n], nats, at least float32; log q has no gradient, and there is no
+        [1 + sum(1 + len(names)), n], nats, float32 or wider. log q has no gradient; there is no
         second derivative.
     """
     for other in others:
@@ -68,7 +68,7 @@ def log_probs_and_kls(
 
 
 class _LogProbsAndKLs(torch.autograd.Function):
-    """Arguments of apply: z, actions, T, (temperature, names) of each q, the logits of each q."""
+    """Function of z, actions, T, the (temperature, names) of each q, and the logits of each q."""
 
     @staticmethod
     def forward(
@@ -99,8 +99,8 @@ class _LogProbsAndKLs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # Grad mode is on under create_graph=True. torch's once_differentiable would return a
-        # constant, without an error, where ``gradient`` itself requires no gradient.
+        # In backward, grad mode is on only under create_graph=True. once_differentiable would not
+        # raise if ``gradient`` requires no gradient: it would return a constant.
         if torch.is_grad_enabled():
             raise RuntimeError("log-probs and KLs from logits have no second derivative")
         logits, actions, values, *tables = ctx.saved_tensors
@@ -128,7 +128,7 @@ def _slope(
     qs: Sequence[tuple[Tensor, Sequence[Which]]],
     forbids: bool,
 ) -> Tensor:
-    """sum_i gradient_i d values_i / du, [n, K]; i indexes the rows of :func:`log_probs_and_kls`."""
+    """Compute sum_i gradient_i d values_i / du, [n, K], over the rows i of ``values``."""
     p, of_log_p = log_p.exp(), gradient[0]
     slope = p * -of_log_p[:, None]
     slope.scatter_add_(1, actions[:, None], of_log_p[:, None])
@@ -137,7 +137,7 @@ def _slope(
         for i, name in enumerate(names, row + 1):
             if name == "reverse":
                 excess = (log_p - log_q).sub_(values[i, :, None]).mul_(gradient[i, :, None])
-                if forbids:  # a forbidden action adds 0, and 0 times infinity would be NaN
+                if forbids:  # a forbidden action adds 0, but 0 * inf is NaN
                     excess.masked_fill_(p == 0, 0.0)
                 slope.addcmul_(excess, p)
             else:
@@ -147,13 +147,13 @@ def _slope(
 
 
 def _kl(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p || q) or KL(q || p), [n], where no action is forbidden."""
+    """Compute KL(p || q) or KL(q || p), [n]; valid where no action is forbidden."""
     first, second = (log_p, log_q) if name == "reverse" else (log_q, log_p)
     return (first - second).mul_(first.exp()).sum(-1)
 
 
 def _pieces(table: Tensor) -> Iterator[slice]:
-    """Slices of rows that are processed together; one empty slice for an empty table."""
+    """Slice the rows into pieces to process one at a time; an empty table gives one empty slice."""
     count, width = table.shape
     size = max(1, (PIECE if table.device.type == "cpu" else PIECE_ELSEWHERE) // width)
     return (slice(start, min(start + size, count)) for start in range(0, max(1, count), size))

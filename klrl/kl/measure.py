@@ -1,4 +1,4 @@
-"""Measure KL(pi_theta || pi_ref) of a rollout by every estimator, charged or not."""
+"""Measure KL(pi_theta || pi_ref) of a rollout by every estimator, whether charged or not."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from klrl.kl.estimators import ESTIMATORS, masked_mean, sequence_mean
 def mean_kl(
     exact: Tensor, forward: Tensor, log_ratio: Tensor, mask: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Metrics: mean KL(pi_theta || pi_ref) of a rollout by every estimator, in nats.
+    """Return metric -> mean KL(pi_theta || pi_ref) of a rollout, for every estimator, in nats.
 
-    ``kl/ref/forward`` is KL(pi_ref || pi_theta) in the same states. With a mask,
-    ``kl/ref/exact_seq`` and so on are sums over a row, averaged over rows.
+    ``kl/ref/forward`` is KL(pi_ref || pi_theta) in the same states. With a mask, each metric also
+    has a variant with the suffix ``_seq``: the sum over a row, averaged over rows.
 
     Args:
         exact: KL(pi_theta || pi_ref) in closed form at every step, [N, T] or [B, R].
@@ -44,14 +44,14 @@ def mean_kl(
 def mean_charged(
     charged: Tensor, mask: Tensor | None = None, error: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Metrics of a charged divergence other than the reverse KL: its mean, in nats.
+    """Return metrics of a charged divergence other than the reverse KL: its mean, in nats.
 
     Args:
         charged: the divergence at every step, [N, T] or [B, R].
         mask: bool, True at real steps; None: all are real. A mask adds a second metric: the sum
             over a row, averaged over rows.
-        error: standard error of a sampled divergence at every step [N, T]; adds a metric, the
-            standard error of the mean; steps are sampled independently.
+        error: standard error of a sampled divergence at every step [N, T], each with independent
+            draws; it adds the standard error of the mean as a metric.
 
     Raises:
         NonFiniteError: a metric is NaN or infinite.
@@ -75,9 +75,9 @@ def _finite(means: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:
-    """The charged divergence for a controller, in nats per ``unit``.
+    """Return the mean of the charged divergence for a controller, in nats per ``unit``.
 
-    ``unit`` sequence: sum over a row, averaged over rows; step, token or None: mean over steps.
+    ``unit=sequence``: sum over a row, averaged over rows. step, token or None: mean over steps.
     """
     name = "div/ref/charged" if "div/ref/charged" in measured else "kl/ref/exact"
     return float(measured[f"{name}_seq" if unit == "sequence" else name])

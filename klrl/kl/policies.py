@@ -15,7 +15,7 @@ from klrl.kl.reference import FrozenPolicy
 from klrl.kl.saturated import PRE_TANH, any_kept, any_lost, draw, log_probs, sibling, warn
 from klrl.kl.shapes import add_heads
 
-#: The key of the joint log-prob in older TorchRL policies; read if the current key is missing.
+#: The log-prob's key in older TorchRL policies; read if the current key is missing.
 OLDER_KEY = "sample_log_prob"
 #: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
 Key: TypeAlias = str | tuple[Any, ...]
@@ -31,12 +31,12 @@ def score(
     tensordict: TensorDictBase,
     keys: Sequence[Key] | None = None,
 ) -> Tensor:
-    """log pi(a|s) of a transition's action under ``model``, on the transition's device.
+    """Compute log pi(a|s) of a transition's action under ``model``, on the action's device.
 
-    The result's shape begins with the batch's shape; see :mod:`klrl.kl.shapes`. Log-probs of
-    heads are summed. For saturated actions of a TanhNormal, samples before tanh are written into
-    the transition (:func:`keep_pre_tanh`), whose device may differ from the policy's. The model
-    gets a shallow copy, since a model writes the distribution's parameters into its input.
+    The shape begins with the batch shape; see :mod:`klrl.kl.shapes`. Log-probs of heads are summed.
+    The model may be on a different device than the transition. It gets a shallow copy, since it
+    writes the distribution's parameters into its input. Only :func:`keep_pre_tanh` changes the
+    transition itself.
 
     ``keys``: keys of the sampling policy's log-probs; default: those of ``model``.
     """
@@ -60,7 +60,7 @@ def keep_pre_tanh(
     tensordict: TensorDictBase,
     keys: Sequence[Key] | None = None,
 ) -> None:
-    """Write samples before tanh (:func:`draw`) if a transition has its distribution's parameters.
+    """Write samples before tanh by :func:`draw`, if the data have the distribution's parameters.
 
     ``model`` has the distribution family of the sampling policy; ``keys`` as in :func:`score`.
     """
@@ -82,10 +82,10 @@ def where_kept(
 ) -> Tensor | TensorDictBase:
     """Recompute ``log_prob`` from samples before tanh if there are any; else return it unchanged.
 
-    Warns if an action is saturated and its sample before tanh is missing.
+    Warns if an action is saturated but its sample before tanh is missing.
 
     Args:
-        model: the policy of the log-prob.
+        model: the policy that computed the log-prob.
         tensordict: the transition, without the model's outputs.
         dist: the model's distribution in the transition.
         log_prob: log-prob of the action, [...]; for a composite a TensorDict, one per head.
@@ -116,8 +116,8 @@ def require_policy(name: str, model: object) -> None:
 def require_reference(name: str, model: object) -> None:
     """Refuse a recurrent reference.
 
-    Such a reference would read the sampling policy's hidden state from the data, and its log-probs
-    would silently be off by nats.
+    It would read the sampling policy's hidden state from the data, and its log-probs would be wrong
+    by several nats, without an error.
     """
     written = {as_key(key) for key in getattr(model, "out_keys", ())}
     carried = [key for key in getattr(model, "in_keys", ()) if as_key(("next", key)) in written]
@@ -129,10 +129,9 @@ def require_reference(name: str, model: object) -> None:
 
 
 def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
-    """The keys under which a policy writes its log-probs, one per head.
+    """Return the keys under which a policy writes its log-probs, one per head.
 
-    ``ProbabilisticTensorDictSequential.log_prob_key`` fails in tensordict 0.14 (its class lacks the
-    attribute that the property reads), so ``log_prob_keys`` is read.
+    In tensordict 0.14 the property ``log_prob_key`` of such a policy raises an error.
     """
     # log_prob_keys may list keys that the policy never writes; out_keys has only written keys.
     written = [as_key(key) for key in model.out_keys]
@@ -144,7 +143,7 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
 
 
 def written_keys(tensordict: TensorDictBase, keys: Sequence[Key | None]) -> list[Key]:
-    """The keys of a transition's log-probs: ``keys``, else :data:`OLDER_KEY`, else []."""
+    """Return the keys of log-probs in the data: ``keys``, else :data:`OLDER_KEY`, else []."""
     named = [as_key(key) for key in keys if key is not None]
     older = [sibling(key, OLDER_KEY) for key in named[:1]]
     return next((found for found in (named, older) if has_all(tensordict, found)), [])

@@ -1,4 +1,4 @@
-"""The reference pi_ref: a frozen policy with its own observation normaliser; and its updates."""
+"""The reference pi_ref, a frozen policy with its own normaliser, and the rules that update it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def freeze(actor: ModuleT, *, requires_grad: bool = False) -> ModuleT:
-    """Copy a policy's parameters and buffers, and detach the copy from training.
+    """Copy a policy with its parameters and buffers; put the copy into evaluation mode.
 
     The copy has its own observation normaliser, so it remains the same function while the live
     policy's statistics change.
@@ -31,8 +31,9 @@ def freeze(actor: ModuleT, *, requires_grad: bool = False) -> ModuleT:
 def flat_policy(model: T) -> T:
     """Flatten a policy whose last part is itself a policy; return any other policy unchanged.
 
-    The weights are shared. tensordict 0.14.3's ``get_dist`` skips the network of an inner policy
-    and reads the sampling policy's parameters from the data, so every KL would be 0.
+    The result shares the weights. Without flattening, tensordict 0.14.3's ``get_dist`` would skip
+    the inner policy's network and read the sampling policy's parameters from the data: every KL
+    would be 0.
     """
     if not isinstance(model, ProbabilisticTensorDictSequential):
         return model
@@ -41,7 +42,7 @@ def flat_policy(model: T) -> T:
         return model
     parts: list[nn.Module] = []
     for part in trunk:
-        # In KLPENPPOLoss's example the trunk is an ActorCriticOperator, which contains the head.
+        # In TorchRL's example of KLPENPPOLoss, the trunk is an operator that contains the head too.
         inner = list(part.module.children()) if isinstance(part, TensorDictSequential) else []
         parts += inner[: inner.index(last)] if last in inner else [part]
     parts += flat_policy(last).module.children()
@@ -61,16 +62,16 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 class FrozenPolicy(nn.Module):
-    """pi_ref inside a transform, a loss or a run: a wrapper that acts as the wrapped policy.
+    """Wrapper of pi_ref inside a transform, a loss or a run; it acts as the wrapped policy.
 
-    ``.to(...)`` moves the wrapped policy and ``state_dict`` includes it, but the outer module does
+    ``.to(...)`` moves the wrapped policy, and ``state_dict`` includes it. But an outer module does
     not list its parameters, and ``.train()`` does not switch its dropout on. Attributes that the
     wrapper lacks are looked up in the policy.
 
     Args:
         module: the policy; frozen here, not copied (:meth:`copy_of` copies).
-        own: whether the wrapper owns the weights; else ``module`` is shared: it is not changed, and
-            is evaluated in evaluation mode.
+        own: True freezes ``module``; False leaves a shared ``module`` unchanged, and switches it to
+            evaluation mode only during calls.
         requires_grad: whether owned weights are differentiable, and parameters of the outer module.
     """
 
@@ -87,7 +88,7 @@ class FrozenPolicy(nn.Module):
 
     @staticmethod
     def copy_of(policy: nn.Module, *, requires_grad: bool = False) -> FrozenPolicy:
-        """A frozen copy by :func:`freeze`; a policy that is frozen already is not copied."""
+        """Wrap a frozen copy; return a FrozenPolicy itself, unless ``requires_grad``."""
         if isinstance(policy, FrozenPolicy) and not requires_grad:
             return policy
         return FrozenPolicy(
@@ -125,17 +126,17 @@ class FrozenPolicy(nn.Module):
         return nullcontext() if self.own else evaluating(self.module)
 
     def train(self, mode: bool = True) -> Self:
-        """Stay frozen."""
+        """Do nothing: the policy stays in its mode."""
         return self
 
     @property
     def named_parameters(self) -> Callable[..., Iterator[tuple[str, nn.Parameter]]]:
-        """The policy's parameters, also if the outer module does not list them."""
+        """The policy's parameters, even if the outer module does not list them."""
         return self.module.named_parameters
 
     @property
     def named_modules(self) -> Callable[..., Iterator[tuple[str, nn.Module]]]:
-        """Only this module; with ``requires_grad`` the modules of the policy."""
+        """The policy's modules with ``requires_grad``; else only this module."""
         return self.module.named_modules if self._listed else super().named_modules
 
     def __getattr__(self, name: str) -> Any:
@@ -174,14 +175,15 @@ class FrozenPolicy(nn.Module):
         unexpected_keys += [prefix + key for key in result.unexpected_keys]
 
 
-#: The reference at the start: the policy, another policy, the policy without its adapters.
+#: Values of :attr:`ReferenceRule.source`: the live policy, a different policy, the live policy
+#: without its adapters.
 THE_POLICY, OTHER_POLICY, NO_ADAPTERS = "policy", "other", "adapters"
 
 
 class ReferenceRule:
     """``reference=initial``: never changes the reference. Base class of all update rules."""
 
-    source = THE_POLICY  # the reference at the start
+    source = THE_POLICY  # where the first reference comes from
     moves = False  # whether the rule ever changes the reference
 
     def __init__(self, config: ReferenceConfig) -> None:
@@ -192,7 +194,7 @@ class ReferenceRule:
 
 
 class OtherPolicyReference(ReferenceRule):
-    """``reference=checkpoint``, ``model`` and ``custom``: another policy, never changed."""
+    """``reference=checkpoint``, ``model`` and ``custom``: a different policy, never changed."""
 
     source = OTHER_POLICY
 
@@ -206,8 +208,8 @@ class AdapterOffReference(ReferenceRule):
 class EMAReference(ReferenceRule):
     """ref <- decay * ref + (1 - decay) * policy, once per iteration.
 
-    The average covers parameters and the normaliser's statistics, since weights that were trained
-    with one normaliser mean little with a different one.
+    The normaliser's statistics are averaged too, since weights fit only the normaliser that they
+    were trained with.
     """
 
     config: EMAReferenceConfig
@@ -215,10 +217,10 @@ class EMAReference(ReferenceRule):
 
     @torch.no_grad()
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
-        """Average every floating tensor with the policy's."""
+        """Average every floating-point tensor with the policy's."""
         policy, moved = actor.state_dict(), set()
         for name, value in reference.state_dict().items():
-            # Tied weights have two names; averaged under both, they would decay by decay^2.
+            # A tied weight has two names; an average under each would decay it by decay^2.
             if value.is_floating_point() and value.data_ptr() not in moved:
                 value.lerp_(policy[name].to(value), 1 - self.config.decay)
                 moved.add(value.data_ptr())
@@ -232,13 +234,13 @@ class PeriodicReference(ReferenceRule):
 
     @torch.no_grad()
     def update(self, reference: nn.Module, actor: nn.Module, iteration: int) -> None:
-        """Copy the policy if an update is due."""
+        """Copy the policy's state if an update is due."""
         if iteration % self.config.every == 0:
             reference.load_state_dict(actor.state_dict())
 
 
-#: A frozen policy, and its description in the manifest, from which a resume rebuilds its networks;
-#: None if the settings suffice.
+#: A policy; and the manifest entry from which a resume rebuilds its networks, or None if the
+#: settings suffice.
 Loaded: TypeAlias = tuple[nn.Module, Mapping[str, object] | None]
 
 
@@ -248,7 +250,7 @@ class FrozenReference(FrozenPolicy):
     Args:
         rule: updates the reference after an iteration.
         module: the policy; frozen here, not copied.
-        own: whether the reference owns the weights; else ``module`` is the live policy, unchanged.
+        own: whether the reference has its own weights; if not, ``module`` is the live policy.
         checkpointed: whether checkpoints must include the reference.
         description: manifest entry from which a resume rebuilds the networks; None if not needed.
     """
@@ -276,7 +278,7 @@ class FrozenReference(FrozenPolicy):
     ) -> Self:
         """Make the reference of a live policy, according to ``rule.source``.
 
-        ``load_other`` loads another policy, if the rule requires it.
+        ``load_other`` loads a different policy; it is called only if the source is OTHER_POLICY.
         """
         if rule.source == NO_ADAPTERS:
             return cls(rule, policy, own=False, checkpointed=checkpointed)
@@ -287,12 +289,12 @@ class FrozenReference(FrozenPolicy):
         return cls(rule, freeze(policy), checkpointed=checkpointed)
 
     def move(self, actor: nn.Module, iteration: int) -> None:
-        """Update the reference by its rule after an iteration."""
+        """Apply the rule after an iteration; ``actor`` is the live policy."""
         self.rule.update(self.module, actor, iteration)
 
     @property
     def bytes(self) -> int:
-        """Memory that the reference needs in addition to the policy; tied weights count once."""
+        """Bytes that the reference needs in addition to the policy; tied weights count once."""
         tensors = self.module.state_dict().values() if self.own else ()
         held = {value.data_ptr(): value.numel() * value.element_size() for value in tensors}
         return sum(held.values())

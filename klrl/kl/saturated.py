@@ -1,15 +1,16 @@
 """log pi(a|s) of a TanhNormal whose action was rounded to a bound (a saturated action).
 
-a = mid + half * tanh(u). In float32 every u above 7 gives the same a, and TorchRL's inverse maps
-that a to one u, whose log-prob at loc 15 is off by a hundred nats. The true u is lost, but it
-lies beyond a known cut, and the parameters that the policy wrote give its distribution there: a
-Gaussian truncated on one side. :func:`draw` draws u from that Gaussian, and replaces the stored
-log-prob by that of the new u. Both policies and the loss read this u, so ratio, KL and score belong
-to one sample, and have the same means as with the lost sample.
+The action is a = mid + half * tanh(u). In float32 every u above about 7 gives the same a. TorchRL's
+inverse maps this a to a single u, whose log-prob may be wrong by a hundred nats (at loc 15).
 
-The draw needs no random generator: its randomness comes from the bits of the stored log-prob.
-TorchRL passes a copy of the transition to a transform inside an environment, so a u that is written
-there is lost; a loss that reads the transition later draws the same u.
+The true u is lost, but its distribution is known from the policy's parameters in the data: a
+Gaussian, truncated at a known cut. :func:`draw` draws a new u from it, and replaces the stored
+log-prob by that of the new u. Policy, reference and loss read the new u, so ratio, KL and score
+belong to one sample. Their means are the same as for the lost u.
+
+The draw needs no random generator: its randomness comes from the bits of the parameters and of the
+stored log-prob. So a second draw for the same transition gives the same u. This matters inside an
+environment: TorchRL passes a copy of the transition to a transform, so a u written there is lost.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from klrl.kl.shapes import add_heads
 
 #: The key under which a policy may store the sample before tanh, next to its action.
 PRE_TANH = "pre_tanh"
-#: No sampler reaches this many standard deviations: PyTorch's Gaussians in float32 end at 6.7.
+#: Standard deviations that no sample reaches: PyTorch's Gaussian samples in float32 end at 6.7.
 REACH = 7.0
 #: Largest rounding error of a log-prob: absolute (nats), and relative to the log-prob.
 TOLERANCE = (1.0, 1e-2)
@@ -49,14 +50,14 @@ def draw(
 ) -> None:
     """Write samples before tanh and their log-probs into a batch with saturated actions.
 
-    The sample is TorchRL's inverse for actions that are not saturated, and for transitions that
-    ``sampled`` cannot have produced; the latter keep their log-prob, with a warning. A batch for
-    which nothing is drawn is unchanged.
+    The sample of an action that is not saturated is TorchRL's inverse. So is that of a saturated
+    action that ``sampled`` cannot have produced: klrl warns and keeps its log-prob. A batch without
+    any draw is unchanged.
 
     Args:
         batch: the transitions, changed in place.
         sampled: the distribution that the actions were sampled from.
-        action_key: key of the action; the heads of a composite have their own keys.
+        action_key: key of the action; not read for a composite, whose heads have their own keys.
         log_prob_keys: keys of the sampling policy's log-probs; empty if the batch has none.
     """
     if not any_lost(sampled, batch, action_key):
@@ -93,9 +94,10 @@ def draw(
 def log_probs(
     dist: Distribution, batch: TensorDictBase, action_key: ActionKey
 ) -> dict[ActionKey, Tensor]:
-    """log pi(a|s) of every head, from the sample before tanh if the batch has one.
+    """Compute log pi(a|s) of every head, from the sample before tanh if the batch has one.
 
-    The key is the action's key + ``_log_prob``; the shape is that of the head's distribution.
+    Returns head -> log-prob, in the batch shape of the head's distribution. The key is the action's
+    with the suffix ``_log_prob``.
     """
     each = {}
     for key, head in _heads(dist, action_key):
@@ -107,7 +109,7 @@ def log_probs(
 
 
 def any_kept(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -> bool:
-    """Whether the batch has the sample before tanh of a TanhNormal."""
+    """Whether the batch has a sample before tanh for a TanhNormal head."""
     return any(
         isinstance(head, TanhNormal) and batch.get(kept_at(dist, key), None) is not None
         for key, head in _heads(dist, action_key)
@@ -136,24 +138,24 @@ def warn() -> None:
 
 
 def sibling(key: ActionKey, name: str = PRE_TANH) -> ActionKey:
-    """The key ``name`` at the same level as ``key``."""
+    """Return the key ``name`` next to ``key``: ``("a", "action")`` -> ``("a", "pre_tanh")``."""
     return (*key[:-1], name) if isinstance(key, tuple) else name
 
 
 def kept_at(dist: Distribution, action_key: ActionKey) -> ActionKey:
-    """The key of a sample before tanh; in a composite it includes the action's name."""
+    """Return the key of a sample before tanh; in a composite it includes the action's name."""
     composite = isinstance(dist, CompositeDistribution)
     return _suffixed(action_key, PRE_TANH) if composite else sibling(action_key)
 
 
 def saturated(dist: TanhNormal, action: Tensor) -> Tensor:
-    """Which coordinates of an action equal a bound, within its dtype's resolution: bool."""
+    """Return a mask of the coordinates that equal a bound, within the action's resolution."""
     t, least, _ = _squashed(dist, action)
     return t.abs() >= least
 
 
 def log_prob_before_tanh(dist: TanhNormal, u: Tensor) -> Tensor:
-    """log pi(a|s) = log N(u; loc, scale) - log |da/du|, from the sample before tanh [..., A]."""
+    """Compute log pi(a|s) = log N(u; loc, scale) - log |da/du| from u [..., A]."""
     low, high = (torch.as_tensor(bound).to(u) for bound in (dist.low, dist.high))
     each = dist.root_dist.log_prob(u) - _log_slope(u) - (0.5 * (high - low)).log()
     return each.flatten(-len(dist.event_shape)).sum(-1) if dist.event_shape else each
@@ -162,17 +164,17 @@ def log_prob_before_tanh(dist: TanhNormal, u: Tensor) -> Tensor:
 def _beyond_the_cut(
     dist: TanhNormal, action: Tensor, stored: Tensor | None, n: int
 ) -> tuple[Tensor, Tensor]:
-    """u [..., A], drawn where the action is saturated; and the range of such draws' log-probs."""
-    # Saturated: a draw of N(m, s) beyond the cut c; else TorchRL's inverse. With
-    # alpha = (c - m) / s and v uniform: u = m + s z, z = -Phi^-1(v Phi(-alpha)), in float64; NaN
-    # where alpha is out of reach. Log-probs of such draws are const + 2 s z - z^2 / 2.
+    """Draw u [..., A] where the action is saturated; bound how far such draws' log-probs differ."""
+    # A draw of N(loc, scale) above the cut: u = loc + scale z with z = -Phi^-1(v Phi(-alpha)),
+    # alpha = (cut - loc) / scale, and v uniform in (0, 1). If alpha > REACH, u is NaN. The log-prob
+    # of the draw is const + 2 scale z - z^2 / 2.
     t, least, ulp = _squashed(dist, action)
-    # Values above the middle between two floats are rounded up.
+    # The cut is half a float's spacing below ``least``: values above it are rounded to ``least``.
     side, cut = t.sign(), torch.atanh(least.double() - ulp.double() / 4)
     loc, scale = dist.root_dist.loc, dist.root_dist.scale
     stored = action.new_zeros(()) if stored is None else _expand(stored, action)
     v = _uniform(*torch.broadcast_tensors(loc, scale, stored, action.new_tensor(n)))
-    # The lower bound is mirrored, so that the cut is always above.
+    # At the lower bound, mirror the Gaussian: then the draw is above the cut too.
     alpha = (cut - side * loc.double()) / scale.double()
     z = -torch.special.ndtri(v * torch.special.log_ndtr(-alpha).exp())
     z = z.clamp_min(alpha).masked_fill(alpha > REACH, torch.nan)
@@ -183,11 +185,11 @@ def _beyond_the_cut(
 
 
 def _uniform(*known: Tensor) -> Tensor:
-    """Numbers in (0, 1) from the bits of the given tensors, mixed as in MurmurHash3."""
+    """Hash the bits of the given tensors (MurmurHash3's last step) to numbers in (0, 1)."""
     bits = torch.zeros_like(known[0], dtype=torch.int64)
     for value in known:
         bits = _mixed(bits ^ value.float().view(torch.int32))
-    # Entries with equal bits are numbered, so that their draws differ.
+    # Number the entries with equal bits, so that their draws differ.
     order = bits.flatten().argsort(stable=True)
     found, number = bits.flatten()[order], torch.empty_like(order)
     number[order] = torch.arange(len(order), device=order.device) - torch.searchsorted(found, found)
@@ -202,7 +204,7 @@ def _mixed(bits: Tensor) -> Tensor:
 
 
 def _heads(dist: Distribution, action_key: ActionKey) -> list[tuple[ActionKey, Distribution]]:
-    """(key of the action, distribution) of every head."""
+    """List (key of the action, distribution) for every head."""
     if isinstance(dist, CompositeDistribution):
         return list(dist.dists.items())
     return [(action_key, dist)]
@@ -213,19 +215,19 @@ def _suffixed(key: ActionKey, suffix: str) -> ActionKey:
 
 
 def _squashed(dist: TanhNormal, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """tanh(u) from the action, the least saturated value, and the spacing of floats below 1."""
-    # TorchRL clips |tanh(u)| to 1 - resolution; the action is also rounded at its bounds' scale.
+    """Return tanh(u), the least saturated |tanh(u)|, and twice the spacing of floats there."""
+    # TorchRL clips |tanh(u)| to 1 - resolution. The action's rounding depends on its bounds' size.
     low, high = (torch.as_tensor(bound).to(action) for bound in (dist.low, dist.high))
     half = 0.5 * (high - low)
     info = torch.finfo(action.dtype)
     ulp = info.eps * torch.maximum(low.abs(), high.abs()) / half
     slack = 2 * ulp.clamp_min(info.resolution)
-    # A power of two, so that this dtype represents 1 - slack, and with it the cut, exactly.
+    # Round the slack up to a power of two, so that this dtype represents 1 - slack exactly.
     return (action - 0.5 * (high + low)) / half, 1 - slack.log2().ceil().exp2(), ulp
 
 
 def _log_slope(u: Tensor) -> Tensor:
-    """log dtanh/du = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), stable on both sides."""
+    """log dtanh/du = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), stable for both signs of u."""
     return 2 * (math.log(2) - u.abs() - softplus(-2 * u.abs()))
 
 

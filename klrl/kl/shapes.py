@@ -1,10 +1,9 @@
 """The rule for shapes: a log-prob and a KL have the reward's batch shape.
 
 A TorchRL reward is [*B, 1] (one policy, or a team's shared reward) or [*B, N, 1] (one per agent);
-its batch shape is [*B] or [*B, N]. A log-prob or KL begins with that shape. Further dimensions are
-summed, since log-probs and KLs of independent parts add: agents of a team with a shared reward, or
-dimensions of an action without event dimension (a plain ``Normal``). Any other shape is refused.
-klrl.envs subtracts only tensors that were checked here.
+its batch shape is [*B] or [*B, N]. A log-prob or KL must begin with that shape. Further dimensions
+are summed, since log-probs and KLs of independent parts add up: of agents with a shared reward, or
+of an action's dimensions under a plain ``Normal``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from klrl.kl.estimators import sum_beyond
 
 
 def reward_shape(reward: torch.Size, batch_dims: int) -> torch.Size:
-    """The batch shape of a reward [*B, 1], [*B, N, 1] or [*B]: without its last dimension, 1."""
+    """Return the batch shape of a reward [*B, 1], [*B, N, 1] or [*B], without the last 1."""
     if len(reward) <= batch_dims:
         return reward
     if reward[-1] != 1:
@@ -43,8 +42,8 @@ def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) ->
 def add_heads(heads: Sequence[Tensor]) -> Tensor:
     """Sum the log-probs or KLs of an action's heads to [*B, ...].
 
-    Each head is first summed to the leading dimensions that all of them share, so that heads per
-    agent add up per agent.
+    Each head is first summed over all but the leading dimensions that all heads share, so that
+    heads per agent add up per agent.
     """
     shared = min(head.ndim for head in heads)
     while len({head.shape[:shared] for head in heads}) > 1:

@@ -1,7 +1,7 @@
 """Losses of policy and critic, and rules that keep the policy near the sampling policy.
 
-The LossModules for TorchRL are in :mod:`klrl.objectives`, and are imported on first use, since
-they import TorchRL's objectives.
+The TorchRL LossModules in :mod:`klrl.objectives` are imported on first use, since they load
+TorchRL's objectives.
 """
 
 from typing import TYPE_CHECKING

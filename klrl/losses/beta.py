@@ -1,7 +1,7 @@
 """Rules that adapt KLPEN's beta to keep KL(old||new) of an iteration near its target, dtarg.
 
-d is the mean KL(old||new) over the whole rollout after the update, in nats per frame, or token;
-:class:`ForwardBeta` takes a minibatch's.
+The rules read d: the mean KL(old||new) over the rollout after the update, in nats per frame or
+token. Only :class:`ForwardBeta` reads the KL of a minibatch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from klrl.objectives.functional import factor, is_finite_kl
 
 
 class BetaRule:
-    """A fixed beta. The losses without a KL(old||new) penalty have this rule with beta 0."""
+    """A fixed beta. Losses without a KL(old||new) penalty have this rule, with beta 0."""
 
     every_forward = False  # True: update by each minibatch's KL, not the rollout's
     unsaved = False  # whether it has state that ``state_dict`` lacks
@@ -26,11 +26,11 @@ class BetaRule:
         self.beta, self.dtarg = beta, dtarg
 
     def update(self, kl: float) -> float:
-        """Update beta by the KL of an iteration (or minibatch), nats per frame; returns beta."""
+        """Update beta by d, nats per frame or token; return the new beta."""
         return self.beta
 
     def state_dict(self) -> dict[str, float]:
-        """Beta, for a checkpoint."""
+        """Return beta, for a checkpoint."""
         return {"beta": self.beta}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -41,8 +41,8 @@ class BetaRule:
 class DoublingBeta(BetaRule):
     """d < dtarg / 1.5 -> beta *= decrement; d > 1.5 dtarg -> beta *= increment; bounded.
 
-    Schulman et al. (2017), sec. 4, with the factors ``loss.increment`` and ``loss.decrement``. Beta
-    changes once per iteration. A KL that is not finite is ignored with a warning.
+    The rule of Schulman et al. (2017), sec. 4, with factors ``loss.increment`` and
+    ``loss.decrement``. A KL that is not finite leaves beta unchanged, with a warning.
     """
 
     def __init__(self, config: KLPENConfig) -> None:
@@ -58,24 +58,24 @@ class DoublingBeta(BetaRule):
         return self.beta
 
     def factor(self, kl: float) -> float:
-        """The factor on beta."""
+        """Return the factor on beta."""
         return factor(kl, self.dtarg, self.config.increment, self.config.decrement)
 
 
 class ProportionalBeta(DoublingBeta):
-    """beta <- beta * exp(clip(g ln(d / dtarg), +-ln 4)), bounded; once per iteration."""
+    """beta *= exp(clip(g ln(d / dtarg), -ln 4, ln 4)) with g = ``loss.gain``; bounded."""
 
     def factor(self, kl: float) -> float:
-        """The factor (d / dtarg)^g, within 1/4 .. 4."""
+        """Return the factor (d / dtarg)^g, clipped to 1/4 .. 4."""
         log_factor = self.config.gain * math.log(max(kl, 1e-12) / self.dtarg)
         return math.exp(min(max(log_factor, -math.log(4)), math.log(4)))
 
 
 class ForwardBeta(DoublingBeta):
-    """TorchRL's rule, for comparison only: the same factors after every forward, without bounds.
+    """TorchRL's rule, for comparison: DoublingBeta's factors after every minibatch, unbounded.
 
-    TorchRL 0.14's ``KLPENPPOLoss.forward`` changes beta by each minibatch's KL, also in evaluation;
-    beta ends at 0 or infinity. Here only the learner's forwards change beta.
+    TorchRL 0.14's ``KLPENPPOLoss.forward`` changes beta by each minibatch's KL, also in evaluation,
+    and beta ends at 0 or infinity. Here only the learner changes beta.
     """
 
     every_forward = True
@@ -106,5 +106,5 @@ BETA_RULES: dict[str, Callable[[KLPENConfig], BetaRule]] = {
 
 
 def make_beta_rule(config: KLPENConfig) -> BetaRule:
-    """The rule that ``loss.beta_rule`` names."""
+    """Make the rule that ``loss.beta_rule`` names."""
     return BETA_RULES[config.beta_rule](config)

@@ -1,7 +1,7 @@
 """Line search: shorten or lengthen an update so that KL(old||new) ends near its target.
 
-theta <- theta_old + alpha (theta - theta_old), for the actor only. The KL d grows like alpha^2 at
-first, so alpha starts at sqrt(dtarg / d); secant steps in log d and log alpha follow.
+theta <- theta_old + alpha (theta - theta_old), for the actor only. For small alpha the KL d grows
+like alpha^2, so alpha starts at sqrt(dtarg / d). Secant steps in log d and log alpha follow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLOPES = (0.7, 4.0)
 
 
 def due(mode: str, kl: float, target: float) -> bool:
-    """Whether to search: ``back`` above 1.5 dtarg, ``both`` also below dtarg / 1.5, ``always``."""
+    """Whether to search; ``back``: if KL > 1.5 target; ``both``: also if KL < target / 1.5."""
     if mode == "always":
         return kl > 0
     return (mode != "none" and kl > 1.5 * target) or (mode == "both" and 0 < kl < target / 1.5)
@@ -35,12 +35,12 @@ def search(
     target: float,
     most: float,
 ) -> tuple[float, float]:
-    """Scale the update of the actor in place; returns the final alpha and KL(old||new).
+    """Scale the actor's update in place; return the final alpha and KL(old||new).
 
     Args:
         parameters: the actor's parameters, after the update.
         before: their values before the update.
-        measure: KL(old||new) of the whole rollout at the current parameters, nats per frame.
+        measure: returns KL(old||new) of the whole rollout, nats per frame or token.
         kl: KL(old||new) after the full step.
         target: dtarg.
         most: the largest alpha, >= 1.

@@ -1,7 +1,7 @@
 """The losses of KLPEN, TRPO and clipped PPO, computed from the outputs of policy and critic.
 
-The losses are the same for both domains, have no state and change no coefficient, so a forward pass
-has no side effects. :mod:`klrl.losses.beta` changes beta.
+Both domains use the same losses. A loss has no state and changes no coefficient, so a forward pass
+has no side effects; :mod:`klrl.losses.beta` changes beta.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from klrl.runs.metrics import METRICS
 class Scored:
     """The outputs of policy and critic for a minibatch, one number per position.
 
-    Positions are frames [B] of a control run, response tokens [B, R] of a language run; all tensors
-    have that shape. Log-probs, KLs and entropies are in nats.
+    Positions are frames [B] in control, response tokens [B, R] in language; all tensors have that
+    shape. Log-probs, KLs and entropies are in nats.
     """
 
     log_prob: Tensor  # log pi_theta of the sampled action
@@ -43,10 +43,10 @@ class Scored:
     old_value: Tensor | None = None  # V during the rollout; None without a critic
     ref_log_prob: Tensor | None = None  # log pi_ref, for the estimators k1, k2 and k3
     exact_ref: Tensor | None = None  # the charged divergence, for the estimator exact
-    mask: Tensor | None = None  # bool, True at real positions; the others may contain anything
+    mask: Tensor | None = None  # bool, True at real positions; padding may contain anything
 
     def without_padding(self) -> Scored:
-        """Set values at padding to 0, since they must reach neither a sum nor a gradient."""
+        """Return a copy with 0 at padding, which must reach neither a sum nor a gradient."""
         if self.mask is None:
             return self
         held = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "mask"}
@@ -55,7 +55,7 @@ class Scored:
 
 
 def example(*, tokens: bool) -> Scored:
-    """A synthetic minibatch, frames [8] or tokens [2, 4] with padding; pi_theta is near pi_old.
+    """Make a minibatch of frames [8], or of tokens [2, 4] with padding; pi_theta is near pi_old.
 
     ``log_prob``, ``kl_old`` and ``entropy`` require a gradient.
     """
@@ -94,25 +94,25 @@ class PolicyLoss(ABC):
         reference_estimator: how the loss estimates the KL(policy||reference) that it charges:
             exact, k1, k2, k3 or a function of the log-ratio; None if it charges none.
         divergence: the divergence that ``exact`` charges; k1, k2 and k3 estimate the reverse KL.
-        reward_scale: the factor on the rewards that advantages were estimated from. The KL in the
-            loss is multiplied by it too, and divided by the spread of ``normalize_advantage``, so
-            that ``kl.coef`` is reward per nat wherever the KL is charged.
+        reward_scale: the factor on the learner's rewards. The loss multiplies its KL by the same
+            factor and, with ``normalize_advantage``, divides it by the advantages' spread. So
+            ``kl.coef`` is reward per nat, whether reward or loss charges the KL.
     """
 
-    #: Attributes below that the loss's settings set; a subclass lists only those that it adds.
+    #: Names of attributes below that are copied from ``config``; a subclass lists only its own.
     of_settings: tuple[str, ...] = ()
-    #: How KL(old||new) is computed: exact; sampled, a differentiable estimate; or measured: exact
-    #: without a gradient, since the loss does not charge it.
+    #: How KL(old||new) is computed: exact; sampled, a differentiable estimate; or measured, without
+    #: a gradient, since the loss does not charge it (control: exact; language: sampled).
     kl_old: str = "measured"
     target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
-    unit: str | None = None  # of target_kl and dtarg: sequence (sum over a response) or position
+    unit: str | None = None  # of target_kl and dtarg: sequence (a response's sum), else position
     line_search: str = "none"  # the mode of losses.line_search.due
-    max_alpha: float = 1.0  # a line search lengthens a step by at most this factor
+    max_alpha: float = 1.0  # the largest factor of a line search on a step
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
-    dtarg_per: str = "state"  # or action: dtarg is multiplied by an action's dimensions
+    dtarg_per: str = "state"  # or action: dtarg is multiplied by the number of action dimensions
     natural = False  # True: natural_step updates the policy; gradient steps only the critic
-    unsaved = False  # whether it has state, which no checkpoint saves
+    unsaved = False  # whether the loss has state, which no checkpoint saves
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class PolicyLoss(ABC):
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
-        """The names of the metrics in the order of :class:`LossTerms`, from a trial call."""
+        """The names of the metrics, in the order of a trial call's :class:`LossTerms`."""
         scored = example(tokens=self.config.reduction not in ("mean", "sum"))
         zero = torch.zeros(())
         return tuple(self(scored, zero, zero).measured)
@@ -143,12 +143,12 @@ class PolicyLoss(ABC):
 
     @property
     def target_moves(self) -> bool:
-        """Whether the target per position can differ from ``dtarg``; if so, it is recorded."""
+        """Whether the target per position can differ from ``dtarg``, so must be recorded."""
         by_length = self.unit == "sequence" and math.isfinite(self.dtarg)
         return by_length or self.dtarg_end is not None or self.dtarg_per == "action"
 
     def target_at(self, progress: float) -> float:
-        """The target after a share 0..1 of the run."""
+        """Return the target of KL(old||new) at ``progress``, the share 0..1 of the run."""
         if self.dtarg_end is None:
             return self.dtarg
         return self.dtarg + (self.dtarg_end - self.dtarg) * min(progress, 1.0)
@@ -162,8 +162,8 @@ class PolicyLoss(ABC):
             scored: outputs of policy and critic for the minibatch.
             beta: coefficient of KL(old||new), a scalar; only KLPEN reads it.
             kl_coef: coefficient of KL(policy||reference), a scalar, if the loss charges that KL.
-            spread: the divisor with which the caller has normalised the advantage (if the loss sees
-                a part of a minibatch); None: normalise here.
+            spread: the divisor of the advantages, if the caller has normalised them (because
+                ``scored`` is a part of a minibatch); None: ``normalize_advantage`` applies here.
         """
         c, s = self.config, scored.without_padding()
         advantage, kl_ref = s.advantage, self._kl_ref(s)
@@ -175,7 +175,7 @@ class PolicyLoss(ABC):
             kl_ref = None if kl_ref is None else kl_ref / spread
         gain = self.gain(s, advantage, beta)
         distance = self._distance(s)
-        # Sum the terms before one reduction: in eager mode the number of operations costs time.
+        # Add the terms before a single reduction, since each operation costs time in eager mode.
         gained = torch.add(gain, distance, alpha=-c.critic_coeff)
         if self.entropy_bonus:
             gained = torch.add(gained, s.entropy, alpha=self.entropy_bonus)
@@ -187,17 +187,17 @@ class PolicyLoss(ABC):
         return LossTerms(-self._reduce(gained, s.mask), measured)
 
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """The weight of ``rows``, bool [B], in a minibatch's loss, a weighted sum over its parts.
+        """Return the factor on the loss of ``rows`` (bool [B]), a part of a minibatch.
 
-        A part's mean has a different divisor than the minibatch's mean. Every reduction is a
-        weighted sum, so the ratio of two reductions of ones gives the weight.
+        With these factors the parts' losses add up to the minibatch's loss, whose mean has a
+        different divisor. The factor is a ratio of two reductions of ones.
         """
         ones = mask.double()
-        own = self._reduce(ones[rows], mask[rows])  # 0 where no position of these rows is real
+        own = self._reduce(ones[rows], mask[rows])  # 0 if no position of these rows is real
         return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
     def weights(self, kl_coef: float) -> dict[str, float]:
-        """Metric -> its factor in the minimised loss; metrics without an entry have factor 1."""
+        """Return metric -> its factor in the minimised loss; other metrics have the factor 1."""
         return {
             "loss/objective": -1.0,
             "loss/critic": self.config.critic_coeff,
@@ -208,7 +208,7 @@ class PolicyLoss(ABC):
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
         """Reduce each metric of a minibatch to a number, in the order of :attr:`measures`.
 
-        Metrics that are declared as charged are reduced like the loss, all others to their mean.
+        Metrics that are declared as charged are reduced like the loss; others are averaged.
         """
         if mask is None and self._reduce is terms.mean:
             return torch.stack(tuple(measured.values())).flatten(1).mean(1)  # in one operation
@@ -216,13 +216,13 @@ class PolicyLoss(ABC):
         return torch.stack([ways[n in self._charged](x, mask) for n, x in measured.items()])
 
     def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:
-        """Multiply means over minibatches by :meth:`weights`: the terms of the minimised loss."""
+        """Multiply means over minibatches by :meth:`weights`; return the minimised loss's terms."""
         weights = self.weights(kl_coef)
-        # Without an entropy bonus a product is -0.0; + 0.0 makes it 0.0.
+        # Without an entropy bonus the entropy's term is -0.0; adding 0.0 makes it 0.0.
         return {name: weights.get(name, 1.0) * mean + 0.0 for name, mean in means.items()}
 
     def _distance(self, scored: Scored) -> Tensor:
-        """Distance of the values to their targets; 0 without a critic."""
+        """Compute the critic's loss at each position; 0 without a critic."""
         if scored.value is None:
             return torch.zeros_like(scored.advantage)
         assert scored.value_target is not None
@@ -231,7 +231,7 @@ class PolicyLoss(ABC):
         return terms.critic_loss(scored.value, scored.value_target, scored.old_value, kind, clip)
 
     def _kl_ref(self, scored: Scored) -> Tensor | None:
-        """The KL(policy||reference) that the loss charges; None if it charges none."""
+        """Return the KL(policy||reference) that the loss charges; None if it charges none."""
         if self.reference_estimator is None:
             return None
         if self.reference_estimator == "exact":
@@ -248,61 +248,61 @@ class PolicyLoss(ABC):
 
     @abstractmethod
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """The policy's gain at each position; ``scored`` has zeros at padding."""
+        """Compute the policy's gain at each position; ``scored`` has zeros at padding."""
 
 
 class KLPENLoss(PolicyLoss):
-    """w A - beta KL(old||new) (Schulman et al. 2017, eq. 8)."""
+    """Gain w A - beta KL(old||new), w = pi_theta / pi_old (Schulman et al. 2017, eq. 8)."""
 
     config: KLPENConfig
 
     of_settings = ("kl_old", "line_search", "max_alpha", "dtarg", "dtarg_end", "dtarg_per", "unit")
 
     def beta_rule(self) -> BetaRule:
-        """The rule of ``loss.beta_rule``."""
+        """Make the rule of ``loss.beta_rule``."""
         return make_beta_rule(self.config)
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """The penalised surrogate w A - beta KL(old||new)."""
+        """Compute the penalised surrogate w A - beta KL(old||new)."""
         gain = terms.surrogate(scored.log_prob, scored.old_log_prob, advantage)
         return torch.addcmul(gain, scored.kl_old, beta, value=-1)
 
 
 class TRPOLoss(PolicyLoss):
-    """w A, raised by a natural-gradient step to KL = dtarg (Schulman et al. 2015, appendix C)."""
+    """Gain w A, w = pi_theta / pi_old, for a natural-gradient step (Schulman et al. 2015)."""
 
     of_settings = ("dtarg", "dtarg_end", "dtarg_per")
     natural, line_search, max_alpha = True, "always", 4.0
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """The surrogate w A."""
+        """Compute the surrogate w A."""
         return terms.surrogate(scored.log_prob, scored.old_log_prob, advantage)
 
 
 class ClipLoss(PolicyLoss):
-    """min(w A, clip(w) A) (Schulman et al. 2017, eq. 7)."""
+    """Gain min(w A, clip(w) A), w = pi_theta / pi_old (Schulman et al. 2017, eq. 7)."""
 
     config: ClipConfig
 
     of_settings = ("target_kl", "unit")
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """The clipped surrogate."""
+        """Compute the clipped surrogate."""
         log_probs, c = (scored.log_prob, scored.old_log_prob), self.config
         return terms.clipped_surrogate(*log_probs, advantage, c.clip_epsilon, c.clip_epsilon_high)
 
 
 class LikelihoodLoss(PolicyLoss):
-    """log pi(a|s) of the data's actions: maximum likelihood."""
+    """Gain log pi(a|s) of the data's actions: maximum likelihood."""
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """The log-likelihood, nats per position."""
+        """Return the log-likelihood, nats per position."""
         return scored.log_prob
 
 
 # ------------------------------------------------------------------------------- loss=custom
 
-#: The fields of Scored through which a gradient reaches the policy.
+#: Fields of Scored through which a gradient reaches the policy.
 _MOVES = ("log_prob", "kl_old", "entropy")
 
 

@@ -9,17 +9,17 @@ from klrl.config import OptimConfig
 
 
 class KLAdaptiveRate:
-    """lr / 1.5 if the KL is above 2 target, lr * 1.5 if it is in 0 .. target / 2; bounded.
+    """KL > 2 target -> lr /= 1.5; 0 < KL < target / 2 -> lr *= 1.5; bounded.
 
-    KL(old||new) is measured on a minibatch before its gradient step, in nats per step or token, and
-    sets the rate of the next step. In rsl_rl's PPO it sets the rate of the same step.
+    KL(old||new), in nats per frame or token, is measured on a minibatch before its gradient step.
+    It sets the rate of the next step; in rsl_rl's PPO, of the same step.
     """
 
     def __init__(self, config: OptimConfig) -> None:
         self.config, self.lr = config, config.lr
 
     def update(self, kl: float) -> float:
-        """The learning rate of the next gradient step."""
+        """Update the learning rate by a minibatch's KL; return the rate of the next step."""
         c = self.config
         if kl > 2 * c.kl_target:
             self.lr = max(self.lr / 1.5, c.lr_min)
@@ -28,7 +28,7 @@ class KLAdaptiveRate:
         return self.lr
 
     def state_dict(self) -> dict[str, float]:
-        """The rate, for a checkpoint."""
+        """Return the rate, for a checkpoint."""
         return {"lr": self.lr}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -14,8 +14,8 @@ def natural_direction(
 ) -> tuple[Tensor, Tensor]:
     """Return (s, s^T F s) with (F + damping I) s = -gradient of the loss; s is flat [P].
 
-    F is the Hessian of the mean KL(old||new), a differentiable scalar, at new = old: the policy's
-    Fisher matrix. Only its products are computed: F v = grad(grad(KL)^T v).
+    ``kl``, a differentiable scalar, is the mean KL(old||new) at new = old. F is its Hessian, the
+    policy's Fisher matrix. Only products are computed: F v = grad(grad(KL)^T v).
     """
     gradient = _flat(grad(loss, parameters, retain_graph=True, materialize_grads=True))
     slope = _flat(grad(kl, parameters, create_graph=True, materialize_grads=True))
@@ -31,9 +31,10 @@ def natural_direction(
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor], right: Tensor, steps: int, tolerance: float = 1e-20
 ) -> Tensor:
-    """Solve M x = ``right`` for M > 0 (Hestenes and Stiefel 1952), by at most ``steps`` products.
+    """Solve M x = ``right`` for positive definite M (Hestenes and Stiefel 1952).
 
-    Stops when the residual's squared norm is at most ``tolerance`` times that of ``right``.
+    ``product(v)`` is M v. Stops after ``steps`` products, or when the residual's squared norm is at
+    most ``tolerance`` times that of ``right``.
     """
     x, residual, toward = torch.zeros_like(right), right.clone(), right.clone()
     square = residual @ residual
@@ -54,7 +55,7 @@ def conjugate_gradients(
 def take_step(
     parameters: Sequence[Tensor], direction: Tensor, curvature: Tensor, target: float
 ) -> None:
-    """theta += sqrt(2 target / s^T F s) s if s^T F s > 0: KL = ``target`` to second order."""
+    """Step by sqrt(2 target / curvature) * direction, so that KL = ``target`` to second order."""
     if curvature > 0:
         scaled = (2 * target / curvature).sqrt() * direction
         for p, part in zip(parameters, scaled.split([p.numel() for p in parameters]), strict=True):

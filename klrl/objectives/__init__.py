@@ -1,4 +1,4 @@
-"""KLPENPPOLoss and ClipPPOLoss, in the module layout of TorchRL, and their terms as functions."""
+"""KLPENPPOLoss and ClipPPOLoss, in the module layout of TorchRL; their terms as functions."""
 
 from klrl.base.imports import lazy_attribute
 

@@ -1,4 +1,4 @@
-"""Terms of PPO's losses as pure functions of tensors: one number per position, then reduced.
+"""Functions for PPO's losses: terms with one number per position, and reductions of them.
 
 Positions are frames [B] or tokens [B, R], written [B] below. Log-probs, KLs and entropies are in
 nats. ``mask`` has the same shape, bool or 0 and 1, True at real positions; None: all are real.
@@ -24,8 +24,8 @@ _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 def normalized(advantage: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return (A - mean) / spread over the minibatch [B], 0 at padding; and the spread, a scalar.
 
-    The spread is the standard deviation, at least 1e-6, as in TorchRL. If all advantages are equal,
-    the returned spread is 1, so that a KL is not divided by 1e-6.
+    The spread is the standard deviation, at least 1e-6, as in TorchRL. But if all advantages are
+    equal, the returned spread is 1, so that callers do not divide a KL by 1e-6.
     """
     if mask is None:
         std, mean = torch.std_mean(advantage)
@@ -41,7 +41,7 @@ def _real(std: Tensor) -> Tensor:
 
 
 def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """Gain w A with w = pi_theta(a|s) / pi_old(a|s), all [B] (Schulman et al. 2017, eq. 6)."""
+    """Compute w A with w = pi_theta(a|s) / pi_old(a|s), all [B] (Schulman et al. 2017, eq. 6)."""
     return (log_prob - old_log_prob).exp() * advantage
 
 
@@ -52,9 +52,10 @@ def clipped_surrogate(
     epsilon: float,
     epsilon_high: float | None = None,
 ) -> Tensor:
-    """Gain min(w A, clip(w, 1 - eps, 1 + eps) A), [B] (Schulman et al. 2017, eq. 7).
+    """Compute min(w A, clip(w, 1 - epsilon, 1 + epsilon) A), [B] (Schulman et al. 2017, eq. 7).
 
-    With ``epsilon_high`` the upper end is 1 + epsilon_high (Yu et al. 2025, "DAPO", eq. 10).
+    w is as in :func:`surrogate`. With ``epsilon_high`` the upper end of the clip is
+    1 + epsilon_high (Yu et al. 2025, "DAPO", eq. 10).
     """
     ratio = (log_prob - old_log_prob).exp()
     highest = 1 + (epsilon if epsilon_high is None else epsilon_high)
@@ -66,9 +67,9 @@ def reference_kl(
 ) -> Tensor:
     """Estimate KL(pi_theta || pi_ref) and its gradient from actions of pi_old, [B].
 
-    With w = pi_theta / pi_old and r = log pi_theta - log pi_ref: k1 is w r and k3 is w k3(r), with
-    w differentiable; k2 is w.detach() r^2 / 2. Without w, k1's mean gradient would be 0, and k3's
-    that of the forward KL (docs/kl.md). A function f of r becomes w f(r), with E_pi[f]'s gradient.
+    Let w = pi_theta / pi_old and r = log pi_theta - log pi_ref. k1 gives w r, k3 gives w k3(r), a
+    custom f gives w f(r); w is differentiable. k2 gives w.detach() r^2 / 2. Without w, the mean
+    gradient of k1 would be 0, and that of k3 the forward KL's (docs/kl.md).
     """
     ratio = (log_prob - old_log_prob).exp()
     if estimator == "k2":
@@ -79,10 +80,10 @@ def reference_kl(
 def critic_loss(
     value: Tensor, target: Tensor, old_value: Tensor, kind: str, clip_value: float | None
 ) -> Tensor:
-    """Distance from V_theta(s) to the rollout's return estimate, [B]; ``l2`` has no factor 1/2.
+    """Compute the distance of V_theta(s) to its target, [B]; ``l2`` has no factor 1/2.
 
-    With ``clip_value``, V_theta(s) is also clipped to within ``clip_value`` of the rollout's value,
-    and the larger of the two distances counts (TorchRL's pessimistic clipping).
+    With ``clip_value``, a second distance is that of V_theta(s) clipped to within ``clip_value`` of
+    ``old_value``; the larger of the two counts (TorchRL's pessimistic clipping).
     """
     distance = _DISTANCES[kind]
     loss = distance(value, target, reduction="none")
@@ -93,7 +94,7 @@ def critic_loss(
 
 
 def mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean over real positions, with equal weights; 0 without real positions."""
+    """Average over real positions; 0 without real positions."""
     return value.mean() if mask is None else masked_mean(value, mask)
 
 
@@ -103,14 +104,15 @@ def total(value: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def sequence(value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Sum over the steps of a row [B, R], mean over rows: long rows weigh more."""
+    """Sum over the steps of each row [B, R], then average over rows: long rows weigh more."""
     return value.sum() / value.shape[0] if mask is None else sequence_mean(value, mask)
 
 
 def response(value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean over the steps of a row [B, R], mean over rows: all rows weigh the same.
+    """Average over the steps of each row [B, R], then over rows: all rows weigh the same.
 
-    A row without steps counts as 0 (Shao et al. 2024, "DeepSeekMath", eq. 3: 1/G sum 1/|o_i| sum).
+    This is 1/G sum_i 1/|o_i| sum_t of Shao et al. (2024), "DeepSeekMath", eq. 3. A row without
+    steps counts as 0.
     """
     if mask is None:
         return value.mean()
@@ -130,7 +132,7 @@ REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 
 
 def is_finite_kl(kl: float, beta: float) -> bool:
-    """Whether a KL is finite; if not, warn that beta stays unchanged."""
+    """Whether a KL is finite; if not, warn that beta is unchanged."""
     if math.isfinite(kl):
         return True
     warnings.warn(f"KL(old||new)={kl}: beta stays at {beta}", stacklevel=3)

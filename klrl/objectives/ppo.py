@@ -1,8 +1,8 @@
 """KLPENPPOLoss and ClipPPOLoss as TorchRL LossModules, for TorchRL's own trainers and loops.
 
-TorchRL computes the terms; klrl updates beta (``klrl/losses/beta.py``) and can add the KL to a
-reference. TorchRL 0.14.1's KLPENPPOLoss changes beta inside ``forward``, also in evaluation and
-between the loss and its gradient; :func:`_beta_held` prevents this.
+TorchRL computes the terms; klrl updates beta (:meth:`KLPENPPOLoss.update_beta`), and can add the KL
+to a reference. TorchRL 0.14.1's KLPENPPOLoss changes beta inside ``forward``, even in evaluation,
+and between the loss and its gradient; :func:`_beta_held` prevents this.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ else:
 
 
 class _WithReference(KeepsCoefficient, _PPOLoss):
-    """Base of both losses: adds the term ref_kl_coef * KL(policy||reference)."""
+    """Base of both losses; adds the term ref_kl_coef * KL(policy||reference)."""
 
     coefficient_name = "ref_kl_coef"
     actor_network: ProbabilisticTensorDictSequential
@@ -98,7 +98,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         self._out_keys = values
 
     def _with_pre_tanh(self, data: TensorDictBase) -> TensorDictBase:
-        """Return a copy with the actor's keys, and pre-tanh samples of saturated actions."""
+        """Return a copy with the actor's action keys, and samples before tanh if needed."""
         data = self._renamed(data, self.actor_network)
         keep_pre_tanh(self.actor_network, data, _listed(self.tensor_keys.sample_log_prob))
         return data
@@ -136,13 +136,13 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return data
 
     def _get_cur_log_prob(self, tensordict: TensorDictBase, params: Any = None) -> Any:
-        # TorchRL inverts tanh; for saturated actions, read the sample before tanh instead.
+        # TorchRL inverts tanh, which fails for saturated actions: read the sample before tanh.
         known = tensordict.copy()  # super() overwrites the sampling policy's parameters
         log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
         return where_kept(self.actor_network, known, dist, log_prob), dist, composite
 
     def _frame_dims(self, data: TensorDictBase) -> int:
-        """Return how many dimensions index frames (and agents, if each has an advantage)."""
+        """Return the number of dimensions of frames (and of agents, if each has an advantage)."""
         advantage = data.get(self.tensor_keys.advantage, None)
         return data.ndim if advantage is None else advantage.ndim - 1
 
@@ -165,12 +165,12 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
 
 
 class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
-    """PPO with gain w A - beta KL(old||new), with a bounded beta that changes once per iteration.
+    """PPO with the penalty beta * KL(old||new); beta is bounded, and changes once per iteration.
 
-    Values and gradients equal TorchRL's at the same beta. No forward changes beta: call
+    Values and gradients equal TorchRL's at the same beta. By default no forward changes beta: call
     :meth:`update_beta` once per iteration with the KL of the whole rollout, or register
     :class:`klrl.losses.BetaHook` with a TorchRL trainer. The data must contain the parameters of
-    the sampling distribution (policies with ``return_log_prob=True`` write them).
+    the sampling distribution, which an actor writes when it samples.
 
     Args:
         actor_network: the policy.
@@ -181,13 +181,14 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         decrement: factor on beta if the KL is below dtarg / 1.5, in (0, 1].
         beta_min: lower bound of beta.
         beta_max: upper bound of beta.
-        beta_update: ``iteration``; or ``forward``, TorchRL's rule: each training forward updates.
+        beta_update: when beta changes: ``iteration`` (by :meth:`update_beta`), or ``forward`` (at
+            each training forward, as in TorchRL).
         reference: a policy to stay near; copied and frozen. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
-        ref_kl_coef: weight of KL(policy||reference), per nat, relative to the advantage in the loss
-            (as in TorchRL, ``normalize_advantage`` does not divide it); may be changed later.
+        ref_kl_coef: weight of KL(policy||reference) in the loss, per nat; ``normalize_advantage``
+            does not rescale it. It may be changed later.
         ref_kl_coeff: alias of ``ref_kl_coef``.
-        ref_kl_estimator: exact; or k1, k2, k3 weighted by the ratio to the sampling policy.
+        ref_kl_estimator: exact; or k1, k2, k3, weighted by pi_theta / pi_old.
         **kwargs: arguments of TorchRL's loss: samples_mc_kl, entropy_bonus, samples_mc_entropy,
             entropy_coeff, critic_coeff, loss_critic_type, normalize_advantage, separate_losses,
             reduction, functional, clip_value, ... The old spellings entropy_coef and critic_coef
@@ -295,8 +296,8 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
 class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
     """TorchRL's clipped PPO, with KL(policy||reference) as an optional term.
 
-    ``reference`` and ``ref_kl_*`` as in :class:`KLPENPPOLoss`; the other arguments are TorchRL's,
-    old spellings included.
+    ``reference`` and ``ref_kl_*`` are as in :class:`KLPENPPOLoss`; the other arguments are
+    TorchRL's, including old spellings.
     """
 
     def __init__(
@@ -334,7 +335,7 @@ class BetaHook:
         self._batch: TensorDictBase | None = None
 
     def register(self, trainer: Trainer, name: str = "beta") -> None:
-        """Store each rollout, and update beta after its optimisation steps."""
+        """Register with a trainer: store each rollout, update beta after its optimisation steps."""
         trainer.register_module(name, self)
         trainer.register_op("batch_process", self.keep)
         trainer.register_op("post_steps", self.move)
@@ -352,17 +353,18 @@ class BetaHook:
             self._batch = None
 
     def state_dict(self) -> dict[str, object]:
-        """Return nothing: beta is a buffer of the loss."""
+        """Return an empty dict: beta is a buffer of the loss."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Load nothing: :meth:`state_dict` is empty."""
+        """Do nothing: :meth:`state_dict` is empty."""
 
 
 @contextmanager
 def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
-    """Keep TorchRL's forward from changing beta between loss and gradient."""
-    # No KL is above or below NaN, so forward does not change beta; torch.compile would refuse it.
+    """Keep TorchRL's forward from changing beta."""
+    # Every comparison with NaN is false, so forward does not write beta's buffer; torch.compile
+    # refuses such a write.
     dtarg, loss.dtarg = loss.dtarg, math.nan
     try:
         yield
@@ -377,7 +379,7 @@ def _listed(keys: Key | list[Key]) -> list[Key]:
 def _networks(
     actor: TensorDictModule | None, critic: TensorDictModule | None, arguments: dict[str, object]
 ) -> tuple[ProbabilisticTensorDictSequential, TensorDictModule | None]:
-    """Return the two networks, which may also be given as ``actor`` and ``critic``."""
+    """Return the networks, which the user may also name ``actor`` and ``critic``."""
     given = {"actor": actor, "critic": critic}
     for name, value in given.items():
         other = arguments.pop(name, None)

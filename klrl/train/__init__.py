@@ -1,1 +1,1 @@
-"""The algorithm, the same for control and language."""
+"""The training algorithm, which control and language share."""

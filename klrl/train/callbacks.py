@@ -38,24 +38,24 @@ class Callback:
     """
 
     def started(self, training: Loop) -> None:
-        """The run is open; its first evaluation or rollout comes next."""
+        """Called when the run is open, before its first evaluation or rollout."""
 
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
-        """An iteration is done; ``row`` is a copy of the next line of ``metrics.jsonl``.
+        """Called after an iteration; ``row`` is a copy of its line of ``metrics.jsonl``.
 
-        The row has ``eval/return`` if the policy was evaluated and an episode ended. The rollout
-        ``batch`` has the rewards with the KL charged, and the advantages.
+        The row has ``eval/return`` if the policy was evaluated and an episode ended. ``batch`` is
+        the rollout, with charged rewards and with advantages.
         """
 
     def finished(self, training: Loop) -> None:
-        """All iterations are done, their rows and the last checkpoint written."""
+        """Called when the run is complete: all rows and the last checkpoint are written."""
 
     def ended(self, training: Loop) -> None:
-        """The loop finished, stopped or failed; files are still open."""
+        """Called when the run finished, stopped or failed; its files are still open."""
 
 
 def check_hooks(callback: Callback) -> None:
-    """Refuse methods that look like misspelt hooks or hooks of other libraries (on_...)."""
+    """Refuse methods that look like misspelt hooks, or like other libraries' hooks (on_...)."""
     hooks = dict(inspect.getmembers(Callback, inspect.isfunction))
     for name, method in inspect.getmembers(type(callback), inspect.isfunction):
         near = get_close_matches(name, hooks, n=1, cutoff=0.8)

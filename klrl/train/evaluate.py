@@ -1,4 +1,4 @@
-"""Statistics of an evaluation in any domain, from its scores. Imports no torch."""
+"""Computes the statistics of an evaluation from its scores, in both domains; imports no torch."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Array = np.ndarray
 class Starts:
     """A set of start states (language: prompts), the same for every run of a task.
 
-    Two sets share no start state, except by chance (seeds have 31 bits).
+    Different sets share no start state, except by chance (seeds have 31 bits).
     """
 
     use: str
     seed: int = 0
 
     def seeds(self, count: int) -> list[int]:
-        """The seeds that reset the environment, one per episode."""
+        """Return the seeds that reset the environment, one per episode."""
         return [derived_seed(self.seed, self.use, index) for index in range(count)]
 
 
-#: Start states that choose the ``best`` checkpoint.
+#: Start states of the evaluations during a run, which choose the ``best`` checkpoint.
 IN_RUN = Starts("in-run")
-#: Start states of the reported evaluations.
+#: Start states of the closing evaluations, which are reported.
 CLOSING = Starts("closing")
 
 
@@ -45,22 +45,23 @@ class Scores(NamedTuple):
 
     returns: list[float]
     gold: Sequence[float] = ()
-    cut: int = 0  # episodes that did not end, and do not count
-    #: For each episode, ended or not: a name of :data:`REFERENCE_KLS` -> [T], the KL in each state.
+    cut: int = 0  # episodes that did not end, so have no score
+    #: For each episode, ended or not: a name in :data:`REFERENCE_KLS` -> the KL in each state, [T].
     kls: Sequence[Mapping[str, Array]] = ()
 
 
-#: The KLs that are measured: KL(policy||reference), KL(reference||policy).
+#: The names of KL(policy||reference) and KL(reference||policy), which evaluations measure.
 REFERENCE_KLS = ("reverse", "forward")
-#: KL -> its metric.
+#: Name of a KL -> its metric.
 _METRICS = {"reverse": "eval/kl_ref", "forward": "eval/kl_ref_forward"}
 
 
 def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
-    """Mean over the states of all episodes, [T] each, and its standard error over episodes.
+    """Compute the mean over the states of all episodes, [T] each, and its standard error.
 
-    The mean is sum_i S_i / sum_i T_i, with sums S_i and steps T_i of the episodes; its standard
-    error is that of the mean of S_i - mean T_i, divided by the mean T_i; None for one episode.
+    With sums S_i and lengths T_i of the episodes, the mean is m = sum_i S_i / sum_i T_i. Its
+    standard error is that of the mean of S_i - m T_i, divided by the mean length; None for one
+    episode.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
@@ -83,12 +84,12 @@ class Evaluation:
     domain: Domain
     how: str  # deterministic, greedy, or sampled at a temperature
     gold: Sequence[float] = ()  # gold scores, if they are not the reward
-    cut: int = 0  # episodes that did not end, and do not count
-    kls: Sequence[Mapping[str, Array]] = ()  # to the reference, see :class:`Scores`
+    cut: int = 0  # episodes that did not end, so have no score
+    kls: Sequence[Mapping[str, Array]] = ()  # to the reference, as in :class:`Scores`
 
     @property
     def mean(self) -> float:
-        """Mean return; a ValueError if no episode ended."""
+        """Mean return; raises a ValueError if no episode ended."""
         if not self.returns:
             raise ValueError(self.line)
         return statistics.fmean(self.returns)
@@ -106,7 +107,7 @@ class Evaluation:
 
     @property
     def row(self) -> Row:
-        """The metrics ``eval/...``; without a return if no episode ended."""
+        """The metrics ``eval/...``; ``eval/return`` is missing if no episode ended."""
         row: Row = {"eval/episodes": len(self.returns)}
         if self.cut:
             row["eval/cut"] = self.cut
@@ -129,7 +130,7 @@ class Evaluation:
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
-    """Collect scores as they are computed; training's random generators are then restored."""
+    """Iterate over ``scores`` with seeded generators; restore training's generators afterwards."""
     returns: list[float] = []
     gold: list[float] = []
     kls: list[Mapping[str, Array]] = []

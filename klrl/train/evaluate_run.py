@@ -36,12 +36,12 @@ def evaluate_run(
         run: the run folder.
         words: settings that change the task, as in ``env.kwargs.g=14``; see
             :mod:`klrl.runs.other_task`.
-        episodes: how many; None: :attr:`klrl.domains.Domain.plays`.
-        sampled: draw actions (tokens), as in training; else take the mode.
+        episodes: number of episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
+        sampled: sample actions (tokens), as in training; else take the mode.
         which: last or best checkpoint.
         seed: seed of samples and start states; a run's own evaluations use other start states.
         device: the device of the policy.
-        into: a new folder (language: file), to which the episodes are written.
+        into: a new folder for the recorded episodes; control only.
 
     Raises:
         ConfigError: no such run or checkpoint, a task that the policy cannot play, or an argument
@@ -76,9 +76,9 @@ def stored_job(
     seed: int,
     device: str,
 ) -> tuple[Path, JobConfig]:
-    """Find the folder of a run, and its settings with ``words`` applied.
+    """Find the folder of a run; return it with the run's settings, changed by ``words``.
 
-    Arguments and errors as in :func:`evaluate_run`; ``setting`` names the run in messages.
+    Arguments and errors are as in :func:`evaluate_run`; ``setting`` names the run in messages.
     """
     check_device_name(device)
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):

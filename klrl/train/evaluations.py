@@ -1,4 +1,4 @@
-"""The evaluations of a run: some choose its best policy, the closing ones are reported."""
+"""Evaluations of a run: those in training choose the best policy, the closing ones are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.schedule import Schedule, Size, schedule
 
 _SECONDS = "time/evaluation"
-#: Chooses the best policy of a job that learns from data.
+#: The metric that chooses the best policy of a job that learns from data.
 _NLL = "nll/held_out"
 
 
@@ -35,14 +35,14 @@ class Played(Protocol):
         """Evaluate the current policy; training's random state is unchanged."""
 
     def held_out(self) -> Row:
-        """``nll/held_out`` of a job that learns from data; else empty."""
+        """Return ``nll/held_out`` of a job that learns from data; else an empty row."""
 
     def components(self) -> dict[str, Component]:
-        """Parts of a checkpoint by name; ``agent`` is the policy."""
+        """Return the parts of a checkpoint by name; ``agent`` is the policy."""
 
 
 class Evaluations:
-    """Evaluates the policy when an evaluation is due, and at the end; records the best return."""
+    """Evaluates the policy when an evaluation is due, and at the end; tracks the best result."""
 
     def __init__(
         self, config: JobConfig, domain: Domain, parts: Played, counters: Counters
@@ -57,17 +57,17 @@ class Evaluations:
 
     @property
     def over(self) -> bool:
-        """Whether the run is done: all iterations, or no better likelihood for too long."""
+        """Whether the run ends here, by its iterations or by ``collector.patience``."""
         now = self._counters
         stalled = now.iteration - now.best_iteration >= (self._patience or self._last)
         return now.iteration >= self._last or stalled
 
     def lines(self) -> Sequence[str]:
-        """The line about evaluations at the start of a run."""
+        """Return the line about evaluations for the start of a run."""
         return [self.schedule.line(self._domain, self._parts.longest_episode)] if self._on else []
 
     def start(self, recorder: Recorder) -> bool:
-        """Evaluate before the first update, in a row of its own; returns whether it is the best."""
+        """Evaluate before the first update if due, as row 0; return whether to save ``best``."""
         row: Row = {"iteration": 0, self._domain.axis: 0}
         improved = self.during(row)
         if 0 in self.schedule.iterations or _NLL in row:
@@ -75,7 +75,7 @@ class Evaluations:
         return improved
 
     def during(self, row: Row) -> bool:
-        """Evaluate if due, and add the result to the row; returns whether it is a new best."""
+        """Evaluate if due, and add the result to the row; return whether to save ``best``."""
         counters = self._counters
         row |= self._parts.held_out()
         if counters.iteration in self.schedule.iterations:
@@ -83,7 +83,7 @@ class Evaluations:
         value, best = row.get("eval/return"), counters.best_return
         if _NLL in row:
             value = -row[_NLL]
-        else:  # nothing to be patient about
+        else:  # patience needs a likelihood
             counters.best_iteration = counters.iteration
         if value is None or (best is not None and value <= best):
             return False
@@ -91,10 +91,10 @@ class Evaluations:
         return True
 
     def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
-        """After the last iteration, evaluate the last and the best policy.
+        """After the last iteration, evaluate the last and the best policy, and add both to the row.
 
-        Both start from the same states, which had no part in choosing the best. The result replaces
-        an evaluation that the row has already; its seconds are added.
+        Both start from the same states, none of which was used to choose the best policy. The
+        result replaces an evaluation that the row already has; the seconds add up.
         """
         if not self.over:
             return
@@ -107,7 +107,7 @@ class Evaluations:
             return
         try:
             self._play(row, CLOSING, self.schedule.closing)
-        except (EnvError, RewardError, NonFiniteError) as error:  # training is done
+        except (EnvError, RewardError, NonFiniteError) as error:  # must not fail a finished run
             files.guard.failed("closing evaluation", error, "the run is complete without it")
             return
         if self._counters.best_return is None:
@@ -121,7 +121,7 @@ class Evaluations:
                 row[name.replace("/", "/best_")] = best[name]
 
     def _play(self, row: Row, starts: Starts, size: Size) -> None:
-        """Evaluate; replace the row's ``eval/...`` by the result, and add the seconds."""
+        """Evaluate; replace the row's ``eval/...`` by the result, and add its seconds."""
         began = time.perf_counter()
         result = self._parts.evaluation(starts, size)
         seconds = time.perf_counter() - began
@@ -132,7 +132,7 @@ class Evaluations:
         row[_SECONDS] = row.get(_SECONDS, 0.0) + seconds
 
     def _play_best(self, folder: Path, recorder: Recorder) -> Row:
-        """Make the closing evaluation of the best checkpoint, then restore the policy."""
+        """Load the best checkpoint's policy, make its closing evaluation, restore the policy."""
         agent, row = self._parts.components()["agent"], Row()
         state = agent.state_dict()
         now = {name: each.detach().to("cpu", copy=True) for name, each in state.items()}

@@ -24,7 +24,7 @@ from klrl.train.evaluate import Starts
 
 @dataclass(frozen=True)
 class Filmed:
-    """A film and its files."""
+    """A film of an episode, and its files."""
 
     video: Video
     film: Film
@@ -40,7 +40,7 @@ class Filmed:
 
 
 def check_film(run: str | Path) -> None:
-    """Refuse a run that cannot be filmed, before it is evaluated."""
+    """Refuse a run that cannot be filmed."""
     domain = domain_of(stored_config(find_run(str(run), "RUN")))
     if "film" not in domain.functions:
         raise ConfigError(
@@ -59,16 +59,16 @@ def film_run(
     seed: int = 0,
     device: str = "cpu",
 ) -> Filmed:
-    """Film the first episode of :func:`klrl.train.evaluate_run.evaluate_run`, with its arguments.
+    """Film the first episode that :func:`klrl.train.evaluate_run.evaluate_run` would play.
 
-    The film is written to ``videos/`` of the run folder. It also goes to the run's loggers, unless
-    the run is still training, whose process has them open.
+    The arguments are the same. The film is written to ``videos/`` of the run folder. It is also
+    logged in the run's loggers, unless the run is still training and has them open.
     """
     check_film(run)
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
     domain = domain_of(config)
-    # For example best,sampled,seed=1,env.kwargs.g=14.
+    # The name is, for example, best,sampled,seed=1,env.kwargs.g=14.
     parts = [which, *["sampled"] * sampled, *[f"seed={seed}"] * (seed != 0), *words]
     name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts))[:200]
     with filming(folder / "videos", name) as camera:
@@ -89,7 +89,7 @@ def film_run(
 
 
 def _show(folder: Path, own: JobConfig, domain: Domain, video: Video, which: str) -> None:
-    """Log the film in the run's loggers, at the frames of its checkpoint."""
+    """Log the film in the run's loggers, at the frame count of its checkpoint."""
     at = load_component(folder, which, "counters", Counters(), device_of("cpu"))
     sweep = folder.parent.name if (folder.parent / "sweep.json").exists() else None
     guard = Guard(lambda part, error: None, "the video files are written")

@@ -1,4 +1,4 @@
-"""One update: epochs of minibatches over a rollout, then beta and the line search.
+"""One update: epochs of minibatches over a rollout, then beta's update and the line search.
 
 The algorithm is the same in both domains: :class:`Steps` is the interface of a domain's gradient
 steps, which :mod:`klrl.control.update` and :mod:`klrl.language.run.update` implement.
@@ -39,20 +39,20 @@ class Coefficients:
 
 
 class Steps(ABC, Generic[Frames, Minibatch]):
-    """The gradient steps of a domain, with the networks that they change."""
+    """The gradient steps of a domain, on its networks."""
 
     loss: PolicyLoss
     optimizer: Any  # with state_dict and load_state_dict
-    mode: str  # false (eager), jit or aot; until the first minibatch, as in the settings
-    #: Callbacks at the first minibatch: ``say`` gets lines for the user, ``mode_changed`` the mode
-    #: if it differs from the settings'.
+    mode: str  # false (eager), jit or aot; the first minibatch may change it
+    #: Called at the first minibatch: ``say`` with lines for the user, ``mode_changed`` with the new
+    #: mode if it changed.
     say: Callable[[str], None]
     mode_changed: Callable[[str], None]
 
     @property
     @abstractmethod
     def actor_parameters(self) -> list[nn.Parameter]:
-        """The parameters on which KL(old||new) depends; a line search scales their step."""
+        """The parameters on which KL(old||new) depends, and whose update a line search scales."""
 
     @abstractmethod
     def lay_out(self, batch: TensorDictBase) -> Frames:
@@ -60,18 +60,18 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     @abstractmethod
     def minibatches(self, frames: Frames) -> Iterable[Minibatch]:
-        """One pass over the rollout, shuffled, in ``learner.minibatches`` equal parts."""
+        """Return one pass over the shuffled rollout, in ``learner.minibatches`` parts."""
 
     @abstractmethod
     def step(self, minibatch: Minibatch, coefficients: Coefficients) -> Tensor:
-        """Take a gradient step; returns the loss's metrics, then the gradient's norm: [M]."""
+        """Take a gradient step; return the loss's metrics, then the gradient's norm: [M]."""
 
     @abstractmethod
     def kl_old(self, frames: Frames) -> float:
-        """Mean KL(old||new) over a rollout in closed form, nats per frame or token."""
+        """Compute the mean KL(old||new) over a rollout in closed form, nats per frame or token."""
 
     def positions_per_unit(self, frames: Frames) -> float:
-        """Frames or tokens per unit of the target: 1, or the mean tokens of a response."""
+        """Return the divisor of dtarg and target_kl that gives nats per frame or token."""
         return 1.0
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
@@ -80,7 +80,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
 
 class Learner:
-    """PPO's update: policy and critic from one rollout, then beta from its KL."""
+    """PPO's update: trains policy and critic on a rollout, then changes beta by KL(old||new)."""
 
     def __init__(self, config: JobConfig, steps: Steps[Any, Any]) -> None:
         self.config, self.steps, self.loss = config, steps, steps.loss
@@ -94,11 +94,11 @@ class Learner:
         require_declared(self._names)
 
     def update(self, batch: TensorDictBase, progress: float, kl_coef: float = 0.0) -> Row:
-        """Learn from a rollout with advantages.
+        """Learn from a rollout with advantages; return the metrics.
 
         ``progress`` is the share of the run that is done, 0..1. The loss's metrics and the
         gradient's norm are means over minibatches. KL(old||new) is measured on the whole rollout
-        after the update; ``kl/old/beta`` is the beta before it.
+        after the update; ``kl/old/beta`` is beta before the update.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
@@ -106,7 +106,7 @@ class Learner:
         optim, beta = self.config.optim, self.beta_rule.beta
         lr = optim.lr + (optim.lr_floor - optim.lr) * min(progress, 1.0)
         frames = self.steps.lay_out(batch)
-        # KL(old||new) is measured per frame or token, so its targets are converted to that unit.
+        # KL(old||new) is measured per frame or token, so convert its targets to that unit.
         positions = self.steps.positions_per_unit(frames)
         self.beta_rule.dtarg = dtarg = self.loss.target_at(progress) / positions
         # Only a line search reads this copy of the actor's weights.
@@ -128,7 +128,7 @@ class Learner:
         means = dict(zip(self._names, table.mean(0).tolist(), strict=True))
         kl_old = self.steps.kl_old(frames)
         if not self.beta_rule.every_forward:
-            self.beta_rule.update(kl_old)  # on the KL before a line search
+            self.beta_rule.update(kl_old)  # by the KL before a line search
         alpha = 1.0
         if searched:
             from klrl.losses import line_search
@@ -146,12 +146,12 @@ class Learner:
         return learned | ({"kl/old/target": dtarg} if self.loss.target_moves else {})
 
     def _epoch(self, frames: Any, lr: float, kl_coef: float) -> list[Tensor]:
-        """Make one pass over the rollout; returns the metrics of each step."""
+        """Make one pass over the rollout; return the metrics of each step."""
         metrics: list[Tensor] = []
         coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
         for minibatch in self.steps.minibatches(frames):
             metrics.append(self.steps.step(minibatch, coefficients))
-            # Only these rules read a metric here, since a read waits for the device.
+            # Read a metric only for these rules, since a read waits for the device.
             if self.beta_rule.every_forward or self.rate:
                 kl = float(metrics[-1][self._names.index("kl/old/exact")])
                 if self.beta_rule.every_forward:
@@ -162,7 +162,7 @@ class Learner:
 
 
 def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:
-    """Raise a NonFiniteError that names the first term of the first minibatch with NaN or inf."""
+    """Raise a NonFiniteError that names the first metric and minibatch with NaN or infinity."""
     bad = (~torch.isfinite(metrics)).nonzero()
     if len(bad):
         step, term = bad[0].tolist()

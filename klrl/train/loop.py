@@ -1,5 +1,6 @@
-"""The algorithm is :meth:`Training.train`; each domain implements its steps in :class:`Parts`:
-:mod:`klrl.control.parts`, :mod:`klrl.language.run.parts`.
+"""The training loop, :meth:`Training.train`; its steps are methods of :class:`Parts`.
+
+The domains implement Parts in :mod:`klrl.control.parts` and :mod:`klrl.language.run.parts`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from klrl.train.schedule import Size
 
 
 class Rollout(Protocol):
-    """The methods of a collector that the loop calls."""
+    """The methods of a collector that the training loop calls."""
 
     def collect(self) -> TensorDictBase:
         """Collect the next rollout: [N, T]; in a language run [B]."""
@@ -69,22 +70,22 @@ class Parts(ABC):
 
     @abstractmethod
     def rollout(self, iteration: int, say: Callable[[str], None]) -> Rollout:
-        """Open the collector at an iteration; ``say`` prints lines for the user."""
+        """Make the collector that starts at ``iteration``; ``say`` prints lines for the user."""
 
     @abstractmethod
     def charge_kl(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Charge KL(policy||reference) to the reward, once, and measure it by every estimator."""
+        """Charge the KL to the reward, unless ``kl.placement=loss``; return its metrics."""
 
     @abstractmethod
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """The reward metrics of a charged rollout, for its row."""
+        """Return the reward metrics of a charged rollout."""
 
     @abstractmethod
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Evaluate the current policy; training's random state is unchanged."""
 
     def held_out(self) -> Row:
-        """``nll/held_out`` of a job that learns from data; else empty."""
+        """Return ``nll/held_out`` of a job that learns from data; else an empty row."""
         return {}
 
     @property
@@ -94,29 +95,29 @@ class Parts(ABC):
 
     @abstractmethod
     def components(self) -> dict[str, Component]:
-        """The domain's part of a checkpoint, by name; ``Training`` adds counters, coefficients."""
+        """Return the parts of a checkpoint by name; Training adds counters and coefficients."""
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
-        """Add the rollout to the observation statistics, after the update that used it."""
-        return  # by default there are no statistics
+        """Add the rollout to the normaliser's statistics, after the update on it."""
+        return  # by default there is no normaliser
 
     @property
     def reward_norm(self) -> float:
-        """The factor on the rewards of the last rollout, in addition to ``env.reward_scale``.
+        """The factor on the last rollout's rewards, in addition to ``env.reward_scale``.
 
-        A KL in the loss is multiplied by the same factor.
+        The KL in the loss is multiplied by it too.
         """
         return 1.0
 
     @property
     def resume(self) -> dict[str, str]:
-        """Manifest entries: ``resume`` is exact (on a CPU to the bit), or anew (new episodes)."""
+        """Manifest entry ``resume``: exact (on a CPU to the bit), or anew (with new episodes)."""
         return {"resume": "exact"}
 
     @property
     @abstractmethod
     def collecting(self) -> str:
-        """How rollouts are collected, in words."""
+        """A description, for the user, of how rollouts are collected."""
 
     @property
     def built(self) -> Sequence[object]:
@@ -125,19 +126,19 @@ class Parts(ABC):
         return () if whole is None else (whole, *getattr(whole, "transforms", ()))
 
     def callbacks(self) -> Sequence[Callback]:
-        """The domain's hooks."""
+        """Return the domain's hooks."""
         return ()
 
 
 class Training:
-    """One run: the loop, its counters, and the parts that a domain built for it.
+    """One run: the training loop, its counters, and the parts that the domain built.
 
-    ``before``: on resume, the run's manifest, which records how the update was compiled, and the
-    networks of a reference from a different run. Weights then come from the run's checkpoint, not
-    from ``actor.init``.
+    ``before``: the manifest if the run is resumed, else None. It records how the update was
+    compiled, and the networks of a reference from a different run. A resumed run loads its weights
+    from its checkpoint, not from ``actor.init``.
     """
 
-    recorder: Recorder  # while the run is open
+    recorder: Recorder  # set while the run is open
 
     def __init__(self, config: JobConfig, before: Mapping[str, Any] | None = None) -> None:
         self.config = config
@@ -179,7 +180,7 @@ class Training:
                 )
             while not self.evaluations.over:
                 started = time.perf_counter()
-                self.parts.phase.take()  # drops the time between iterations
+                self.parts.phase.take()  # discard the time between iterations
                 self.parts.phase("sampling")
                 batch = rollout.collect()
                 self.parts.phase("scoring")
@@ -205,7 +206,7 @@ class Training:
             self._tell("finished")
 
     def stop(self) -> None:
-        """End the run after this iteration, with a checkpoint, as Ctrl-C does."""
+        """End the run after this iteration, with a checkpoint, like Ctrl-C."""
         self._stop.request()
 
     @property
@@ -216,7 +217,7 @@ class Training:
     # ------------------------------------------------------------------------------ the steps
 
     def learn(self, batch: TensorDictBase) -> Row:
-        """Update policy and critic with the coefficients of this iteration."""
+        """Update policy and critic with this iteration's coefficients; return the metrics."""
         progress = self.counters.frames / self.config.frames
         coef = 0.0 if self.parts.kl is None else self.parts.kl.coef
         return self.parts.learner.update(batch, progress, coef * self.parts.reward_norm)
@@ -228,7 +229,7 @@ class Training:
         learned: Row,
         seconds: float,
     ) -> Row:
-        """Make the line of ``metrics.jsonl`` for the iteration that was just counted."""
+        """Make the line of ``metrics.jsonl`` for the iteration."""
         return make_row(
             self.domain,
             self.counters,
@@ -242,7 +243,7 @@ class Training:
         )
 
     def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
-        """Update the reference and its coefficient, for the next iteration."""
+        """Update the reference and the KL's coefficient, for the next iteration."""
         if self.parts.reference is None:
             return
         self.parts.reference.move(self.parts.actor, self.counters.iteration)
@@ -251,12 +252,12 @@ class Training:
         self.controller.update(in_unit(measured, unit), n=batch.numel())
 
     def record(self, row: Row, batch: TensorDictBase) -> None:
-        """Show the iteration to the hooks, then write its row."""
+        """Call the hooks, then write the iteration's row."""
         self._tell("iterated", dict(row), batch)
         self.recorder.record(row)
 
     def save(self, checkpoints: Checkpoints, improved: bool, stopping: bool) -> None:
-        """Write ``best`` if the policy improved, ``last`` if it is due or the run ends."""
+        """Write checkpoint ``best`` if the policy improved, and ``last`` if due or at the end."""
         counters = self.counters
         due = counters.iteration % self.config.checkpoint.every == 0
         if improved:
@@ -276,7 +277,7 @@ class Training:
     # ---------------------------------------------------------------------- opening, resuming
 
     def checkpoints(self, files: RunFolder) -> Checkpoints:
-        """The checkpoints of a run folder: the domain's components, counters and coefficients."""
+        """Make the checkpoints of a run folder: the domain's parts, counters and coefficients."""
         components: dict[str, Component] = {
             **self.parts.components(),
             "counters": self.counters,
@@ -294,7 +295,7 @@ class Training:
         group: str | None,
         marks: Mapping[str, Any] | None,
     ) -> Rollout:
-        """Open manifest, record and rollout; the stack closes them."""
+        """Open the manifest, the record and the collector; the stack closes them."""
         steps, reference = self.parts.learner.steps, self.parts.reference
         manifest = files.open(
             self.config,
@@ -346,7 +347,7 @@ class Training:
         return rollout
 
     def _opening_lines(self, begun_with: int | None) -> list[str]:
-        """The run's first lines; ``begun_with``: on resume, the version of its numerics."""
+        """Return the lines to print first; ``begun_with``: a resumed run's version of numerics."""
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
@@ -364,7 +365,7 @@ class Training:
             getattr(callback, hook)(self, *args)
 
 
-#: Allows one run at a time, since torch's random generator and threads are the process's.
+#: Allows one run at a time, since runs in a process share torch's random generator and threads.
 _running = threading.Lock()
 
 
@@ -379,15 +380,15 @@ def start(
     """Train one policy and record the run.
 
     Returns:
-        A signal that came when the run was already finished, so that a sweep can stop; else None.
+        The signal that came when the run was already finished, so that a sweep can stop; else None.
 
     Raises:
         ConfigError: the settings cannot be run, the folder already has a run or belongs to a
-            different process, or this process is training another run; nothing was recorded.
+            different process, or this process is training another run. Nothing was recorded.
         OwnerError: a different process took over the folder.
         RewardError: a reward function failed; the last good checkpoint is kept.
         NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
-        Interrupted: a signal came; the checkpoint is written.
+        Interrupted: the run was asked to stop; the checkpoint is written.
     """
     if not _running.acquire(blocking=False):
         raise ConfigError(

@@ -1,8 +1,8 @@
 """Measure divergences of two policies, state by state, for ``klrl kl`` and ``Run.kl``.
 
-One of the two policies, or a third, samples actions (tokens), and divergences are measured in the
-states that it visits; each result's name ends with that policy. A divergence is exact in each
-state, except js and tv of Gaussians of several dimensions, which are means over draws.
+The acting policy, one of the two or a third policy, samples actions (tokens). Divergences are
+measured in the states that it visits; each result's name ends with the acting policy. A divergence
+is exact in each state, except js and tv of Gaussians with several dimensions: means over draws.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ NAMES = {"reverse": "KL({0}||{1})", "forward": "KL({1}||{0})", "js": "js", "tv":
 
 @dataclass(frozen=True)
 class Parties:
-    """The run folders of the policies that are compared, and of the policy that acts.
+    """The two policies that are compared, and the policy that acts.
 
     Attributes:
-        run: the folder of the first policy.
-        other: the folder of the second policy, for language also of a model; for control also a
-            policy of the user's; None: the reference of ``run``.
-        on: the folder of the policy that acts.
-        which: last or best checkpoint of each run.
+        run: the run folder of the first policy.
+        other: the second policy: a run folder, a model's folder (language) or the user's policy
+            (control); None: the reference of ``run``.
+        on: the run folder of the policy that acts.
+        which: the checkpoint of each run: last or best.
     """
 
     run: Path
@@ -50,7 +50,7 @@ class Parties:
 
 
 class Visited(NamedTuple):
-    """Measurements from some episodes (responses)."""
+    """Divergences that were measured in some episodes (responses)."""
 
     episodes: list[dict[str, np.ndarray]]  # divergence -> [T], in each state of the episode
     cut: int = 0  # episodes that did not end
@@ -65,8 +65,8 @@ class Distance:
         error: standard error of ``mean`` over episodes; None for one episode.
         median, q90, q99: quantiles over the states.
         worst: the largest value, at ``step`` of ``episode``, both counted from 0.
-        total: the mean over episodes of the sum over an episode. For KL(a||b) in the states of a,
-            this is the KL of whole episodes (chain rule).
+        total: the mean over episodes of an episode's sum. For KL(a||b) in the states of a, it is
+            the KL of whole episodes (chain rule).
         total_error: standard error of ``total``; None for one episode.
     """
 
@@ -87,9 +87,9 @@ class PolicyKL:
     """The result of ``klrl kl``.
 
     Attributes:
-        distances: by name; the name ends with the policy that acts: ``KL(run||other) on run``.
-        episodes, states: how many were visited.
-        cut: episodes that did not end; their states count.
+        distances: name -> distance; a name ends with the acting policy: ``KL(run||other) on run``.
+        episodes, states: numbers of visited episodes and states.
+        cut: number of episodes that did not end; their states count.
         notes: remarks for the user, a line each.
     """
 
@@ -118,17 +118,16 @@ def kl_between(
     seed: int = 0,
     device: str = "cpu",
 ) -> PolicyKL:
-    """Measure how far two policies are apart.
+    """Measure the divergences of two policies.
 
     Args:
-        run: a run folder.
-        other: a second run folder; for language also a folder of a model, for control
-            ``module:name`` of a policy as for ``reference=custom``; None: the reference of
-            ``run``.
+        run: the run folder of the first policy.
+        other: the second policy: a run folder; a model's folder (language); or ``module:name`` of a
+            policy as for ``reference=custom`` (control). None: the reference of ``run``.
         words: settings that change the task of ``on``, as in ``env.kwargs.g=14``.
         on: the run whose policy acts, in its task: ``run`` (None), ``other`` or a third run.
-        episodes: how many episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
-        which: last or best checkpoint of the runs.
+        episodes: number of episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
+        which: the checkpoint of each run: last or best.
         seed: seed of the start states and samples.
         device: the device of the policies.
 
@@ -185,7 +184,7 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
 
 
 def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
-    """Find the folder of the other run or, for language, of a model; or a policy of the user's."""
+    """Find the second policy: a run folder, a model's folder, or ``module:name`` of a policy."""
     if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
         complete_part("--to", part := OwnPart(str(other)))
         return part
@@ -199,7 +198,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _check(parties: Parties, domain: Domain) -> None:
-    """Require that all parties are of one domain, and that ``run`` has a needed reference."""
+    """Require one domain for all runs, and a reference of ``run`` if ``other`` is None."""
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if not isinstance(path, Path) or not _is_run(path):
             continue

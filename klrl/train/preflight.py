@@ -12,13 +12,13 @@ from klrl.base.errors import ConfigError
 from klrl.domains import Domain
 from klrl.kl.estimators import masked_mean
 
-#: Largest mean KL(pi_0 || pi_ref), nats, of two equal policies, by dtype.
+#: dtype -> the largest mean KL(pi_0 || pi_ref), nats, that rounding may give for equal policies.
 SAME_POLICY = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the preflight."""
+    """A number that is compared with a limit before training; one line for the user."""
 
     name: str
     value: float
@@ -28,7 +28,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether the value is at most the limit; NaN is not."""
+        """Whether the value is at most the limit; false for NaN."""
         return self.value <= self.limit
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Check:
 
 
 def run_checks(checks: Iterable[Check | str]) -> list[str]:
-    """Run the checks; returns a line for each. A string is a note, which always passes."""
+    """Return a line for each check; raise a ConfigError if a check failed. A string is a note."""
     lines = []
     for check in checks:
         if isinstance(check, Check) and not check.ok:
@@ -50,7 +50,7 @@ def run_checks(checks: Iterable[Check | str]) -> list[str]:
 def kl_at_start(
     kl: Tensor, domain: Domain, dtype: torch.dtype, remedy: str, mask: Tensor | None = None
 ) -> Check:
-    """Check that the mean KL(pi_0 || pi_ref) is 0, for a reference that equals pi_0.
+    """Make the check that the mean KL(pi_0 || pi_ref) is 0, for a reference that equals pi_0.
 
     ``kl`` is exact or sampled, per frame or per token [B, R]; ``mask`` marks the real tokens.
     """

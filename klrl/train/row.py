@@ -1,4 +1,4 @@
-"""One line of metrics.jsonl; names and units in :mod:`klrl.runs.metrics`."""
+"""Makes a line of metrics.jsonl; :mod:`klrl.runs.metrics` declares its names and units."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from klrl.runs.metrics import Row, require_declared
 
 @dataclass(frozen=True)
 class Rewards:
-    """Reward metrics of a charged rollout: means per frame (token), computed in float64."""
+    """Reward metrics of a charged rollout: means per frame or token, computed in float64."""
 
     raw: float
     shaped: float
     applied: float  # KL charged to the reward, nats, before the coefficient; 0 if none
-    own: Row = field(default_factory=dict)
+    own: Row = field(default_factory=dict)  # further metrics of the domain
 
 
 def make_row(
@@ -34,7 +34,7 @@ def make_row(
     seconds: float,
     phases: Mapping[str, float],
 ) -> Row:
-    """Make the line of ``metrics.jsonl`` for the iteration that was just done."""
+    """Make the line of ``metrics.jsonl`` for an iteration of ``size`` frames or samples."""
     coef = 0.0 if kl is None else kl.coef
     row: Row = {
         "iteration": counters.iteration,

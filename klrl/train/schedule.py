@@ -1,4 +1,4 @@
-"""Plan the evaluations of a run: when, and with how many episodes."""
+"""Plan the evaluations of a run: their iterations and numbers of episodes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from klrl.domains import Domain
 
 #: Assumed longest episode, in steps, of an environment that declares no limit.
 USUAL_STEPS = 1_000
-#: Smallest share of ``eval.episodes`` in an evaluation; rather than playing fewer episodes, a run
-#: is evaluated less often.
+#: Smallest share of ``eval.episodes`` in an evaluation. If fewer episodes would fit, the run is
+#: evaluated less often.
 _LEAST = Fraction(1, 4)
-#: Fewer episodes have no standard error.
+#: Smallest number of episodes that has a standard error.
 _FEWEST = 2
-#: The closing evaluation has at most max(first, second * ``eval.share``) times as many steps as the
-#: run has frames; presets raise ``eval.share`` where a step is cheap.
+#: The closing evaluation takes at most max(first, second * ``eval.share``) * (frames of the run)
+#: steps, unless two episodes need more. Presets raise ``eval.share`` where a step is cheap.
 _CLOSING_SHARE, _CLOSING_TIMES = 0.5, 6
 
 
@@ -49,13 +49,13 @@ class Schedule:
 
 
 def fitting(size: Size, longest: int | None) -> int:
-    """How many episodes fit if each has the longest possible length."""
+    """Count the episodes that fit if each has the longest possible length."""
     episodes, steps = size
     return episodes if steps is None else min(episodes, steps // (longest or USUAL_STEPS))
 
 
 def _count_text(size: Size, longest: int | None) -> str:
-    """The number of episodes as text: ``8``, or ``3 to 8`` if only short episodes let 8 fit."""
+    """Write the number of episodes: ``8``, or ``3 to 8`` if 8 fit only when they are short."""
     least = fitting(size, longest)
     return f"{least}" if least == size.episodes else f"{least} to {size.episodes}"
 
@@ -63,9 +63,9 @@ def _count_text(size: Size, longest: int | None) -> str:
 def schedule(config: JobConfig, longest: int | None) -> Schedule:
     """Plan the evaluations of a run from its settings alone.
 
-    Without ``eval.every``, all evaluations during the run together take at most ``eval.share`` of
-    the training's steps. A step of an evaluation usually costs less than a frame of training, which
-    includes the update, but may cost a little more with a slow simulator (hopper: 1.1 frames).
+    Without ``eval.every``, the evaluations during the run take at most ``eval.share`` times as many
+    steps as the run has frames. A step usually costs less time than a frame, which includes the
+    update; with a slow simulator it may cost a little more (hopper: 1.1 frames).
     ``longest``: steps of the longest episode; None if not known; 1 for language.
     """
     evals = config.eval
@@ -75,7 +75,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     frames = config.iterations * config.frames_per_iteration
     most = int(max(_CLOSING_SHARE, _CLOSING_TIMES * evals.share) * frames)
     closing = Size(evals.final, max(most, _FEWEST * longest))
-    # Allow at least two episodes, however long: without a complete episode there is no return.
+    # Allow two episodes of any length, since an incomplete episode has no return.
     largest = Size(evals.episodes, max(evals.steps, min(_FEWEST, evals.episodes) * longest))
     if evals.every is not None:
         every = {*range(evals.every, config.iterations, evals.every), config.iterations}
@@ -92,7 +92,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
 
 
 def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
-    """How many evaluations fit in ``steps``; 0 if not even one at each end of the run fits."""
+    """Count the evaluations that fit in ``steps``; 0 if even those at both ends do not fit."""
     most = fitting(largest, longest)
     least = min(most, max(_FEWEST, int(_LEAST * largest.episodes)))
     for count in range(wanted, 2, -1):

@@ -1,4 +1,4 @@
-"""Verify the record of a run of any domain; report false entries, and those not checked."""
+"""Verify the record of a run; report false entries, and entries that were not checked."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from klrl.runs.rows import read_rows
 from klrl.train.evaluate import CLOSING
 from klrl.train.schedule import schedule
 
-#: Allowed relative difference of a repeated evaluation on the run's machine and versions. Rounding
-#: differs on other machines and versions, where a standard error is allowed.
+#: Allowed relative difference of a repeated evaluation on the run's machine and versions. On other
+#: machines and versions rounding differs, so a standard error is allowed.
 _SAME = 1e-3
-#: What no check covers.
+#: Entries that no check covers.
 _UNSEEN = (
     *("times", "losses and other training metrics, beyond their digests"),
     *("evaluations before the closing one", "gold scores and parts of rewards of samples"),
@@ -80,7 +80,7 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
 
 
 def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
-    """Compare a file with each checkpoint's digest; lines after the last checkpoint have none."""
+    """Compare a file with each checkpoint's digest of it; later lines have no digest."""
     content, seen = read_plain(file) if file.is_file() else b"", 0
     for entry in entries:
         mark = entry.metadata.get("rows", {}).get(file.name, {})
@@ -100,7 +100,7 @@ def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None
 
 
 def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: Record) -> None:
-    """Check that every iteration has its row, and that a finished run has every iteration."""
+    """Check that no row is missing, frames match iterations, and a finished run is complete."""
     done = [int(row["iteration"]) for row in rows]
     axis, size = domain_of(config).axis, config.frames_per_iteration
     if done and done != list(range(min(done[0], 1), done[-1] + 1)):
@@ -112,7 +112,7 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
                 f"but an iteration has {size}"
             )
     last = done[-1] if done else 0
-    # With patience a run may end before its frames.
+    # collector.patience may end a run before its last iteration.
     short = last < config.iterations and status == "finished" and config.collector.patience is None
     if last > config.iterations or short:
         record.problems.append(

@@ -1,4 +1,4 @@
-"""Base classes of the KL transforms: one function serves environment steps and batches."""
+"""Base classes of the KL transforms, which apply to an environment's steps and to batches alike."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def taking_arguments_of(*parts: type, without: Sequence[str] = ()) -> Callable[[Class], Class]:
-    """Replace ``**kwargs`` by the parts' arguments in a class's ``inspect.signature``."""
+    """Show the arguments of ``parts`` in place of ``**kwargs`` in a class's signature."""
 
     def shown(cls: Class) -> Class:
         own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
@@ -43,8 +43,8 @@ class InPlace(Transform):
     def parent(self) -> EnvBase:
         """The environment up to this transform; None without an environment.
 
-        In a nested Compose, TorchRL 0.14.1 raises an IndexError for the first transform, and for
-        the others omits the transforms before the nested Compose.
+        In a nested Compose, TorchRL 0.14.1's property raises an IndexError for the first transform;
+        for the others it omits the transforms before the nested Compose.
         """
         # tests/transforms/test_places.py fails when TorchRL fixes this.
         if self.__dict__.get("_parent") is None:
@@ -53,7 +53,7 @@ class InPlace(Transform):
 
 
 def environment_before(transform: Transform) -> TransformedEnv | None:
-    """Return an environment with clones of the transforms before this one, or None without one."""
+    """Make the environment before a transform, from clones; return None without an environment."""
     before: list[Transform] = []
     inner, container = transform, _container(transform)
     while isinstance(container, Compose):
@@ -79,7 +79,7 @@ def _container(transform: Transform) -> Transform | TransformedEnv | None:
 
 
 def siblings(transform: Transform) -> list[Transform]:
-    """Return the transforms of the Compose around this transform; none without a Compose."""
+    """Return the transforms of the Compose around this transform; [] without a Compose."""
     container = _container(transform)
     return list(container.transforms) if isinstance(container, Compose) else []
 
@@ -87,8 +87,8 @@ def siblings(transform: Transform) -> list[Transform]:
 class OneTransform(InPlace, Compose):
     """A sequence of transforms that the user sees as a single transform.
 
-    Since this is a Compose, ``TransformedEnv(env, parts).append_transform(...)`` adds the new
-    transform inside; therefore parts are looked up by class, never by position.
+    Since this is a Compose, ``append_transform`` of its environment adds a transform to its parts.
+    Therefore parts are looked up by class, never by position.
     """
 
     def part(self, kind: type[TransformT]) -> TransformT:
@@ -96,9 +96,9 @@ class OneTransform(InPlace, Compose):
         return next(part for part in self.transforms if isinstance(part, kind))
 
     def clone(self) -> Self:
-        """Return a copy of the same class, for a second environment; it shares buffers and models.
+        """Copy this transform for a second environment; the copy shares buffers and models.
 
-        TorchRL's clone of a Compose is a plain Compose.
+        TorchRL's clone of a Compose would be a plain Compose.
         """
         copied = Transform.clone(self)
         copied.transforms = nn.ModuleList(part.clone() for part in self.transforms)
@@ -110,8 +110,8 @@ class OneTransform(InPlace, Compose):
 class NextTransform(InPlace):
     """A transform that reads a transition and writes the keys :attr:`written` under its ``next``.
 
-    Subclasses implement ``_step(tensordict, next_tensordict)``. TorchRL calls ``_step`` once per
-    environment step, :meth:`forward` calls it on a whole batch, so both give the same numbers.
+    Subclasses implement ``_step(tensordict, next_tensordict)``. TorchRL calls ``_step`` at every
+    environment step, and :meth:`forward` calls it on a whole batch: both give the same numbers.
     """
 
     written: list[Key]
@@ -126,7 +126,7 @@ class NextTransform(InPlace):
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        """Write the zeros that the observation spec requires: a reset has no action, so no KL."""
+        """Write zeros at the keys :attr:`written`: a reset has no action, so no KL."""
         output_spec = self.transform_output_spec(self.parent.output_spec.clone())
         spec = output_spec["full_observation_spec"]
         for key in self.written:
@@ -136,7 +136,7 @@ class NextTransform(InPlace):
 
 
 def reward_like(parent: EnvBase, key: Key) -> Unbounded:
-    """Return a spec with the shape and dtype of a reward, for an observation."""
+    """Make the spec of an observation with the shape and dtype of a reward."""
     rewards = parent.full_reward_spec
     observed = key not in rewards.keys(include_nested=True)
     spec = (parent.full_observation_spec if observed else rewards)[key]
@@ -144,7 +144,7 @@ def reward_like(parent: EnvBase, key: Key) -> Unbounded:
 
 
 def log_prob_like(observation_spec: Composite, parent: EnvBase, key: Key) -> Unbounded:
-    """Return a spec with the reward's batch shape; without a reward, one number per environment."""
+    """Make a spec with the reward's batch shape; without a reward, one number per environment."""
     shape = observation_spec.shape
     if parent.reward_keys:
         shape = reward_shape(reward_like(parent, key).shape, len(parent.batch_size))
@@ -175,7 +175,7 @@ def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
 
 
 def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
-    """Return the single key, given alone or in a list; refuse anything else."""
+    """Return a key that was given alone or as a list of one; refuse anything else."""
     listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
     if len(listed) != 1:
         raise ValueError(f"{name}={listed}: exactly one key is allowed")
@@ -200,8 +200,8 @@ def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -
 
 
 def _refuse_repeated_step() -> None:
-    """Refuse the steps of a FrameSkipTransform, which would charge one action several times."""
-    # An inner environment has no reference to its wrappers, but the call stack shows them.
+    """Refuse a step inside a FrameSkipTransform, which would charge one action several times."""
+    # An environment has no reference to its outer wrappers, but they are on the call stack.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is FrameSkipTransform._step.__code__:

@@ -1,9 +1,9 @@
-"""The KL transforms that TorchRL announced but never wrote, usable alone or composed.
+"""The KL transforms that TorchRL announced but never wrote; each also works alone.
 
     ReferenceModelLogProbTransform   log pi_ref(a|s) of the sampled action
     KLDivergenceTransform            KL(pi || pi_ref), sampled or in closed form
     RewardAdjustmentTransform        reward - coef * KL
-    KLConstrainedTransform           the three in a row
+    KLConstrainedTransform           the three above in a row
 
 Shapes: log-probs [...], KL and reward [..., 1], per agent or per team (:mod:`klrl.kl.shapes`).
 Units: nats; coefficients are reward per nat.
@@ -53,13 +53,13 @@ class ReferenceModelLogProbTransform(NextTransform):
     Args:
         frozen_model: the reference; copied and frozen, so that training does not change it. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
-        ref_log_prob_key: where to write, shape [...].
-        reward_key: the reward whose batch shape the log-prob gets; None: the environment's, or
-            ``reward`` without an environment. If the reward is missing, the shape is the model's.
+        ref_log_prob_key: where to write the log-prob, shape [...].
+        reward_key: key of the reward whose batch shape the log-prob gets; None: the environment's,
+            or ``reward`` without an environment. Without a reward, the shape is the model's.
 
     Raises:
         TypeError: the model has no ``get_dist``.
-        ValueError: a log-prob that does not fit the reward.
+        ValueError: the model is recurrent, or its log-prob does not fit the reward.
     """
 
     def __init__(
@@ -96,23 +96,24 @@ class ReferenceModelLogProbTransform(NextTransform):
 class KLDivergenceTransform(NextTransform):
     """Writes KL(pi || pi_ref) to ``("next", kl_key)``, [..., 1].
 
-    k1, k2, k3 compare ``log_prob_key`` with ``("next", ref_log_prob_key)``. ``exact`` compares
-    distributions: pi's from the parameters that the policy wrote into the transition, pi_ref's
-    from the reference at the same observation.
+    k1, k2 and k3 compare the log-probs at ``log_prob_key`` and ``("next", ref_log_prob_key)``.
+    ``exact`` compares distributions: pi has the parameters that the policy wrote into the
+    transition; the reference computes pi_ref at the same observation.
 
     Args:
-        reference: required by ``exact``, optional otherwise; not copied, used in evaluation mode.
+        reference: required by ``exact``, else optional; not copied, but run in evaluation mode.
         estimator: k1, k2, k3 or exact.
-        log_prob_key: key of the policy's log pi(a|s); a list for several heads, which are summed.
+        log_prob_key: key of the policy's log pi(a|s); or a list, whose log-probs are summed.
         ref_log_prob_key: key of log pi_ref(a|s).
-        kl_key: where to write.
-        reward_key: the reward whose shape the KL gets; None: the environment's, or ``reward``.
+        kl_key: where to write the KL.
+        reward_key: key of the reward whose shape the KL gets; None: the environment's, or
+            ``reward`` without an environment.
         on_unsampled: for a step whose action the policy did not sample: the KL is NaN (``nan``,
             ``skip``) or 0 (``zero``), with a warning; or ``raise`` an error.
 
     Raises:
-        ValueError: an unknown estimator or ``on_unsampled``, ``exact`` without a reference;
-            a KL that does not fit the reward.
+        ValueError: an unknown estimator or ``on_unsampled``; ``exact`` without a reference; a
+            recurrent reference; a KL that does not fit the reward.
         KeyError: the data lack ``ref_log_prob_key``, the reward, or for ``exact`` the parameters.
         RuntimeError: the policy's outputs did not reach a worker of a ParallelEnv.
     """
@@ -169,7 +170,7 @@ class KLDivergenceTransform(NextTransform):
         tensordict: TensorDictBase,
         reward: Tensor,
     ) -> Tensor:
-        """Compute the closed form in the reward's batch shape; unsampled actions as for k1."""
+        """Compute the closed form in the reward's batch shape; treat unsampled actions like k1."""
         keys = [as_key(key) for key in reference.dist_params_keys]
         if not has_all(tensordict, keys):
             if has_all(tensordict, self.log_prob_keys):
@@ -210,15 +211,15 @@ class RewardAdjustmentTransform(ChargedReward):
         coef: reward per nat; :attr:`coef` may be changed later.
         in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
-        kl_key: key of the KL, shaped like the reward, or per agent if the reward is the team's.
+        kl_key: key of the KL, in the reward's shape, or per agent if a team shares the reward.
         raw_reward_key: where to keep the uncharged reward; None does not keep it.
         coeff: alias of ``coef``.
         on_unsampled: ``skip`` leaves the reward unchanged where the KL is NaN.
 
     Raises:
-        ValueError: more than one in- or out-key; a coefficient that is no number >= 0; a KL that
+        ValueError: not exactly one in- or out-key; a coefficient that is no number >= 0; a KL that
             does not fit the reward.
-        KeyError: no KL, or no reward.
+        KeyError: the data lack the KL or the reward.
         RuntimeError: the batch was charged already (its raw reward exists).
     """
 
@@ -272,7 +273,7 @@ class KLConstrainedTransform(OneTransform):
         coeff: alias of ``coef``.
 
     Raises:
-        ValueError: errors of the three transforms, or a coefficient that is no number >= 0.
+        ValueError, TypeError, KeyError, RuntimeError: as the three transforms raise them.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """``kl=legacy``: TorchRL's former control transform, which charges the sampled log-ratio.
 
-TorchRL documented it from 0.6 to 0.10 and removed it in 0.11. The documentation subtracted the KL,
-the code added it; klrl implements the documented formula.
+TorchRL documented it from 0.6 to 0.10 and removed it in 0.11. Its documentation subtracted the KL,
+but its code added the KL; klrl implements the documented formula.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from klrl.kl.shapes import like_reward
 class KLRewardTransform(ChargedReward):
     """reward <- reward - coef * (log pi(a|s) - log pi_0(a|s)), pi_0 a frozen copy of the actor.
 
-    log pi is read from the data, where the policy wrote it while sampling; pi_0 is evaluated at the
-    same action. Shapes: log-probs [...], reward [..., 1], both per agent or per team; nats.
+    The policy writes log pi into the data when it samples. The transform reads it there, and
+    evaluates pi_0 at the same action. Shapes: log-probs [...], reward [..., 1], per agent or per
+    team. Log-probs are in nats.
 
     Args:
         actor: a probabilistic actor with ``get_dist`` and parameters; copied, unless it is a
@@ -40,8 +41,8 @@ class KLRewardTransform(ChargedReward):
         requires_grad: whether the copy's parameters are differentiable; they are then listed as
             parameters of the transform.
         action_key: the key of the action; default the actor's.
-        kl_key: where to write the KL without coef, [..., 1]; None writes none.
-        ref_log_prob_key: where to write log pi_0; None writes none.
+        kl_key: where to write the KL without coef, [..., 1]; None does not write it.
+        ref_log_prob_key: where to write log pi_0; None does not write it.
         raw_reward_key: where to keep the uncharged reward; None does not keep it.
         coeff: alias of ``coef``.
         on_unsampled: for a step whose action the policy did not sample (``init_random_frames``):
@@ -50,8 +51,8 @@ class KLRewardTransform(ChargedReward):
 
     Raises:
         ValueError: not exactly one in- or out-key; a coefficient that is no number >= 0; an actor
-            that has no parameters or no log-probs, or a buffer that requires gradients; log-probs
-            and rewards that do not fit (:mod:`klrl.kl.shapes`).
+            that has no parameters or no log-probs, or has a buffer that requires gradients;
+            log-probs and rewards whose shapes do not fit (:mod:`klrl.kl.shapes`).
         TypeError: an actor without ``get_dist``.
         RuntimeError: the batch was charged already (its raw reward exists); or the log-prob did
             not reach a worker of a ParallelEnv.
@@ -101,7 +102,7 @@ class KLRewardTransform(ChargedReward):
 
     @property
     def sample_log_prob_key(self) -> Key:
-        """The key of the policy's log-prob; with several heads, the first key."""
+        """The key of the policy's log-prob; with several heads, that of the first head."""
         return self.log_prob_keys[0]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -117,7 +118,7 @@ class KLRewardTransform(ChargedReward):
 
     @property
     def functional_actor(self) -> nn.Module:
-        """The reference's module; in TorchRL's transform, ``frozen_params`` is put into it."""
+        """The reference's module, under its name in TorchRL's transform."""
         return self.reference.module
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -127,7 +128,7 @@ class KLRewardTransform(ChargedReward):
             ref_log_prob = score(self.reference, tensordict)
         name = "the reference's log-prob"
         ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
-        # The reference can read the policy's distribution parameters only if the keys agree.
+        # The reference can read the policy's parameters only if both have the same action key.
         same = self.action_key == self.reference.dist_sample_keys[0]
         scorer = self.reference if same else None
         log_prob = sampled_log_prob(

@@ -24,9 +24,9 @@ from klrl.kl.shapes import add_heads, like_reward, reward_shape
 
 #: How to treat a step whose action no policy sampled; the default is ``nan``.
 ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
-#: A stored log-prob belongs to a different action if its error exceeds this * (1 + |log-prob|).
+#: A log-prob in the data is another action's if its error exceeds TOLERANCE * (1 + |log-prob|).
 TOLERANCE = 1e-2
-#: This close to a bound (as a share of the range), a tanh action does not determine its sample.
+#: Share of the action's range next to each bound, where tanh cannot be inverted accurately.
 EDGE = 1e-4
 
 
@@ -47,10 +47,10 @@ def sampled_log_prob(
     """Return the policy's log pi(a|s), in the reward's batch shape; NaN at unsampled actions.
 
     An action counts as unsampled if its log-prob is missing or NaN, or if log-prob and distribution
-    parameters are all zero, as a TorchRL collector fills steps of ``init_random_frames``. A
-    log-prob of a different action (exploration noise after the policy) is recomputed from the
-    parameters, if the data have them, with a warning. ``model`` is a policy of the same family,
-    which interprets the parameters; with None they are not read.
+    parameters are all zero: a TorchRL collector writes such zeros during ``init_random_frames``. If
+    the log-prob is another action's (exploration noise after the policy), it is recomputed with a
+    warning from the parameters in the data. ``model``, a policy of the same family, turns these
+    parameters into a distribution; with None they are not read.
     """
     heads = _written(tensordict, keys)
     if heads is None:
@@ -73,7 +73,7 @@ def sampled_log_prob(
 def not_sampled(
     tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: TensorDictModuleBase
 ) -> Tensor:
-    """Return where no policy sampled the action; bool, [*B] or [*B, N]; False without log-probs."""
+    """Mark the actions that no policy sampled; bool, [*B] or [*B, N]; False without log-probs."""
     heads, sampler = _written(tensordict, keys), _sampler(model)
     if heads is None or sampler is None:
         shape = reward_shape(reward.shape, tensordict.ndim)
@@ -83,14 +83,14 @@ def not_sampled(
 
 
 def kl_of_sampled(kl: Tensor, log_prob: Tensor, on_unsampled: str) -> Tensor:
-    """Return the KL; where the log-prob is NaN, 0 if ``on_unsampled=zero``, else NaN."""
+    """Set the KL to 0 where the log-prob is NaN, if ``on_unsampled=zero``; else keep it."""
     return kl.masked_fill(log_prob.isnan(), 0.0) if on_unsampled == "zero" else kl
 
 
 def unsampled(
     tensordict: TensorDictBase, key: Key, where: Tensor, values: Tensor, on_unsampled: str
 ) -> Tensor:
-    """Return ``values`` with NaN ``where`` no policy sampled the action, and warn.
+    """Return ``values`` with NaN ``where`` actions are unsampled, and warn; or raise an error.
 
     NaN is the default because TorchRL checks specs with rollouts of random actions: an error would
     break the check, and a KL of zero would be false.
@@ -112,12 +112,12 @@ def unsampled(
 
 
 def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | None:
-    """Return the log-probs of all heads; None if there are none."""
+    """Return the log-probs of all heads; None if the data have none."""
     return [tensordict.get(key) for key in written_keys(tensordict, keys)] or None
 
 
 def _sampler(model: TensorDictModuleBase) -> ProbabilisticTensorDictModule | None:
-    """The part of a policy that turns parameters into a distribution."""
+    """Return the part of a policy that turns parameters into a distribution, or None."""
     for module in (model, getattr(model, "module", None)):  # a wrapper may contain the policy
         if module is not None:
             parts = [m for m in module.modules() if isinstance(m, ProbabilisticTensorDictModule)]
@@ -133,7 +133,7 @@ def _parameter_keys(sampler: ProbabilisticTensorDictModule) -> list[Key]:
 def parameters_or_one(
     tensordict: TensorDictBase, keys: Sequence[Key], where: Tensor
 ) -> TensorDictBase:
-    """Return a shallow copy whose parameters are 1, so valid, ``where`` none were written."""
+    """Return a shallow copy with parameters 1, which are valid, ``where`` none were written."""
     if not where.any():
         return tensordict.copy()
     steps = _any_beyond(where, tensordict.ndim)
@@ -159,7 +159,7 @@ def _expand(steps: Tensor, value: Tensor) -> Tensor:
 def _filled_in(
     tensordict: TensorDictBase, sampler: ProbabilisticTensorDictModule, log_prob: Tensor
 ) -> Tensor:
-    """Return where log-prob and parameters are zeros that a collector filled in."""
+    """Mark the steps whose log-prob and parameters are zeros that a collector filled in."""
     zero = log_prob == 0
     if not zero.any():
         return zero
@@ -170,7 +170,7 @@ def _filled_in(
             zero = zero & ~_expand(_any_beyond(leaf != 0, tensordict.ndim), zero)
     if not zero.any():
         return zero
-    # A log-prob that is 0 for any parameters belongs to a policy with a single action.
+    # A policy with a single action has log-prob 0 for all parameters: its zeros are real.
     data = parameters_or_one(tensordict, _parameter_keys(sampler), zero)
     with torch.no_grad():
         return zero & (_log_prob(data, sampler, sampler.get_dist(data), log_prob.ndim) != 0)
@@ -191,7 +191,7 @@ def _of_the_action(
     log_prob: Tensor,
     filled_in: Tensor,
 ) -> Tensor:
-    """Recompute the log-prob from the parameters where it belongs to a different action."""
+    """Recompute the log-prob from the parameters if it is that of a different action."""
     data = parameters_or_one(tensordict, _parameter_keys(sampler), filled_in)
     with torch.no_grad():
         dist = sampler.get_dist(data)
@@ -213,7 +213,7 @@ def _of_the_action(
 
 
 def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor | None:
-    """Return where the action's log-prob cannot be recomputed; None if this holds everywhere."""
+    """Mark the actions whose log-prob cannot be recomputed; None if this holds for all actions."""
     if isinstance(dist, TanhNormal):
         share = (action - dist.low) / (dist.high - dist.low)
         edge = (share < EDGE) | (share > 1 - EDGE)
@@ -223,8 +223,8 @@ def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor
 
 def _in_parallel_env(tensordict: TensorDictBase) -> bool:
     """Whether a transition came through the shared buffers of a ParallelEnv."""
-    # TorchRL does not mark a worker's environment, but in a worker all data, also the action, are
-    # in shared memory. GPU tensors always count as shared, so only CPU tensors are evidence.
+    # TorchRL does not mark a worker's environment, but all data of a worker are in shared memory,
+    # including the action. GPU tensors prove nothing, since is_shared() is always true for them.
     if multiprocessing.parent_process() is None:
         return False
     leaves = tensordict.exclude("next").values(True, True)
@@ -238,7 +238,8 @@ def _in_parallel_env(tensordict: TensorDictBase) -> bool:
 class ChargedReward(KeepsCoefficient, NextTransform):
     """Base of the control transforms that charge: reward <- reward - coef * KL.
 
-    Arguments as in :class:`~klrl.kl.KLRewardTransform`; ``reads``: more keys that a subclass reads.
+    Arguments are as in :class:`~klrl.kl.KLRewardTransform`; ``reads``: further keys that a subclass
+    reads.
     """
 
     def __init__(
@@ -263,7 +264,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
     coef: Tensor
 
     def charge(self, next_tensordict: TensorDictBase, reward: Tensor, kl: Tensor) -> TensorDictBase:
-        """Write the charged reward, and the raw reward if it is kept; all [..., 1]."""
+        """Write the charged reward, and the raw reward if it has a key; all are [..., 1]."""
         refuse_second_charge(next_tensordict, self.raw_key)
         if self.raw_key is not None:
             next_tensordict.set(self.raw_key, reward)
@@ -273,7 +274,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
         return next_tensordict.set(self.out_key, charged)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Add the charged reward: it replaces the reward, or is a new observation."""
+        """Add the charged reward: it replaces the reward, or becomes an observation."""
         parent, observation_spec = self.parent, output_spec["full_observation_spec"]
         charged = reward_like(parent, self.reward_key)
         if self.out_key in parent.reward_keys:

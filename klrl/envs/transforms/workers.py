@@ -1,8 +1,8 @@
 """Sends a policy's outputs to the workers of a ParallelEnv, where KL transforms need them.
 
-TorchRL's ParallelEnv sends its workers only the entries of its input specs: the action and the
-state, ``full_action_spec`` and ``full_state_spec``. A policy's other outputs, above all its
-log-prob, reach the workers only if a transform declares them.
+TorchRL's ParallelEnv sends its workers only the keys of ``full_action_spec`` and
+``full_state_spec``. A policy's other outputs, such as its log-prob, reach the workers only if a
+transform declares them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from klrl.kl.policies import Key, as_key
 
 
 class SendToWorkers(Transform):
-    """Declares a policy's outputs as inputs of the environment, so that workers receive them.
+    """Declares a policy's outputs as inputs of the environment, so that its workers receive them.
 
     >>> def make():
     ...     return TransformedEnv(base(), Compose(SendToWorkers(actor), KLRewardTransform(actor)))
     >>> env = ParallelEnv(4, make)
 
-    Each key becomes a state and an observation of the environment, in the policy's shape. A reset
-    or a step sets it to NaN (0 if not a float) until the policy writes it: an action that the
-    policy did not sample must not be charged with the previous action's log-prob. So a batch has
-    NaN at ``("next", key)``.
+    Each key becomes a state and an observation of the environment, in the shape that the policy
+    writes. A reset or a step sets the key to NaN (0 if not a float) until the policy writes it.
+    Otherwise an action that the policy did not sample would be charged with the previous action's
+    log-prob. So a batch has NaN at ``("next", key)``.
 
     Args:
         actor: a policy that writes the keys; run once on zeros to find their shapes, not copied.
@@ -49,7 +49,7 @@ class SendToWorkers(Transform):
         self._specs: dict[Key, Unbounded] | None = None
 
     def specs(self) -> dict[Key, Unbounded]:
-        """Return key -> its spec in the environment of this transform."""
+        """Return each key's spec in the environment of this transform."""
         if self._specs is None:
             self._specs = self._infer_specs()
         return self._specs
@@ -86,11 +86,11 @@ class SendToWorkers(Transform):
         return self._unset(next_tensordict)
 
     def transform_state_spec(self, state_spec: Composite) -> Composite:
-        """Add the keys to what the environment reads."""
+        """Add the keys to the environment's state."""
         return self._declare(state_spec)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the keys to what a reset and a step return."""
+        """Add the keys to the environment's observations."""
         return self._declare(observation_spec)
 
     def _declare(self, spec: Composite) -> Composite:
@@ -100,7 +100,7 @@ class SendToWorkers(Transform):
 
 
 def _written(actor: ProbabilisticTensorDictSequential, zeros: TensorDictBase) -> TensorDictBase:
-    """Run a policy on an observation of zeros, without a change of the random state."""
+    """Run a policy on an observation of zeros; keep the random state."""
     device = next(actor.parameters()).device
     cuda = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=cuda):

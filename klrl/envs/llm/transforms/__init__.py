@@ -1,4 +1,4 @@
-"""Re-exports :mod:`klrl.envs.llm.transforms.kl`, as TorchRL does."""
+"""Exports the names of :mod:`klrl.envs.llm.transforms.kl`, as TorchRL does."""
 
 from klrl.envs.llm.transforms import kl
 

@@ -40,8 +40,8 @@ def charged_tokens(
 ) -> list[Tensor] | None:
     """Return masks of the charged tokens, [T_i] bool; None if the data have no mask and no prompt.
 
-    The first one that exists: the mask that ``RetrieveLogProb`` wrote with its log-probs;
-    ("masks", "all_assistant_mask"); the attention mask, after the prompt if there is a prompt.
+    The mask is the first that exists: the one that ``RetrieveLogProb`` wrote with its log-probs;
+    ("masks", "all_assistant_mask"); the attention mask, without the prompt if there is a prompt.
     """
     written = [read_value(next_tensordict, mask_key(key)) for key in keys]
     masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]
@@ -71,7 +71,7 @@ def _check_lengths(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Te
 def token_kl(
     gen: list[Tensor], ref: list[Tensor], masks: list[Tensor] | None, estimator: Estimator
 ) -> list[Tensor]:
-    """Estimate the KL of every token, [T_i] nats; zero outside the mask."""
+    """Estimate the KL of every token, [T_i], nats; 0 outside the mask."""
     masks = masks or [torch.ones_like(row, dtype=torch.bool) for row in gen]
     return [
         estimate_kl(a.masked_fill(~m, 0.0), b.masked_fill(~m, 0.0), estimator)
@@ -84,9 +84,9 @@ def token_rewards(
 ) -> list[Tensor]:
     """Return the uncharged reward of every token, [T_i, 1].
 
-    A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence, and is
-    not distributed over tokens. A reward per token [B, T, 1] is kept; if it is dense and the
-    log-probs are ragged, ``padding_side`` is the side of its padding. A missing reward counts as 0.
+    A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence. A
+    reward per token [B, T, 1] is returned unchanged; if it is dense and the log-probs are ragged,
+    its padding on ``padding_side`` is removed. A missing reward counts as 0.
     """
     if reward is None:
         return [torch.zeros_like(row).unsqueeze(-1) for row in kl]

@@ -1,4 +1,4 @@
-"""Computes a KL and a charged reward from two log-probs, per action or per token."""
+"""Computes the KL and the charged reward from log-probs of two policies, per action or token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from klrl.kl.shapes import like_reward
 
 
 class KLComputation(KeepsCoefficient, NextTransform):
-    """Estimates the KL from two log-probs, and charges it to the reward.
+    """Estimates the KL from the log-probs of two policies, and charges it to the reward.
 
     reward <- reward - coef * KL(pi || pi_ref), with KL estimated from r = log pi - log pi_ref.
 
@@ -36,9 +36,9 @@ class KLComputation(KeepsCoefficient, NextTransform):
     - One action per step: log-probs in the reward's batch shape, per agent or per team
       (:mod:`klrl.kl.shapes`); KL and reward [..., 1].
     - Tokens: log-probs and KL [B, T], dense or nested; the charged reward is per token, [B, T, 1].
-      A scalar score goes to the last charged token. The charged tokens are those that
-      ``RetrieveLogProb`` marked, else ("masks", "all_assistant_mask"), else the attention mask
-      minus the prompt; all others have KL 0. A missing reward counts as 0.
+      A scalar score goes to the last charged token; a missing reward counts as 0. The mask of
+      ``RetrieveLogProb`` gives the charged tokens, else ("masks", "all_assistant_mask"), else the
+      attention mask without the prompt. Other tokens have KL 0.
 
     Args:
         gen_log_probs_full_key: key of log pi(a|s).
@@ -47,11 +47,11 @@ class KLComputation(KeepsCoefficient, NextTransform):
         add_to_reward: whether the reward is charged.
         coef: reward per nat; :attr:`coef` may be changed later.
         coeff: TorchRL's name of ``coef``.
-        padding_side: tokens: where a dense reward per token is padded, if its log-probs are nested.
+        padding_side: tokens: the side of a dense reward's padding, if the log-probs are nested.
         estimator: k1, k2, k3 or a function of the log-ratio.
         raw_reward_key: where to keep the uncharged reward; None does not keep it.
-        reward_key: key of the reward; None: the environment's, or ``reward`` if there is none.
-        per_token: whether the dimensions of log-probs after the batch's are tokens; else they are
+        reward_key: key of the reward; None: the environment's, else ``reward``.
+        per_token: whether log-prob dimensions after the batch dimensions are tokens; else they are
             agents or dimensions of an action. None: decided by the RetrieveLogProb in the same
             Compose; without a RetrieveLogProb, tokens.
         gen_log_probs_key: alias of ``gen_log_probs_full_key``, as in TorchRL's example.
@@ -105,7 +105,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
     coef: Tensor
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply to a batch, in place; log-probs of tokens may be at the root, without "next"."""
+        """Apply to a batch, in place; results for tokens go to the root if it has no "next"."""
         if tensordict.get("next", None) is None:
             log_prob = either(tensordict, tensordict, self.gen_log_probs_full_key)
             if log_prob is not None and self._of_tokens(log_prob, tensordict):
@@ -174,7 +174,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return log_prob.ndim > tensordict.ndim and self._says_per_token() is not False
 
     def _says_per_token(self) -> bool | None:
-        """Return ``per_token``, else what the scoring transform in the Compose implies, or None."""
+        """Return ``per_token``; if None, whether a RetrieveLogProb in the Compose scores tokens."""
         if self.per_token is not None:
             return self.per_token
         scorers = [part for part in siblings(self) if self.gen_log_probs_full_key in part.out_keys]
@@ -191,7 +191,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return hasattr(self.parent.base_env, "input_mode")
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the KL and the raw reward, shaped like the reward; per-token KLs get a token axis."""
+        """Add the KL and the raw reward in the reward's shape; a KL per token gets a token axis."""
         per_token = self._in_language_env()
         for key in self.written:
             if per_token and key == self.kl_key:
@@ -201,7 +201,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return observation_spec
 
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
-        """Remove the bounds of a charged reward; for tokens, add a token axis."""
+        """Remove the bounds of the charged reward; for tokens, add a token axis."""
         if self.add_to_reward:
             reward_spec[self.reward_key] = (
                 per_token_spec(reward_spec, 1)
@@ -212,5 +212,5 @@ class KLComputation(KeepsCoefficient, NextTransform):
 
 
 def per_token_spec(like: Composite, *last: int) -> Unbounded:
-    """Return a spec [B, tokens, ...] for any number of tokens."""
+    """Make a spec [B, tokens, ...] for any number of tokens."""
     return Unbounded(shape=torch.Size((*like.shape, -1, *last)), device=like.device)

@@ -2,7 +2,7 @@
 
     RetrieveLogProb(policy) -> RetrieveLogProb(reference) -> KLComputation
 
-These three transforms make a TorchRL ``Compose``: attach it to an environment, or call it on a
+Put the three transforms into a TorchRL ``Compose``; attach it to an environment, or call it on a
 batch. They support control actors (one action per step, ``kl=retrieve``) and LLM wrappers (tokens).
 """
 
@@ -30,7 +30,7 @@ __all__ = ["KLComputation", "RetrieveLogProb"]
 
 
 def _language() -> ModuleType:
-    """Import the token-scoring module when it is first used: a control run does not need it."""
+    """Import the token-scoring module on first use, since a control run does not need it."""
     from klrl.envs.llm.transforms.kl import wrappers
 
     return wrappers
@@ -39,43 +39,43 @@ def _language() -> ModuleType:
 class RetrieveLogProb(NextTransform):
     """Writes a policy's log-probs of the actions or tokens in a batch.
 
-    Nothing is resampled. The result goes to ``("next", log_probs_full_key)``, in nats.
+    Nothing is resampled. The log-probs are written to ``("next", log_probs_full_key)``, in nats.
 
-    - A control actor scores the action in the data, including exploration noise, in evaluation
-      mode: shape [...], the reward's batch shape, per agent or per team (:mod:`klrl.kl.shapes`).
-    - An LLM wrapper scores tokens: [B, T], or ragged if its ``pad_output`` is False (a stack of
-      TensorDicts, read by ``get(key, as_list=True)`` or ``as_padded_tensor=True``); 0 at padding
-      and at the first token. ``("next", "log_probs_mask")`` (named after the key) marks the tokens
-      that the policy produced in this step, in the same shape: earlier turns of a conversation
-      have log-probs too, but are not charged again.
+    - A control actor, in evaluation mode, scores the action in the data, which includes exploration
+      noise. The shape is the reward's batch shape, per agent or per team (:mod:`klrl.kl.shapes`).
+    - An LLM wrapper scores tokens: [B, T], with 0 at padding and at the first token. If its
+      ``pad_output`` is False, the result is ragged: a stack of TensorDicts, to be read by
+      ``get(key, as_list=True)`` or ``as_padded_tensor=True``. A mask marks the tokens that the
+      policy produced in this step: earlier turns of a conversation are not charged again. The
+      mask's key is named after that of the log-probs: ``("next", "log_probs_mask")``.
 
     Args:
         model: a probabilistic actor, or an LLM wrapper with ``generate=False``. Its in-keys (and
             its action) are read from the transition.
-        log_probs_full_key: where to write; default ``("log_probs", "full")``, for a wrapper
-            ``(model.log_probs_key, "full")``.
-        assistant_only: wrappers: zero the log-probs of all but assistant tokens. Needs
+        log_probs_full_key: where to write the log-probs; default ``("log_probs", "full")``, for a
+            wrapper ``(model.log_probs_key, "full")``.
+        assistant_only: wrappers: set the log-probs of all but assistant tokens to 0. Requires
             ``input_mode="history"``.
-        tokenizer_kwargs: wrappers in history mode: more arguments of the chat template.
-        detach: keep the result out of the gradient.
+        tokenizer_kwargs: wrappers in history mode: further arguments of the chat template.
+        detach: compute the log-probs without a gradient.
         device: move the model to this device permanently; the data are moved for each call, and
             the result is moved back.
-        tokenizer: wrappers: replaces the wrapper's, for the chat template, for text, and for the
-            pad id, which marks padding if dense ids have no mask.
+        tokenizer: wrappers: replaces the wrapper's tokenizer. It renders the chat template and
+            encodes text; its pad id marks padding if dense ids have no mask.
         padding_side: wrappers with ``pad_output=True``: where ragged sequences are padded. Dense
             ids keep their layout.
         temperature: wrappers: the temperature at which the tokens were sampled; default that of the
             wrapper's ``generate_kwargs``, else 1.
         history_key: wrappers in history mode: the key of the conversation, in place of the model's
             ``input_key``.
-        reward_key: control actors: the reward whose batch shape the log-prob gets; None: the
+        reward_key: control actors: key of the reward whose batch shape the log-prob gets; None: the
             environment's, or ``reward`` without an environment. If the reward is missing, the
             shape is the actor's.
 
     Raises:
         TypeError: the model has no ``log_prob``.
         ValueError: a wrapper that generates, returns no log-probs, or cannot mark assistant tokens;
-            an argument that a control actor does not read.
+            a recurrent actor; an argument that a control actor does not read.
         KeyError: the batch lacks the model's input or its action.
     """
 
@@ -131,7 +131,7 @@ class RetrieveLogProb(NextTransform):
         self.temperature, self.history_key = temperature, history_key
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply to a batch, in place; for tokens without a "next", write to the root."""
+        """Apply to a batch, in place; log-probs of tokens go to the root if it has no "next"."""
         if self.is_language and tensordict.get("next", None) is None:
             return self._step(tensordict, tensordict)
         return super().forward(tensordict)
@@ -140,7 +140,7 @@ class RetrieveLogProb(NextTransform):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach):
             if self.is_language:
                 return self._score_tokens(tensordict, next_tensordict)
-            with evaluating(self.scorer()):  # as for wrappers
+            with evaluating(self.scorer()):
                 log_prob = score(self.scorer(), tensordict)
         reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
         name = f"the log-prob for {self.log_probs_full_key}"
@@ -180,7 +180,7 @@ class RetrieveLogProb(NextTransform):
         return next_tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the log-prob: in the reward's batch shape, or one per token with its mask."""
+        """Add the log-prob in the reward's batch shape; or per token, together with its mask."""
         if not self.is_language:
             key = reward_key_of(self, self._reward_key)
             observation_spec[self.log_probs_full_key] = log_prob_like(

@@ -24,12 +24,12 @@ from klrl.kl.reference import FrozenPolicy
 
 #: The value of ``gen_model`` that selects the policy of the environment's collector.
 FROM_COLLECTOR = "from_collector"
-#: An LLM wrapper or a control actor, :data:`FROM_COLLECTOR`, or None if a factory makes the model.
+#: An LLM wrapper, a control actor, :data:`FROM_COLLECTOR`, or None if a factory makes the model.
 Model: TypeAlias = TensorDictModuleBase | str | None
 
-#: Arguments of the transform that charges the KL.
+#: Arguments of RetrieveKL that KLComputation takes.
 _CHARGING = frozenset(inspect.signature(KLComputation).parameters) - {"per_token"}
-#: Arguments that the charging transform and the scoring transforms share.
+#: Arguments that KLComputation and RetrieveLogProb share.
 _OF_ALL = {"padding_side", "reward_key"}
 
 
@@ -39,31 +39,31 @@ _OF_ALL = {"padding_side", "reward_key"}
 class RetrieveKL(OneTransform):
     """Scores the data with a policy and a reference, and charges their KL to the reward.
 
-    The models are two LLM wrappers, or two control actors. Both score the same actions or tokens;
-    LLM wrappers at the same temperature, by default the policy's.
+    The models are two LLM wrappers, or two control actors. Both score the same actions or tokens.
+    LLM wrappers score at the same temperature, by default the policy's.
 
     Args:
-        gen_model: the policy, set up to score (``generate=False``); or "from_collector": the policy
-            of the collector, found at the first step, with its live weights.
-        ref_model: the reference, set up to score.
+        gen_model: the policy (an LLM wrapper: with ``generate=False``); or "from_collector": the
+            collector's policy, found at the first step, with its live weights.
+        ref_model: the reference (an LLM wrapper: with ``generate=False``).
         gen_model_factory: makes ``gen_model``; give either a model or a factory.
         ref_model_factory: makes ``ref_model``; give either a model or a factory.
         history_key: key of the conversation, read in place of the models' input keys; with the
-            default, "history", each model reads its own.
+            default "history", each model reads its own input key.
         use_ray_service: older spelling of ``service_backend="ray"``.
         service_backend: "ray" makes a :class:`RayRetrieveKL`, which also takes
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct", or None without
             ``use_ray_service``, runs in this process.
-        **kwargs: arguments of :class:`~klrl.kl.KLComputation`: ``gen_log_probs_full_key``,
+        **kwargs: arguments of :class:`~klrl.kl.KLComputation` (``gen_log_probs_full_key``,
             ``ref_log_probs_full_key``, ``kl_key``, ``add_to_reward``, ``coef``, ``coeff``,
-            ``estimator``, ``raw_reward_key``; of both :class:`~klrl.kl.RetrieveLogProb`:
-            ``assistant_only``, ``tokenizer_kwargs``, ``detach``, ``device``, ``tokenizer``,
-            ``temperature``; of all three: ``padding_side``, ``reward_key``.
+            ``estimator``, ``raw_reward_key``), of :class:`~klrl.kl.RetrieveLogProb`
+            (``assistant_only``, ``tokenizer_kwargs``, ``detach``, ``device``, ``tokenizer``,
+            ``temperature``), or of both (``padding_side``, ``reward_key``).
 
     Raises:
-        ValueError: no model, or a model and its factory; ``generate=True``; models with different
-            ``pad_output`` or the same ``log_probs_key``; ``gen_log_probs_full_key`` equal to
-            ``ref_log_probs_full_key``; no collector at the first step.
+        ValueError: neither or both of a model and its factory; ``generate=True``; models with
+            different ``pad_output`` or the same ``log_probs_key``; ``gen_log_probs_full_key`` equal
+            to ``ref_log_probs_full_key``; no collector at the first step.
         TypeError: an unknown argument.
     """
 
@@ -176,7 +176,7 @@ def _check_pair(gen: TensorDictModuleBase, ref: TensorDictModuleBase, assistant_
 
 
 class CollectorPolicy:
-    """The policy of the collector that runs an environment, set up to score."""
+    """Finds the policy of an environment's collector, and makes it a model that scores."""
 
     def __init__(self, ref_model: TensorDictModuleBase, key: Key) -> None:
         self.ref_model, self.key = ref_model, key
@@ -244,7 +244,7 @@ class CollectorPolicy:
 
 
 class FromCollector(RetrieveLogProb):
-    """Scores with the collector's policy (``live``) or the reference, at one temperature."""
+    """Scores with the collector's policy (``live``) or the reference, both at one temperature."""
 
     def __init__(
         self, model: TensorDictModuleBase, *, source: CollectorPolicy, live: bool, **kwargs: Any
@@ -255,11 +255,11 @@ class FromCollector(RetrieveLogProb):
             self.model = None
 
     def scorer(self) -> TensorDictModuleBase:
-        """Return the collector's policy, with its live weights; or the reference."""
+        """Return the collector's policy with its live weights, or the reference."""
         return self.source.resolve(self) if self.model is None else self.model
 
     def sampling_temperature(self) -> float:
-        """Return the ``temperature`` argument, else that of the collector's policy."""
+        """Return the argument ``temperature``, else the temperature of the collector's policy."""
         if self.temperature is not None:
             return self.temperature
         policy = self.scorer() if self.model is None else self.source.model
@@ -271,15 +271,15 @@ class RayRetrieveKL(Served):
     """:class:`RetrieveKL` with both models in a Ray actor.
 
     Args:
-        gen_model: the policy, set up to score; sent by value, so it does not follow later updates.
-        ref_model: the reference; sent by value.
-        **kwargs: arguments of RetrieveKL (factories run in the actor, ``device`` is a device of the
+        gen_model: the policy; the actor gets a copy, which does not follow later updates.
+        ref_model: the reference; the actor gets a copy.
+        **kwargs: arguments of RetrieveKL (factories run in the actor; ``device`` is a device of the
             actor, and results return to the data's device); and arguments of the actor:
             ``num_cpus`` (default 1), ``num_gpus``, ``actor_name`` (an existing actor is reused).
 
     Raises:
-        ValueError: no model, or a model and its factory; "from_collector", whose policy is in a
-            different process; ``detach=False``. Errors of a step keep their type.
+        ValueError: neither or both of a model and its factory; "from_collector", since that policy
+            is in a different process; ``detach=False``. Errors of a step keep their type.
         ImportError: Ray is not installed.
     """
 

@@ -1,7 +1,7 @@
 """KLRewardTransform for LLMs: charges the sampler's log-probs minus those of a reference.
 
-This transform is for data that already have the sampler's log-probs. :class:`~klrl.kl.RetrieveKL`
-does not need them, since it scores the policy again.
+The data must have the sampler's log-probs. :class:`~klrl.kl.RetrieveKL` does not need them: it
+scores the tokens with the policy again.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ __all__ = ["KLRewardTransform", "RayKLRewardTransform"]
 class KLRewardTransform(KeepsCoefficient, NextTransform):
     """reward <- reward - coef * (log pi - log pi_ref), per token.
 
-    log pi is read where the policy wrote it while sampling: [B, T] at ``log_prob_key`` or, if only
-    the response was scored, at the sibling key "response", and aligned after the prompt. The
-    reference computes log pi_ref of the same tokens. A scalar score goes to the last charged
-    token. Three keys are written under "next": the charged reward, the KL without coef and
-    log pi_ref, each [B, T, 1] (or nested), in nats.
+    The policy writes log pi when it samples: [B, T] at ``log_prob_key``; or, for the response
+    alone, at the sibling key "response", which is aligned after the prompt. The reference computes
+    log pi_ref of the same tokens. A scalar score goes to the last charged token. Three keys are
+    written under "next": the charged reward, the KL without coef and log pi_ref, each [B, T, 1] or
+    ragged; KL and log-probs are in nats.
 
-    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"), or, if
-    it is missing, the attended tokens after the prompt; with ``assistant_only=False``, all tokens.
+    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"); if it
+    is missing, the real tokens after the prompt. With ``assistant_only=False``, all real tokens are
+    charged.
 
     Args:
         ref_model: an LLM wrapper with ``input_mode="tokens"`` and ``generate=False``.
@@ -67,7 +68,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         add_to_reward: whether the reward is charged and written.
         tokenizer: replaces the reference's; its pad id marks padding if dense ids have no mask.
         assistant_only: charge only assistant tokens.
-        detach: keep log pi_ref out of the gradient.
+        detach: compute log pi_ref without a gradient.
         padding_side: where ragged sequences are padded, if the reference has ``pad_output=True``.
         temperature: the temperature at which the tokens were sampled; default that of the
             reference's ``generate_kwargs``, else 1.
@@ -76,9 +77,9 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
             ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
 
     Raises:
-        ValueError: no reference, or a reference and its factory; a reference that generates or does
-            not read tokens; not exactly one in-key, or not one or three out-keys; shapes that do
-            not fit each other.
+        ValueError: neither or both of a reference and its factory; a reference that generates or
+            does not read tokens; not exactly one in-key, or not one or three out-keys; shapes that
+            do not fit each other.
         RuntimeError: the tokens or the sampler's log-probs are missing.
     """
 
@@ -124,7 +125,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         ref_model = ref_model if device is None else ref_model.to(device)
         self.ref_model = FrozenPolicy.shared(ref_model)
         self.log_prob_full_key = as_key(log_prob_key)
-        if not _language.is_full(self.log_prob_full_key):  # its sibling "response" is read too
+        if not _language.is_full(self.log_prob_full_key):  # the sibling key "response" is read too
             raise ValueError(f"log_prob_key={log_prob_key}: give a tuple that ends in 'full'")
         self.add_to_reward, self.assistant_only, self.detach = add_to_reward, assistant_only, detach
         self._tokenizer, self.padding_side = tokenizer, check_side(padding_side)
@@ -140,7 +141,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     @property
     def pad_output(self) -> bool:
-        """Whether the results are dense; the reference's own setting."""
+        """Whether the results are dense: the setting of the reference."""
         return self._pad_output
 
     @property
@@ -186,7 +187,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
     def _sampled(
         self, tensordict: TensorDictBase, encoded: Encoded, masks: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the sampler's log-probs [T_i], and the masks of tokens that the sampler scored."""
+        """Return the sampler's log-probs [T_i], and the masks of the tokens to charge."""
         sizes = lengths(encoded.ids)
         log_probs = read_value(tensordict, self.log_prob_full_key)
         if log_probs is not None:
@@ -215,7 +216,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         return rows, _without_forced_zero(rows, masks)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Add, per token, the charged reward (as the reward or next to it), KL and log pi_ref."""
+        """Add the charged reward (as reward or observation), the KL and log pi_ref, per token."""
         observations = output_spec["full_observation_spec"]
         if self.add_to_reward:
             is_reward = self.reward_out == next(iter(self.parent.reward_keys), "reward")
@@ -244,9 +245,9 @@ def check_keys(
 
 
 def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
-    """Do not charge a sequence's first token if the sampler left its log-prob at 0."""
-    # TorchRL 0.14.1's TransformersWrapper writes this 0 when it generates. As a probability of 1,
-    # it would add -log pi_ref, several nats, to the KL of every sequence.
+    """Remove the first charged tokens from the masks if all their log-probs are exactly 0."""
+    # TorchRL 0.14.1's TransformersWrapper writes this 0 when it generates. It would count as
+    # probability 1, and add -log pi_ref, several nats, to the KL of every sequence.
     # tests/transforms/test_llm_upstream.py fails when TorchRL fixes this.
     firsts = [(mask.cumsum(0) == 1) & mask for mask in masks]
     if any(bool(row[first].any()) for row, first in zip(gen, firsts, strict=True)):
@@ -264,14 +265,14 @@ class RayKLRewardTransform(Served):
     """:class:`KLRewardTransform` with the reference in a Ray actor.
 
     Args:
-        ref_model: the reference; sent by value.
-        **kwargs: arguments of KLRewardTransform (``ref_model_factory`` runs in the actor,
+        ref_model: the reference; the actor gets a copy.
+        **kwargs: arguments of KLRewardTransform (``ref_model_factory`` runs in the actor;
             ``device`` is a device of the actor, and results return to the data's device); and
             arguments of the actor: ``num_cpus`` (default 1), ``num_gpus``, and ``actor_name`` (an
             existing actor of this name is reused).
 
     Raises:
-        ValueError: no reference, or a reference and its factory; ``detach=False``. Errors of a
+        ValueError: neither or both of a reference and its factory; ``detach=False``. Errors of a
             step keep their type.
         ImportError: Ray is not installed.
     """

@@ -21,7 +21,7 @@ Rows: TypeAlias = Tensor | list[Tensor]
 
 
 def read_value(tensordict: TensorDictBase, key: Key) -> Rows | None:
-    """Return the entry at ``key``: a tensor, a list of B tensors if it is ragged, or None."""
+    """Return the entry at ``key``: a tensor, or if ragged a list of B tensors; None if missing."""
     parts = key if isinstance(key, tuple) else (key,)
     node = tensordict
     for part in parts[:-1]:
@@ -51,7 +51,7 @@ def to_rows(value: Rows) -> list[Tensor]:
 
 
 def set_rows(tensordict: TensorDictBase, key: Key, rows: list[Tensor]) -> None:
-    """Write B rows at ``key``: as a tensor [B, T, ...], or one into each TensorDict of a stack.
+    """Write B rows at ``key``: as a tensor [B, T, ...], or one row into each TensorDict of a stack.
 
     Rows of different shapes need a stack, from :func:`for_rows`.
     """
@@ -65,8 +65,8 @@ def set_rows(tensordict: TensorDictBase, key: Key, rows: list[Tensor]) -> None:
 def for_rows(tensordict: TensorDictBase, ragged: bool) -> TensorDictBase:
     """Return the TensorDict to write rows to: for ragged rows, a lazy stack of B TensorDicts.
 
-    Only in a stack do ``get(key, as_list=True)`` and ``get(key, as_padded_tensor=True)`` work: a
-    plain TensorDict ignores them and returns its nested tensor, which a rollout cannot stack.
+    A plain TensorDict would need a nested tensor, which a rollout cannot stack, and its ``get``
+    ignores ``as_list`` and ``as_padded_tensor``.
     """
     if ragged and not isinstance(tensordict, LazyStackedTensorDict):
         return tensordict.to_lazystack(0)

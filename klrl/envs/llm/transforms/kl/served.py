@@ -1,6 +1,7 @@
 """Runs a transform's models in a Ray actor, which several environments may share.
 
-Each environment keeps the keys and specs; only steps run in the actor. Requires ``klrl[ray]``.
+The transform in each environment declares keys and specs; the actor runs the steps. Requires
+``klrl[ray]``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from klrl.envs.transforms.base import OneTransform
 
 
 class Service:
-    """The part that runs in the actor: a transform with its models."""
+    """The Ray actor: runs a transform with its models."""
 
     def __init__(self, build: Callable[..., Transform], arguments: dict[str, object]) -> None:
         self.transform = transform = build(**arguments)
@@ -33,7 +34,7 @@ class Service:
         return shells
 
     def step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        """Run a step of the transform; return the entries that it writes under "next"."""
+        """Run a step of the transform; return the entries for "next"."""
         written = next_tensordict.copy()
         self.transform._step(tensordict, written)
         return written.select(*self.out_keys, strict=False)
@@ -48,9 +49,9 @@ class Service:
 class Served(OneTransform):
     """A transform whose models are in a Ray actor.
 
-    In this process, its parts have no models. Transforms that are appended to it, as to any
-    Compose, run in this process. The actor lives as long as one of its transforms. An existing
-    actor of the same ``actor_name`` is reused, even if its arguments differ.
+    In this process its parts have no models. Transforms that are appended to this Compose run in
+    this process. The actor lives until no transform uses it. An existing actor of the same
+    ``actor_name`` is reused, even if its arguments differ.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Served(OneTransform):
         num_cpus: float | None = None,
         num_gpus: float = 0,
         actor_name: str | None = None,
-        use_ray_service: bool = True,  # accepted but not read, like service_backend
+        use_ray_service: bool = True,  # not read here, like service_backend
         service_backend: str | None = "ray",
         **more: object,
     ) -> None:
@@ -86,7 +87,7 @@ class Served(OneTransform):
         return ray.get(getattr(self._actor, method).remote(*arguments))
 
     def _steps(self) -> list[Transform | None]:
-        """Return the transforms to run, in order; None stands for the transform in the actor."""
+        """Return the transforms to run, in order; None is the place of the actor's transform."""
         steps: list[Transform | None] = []
         for part in self.transforms:
             if not getattr(part, "is_shell", False):
@@ -96,7 +97,7 @@ class Served(OneTransform):
         return steps
 
     def _serve(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        sent = [  # CPU copies without a device, since the actor's device may differ
+        sent = [  # CPU data without a device, since the actor's device may differ
             each if each.device is None else each.cpu().clear_device_()
             for each in (tensordict.exclude("next"), next_tensordict)
         ]
@@ -112,7 +113,7 @@ class Served(OneTransform):
         return next_tensordict
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply to a batch, in place; without a "next" the results go to the root."""
+        """Apply to a batch, in place; results go to the root if it has no "next"."""
         for part in self._steps():
             next_tensordict = tensordict.get("next", None)
             if part is not None:
@@ -129,7 +130,7 @@ class Served(OneTransform):
 
 
 def coefficient() -> property:
-    """Make a property for the coefficient of the actor's transform, reward per nat."""
+    """Make a property that reads and sets the coefficient in the actor, reward per nat."""
 
     def read(self: Served) -> float:
         return self._ask("coefficient")

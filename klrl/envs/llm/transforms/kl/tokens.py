@@ -3,8 +3,8 @@
 Every sequence has three masks over positions:
 - ``attention``: real tokens;
 - ``scored``: tokens whose log-prob is kept; other tokens get 0;
-- ``charged``: tokens that the policy produced in this step. Earlier turns of a conversation were
-  charged when they were produced.
+- ``charged``: tokens that the policy produced in this step; earlier turns of a conversation were
+  charged in their own steps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Encoded:
 
 
 def check_template_kwargs(kwargs: Mapping[str, object] | None) -> dict[str, object]:
-    """Return the chat template's arguments: defaults updated by the user's; refuse invalid ones."""
+    """Update the chat template's default arguments by the user's; refuse invalid arguments."""
     merged = {**TEMPLATE_DEFAULTS, **(kwargs or {})}
     for name in ("return_assistant_tokens_mask", "tokenize", "return_dict"):
         if not merged[name]:
@@ -62,11 +62,11 @@ def check_template_kwargs(kwargs: Mapping[str, object] | None) -> dict[str, obje
 
 
 def template_of(model: object, tokenizer: object) -> dict[str, object]:
-    """Return the chat template to render with: the wrapper's, else the tokenizer's.
+    """Return the argument that selects the chat template: the wrapper's, else the tokenizer's.
 
-    Without a template argument, TorchRL uses its own template if the tokenizer's name contains
-    "qwen", "llama", "falcon" or "deepseek". The argument is left out if the tokenizer's template
-    cannot mark the assistant's tokens; then TorchRL may use its own.
+    If the tokenizer's template cannot mark the assistant's tokens, no argument is returned. TorchRL
+    then uses a template of its own if the tokenizer's name contains "qwen", "llama", "falcon" or
+    "deepseek".
     """
     for name in ("chat_template", "chat_template_name"):
         if getattr(model, name, None) is not None:
@@ -86,8 +86,8 @@ def encode_history(
 ) -> Encoded:
     """Render B conversations, ``History`` [B, turns], with the chat template.
 
-    ``prompt``: the earlier turns; without a prompt all turns are charged. ``assistant_only`` keeps
-    only the log-probs of assistant tokens.
+    ``prompt``: the earlier turns, which are not charged. ``assistant_only`` scores and charges only
+    assistant tokens.
     """
     ids, assistant = _render(history, tokenizer, template)
     real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
@@ -104,7 +104,7 @@ def encode_history(
         )
     charged = assistant
     if prompt is not None:
-        # By count, not by prefix, since a template may render an earlier turn differently.
+        # Count the earlier turns' assistant tokens: their rendering may change as turns follow.
         earlier = [int(row.sum()) for row in _render(prompt, tokenizer, template)[1]]
         charged = [row & (row.cumsum(0) > n) for row, n in zip(assistant, earlier, strict=True)]
     return Encoded(ids, real, assistant, charged, False)
@@ -126,7 +126,7 @@ def _render(
 def encode_text(
     texts: list[str], prompts: list[str] | None, tokenizer: Tokenizer, kwargs: Mapping[str, object]
 ) -> Encoded:
-    """Tokenise B texts; the tokens after each prompt are charged; without prompts, all tokens."""
+    """Tokenise B texts; charge the tokens after each prompt, or all tokens without prompts."""
     kept = {key: value for key, value in kwargs.items() if key not in _PADDING_KWARGS}
 
     def encode(strings: list[str]) -> list[Tensor]:
@@ -146,8 +146,8 @@ def encode_tokens(
 ) -> Encoded:
     """Read B sequences of token ids, dense [B, T] or ragged, with their masks.
 
-    ``attention_key`` is read if ("masks", "all_attention_mask") is missing; if both are missing,
-    the tokenizer's pad and EOS tokens mark the padding of dense ids.
+    ``attention_key`` is read if ("masks", "all_attention_mask") is missing. If both are missing,
+    padding of dense ids is found by the tokenizer's pad and EOS tokens.
     """
     value = read_value(tensordict, key)
     if value is None:
@@ -196,25 +196,25 @@ def _mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[
 
 
 def _not_padding(row: Tensor, tokenizer: object, ragged: bool) -> Tensor:
-    """Return the mask of real tokens for ids without a mask: all but the pads at both ends."""
+    """Mark the real tokens of ids without a mask: all but the pad tokens at both ends."""
     pad = getattr(tokenizer, "pad_token_id", None)
     real = torch.ones_like(row, dtype=torch.bool)
     if ragged or pad is None or not (row != pad).any():
         return real
     inside = (row != pad).nonzero().squeeze(-1)
-    # If pad == eos, the first pad on the right is the EOS that ended the sequence.
+    # If pad and EOS are the same token, the first pad on the right is the EOS of the sequence.
     last = int(inside[-1]) + int(pad == getattr(tokenizer, "eos_token_id", None))
     positions = torch.arange(row.numel(), device=row.device)
     return (positions >= inside[0]) & (positions <= last)
 
 
 def _after(mask: Tensor, count: int) -> Tensor:
-    """Return the mask, False before position ``count``."""
+    """Clear the mask before position ``count``."""
     return mask & (torch.arange(mask.numel(), device=mask.device) >= count)
 
 
 def _behind(prompts: list[Tensor] | None, ids: list[Tensor], real: list[Tensor]) -> list[Tensor]:
-    """Return the masks, False in each sequence's prompt; without prompts, unchanged masks."""
+    """Clear each mask in the sequence's prompt; without prompts, return the masks unchanged."""
     if prompts is None:
         return real
     starts = [_common_prefix(*pair) for pair in zip(prompts, ids, strict=True)]

@@ -1,4 +1,4 @@
-"""Reads the tokens that an LLM wrapper of TorchRL takes as input, and scores them."""
+"""Reads the input tokens of TorchRL's LLM wrappers, and scores them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from klrl.kl.reference import evaluating
 if TYPE_CHECKING:
     from torchrl.data.llm import History
 
-#: A ``torchrl.modules.llm`` wrapper, recognised by attributes, since its import takes seconds.
+#: A ``torchrl.modules.llm`` wrapper. Its class is not imported, since the import takes seconds.
 Wrapper: TypeAlias = TensorDictModuleBase
 
 
@@ -50,7 +50,7 @@ def is_full(key: Key) -> bool:
 def mask_key(key: Key) -> Key:
     """Return the key of the charged tokens' mask: ("log_probs", "full") -> "log_probs_mask".
 
-    The mask cannot be under "log_probs", a TensorClass with fixed fields in environments.
+    The mask cannot be inside "log_probs": environments store a TensorClass of fixed fields there.
     """
     parts = key if isinstance(key, tuple) else (key,)
     *above, last = parts[:-1] or parts
@@ -85,10 +85,10 @@ def encode(
     assistant_only: bool,
     history_key: Key | None = None,
 ) -> Encoded:
-    """Return the tokens and masks of a wrapper's input [B], read by its input mode and keys.
+    """Read the tokens and masks of a wrapper's input [B], according to its input mode and keys.
 
-    ``tokenizer`` and ``history_key`` replace the wrapper's; ``template``: arguments of the chat
-    template, in history mode.
+    ``tokenizer`` and ``history_key`` replace the wrapper's; ``template`` has arguments of the chat
+    template, for history mode.
     """
     if tensordict.ndim != 1:
         raise RuntimeError(
@@ -130,7 +130,7 @@ def _entry(tensordict: TensorDictBase, key: Key) -> History | list[str] | None:
 def score(
     model: Wrapper, tensordict: TensorDictBase, encoded: Encoded, temperature: float
 ) -> list[Tensor]:
-    """Compute log-probs [T_i] of the encoded tokens, nats; zero where a token is not ``scored``."""
+    """Compute log-probs [T_i] of the encoded tokens, nats; 0 outside ``encoded.scored``."""
     network = getattr(model, "model", None)
     if isinstance(network, nn.Module):
         rows = token_log_probs(network, encoded.ids, encoded.attention, temperature)
@@ -142,7 +142,7 @@ def score(
 def _score_by_its_own_forward(
     model: Wrapper, tensordict: TensorDictBase, encoded: Encoded, temperature: float
 ) -> list[Tensor]:
-    """Score with a wrapper around an engine (vLLM, SGLang), whose network is not callable here."""
+    """Score by the forward of a wrapper around an engine (vLLM, SGLang)."""
     if temperature != 1.0:
         raise ValueError(
             f"temperature={temperature}: {type(model).__name__} scores only at 1; set temperature=1"
@@ -171,8 +171,8 @@ def arrange(
 ) -> tuple[list[list[Tensor]], bool]:
     """Return per-token rows in the wrapper's output format, and whether they are ragged.
 
-    With ``pad_output``, dense ids keep their layout and ragged ones are padded on ``side``; without
-    it, padding is removed.
+    With ``pad_output``, rows of dense ids are unchanged, and rows of ragged ids are padded on
+    ``side``. Without it, padding is removed.
     """
     if not pad_output:
         return [
@@ -184,12 +184,14 @@ def arrange(
 
 # ---------------------------------------------------------------------------------- log-probs
 
-# The code below replaces the forward of TorchRL 0.14.1's TransformersWrapper. That forward passes
-# the mask as a positional argument (GPT-2 takes it for the cache and fails), pads on the left
-# without position ids, finds padding by value (if pad == eos it drops EOS), returns wrong numbers
-# with pad_model_input=False, ignores the temperature, and leaves dropout on in training mode. Here
-# padding is removed by the mask, and sequences are padded on the right, which a causal network
-# does not see, so the numbers of a sequence depend only on its own tokens.
+# The code below replaces the forward of TorchRL 0.14.1's TransformersWrapper, which
+# - passes the mask as a positional argument, so that GPT-2 takes it for the cache and fails;
+# - pads on the left without position ids;
+# - finds padding by the token's value, so that EOS is dropped if pad == eos;
+# - returns wrong numbers with pad_model_input=False;
+# - ignores the temperature, and leaves dropout on in training mode.
+# Here padding is found by the mask, and sequences are padded on the right. A causal network ignores
+# later tokens, so the numbers of a sequence depend only on its own tokens.
 # tests/transforms/test_llm_upstream.py fails when TorchRL fixes these faults.
 
 
@@ -198,9 +200,9 @@ def token_log_probs(
 ) -> list[Tensor]:
     """Compute log softmax(logits / temperature) of every token given the tokens before it, nats.
 
-    ``ids`` are B rows [T_i], ``attention`` is True at real tokens; padding may be on both sides.
-    The returned rows [T_i] are at least float32, on the device of ``ids``, zero at padding and at
-    the first real token, which has no context. ``network`` is a causal LM of ``transformers``.
+    ``network`` is a causal LM of ``transformers``. ``ids`` are B rows [T_i]; ``attention`` is True
+    at real tokens; padding may be on both sides. The returned rows [T_i] are float32 or wider, on
+    the device of ``ids``. They are 0 at padding and at the first real token, which has no context.
     """
     real = [row[mask] for row, mask in zip(ids, attention, strict=True)]
     empty = [index for index, row in enumerate(real) if row.numel() == 0]
@@ -220,7 +222,7 @@ def token_log_probs(
 
 
 def _spread(scored: Tensor, attention: Tensor) -> Tensor:
-    """Place the log-probs of real tokens, from the second on, at their positions among zeros."""
+    """Place the log-probs of the real tokens after the first at their positions; others get 0."""
     positions = attention.nonzero().squeeze(-1)[1:]
     scored = scored[: positions.numel()].to(attention.device)
     spread = torch.zeros(attention.shape, dtype=scored.dtype, device=scored.device)
