@@ -1,7 +1,4 @@
-"""Moves a run's policy to a different task, by overrides of ``env`` such as ``env.kwargs.g=14``.
-
-No torch in here.
-"""
+"""Changes the task of a stored run's settings, by overrides such as ``env.kwargs.g=14``."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from klrl.config.own.trust import NAMED
 from klrl.domains import domain_of
 from klrl.runs.resume import stored_config
 
-#: Settings that are open dictionaries.
+#: Settings that are dictionaries with arbitrary keys.
 _OPEN = ("env.kwargs", "env.args")
 
 
 def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
-    """The settings of a run, with overrides of its task.
+    """Return the settings of a run, with overrides of its task.
 
-    Control may override ``env.id``, which clears ``env.kwargs``, and ``env.kwargs.*``; language the
-    reward, and the lengths or data of the prompts.
+    In control, overrides may set ``env.id``, which clears ``env.kwargs``, and ``env.kwargs.*``. In
+    language, they may set the reward, and the prompts' lengths or data.
     """
     NAMED.update(overrides)
     own = stored_config(run)
