@@ -64,7 +64,7 @@ class Chart:
     lines: Sequence[Line]  # one per setting of the task
     series: dict[int, list[Point]]  # index of a setting in ``lines`` -> its points, by x
     log: bool = False  # True if the y-axis is logarithmic; then points with y <= 0 are left out
-    front: list[int] | None = None  # indices on the Pareto front, by x; None for learning curves
+    front: list[int] | None = None  # indices of the Pareto front, by x; None for learning curves
     result: bool = True  # True for returns, scores and fronts; the page folds all other charts
 
     @property
@@ -114,7 +114,7 @@ def _digits(*of: Metric) -> list[int]:
 
 
 def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
-    """Map the index of each setting with this metric to its points that can be drawn."""
+    """Return setting's index -> points that can be drawn, for the settings with this metric."""
     curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
     return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
 
@@ -160,7 +160,7 @@ def _seed(grid: NDArray[np.float64], run: ReadRun, metric: str) -> NDArray[np.fl
 
 
 def _grid(runs: Sequence[ReadRun], metric: str) -> NDArray[np.float64]:
-    """Choose at most POINTS x of the run with the most values; append the largest x of any run."""
+    """Thin out the x of the run with the most values; append the largest x of all runs."""
     places = [column(run, run.axis)[np.isfinite(column(run, metric))] for run in runs]
     x = max(places, key=len)
     every = -(-len(x) // POINTS) or 1
@@ -242,6 +242,6 @@ def _against_kl(
 
 
 def first_shown(lines: Sequence[Line]) -> list[int]:
-    """Choose the settings drawn at first: those of the :data:`SHOWN` highest final returns."""
+    """Choose the settings drawn at first: the :data:`SHOWN` with the highest final returns."""
     returns = np.nan_to_num([line_value(line, "return") for line in lines], nan=-np.inf)
     return sorted(sorted(range(len(lines)), key=lambda i: -returns[i])[:SHOWN])

@@ -100,8 +100,7 @@ _COMPARED = ("agent", "reference", "optimizer")
 def compare_bits(first: Path, second: Path) -> tuple[bool, str]:
     """Compare all metrics except times, and the tensors of the last checkpoints, bit by bit.
 
-    Returns True if the runs are equal; and a line with the first difference, or with the parts
-    that are equal.
+    Returns whether the runs are equal, and a line with the first difference or the equal parts.
     """
     rows = _rows(first), _rows(second)
     difference = next(_differences(*rows), None)

@@ -141,7 +141,7 @@ def shown(differences: Sequence[Difference], settings: int) -> list[Difference]:
 def front(
     lines: Sequence[Line], differences: Sequence[Difference], of_kl: str = "kl_ref"
 ) -> list[int]:
-    """Find the Pareto front of a measure against KL; return its settings' indices, by rising KL.
+    """Find the Pareto front of a measure against KL; return its settings' indices in order of KL.
 
     A setting is off the front if another has a significantly higher measure at an equal or lower
     mean KL. Settings with too few seeds for the test are off the front, too.

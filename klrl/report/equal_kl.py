@@ -30,8 +30,8 @@ def equal_kl(lines: Sequence[Line]) -> EqualKL:
     """Compare families at equal KLs; the settings of a family differ only in :data:`KNOBS`.
 
     For each seed, the final return is interpolated linearly in sqrt(KL) between the family's runs.
-    The levels quarter the range of sqrt(KL) that every seed of every family covers: at a level that
-    only some seeds reach, families would differ by their seeds.
+    The levels are 1/4, 1/2 and 3/4 of the way through the range of sqrt(KL) that all seeds of all
+    families cover. At levels that only some seeds reach, families would differ by their seeds.
     """
     runs = [run for line in lines for run in line.setting.runs]
     families: dict[str, dict[int, list[tuple[float, float]]]] = {}

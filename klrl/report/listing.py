@@ -171,11 +171,11 @@ def _read_run(folder: Path) -> Entry:
 
 
 def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
-    """Read the last row of a ``metrics.jsonl``; add the latest earlier returns if it has none.
+    """Read the last row of a ``metrics.jsonl``; if it lacks returns, add those of earlier rows.
 
-    A row has a return only after an evaluation, or if an episode ended in its rollout. The last
-    rows are parsed by :func:`klrl.runs.rows.each_row`, which gets ``say``; earlier rows are only
-    searched for returns. Without rows, the result is empty.
+    A row has a return only after an evaluation, or if an episode ended in its rollout.
+    :func:`klrl.runs.rows.each_row` parses the last rows, and calls ``say`` for bad ones. Earlier
+    rows are only searched for returns. Without rows, the result is empty.
     """
     if not path.is_file() or not path.stat().st_size:
         return {}

@@ -12,7 +12,8 @@ from klrl.report.settings import Setting
 from klrl.report.statistics import Array, Estimate, estimate
 from klrl.runs.metrics import METRICS, Metric, Row, metric_of
 
-#: KL(old||new) is in band within this factor of its target; WARM_UP iterations are skipped.
+#: KL(old||new) is in band within this factor of its target; the first WARM_UP iterations are
+#: skipped.
 BAND = 1.5
 WARM_UP = 10
 
@@ -103,7 +104,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
     columns = [
         _of("return", reward, "final", runs),
         _of("eval_return", "eval/return", "last", runs),
-        # Evaluations of all seeds share start states: their range does not show this error.
+        # All seeds are evaluated from the same start states, so their range omits this error.
         _of("eval_error", "eval/return_se", "last", runs),
         _of("eval_best", "eval/best_return", "last", runs),
         _of("gold", "reward/gold", "final", runs),
@@ -161,7 +162,7 @@ def kl_metric(runs: Sequence[ReadRun]) -> str:
 
 
 def compared_by(runs: Sequence[ReadRun], name: str) -> str:
-    """Return the variant of a reward or KL by which to compare these runs; else ``name``."""
+    """Replace a reward or KL metric by its variant that most runs recorded; keep other names."""
     by = {_REWARDS[0]: reward_metric, _KLS[1]: kl_metric}.get(name)
     return by(runs) if by else name
 

@@ -169,7 +169,7 @@ def _save(figure: Any, stem: Path) -> list[str]:
 
 
 def _inline(figure: Any) -> Markup:
-    """Convert a figure to SVG, without inline styles (the page's policy) and without ids."""
+    """Convert a figure to SVG; remove inline styles, which the page's policy forbids, and ids."""
     _lay_out(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):

@@ -43,12 +43,12 @@ class ReadRun:
     path: Path
     status: str
     seed: int
-    settings: dict[str, Any]  # without _NOT_SETTINGS; plus "numerics", klrl's arithmetic version
+    settings: dict[str, Any]  # without _NOT_SETTINGS; with "numerics" from the manifest
     columns: dict[str, NDArray[np.float64]]  # metric -> [rows]; NaN if a row lacks it
     command: str
     manifest: dict[str, Any]  # contents of ``manifest.json``; has ``error`` if the run failed
     domain: Domain
-    typed: dict[str, str] = field(default_factory=dict)  # group -> preset in the command line
+    typed: dict[str, str] = field(default_factory=dict)  # group -> preset on the command line
 
     @property
     def rows(self) -> int:
@@ -185,7 +185,7 @@ def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, s
 
 
 def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Key stored settings as on the command line: ``kl`` is the choice, ``kl.coef`` a value."""
+    """Flatten settings to the command line's keys: ``kl`` for a choice, ``kl.coef`` for a value."""
     flat = by_dotted_key(dict(config))
     choices = {f"{group}.{NAME}": group for group in CHOICES}
     return {choices.get(key, key): value for key, value in flat.items()}

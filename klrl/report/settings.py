@@ -81,7 +81,7 @@ def identity(run: ReadRun) -> str:
 
 
 def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """List the keys that some settings lack, or for which their values differ.
+    """List the keys whose values differ between settings, or that some settings lack.
 
     Choices come first, then keys that all settings have.
     """
@@ -98,7 +98,7 @@ def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def name_settings(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """Name each setting by its values of the keys that are needed to distinguish all settings."""
+    """Name each setting by its values of a few keys, as many as distinguish the settings."""
     kept: list[str] = []
     classes: list[tuple[str, ...]] = [() for _ in settings]
     for key in differing(settings):

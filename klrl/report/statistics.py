@@ -28,7 +28,7 @@ class Estimate:
     """The mean over a setting's seeds, with its interval and the range of the seeds."""
 
     value: float
-    low: float | None  # lower end of the mean's 95 % interval; None with less than ENOUGH seeds
+    low: float | None  # lower end of the mean's 95 % interval; None with fewer than ENOUGH seeds
     high: float | None
     seeds: int
     iqm: float
@@ -111,7 +111,8 @@ def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float,
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust the p of several tests to bound the probability of any false positive (Holm 1979).
 
-    The i-th smallest of m is multiplied by m - i + 1; then each is raised to the one before it.
+    The i-th smallest of m is multiplied by m - i + 1. Then the results are made non-decreasing in
+    i, and limited to 1.
     """
     order = np.argsort(p, kind="stable")
     factors = len(p) - np.arange(len(p))
@@ -159,7 +160,7 @@ def _reach(n: int) -> float:
     return float(quantile(LEVEL, n - 1))
 
 
-@np.errstate(over="ignore")  # a row may hold 1e308
+@np.errstate(over="ignore")  # rows may contain 1e308
 def _estimates(seeds: Array) -> list[Estimate]:
     """Make an estimate per column of [seeds, points]."""
     n = len(seeds)
@@ -219,6 +220,6 @@ def quantile(level: float, df: ArrayLike) -> Array:
 
 
 def density(t: Array, df: Array) -> Array:
-    """Compute Gamma((df+1)/2) / (sqrt(df pi) Gamma(df/2)) (1 + t^2/df)^(-(df+1)/2), of Student."""
+    """Student's Gamma((df+1)/2) / (sqrt(df pi) Gamma(df/2)) (1 + t^2/df)^(-(df+1)/2)."""
     front = _lgamma((df + 1) / 2) - _lgamma(df / 2) - np.log(df * np.pi) / 2
     return np.exp(front - (df + 1) / 2 * np.log1p(t**2 / df))

@@ -129,7 +129,7 @@ def _cell(line: Line, key: str) -> str:
     """Make the cell of a measure; if some seeds lack the measure, say how many have it."""
     value, runs = line.estimates[key], len(line.setting.runs)
     cell = _estimate(value)
-    # For returns, the column ``seeds`` already says it.
+    # For returns, the column ``seeds`` already shows this number.
     if value is None or value.seeds == runs or key == "return":
         return cell
     return cell + stacked("", f"{value.seeds} of {runs}")

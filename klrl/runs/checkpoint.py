@@ -2,8 +2,8 @@
 
 ``checkpoints/last`` and ``checkpoints/best`` contain entries: folders ``frames-N``, written by
 :mod:`klrl.runs.entry`. A new entry is written under a temporary name, synced to the disk, and
-renamed; then older entries are removed. If a resume left an entry of that name, it is removed just
-before the rename, and a kill in between loses it. ``last`` keeps two entries, so that a run can
+renamed; then older entries are removed. An entry of the same name, from before a resume, is removed
+just before the rename: a kill in between loses it. ``last`` keeps two entries, so that a run can
 resume from the older if the newer is damaged.
 """
 
@@ -43,7 +43,7 @@ class Counters:
     def __init__(self) -> None:
         self.iteration = 0
         self.frames = 0
-        # With held-out data, this is the best of -nll/held_out instead.
+        # With held-out data, this is the highest -nll/held_out.
         self.best_return: float | None = None
         self.best_iteration = 0
 
@@ -189,7 +189,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
 def _load(
     folder: Path, components: Mapping[str, Component], device: torch.device, say: Say, setting: str
 ) -> tuple[CheckpointEntry, list[Path]]:
-    """Restore components from the newest intact entry; return that entry and refused paths."""
+    """Restore components from the newest intact entry; return it, and the newer, damaged paths."""
     refused: dict[Path, DamagedEntry] = {}
     for path in _candidates(folder):
         try:

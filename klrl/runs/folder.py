@@ -162,7 +162,7 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """The manifest's status; but ``interrupted`` for ``running`` if the owner has ended."""
+        """The manifest's status; ``running`` becomes ``interrupted`` if the owner is dead."""
         status = str(self.manifest.get("status"))
         if status != "running":
             return status
@@ -298,7 +298,7 @@ def new_path(suffix: str = "") -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Return package -> version, for the installed ones of :data:`_PACKAGES`."""
+    """Return package -> version, for each of :data:`_PACKAGES` that is installed."""
     found = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):

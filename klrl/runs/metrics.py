@@ -8,9 +8,10 @@ For language, a frame is a valid token, an episode is a response, and the x-axis
 that is, responses. A metric with the suffix ``_seq`` is summed over a response, and averaged over
 responses.
 
-To add a metric, declare it in ``metrics.yaml``, and compute it: a metric of a loss in the loss's
-``measured``, one number per position; a metric of a rollout in the domain's ``rewards_of``. The
-progress line, ``curves.png``, wandb, the report and ``klrl diff`` read the declaration.
+To add a metric, declare it in ``metrics.yaml``, and compute it. A loss stores one number per
+position in ``measured``, and the row gets the mean; ``rewards_of`` of a domain computes metrics of
+a rollout. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read the
+declaration.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Metric:
     charged: bool = False  # True for a loss term: it is reduced like the loss, not averaged
 
     def of(self, domain: Domain) -> Metric:
-        """Fill the domain's terms into the texts, and the domain's digits into a score."""
+        """Return the metric with the domain's terms and, for a score, with the domain's digits."""
         return replace(
             self,
             title=fill(self.title, domain),

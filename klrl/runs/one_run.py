@@ -14,7 +14,7 @@ _SETTINGS = (".hydra/config.yaml", ".hydra/overrides.yaml")
 
 
 def other_run_error(what: str, theirs: object, run: str | None) -> ConfigError:
-    """Make the error for a file whose run is not the run of its folder's manifest."""
+    """Make the error for a file that belongs to a different run than ``manifest.json``."""
     return ConfigError(
         f"{what}: belongs to run {str(theirs)[:8]}, manifest.json to run {str(run)[:8]}; "
         "restore the files of one run"
@@ -45,7 +45,8 @@ def check_one_run(files: RunFolder, setting: str) -> None:
 def forget_start(files: RunFolder) -> None:
     """Delete the rows and the manifest of a run without a checkpoint, so that it can start again.
 
-    Refuses to if rows show that iterations were done.
+    Raises:
+        ConfigError: the run has rows of iterations, so its checkpoint is missing.
     """
     link = files.checkpoints.is_symlink() and not files.checkpoints.exists()
     rows = files.metrics.read_bytes() if files.metrics.exists() else b""

@@ -19,7 +19,7 @@ _OPEN = ("env.kwargs", "env.args")
 def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
     """Return the settings of a run, with overrides of its task.
 
-    In control, overrides may set ``env.id``, which clears ``env.kwargs``, and ``env.kwargs.*``. In
+    In control, overrides may set ``env.id`` (this clears ``env.kwargs``) and ``env.kwargs.*``. In
     language, they may set the reward, and the prompts' lengths or data.
     """
     NAMED.update(overrides)
@@ -31,7 +31,7 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
 
 
 def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Put ``env.id`` first; refuse overrides of keys that are neither in ``keys`` nor below one."""
+    """Put ``env.id`` first; refuse overrides except of ``keys`` and keys below those."""
     for override in map(str, overrides):
         key = key_of(override)
         if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):

@@ -1,7 +1,7 @@
 """Lets only one process at a time write a run folder, by the file ``owner.json``.
 
 The process locks the file (flock), but not every file system shares locks with other machines. So
-the file also contains the process and the time of its last heartbeat.
+the file also contains the process's id and the time of its last heartbeat.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from klrl.base.files import open_in_place, refuse_link
 from klrl.base.text import warn
 
 OWNER_FILE = "owner.json"
-#: Seconds between heartbeats; seconds without one after which a remote owner counts as dead.
+#: Seconds between heartbeats; seconds of silence after which a remote owner counts as dead.
 BEAT_SECONDS, SILENT_SECONDS = 20, 180
 #: Files that klrl writes in place, and folders that it writes into; none of them may be a link.
 _IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt")

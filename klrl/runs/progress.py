@@ -15,7 +15,7 @@ from klrl.domains import Domain
 from klrl.runs.guard import Guard
 from klrl.runs.metrics import Row, metrics_of
 
-#: The line shows the mean score of so many rollouts: the score of one rollout is noisy.
+#: Number of rollouts over which the line averages the score, which is noisy.
 _RECENT = 10
 _SCORE, _ITERATION = "reward/episode", "time/iteration"
 #: Below this number of frames per second, the line shows seconds per iteration instead.

@@ -40,7 +40,7 @@ def recording_status(files: RunFolder, config: JobConfig, counters: Counters) ->
             last = files.checkpoints / "last" / f"frames-{counters.frames:012d}"
             complete, text = counters.iteration >= config.iterations and last.is_dir(), None
             status = "finished" if complete else "interrupted"
-        with suppress(OSError):  # raise ``error``, not a new one
+        with suppress(OSError):  # raise the first error instead
             files.close(status, **{axis: counters.frames}, error=text)
         if status == "failed":
             with suppress(Exception):  # as above

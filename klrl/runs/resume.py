@@ -52,7 +52,7 @@ def edited_settings(run: Path) -> str | None:
 
 
 def warn_edited(setting: str, path: str, run: Path) -> None:
-    """Warn if a run from which a job loads the policy has edited settings."""
+    """Warn about edited settings of a run from which a job loads the policy."""
     if edited := edited_settings(run):
         warn(f"{setting}={path}: {edited}")
 

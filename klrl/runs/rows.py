@@ -134,7 +134,7 @@ def parse_row(line: bytes) -> Row | None:
 
 
 def run_named_in(line: bytes, run: str | None, unnamed: str | None = None) -> object:
-    """Return the run's id in a line, ``unnamed`` without an id; ``run`` is the expected id."""
+    """Return the run's id in a line, or ``unnamed`` if it has none; ``run`` is the expected id."""
     if run is None or f'"{run}"'.encode() in line[:64]:  # avoids parsing a long line
         return run
     return (_parse(line) or {}).get(RUN, unnamed)

@@ -37,7 +37,7 @@ class OwnFolder:
     def make(self) -> None:
         """Make the folder; ``remove_unstarted`` works even if a signal interrupts this method."""
         try:
-            # A new folder's name ends with the microsecond; if it exists, another run made it.
+            # A new folder's name contains the microsecond; if it exists, another run made it.
             self.path.mkdir(parents=True, exist_ok=self._given is not None)
         except OSError as error:
             raise ConfigError(f"{self._setting}: cannot be written: {error}") from error

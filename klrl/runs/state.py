@@ -40,7 +40,7 @@ class Component(Protocol):
 
 
 def encode(value: object, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:
-    """Encode a state as JSON values; add its tensors to ``tensors``, named by their keys' path.
+    """Encode a state as JSON values; add its tensors to ``tensors``, named by their path of keys.
 
     Numbers, strings, booleans and None are unchanged; any other value becomes a mapping with a
     ``kind``.
@@ -89,8 +89,8 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """Yield a safetensors file in chunks, without a second copy of all tensors in memory.
 
-    ``safetensors.torch.save_file`` refuses tied and non-contiguous tensors. It also returns no
-    bytes, but the caller must hash them.
+    ``safetensors.torch.save_file`` refuses tied and non-contiguous tensors. It also does not return
+    the bytes that it writes, but the caller has to hash them.
     """
     # Write the widest dtypes first, so that each tensor begins at a multiple of its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
