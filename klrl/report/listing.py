@@ -47,7 +47,7 @@ class Entry:
     error: float | None = None  # standard error of ``score``, if it is of several episodes
     best: float | None = None  # return of the best checkpoint in the closing evaluation
     best_error: float | None = None
-    kl: float | None = None  # last KL(policy||reference) in nats: of an evaluation, else training
+    kl: float | None = None  # last row's KL(policy||reference), nats: of evaluation, else training
     started: str | None = None  # start time in ISO 8601; None before the start
     note: str = ""  # an error, in one line
     jobs: dict[str, int] = field(default_factory=dict)  # of a sweep: state -> number of jobs

@@ -12,8 +12,7 @@ from klrl.report.settings import Setting
 from klrl.report.statistics import Array, Estimate, estimate
 from klrl.runs.metrics import METRICS, Metric, Row, metric_of
 
-#: KL(old||new) is in band within this factor of its target; the first WARM_UP iterations are
-#: skipped.
+#: KL(old||new) within this factor of its target is in band; WARM_UP iterations are skipped.
 BAND = 1.5
 WARM_UP = 10
 

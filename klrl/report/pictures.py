@@ -159,7 +159,6 @@ def _lay_out(figure: Any) -> None:
 
 
 def _save(figure: Any, stem: Path) -> list[str]:
-    """Save a figure as PNG and SVG; return the files' names."""
     _lay_out(figure)
     names = [f"{stem.name}.{kind}" for kind in ("png", "svg")]
     for name in names:

@@ -111,8 +111,7 @@ def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float,
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust the p of several tests to bound the probability of any false positive (Holm 1979).
 
-    The i-th smallest of m is multiplied by m - i + 1. Then the results are made non-decreasing in
-    i, and limited to 1.
+    The i-th smallest of m is multiplied by m - i + 1; then take the running maximum, at most 1.
     """
     order = np.argsort(p, kind="stable")
     factors = len(p) - np.arange(len(p))

@@ -104,8 +104,6 @@ def _write_summary(tasks: Sequence[TaskSection], path: Path) -> None:
 
 
 def _write_differences(tasks: Sequence[TaskSection], path: Path) -> None:
-    """Write the difference of final returns of every pair."""
-
     def row(task: TaskSection, each: Difference) -> list[object]:
         names = [task.lines[i].setting.name for i in (each.a, each.b)]
         numbers = [each.value, each.low, each.high, each.p, each.more, each.least]

@@ -76,7 +76,6 @@ def write_entry(
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, object]:
-    """Write a file, and sync it to the disk; return its length and digest."""
     sha, length = hashlib.sha256(), 0
     with writing(path) as file:
         for chunk in chunks:

@@ -43,11 +43,7 @@ def check_one_run(files: RunFolder, setting: str) -> None:
 
 
 def forget_start(files: RunFolder) -> None:
-    """Delete the rows and the manifest of a run without a checkpoint, so that it can start again.
-
-    Raises:
-        ConfigError: the run has rows of iterations, so its checkpoint is missing.
-    """
+    """Delete the rows and manifest of a run that did no iteration, so that it can start again."""
     link = files.checkpoints.is_symlink() and not files.checkpoints.exists()
     rows = files.metrics.read_bytes() if files.metrics.exists() else b""
     if link or re.search(rb'"iteration": [1-9]', rows):

@@ -76,7 +76,7 @@ class Progress:
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
-        self._first: tuple[float, int] | None = None  # time and frames after one iteration
+        self._first: tuple[float, int] | None = None  # after iteration 1, which may compile
         self._phases = phases or Phases()
         self._row: Row = {domain.axis: done}
         self._shown: tuple[Row, str] | None = None

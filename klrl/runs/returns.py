@@ -30,9 +30,8 @@ def final_return(last: Mapping[str, float]) -> float | None:
     return next((float(last[name]) for name in names if name in last), None)
 
 
-#: A run's summary reports a penalty share of at least this. With kl.coef=0.1, the share was .22 and
-#: .41 on two tasks with rewards of 0 and 1, where runs learned too little; and .01 on pendulum and
-#: cartpole.
+#: A summary reports a penalty share of at least this. With kl.coef=0.1, it was .22 and .41 on tasks
+#: with rewards of 0 and 1, where runs learned too little, and .01 on pendulum and cartpole.
 LARGE_SHARE = 0.15
 
 

@@ -37,8 +37,7 @@ from klrl.sweep.worker import STOP_FILE, run_logged
 
 #: The folder of submitit's files, below the sweep's folder.
 SUBMISSIONS = ".submitit"
-#: Seconds between polls for outcomes; between queries to SLURM, which serves many users; and
-#: between such queries while the sweep stops.
+#: Seconds between polls for outcomes; between queries to SLURM; between those while stopping.
 _POLL, _ASK, _ASK_STOPPING = 0.5, 10.0, 1.0
 
 
