@@ -114,7 +114,7 @@ def _digits(*of: Metric) -> list[int]:
 
 
 def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
-    """Return setting's index -> points that can be drawn, for the settings with this metric."""
+    """Collect the points that can be drawn, by setting; skip settings without this metric."""
     curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
     return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
 
