@@ -1,1 +1,1 @@
-"""``klrl report``, ``klrl diff`` and ``klrl ls``: read and compare runs, without torch."""
+"""Lists, reads and compares runs: ``klrl report``, ``klrl diff``, ``klrl ls``."""

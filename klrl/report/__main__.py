@@ -1,4 +1,4 @@
-"""``python -m klrl.report``, which is ``klrl report``."""
+"""Makes ``python -m klrl.report`` run ``klrl report``."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""Computes the charts as plain data, which ``pictures.py`` draws."""
+"""Computes the report's charts as plain data; ``pictures.py`` draws them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate, estimate, estimate_curve
 from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
-#: Number of settings drawn at first: as many as a chart can distinguish. The page can show others.
+#: Number of settings drawn at first, one per colour; check boxes on the page add others.
 SHOWN = 7
-#: Most points of a curve; rows between two points are averaged.
+#: A longer curve has about this many points; each averages the rows since the previous point.
 POINTS = 60
-#: Larger numbers are not drawn: matplotlib's arithmetic would overflow.
+#: Points with larger numbers are not drawn: matplotlib's arithmetic would overflow.
 MOST = 1e100
-#: Significant digits of a value that is read off a chart.
+#: Significant digits of the values that the page shows for a point.
 DIGITS = 3
 
-#: Metric that is a score -> the key of its measure.
+#: Name of a metric that is a score -> ``Measure.key``.
 _SCORE_KEYS = {
     "reward/episode": "return",
     "reward/raw": "return",
@@ -48,33 +48,33 @@ class Point(NamedTuple):
 
     x: float
     y: Estimate
-    seeds: Sequence[float] = ()  # y of each run of the setting; NaN if it has none
+    seeds: Sequence[float] = ()  # y of each run of the setting; NaN for a run without a value
     across: Estimate | None = None  # return against KL only: the estimate of x
     places: Sequence[float] = ()  # return against KL only: x of each run
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart."""
+    """The data of a chart."""
 
     title: str
     x: str  # label of the x-axis, with its unit
     y: str  # label of the y-axis, with its unit
     digits: Sequence[int]  # significant digits of x and of y
-    lines: Sequence[Line]  # all settings of the task
-    series: dict[int, list[Point]]  # index of the setting -> its points by x
-    log: bool = False  # whether y is logarithmic; points at or below 0 are left out
-    front: list[int] | None = None  # settings on the front, by x; None for learning curves
-    result: bool = True  # whether it shows results; charts that explain them are folded
+    lines: Sequence[Line]  # one per setting of the task
+    series: dict[int, list[Point]]  # index of a setting in ``lines`` -> its points, by x
+    log: bool = False  # True if the y-axis is logarithmic; then points with y <= 0 are left out
+    front: list[int] | None = None  # indices of the Pareto front, by x; None for learning curves
+    result: bool = True  # True for returns, scores and fronts; the page folds all other charts
 
     @property
     def missing(self) -> list[str]:
-        """The settings without a point that the axes can show."""
+        """Names of the settings that have values, but none that can be drawn."""
         return [self.lines[i].setting.name for i, points in self.series.items() if not points]
 
     @property
     def floor(self) -> float | None:
-        """The lowest value at which a log axis may start; the first KLs are mere rounding."""
+        """Lower limit of a log axis: the first KLs are rounding errors, far below all others."""
         values = [point.y.value for points in self.series.values() for point in points]
         return float(np.quantile(values, 0.1)) / 10 if values else None
 
@@ -83,7 +83,7 @@ class Chart:
 
 
 def learning_curves(lines: Sequence[Line]) -> list[Chart]:
-    """Make a chart for each metric that declares a panel and has data, results first."""
+    """Make a chart for each metric that declares a panel and has data; scores come first."""
     runs = [run for line in lines for run in line.setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
@@ -102,19 +102,19 @@ def learning_curves(lines: Sequence[Line]) -> list[Chart]:
 
 
 def _title(metric: Metric) -> str:
-    """Return a metric's title; for a KL of language, add per token or per response."""
+    """Return a metric's title; append "per token" or "per response" to a language run's KL."""
     what, _, per = metric.unit.partition(" per ")
     which = f" per {per}" if what == "nats" and per in ("token", "response") else ""
     return heading(metric.title) + which
 
 
 def _digits(*of: Metric) -> list[int]:
-    """Return the significant digits of each metric: at most three; 0 for whole numbers."""
+    """Return each metric's significant digits, at most :data:`DIGITS`; 0 for whole numbers."""
     return [DIGITS if each.digits is None else min(each.digits, DIGITS) for each in of]
 
 
 def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
-    """Return the points of each setting with this metric, without points that cannot be drawn."""
+    """Collect the points that can be drawn, by setting; skip settings without this metric."""
     curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
     return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
 
@@ -126,7 +126,7 @@ def _fits(point: Point, *, log: bool = False) -> bool:
 
 
 def _ends(line: Line, metric: str) -> list[float]:
-    """Return the value that a failed run counts as after its end, as in the table; else NaN."""
+    """Return the value that each failed run keeps in a curve after its end; NaN for other runs."""
     runs = line.setting.runs
     key = _SCORE_KEYS.get(metric)
     values = line.values.get(key or "")
@@ -136,10 +136,10 @@ def _ends(line: Line, metric: str) -> list[float]:
 
 
 def curve(setting: Setting, metric: str, ends: Sequence[float] | None = None) -> list[Point]:
-    """Mean and interval over seeds along the x-axis; empty if no seed recorded the metric.
+    """Compute mean and interval over seeds along the x-axis; [] if no seed recorded the metric.
 
-    At each point a seed has the mean of its rows since the previous point, or else its last value.
-    After a seed's end, it is left out, or has its value in ``ends``.
+    Each seed contributes the mean of its rows since the previous point; without rows, its previous
+    value. After the end of its run, a seed is left out, or contributes its value in ``ends``.
     """
     runs = [run for run in setting.runs if metric in run.columns]
     if not runs:
@@ -160,7 +160,7 @@ def _seed(grid: NDArray[np.float64], run: ReadRun, metric: str) -> NDArray[np.fl
 
 
 def _grid(runs: Sequence[ReadRun], metric: str) -> NDArray[np.float64]:
-    """Return every k-th x of the run with the most values, and the last x of all runs."""
+    """Thin out the x of the run with the most values; append the largest x of all runs."""
     places = [column(run, run.axis)[np.isfinite(column(run, metric))] for run in runs]
     x = max(places, key=len)
     every = -(-len(x) // POINTS) or 1
@@ -172,7 +172,7 @@ def _grid(runs: Sequence[ReadRun], metric: str) -> NDArray[np.float64]:
 def _at(
     grid: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Average y over each interval (grid[i - 1], grid[i]]; if empty, repeat the previous value."""
+    """Average y over each interval (grid[i - 1], grid[i]]; fill gaps with the previous average."""
     answer = np.full(len(grid), np.nan)
     recorded = np.isfinite(y)
     interval = np.searchsorted(grid, x[recorded])
@@ -181,7 +181,7 @@ def _at(
     sums = np.bincount(interval[inside], y[recorded][inside], minlength=len(grid))
     held = np.maximum.accumulate(np.where(counts > 0, np.arange(len(grid)), -1))
     means = sums / np.maximum(counts, 1)
-    # The run has no value in intervals that begin after its end.
+    # Intervals that begin after the run's end get no value.
     alive = (held >= 0) & (np.r_[-np.inf, grid[:-1]] < x.max())
     answer[alive] = means[held[alive]]
     return answer
@@ -193,11 +193,11 @@ def _at(
 def against_kl(
     lines: Sequence[Line], differences: Mapping[str, Sequence[Difference]]
 ) -> list[Chart]:
-    """Chart final return against sqrt(KL(policy||reference)): training, gold score, evaluations.
+    """Chart the final return against sqrt(KL(policy||reference)), in training and in evaluations.
 
-    A reward that is not the gold score is a proxy. It is over-optimised if the gold score falls
-    with growing KL while the reward still rises. The x-axis is that of Gao, Schulman and Hilton
-    2022, "Scaling laws for reward model overoptimization".
+    If a gold score was recorded, chart it, too: the training reward is then a proxy, and is
+    over-optimised where the gold score falls while KL and reward rise. The x-axis is that of Gao,
+    Schulman and Hilton 2022, "Scaling laws for reward model overoptimization".
     """
     runs = [run for line in lines for run in line.setting.runs]
     domain, of_kl = runs[0].domain, ("kl_ref", kl_metric(runs))
@@ -219,11 +219,11 @@ def _against_kl(
     kl: str,
     kl_name: str,
 ) -> Chart:
-    """Chart the measure ``key`` against the root of the KL ``kl``; a point per setting."""
+    """Chart the measure ``key`` against the root of the measure ``kl``, a point per setting."""
     of_y, of_x = (metric_of(each, lines[0].setting.runs[0].domain) for each in (name, kl_name))
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):
-        # A sampled KL below 0 counts as 0.
+        # A KL estimated from samples may be negative; it counts as 0.
         roots = np.sqrt(np.maximum(line.values[kl], 0.0))
         gain, root = line.estimates[key], estimate(roots)
         if gain and root:
@@ -242,6 +242,6 @@ def _against_kl(
 
 
 def first_shown(lines: Sequence[Line]) -> list[int]:
-    """Choose the settings drawn at first: all, or :data:`SHOWN` of the highest final return."""
+    """Choose the settings drawn at first: the :data:`SHOWN` with the highest final returns."""
     returns = np.nan_to_num([line_value(line, "return") for line in lines], nan=-np.inf)
     return sorted(sorted(range(len(lines)), key=lambda i: -returns[i])[:SHOWN])

@@ -16,7 +16,7 @@ from klrl.runs.find import find_manifest
 from klrl.runs.metrics import TIMES, Metric, Row, metric_of
 from klrl.runs.rows import read_rows
 
-#: Entries of the manifest that are compared, in addition to settings and metrics.
+#: Manifest entries to compare, in addition to settings and metrics.
 _FACTS = (
     *("status", "seed", "klrl", "numerics", "python"),
     *("device", "compile", "collector", "git_commit"),
@@ -25,10 +25,10 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class Part:
-    """One table."""
+    """One table of the comparison."""
 
     title: str
-    rows: list[tuple[str, str, str, str]]  # name, first run, second run, difference (of numbers)
+    rows: list[tuple[str, str, str, str]]  # name, values of both runs, difference of numbers
 
 
 def compare(first: ReadRun, second: ReadRun) -> list[Part]:
@@ -41,7 +41,7 @@ def compare(first: ReadRun, second: ReadRun) -> list[Part]:
 
 
 def _settings(run: ReadRun) -> dict[str, object]:
-    """Return the settings without ``numerics``, which is among :data:`_FACTS`."""
+    """Return the settings except ``numerics``, which :data:`_FACTS` contains."""
     return {key: value for key, value in run.settings.items() if key != "numerics"}
 
 
@@ -49,7 +49,7 @@ def _facts(run: ReadRun) -> dict[str, object]:
     facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
     commit = facts.get("git_commit")
     if commit:
-        # Twelve digits, and the + that marks uncommitted changes.
+        # Keep twelve digits, and the + that marks uncommitted changes.
         facts["git_commit"] = commit[:12] + "+" * commit.endswith("+")
     return {**facts, "status": run.status, "seed": run.seed, **run.manifest.get("versions", {})}
 
@@ -80,7 +80,7 @@ def _shown(metric: Metric, value: float | None) -> str:
 
 
 def as_text(parts: Iterable[Part]) -> str:
-    """Format the tables in columns of equal width."""
+    """Format the tables as text with aligned columns."""
     blocks = []
     for part in parts:
         rows = part.rows or [("nothing differs", "", "", "")]
@@ -93,14 +93,14 @@ def read(path: str) -> ReadRun:
     return read_run(find_manifest(path, "RUN"))
 
 
-#: Components of a checkpoint that are compared: all parameters and the optimizer's moments.
+#: Checkpoint components to compare: all parameters, and the optimizer's moments.
 _COMPARED = ("agent", "reference", "optimizer")
 
 
 def compare_bits(first: Path, second: Path) -> tuple[bool, str]:
-    """Compare every row, except its times, and the parameters of the last checkpoints.
+    """Compare all metrics except times, and the tensors of the last checkpoints, bit by bit.
 
-    Returns whether the runs are equal, and a line with the first difference or what is equal.
+    Returns whether the runs are equal, and a line with the first difference or the equal parts.
     """
     rows = _rows(first), _rows(second)
     difference = next(_differences(*rows), None)
@@ -119,7 +119,7 @@ def _rows(run: Path) -> list[Row]:
 
 
 def _differences(first: Sequence[Row], second: Sequence[Row]) -> Iterator[str]:
-    """Yield each metric that differs, in the order of the rows."""
+    """Yield a line per value that differs, row by row."""
     for number, (mine, other) in enumerate(zip_longest(first, second), 1):
         if mine is None or other is None:
             runs = ("first", "second") if other is None else ("second", "first")

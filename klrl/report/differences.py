@@ -1,4 +1,4 @@
-"""Computes differences between settings: interval, Holm's p and P(A > B); finds the front."""
+"""Compares settings: differences with intervals, Holm's p, P(A > B); finds the Pareto front."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from klrl.report.statistics import (
     welch_all,
 )
 
-#: Up to this many settings, every pair is shown; beyond, each setting against the best.
+#: With at most this many settings, a table shows every pair; else each setting against the best.
 ALL_PAIRS = 4
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Setting a minus setting b, in one measure or, over tasks, in the log of a measure."""
+    """Mean of setting a minus mean of setting b; over tasks, the mean difference of their logs."""
 
     a: int
     b: int
     value: float
     low: float
     high: float
-    p: float  # two-sided, after Holm over all pairs of the table
-    more: float  # P(a > b)
-    least: float  # the smallest true difference that a test with these seeds detects, at POWER
-    paired: bool = False  # whether it pairs seeds that share a trained start
+    p: float  # two-sided, adjusted by Holm's method over all pairs
+    more: float  # probability that a run of a has more than a run of b; a tie counts half
+    least: float  # the smallest true difference that the test detects with probability POWER
+    paired: bool = False  # True if the test pairs runs of equal seed and equal trained start
 
     @property
     def significant(self) -> bool:
-        """Whether p < 5 %, adjusted over all pairs of the table."""
+        """True if the adjusted p is below 5 %."""
         return self.p < 1 - LEVEL
 
     def turned(self) -> Difference:
@@ -51,10 +51,10 @@ class Difference:
 
 
 def differences_of(lines: Sequence[Line], key: str = "return") -> list[Difference]:
-    """Compare, in one measure, all pairs of a task's settings with :data:`ENOUGH` seeds.
+    """Compare all pairs of a task's settings that have :data:`ENOUGH` seeds, in one measure.
 
-    p is adjusted over all pairs even if only those with the best are shown, since the best was
-    chosen from the same numbers.
+    p is adjusted over all pairs, even if a table shows only the pairs with the best setting: the
+    best was chosen from the same numbers.
     """
     pairs: list[Pair] = []
     sums: list[Weighted] = []
@@ -69,7 +69,7 @@ def differences_of(lines: Sequence[Line], key: str = "return") -> list[Differenc
     return _adjusted(pairs, welch_all(sums))
 
 
-#: Two settings, P(a > b), and whether their seeds are paired.
+#: Indices of settings a and b; P(a > b); True if their seeds are paired.
 Pair = tuple[int, int, float, bool]
 
 
@@ -83,18 +83,17 @@ def _adjusted(pairs: Sequence[Pair], contrasts: Sequence[Contrast]) -> list[Diff
 
 @dataclass(frozen=True)
 class OverTasks:
-    """The settings that every task has, by their log ratios over tasks."""
+    """Settings that every task has, and their log ratios of returns, averaged over tasks."""
 
     names: list[str]
-    pairs: list[Difference]  # of log(mean a / mean b), averaged over tasks
-    negative: list[str]  # "setting on task" of means that are not positive: then there are no pairs
+    pairs: list[Difference]  # the mean over tasks of log(mean a / mean b)
+    negative: list[str]  # "SETTING on TASK" of each mean <= 0; if any, ``pairs`` is empty
 
 
 def over_tasks(tasks: Mapping[str, Sequence[Line]]) -> OverTasks:
-    """Compare final returns over tasks, of settings with :data:`ENOUGH` seeds in every task.
+    """Compare settings with :data:`ENOUGH` seeds in every task by ratios of mean final returns.
 
-    A ratio needs no chosen scale per task, and all tasks weigh the same. P(A > B) is the mean over
-    tasks.
+    Ratios need no scale per task, and all tasks weigh the same. P(A > B) is the mean over tasks.
     """
     seeds = {
         task: {line.setting.name: line.seeds("return") for line in of} for task, of in tasks.items()
@@ -114,16 +113,16 @@ def over_tasks(tasks: Mapping[str, Sequence[Line]]) -> OverTasks:
 
 
 def shares_starts(a: Line, b: Line) -> bool:
-    """Whether both have the same seeds, and the runs of each seed share a trained start.
+    """Return True if both have the same seeds, and the runs of each seed start from the same model.
 
-    The same seed alone does not pair two runs: with different settings it gives different draws.
+    Equal seeds alone do not pair two runs: with different settings, their random draws differ.
     """
     starts = [[(run.seed, trained_start(run)) for run in line.setting.runs] for line in (a, b)]
     return starts[0] == starts[1] and all(start for _, start in starts[0])
 
 
 def trained_start(run: ReadRun) -> str | None:
-    """Return the run, or language model, that a run starts from; None if it starts untrained."""
+    """Return the run or the language model that a run starts from; None if it starts untrained."""
     if run.settings.get("actor.init"):
         return str(run.settings["actor.init"])
     if run.domain != LANGUAGE:
@@ -132,7 +131,7 @@ def trained_start(run: ReadRun) -> str | None:
 
 
 def shown(differences: Sequence[Difference], settings: int) -> list[Difference]:
-    """Select the differences of a table: all pairs if few, else each setting against the best."""
+    """Select pairs for a table: all if there are few settings, else those with the best setting."""
     if settings <= ALL_PAIRS:
         return list(differences)
     beaten = {each.b if each.value > 0 else each.a for each in differences}
@@ -142,10 +141,10 @@ def shown(differences: Sequence[Difference], settings: int) -> list[Difference]:
 def front(
     lines: Sequence[Line], differences: Sequence[Difference], of_kl: str = "kl_ref"
 ) -> list[int]:
-    """Find the front of reward against KL: the settings that no other beats, by rising KL.
+    """Find the Pareto front of a measure against KL; return its settings' indices in order of KL.
 
-    A setting is off the front if a different one has a significantly higher measure at no higher
-    mean KL. Settings of too few seeds are not on the front, since they cannot be tested.
+    A setting is off the front if another has a significantly higher measure at an equal or lower
+    mean KL. Settings with too few seeds for the test are off the front, too.
     """
     if not differences:
         return []

@@ -12,13 +12,13 @@ from klrl.report.settings import identity, names_of
 from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve
 from klrl.runs.metrics import Metric, metric_of
 
-#: Settings that change the place on a frontier; all other settings define the frontier.
+#: Settings that vary within a family; in all other settings, its runs are equal.
 KNOBS = ("kl.coef", "controller.target")
 
 
 @dataclass(frozen=True)
 class EqualKL:
-    """Return at equal KL(policy||reference), by family of settings."""
+    """The return of each family at the same levels of KL(policy||reference)."""
 
     levels: list[float]
     families: dict[str, list[Estimate | None]]
@@ -30,8 +30,8 @@ def equal_kl(lines: Sequence[Line]) -> EqualKL:
     """Compare families at equal KLs; the settings of a family differ only in :data:`KNOBS`.
 
     For each seed, the final return is interpolated linearly in sqrt(KL) between the family's runs.
-    The levels divide the range that every seed of every family covers into quarters, since a level
-    that only some seeds reach would compare seeds, not families.
+    The levels are 1/4, 1/2 and 3/4 of the way through the range of sqrt(KL) that all seeds of all
+    families cover. At levels that only some seeds reach, families would differ by their seeds.
     """
     runs = [run for line in lines for run in line.setting.runs]
     families: dict[str, dict[int, list[tuple[float, float]]]] = {}

@@ -1,6 +1,6 @@
-"""Lists the runs and sweeps below a folder with their progress, for ``klrl ls``. No torch.
+"""Lists the runs and sweeps below a folder with their progress, for ``klrl ls``; without torch.
 
-Only the end of each ``metrics.jsonl`` is read, so that a thousand runs take a second or two.
+Only the end of each ``metrics.jsonl`` is parsed, so that a thousand runs take a second or two.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from klrl.runs.returns import final_return
 from klrl.runs.rows import each_row, parse_row
 from klrl.sweep.sweep_file import SWEEP_FILE, JobEntry, SweepFile
 
-#: The state of a sweep is the first of these that one of its jobs has.
+#: A sweep has the first of these states that any of its jobs has.
 _STATES = ("running", "failed", "refused", "broken", "interrupted", "waiting", "finished")
 #: State of a run or sweep whose files cannot be read.
 BROKEN = "broken"
-#: Bytes at the end of a ``metrics.jsonl`` that are parsed.
+#: Number of bytes at the end of a ``metrics.jsonl`` that are parsed.
 _END = 1 << 17
 _RETURNS = ("reward/episode", "eval/return")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the list: a run, a sweep, or a job of a sweep that has not begun."""
+    """One line of the list: a run, a sweep, or a sweep's job without a run."""
 
     path: Path
     state: str  # running, finished, interrupted, failed, refused, waiting, or broken
-    unit: str = ""  # of the progress: frames, samples, or the jobs of a sweep
+    unit: str = ""  # the unit of ``done`` and ``total``: frames, samples or, for a sweep, jobs
     domain: Domain = CONTROL
     done: int = 0
-    total: int | None = None  # progress at the end; None if unknown
+    total: int | None = None  # the value of ``done`` at the end; None if unknown
     score: float | None = None
-    error: float | None = None  # standard error of the return, if evaluated on several episodes
-    best: float | None = None  # the return of the best checkpoint, in the closing evaluation
+    error: float | None = None  # standard error of ``score``, if it is of several episodes
+    best: float | None = None  # return of the best checkpoint in the closing evaluation
     best_error: float | None = None
-    kl: float | None = None  # KL(policy||reference), nats, last row: of evaluation, else training
-    started: str | None = None  # in ISO 8601; None before the start
+    kl: float | None = None  # last row's KL(policy||reference), nats: of evaluation, else training
+    started: str | None = None  # start time in ISO 8601; None before the start
     note: str = ""  # an error, in one line
-    jobs: dict[str, int] = field(default_factory=dict)  # a sweep's: state -> number of jobs
+    jobs: dict[str, int] = field(default_factory=dict)  # of a sweep: state -> number of jobs
 
 
 def entries(folder: Path) -> list[Entry]:
-    """List the runs and sweeps of a folder, newest last, or the jobs of a sweep in order."""
+    """List the runs and sweeps below a folder, newest last; or, in a sweep's folder, its jobs."""
     if not folder.is_dir():
         what = "a file" if folder.exists() else "no such folder"
         raise ConfigError(f"{folder}: {what}; give a folder of runs, as outputs")
@@ -93,7 +93,7 @@ def _seconds(entry: Entry) -> float:
 
 
 def _sweep(folder: Path) -> Entry:
-    """Make the entry of a sweep; its jobs' manifests give newer states than ``sweep.json``."""
+    """Make a sweep's entry, with the states in its jobs' manifests: ``sweep.json`` may be older."""
     try:
         planned = SweepFile.read(folder).jobs
     except ConfigError as error:
@@ -117,7 +117,7 @@ def _sweep(folder: Path) -> Entry:
 
 
 def _state(run: RunFolder, job: JobEntry) -> tuple[str, dict[str, Any]]:
-    """Return a job's state, and its manifest if it has begun."""
+    """Return a job's state, and its manifest; {} if the job has not begun."""
     if not run.exists:
         return ("waiting" if job.status == "running" else job.status), {}
     try:
@@ -127,7 +127,7 @@ def _state(run: RunFolder, job: JobEntry) -> tuple[str, dict[str, Any]]:
 
 
 def _job(run: RunFolder, job: JobEntry) -> Entry:
-    """Make the entry of a job from its run or, if it has none, from ``sweep.json``."""
+    """Make a job's entry from its run or, without a run, from ``sweep.json``."""
     if run.exists:
         return _run(run.path)
     return Entry(run.path, _state(run, job)[0], note=(job.error or "").partition("\n")[0])
@@ -171,11 +171,11 @@ def _read_run(folder: Path) -> Entry:
 
 
 def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
-    """Read the last row of a ``metrics.jsonl``, completed by earlier returns; empty without rows.
+    """Read the last row of a ``metrics.jsonl``; if it lacks returns, add those of earlier rows.
 
-    A row has a return only if an episode ended in its rollout, or with an evaluation. ``say`` is
-    passed to :func:`klrl.runs.rows.each_row`, which parses the last rows; earlier rows are only
-    searched for a return.
+    A row has a return only after an evaluation, or if an episode ended in its rollout.
+    :func:`klrl.runs.rows.each_row` parses the last rows, and calls ``say`` for bad ones. Earlier
+    rows are only searched for returns. Without rows, the result is empty.
     """
     if not path.is_file() or not path.stat().st_size:
         return {}
@@ -193,14 +193,15 @@ def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
     return {**last, **{key: row[key] for key, row in returns if key in row}}
 
 
-#: Names of folders that are not searched: hidden folders, and entries of checkpoints.
+#: Matches the names of folders to skip: hidden folders, and checkpoints' entries.
 _NO_RUN = re.compile(r"\.|frames-\d+$")
 
 
 def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
-    """Yield folders of runs (True) and sweeps (False) at or below a folder, in order of names.
+    """Yield each folder of a run (True) or sweep (False) at or below ``root``, in order of names.
 
-    Skips all folders below a run, and checkpoint entries, which have manifests of their own.
+    Skips folders in a run and, unless ``into_sweeps``, in a sweep. Also skips checkpoints' entries,
+    since they contain a ``manifest.json``.
     """
     for name, below, files in os.walk(root):
         is_run = "manifest.json" in files

@@ -1,4 +1,4 @@
-"""Computes measures, one number per run, and their estimates per setting."""
+"""Computes measures (one number per run) and their estimates per setting."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from klrl.report.settings import Setting
 from klrl.report.statistics import Array, Estimate, estimate
 from klrl.runs.metrics import METRICS, Metric, Row, metric_of
 
-#: KL(old||new) is in band within this factor of loss.dtarg, after WARM_UP iterations.
+#: KL(old||new) within this factor of its target is in band; WARM_UP iterations are skipped.
 BAND = 1.5
 WARM_UP = 10
 
-#: Measures that are a return or a score, by their keys.
+#: Keys of the measures that are a return or a score.
 SCORES = ("return", "eval_return", "eval_best", "gold", "eval_gold")
 
 EPISODE_REWARD = "reward/episode"
 _REWARDS = (EPISODE_REWARD, "reward/raw")
-#: Closed forms first, then k3, which is also unbiased and never negative.
+#: KL metrics in order of preference: closed forms, then k3, an unbiased estimator that is >= 0.
 _KLS = ("kl/ref/exact_seq", "kl/ref/exact", "kl/ref/k3_seq", "kl/ref/k3")
 
-#: A measure that is not a metric of a row.
+#: Describes the measure of :func:`in_band`, which is not recorded in rows.
 _IN_BAND = Metric(
     "in_band",
     "in band",
@@ -35,17 +35,17 @@ _IN_BAND = Metric(
 
 @dataclass(frozen=True)
 class Measure:
-    """One number per run."""
+    """A column of the tables, computed as one number per run."""
 
     key: str
     metric: Metric
     how: str  # final, last, median or sum over iterations; empty if the unit implies it
-    of: Callable[[ReadRun], float]  # run -> its number; NaN if it has none
-    score: bool = False  # whether a failed run may get the task's worst value
+    of: Callable[[ReadRun], float]  # run -> its number; NaN for a run without one
+    score: bool = False  # True if a failed run may get the lowest value of the task's runs
 
 
 def column(run: ReadRun, metric: str) -> Array:
-    """Return a metric of a run by row; all NaN if it was not recorded."""
+    """Return the values of a metric, [rows]; all NaN if the run did not record it."""
     return run.columns.get(metric, np.full(run.rows, np.nan))
 
 
@@ -57,9 +57,9 @@ def recorded_metrics(runs: Iterable[ReadRun]) -> list[str]:
 
 
 def final(run: ReadRun, *metrics: str) -> float:
-    """Average the first recorded metric of ``metrics`` over the last tenth of the iterations.
+    """Average the first of ``metrics`` with a value over the last tenth of the iterations.
 
-    If that tenth has no value (no episode ended), return the last recorded one.
+    If that tenth has no value, since no episode ended, return the metric's last value.
     """
     for metric in metrics:
         values = column(run, metric)[run.trained]
@@ -72,7 +72,7 @@ def final(run: ReadRun, *metrics: str) -> float:
 
 
 def in_band(run: ReadRun) -> float:
-    """Share of iterations, from the eleventh, with KL(old||new) within a factor 1.5 of target."""
+    """Return the share of iterations from the eleventh on whose KL(old||new) is in band."""
     kl, annealed = (
         column(run, name)[run.trained][WARM_UP:] for name in ("kl/old/exact", "kl/old/target")
     )
@@ -85,31 +85,31 @@ def in_band(run: ReadRun) -> float:
 
 
 def seconds(run: ReadRun) -> float:
-    """Total seconds of the iterations; NaN if they were not timed."""
+    """Return the total seconds of the iterations; NaN if they were not timed."""
     times = column(run, "time/iteration")
     return float(np.nansum(times)) if np.isfinite(times).any() else float("nan")
 
 
 def speed(run: ReadRun) -> float:
-    """Median throughput of the iterations, on the run's axis."""
+    """Return the median over iterations of frames (language: samples) per second."""
     values = column(run, f"time/{run.axis}_per_second")
     return float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
 
 
 def measures(runs: Sequence[ReadRun]) -> list[Measure]:
-    """List the columns of the table for runs of one task, the score first."""
+    """List the measures that tables show for runs of one task, the return first."""
     reward, kl, domain = reward_metric(runs), kl_metric(runs), runs[0].domain
     rate = metric_of(f"time/{domain.axis}_per_second", domain)
     columns = [
         _of("return", reward, "final", runs),
         _of("eval_return", "eval/return", "last", runs),
-        # All seeds share the start states, so the range over seeds does not contain this error.
+        # All seeds are evaluated from the same start states, so their range omits this error.
         _of("eval_error", "eval/return_se", "last", runs),
         _of("eval_best", "eval/best_return", "last", runs),
         _of("gold", "reward/gold", "final", runs),
         _of("eval_gold", "eval/gold", "last", runs),
         _of("kl_ref", kl, "final", runs),
-        # A sum over a response grows with its length; the mean per token separates the effects.
+        # The sum over a response grows with its length; the mean per token does not.
         _of("kl_ref_token", kl.removesuffix("_seq"), "final", runs),
         _of("eval_kl", "eval/kl_ref", "last", runs),
         _of("kl_old", "kl/old/exact", "final", runs),
@@ -142,7 +142,7 @@ def _last(run: ReadRun, metric: str) -> float:
 
 
 def last_evaluated(run: ReadRun, metric: str) -> Row:
-    """Return the row of the last evaluation with a value of this metric; empty if none."""
+    """Return the last row with a value of this metric, without NaNs; {} if there is none."""
     at = np.flatnonzero(np.isfinite(column(run, metric)))
     if not len(at):
         return {}
@@ -151,17 +151,17 @@ def last_evaluated(run: ReadRun, metric: str) -> Row:
 
 
 def reward_metric(runs: Sequence[ReadRun]) -> str:
-    """Choose the reward that all runs recorded: per episode, else per frame; else the commonest."""
+    """Choose the reward metric that most runs recorded; in a tie, the one per episode."""
     return _shared(runs, _REWARDS)
 
 
 def kl_metric(runs: Sequence[ReadRun]) -> str:
-    """Choose the best KL estimate that all runs with a KL recorded, so that they are comparable."""
+    """Choose the KL metric that most runs recorded; in a tie, the first in :data:`_KLS`."""
     return _shared([run for run in runs if any(name in run.columns for name in _KLS)], _KLS)
 
 
 def compared_by(runs: Sequence[ReadRun], name: str) -> str:
-    """Return the metric that a comparison of these runs uses for a declared metric."""
+    """Replace a reward or KL metric by its variant that most runs recorded; keep other names."""
     by = {_REWARDS[0]: reward_metric, _KLS[1]: kl_metric}.get(name)
     return by(runs) if by else name
 
@@ -170,17 +170,17 @@ def _shared(runs: Sequence[ReadRun], names: Sequence[str]) -> str:
     # Ignore failed runs if possible: early failures lack metrics that all others have.
     runs = [run for run in runs if not run.failed] or runs
     recorded = {name: sum(name in run.columns for run in runs) for name in names}
-    # In a tie the first is taken.
+    # In a tie, max returns the first.
     return max(names, key=lambda name: recorded[name]) if any(recorded.values()) else names[1]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One setting's row of the table."""
+    """A setting's row in the tables."""
 
     setting: Setting
-    values: dict[str, Array]  # Measure.key -> a number per run; NaN if it has none
-    estimates: dict[str, Estimate | None]  # Measure.key -> estimate; None if no seed has the number
+    values: dict[str, Array]  # Measure.key -> a number per run; NaN for a run without one
+    estimates: dict[str, Estimate | None]  # Measure.key -> estimate; None if no seed has a number
 
     def seeds(self, key: str) -> Array:
         """Return the numbers of this measure for the runs that have it."""
@@ -189,7 +189,7 @@ class Line:
 
     @property
     def worst(self) -> float | None:
-        """The lowest final return among its seeds."""
+        """The lowest final return of a seed; None without returns."""
         score = self.estimates["return"]
         return score.least if score else None
 
@@ -197,8 +197,8 @@ class Line:
 def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Line]:
     """Make one line per setting of a task.
 
-    With ``failed=worst``, a failed run gets the lowest scores of any run of the task; a failed
-    run without recorded scores gets them in any case.
+    If a failed run has no value of a score, it gets the lowest value of any run of the task. With
+    ``failed=worst``, it gets the lowest value in any case.
     """
     columns = measures([run for setting in settings for run in setting.runs])
     every = [
@@ -216,7 +216,7 @@ def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Lin
 
 
 def _let_failed_count(values: Sequence[Array], settings: Sequence[Setting], failed: str) -> None:
-    """Give failed runs the lowest value of all runs, if ``failed`` is worst or they have none."""
+    """Give failed runs the lowest value of any run, if they have none or ``failed`` is worst."""
     recorded = np.concatenate([*values, np.zeros(0)])
     recorded = recorded[np.isfinite(recorded)]
     if not len(recorded):
@@ -228,6 +228,6 @@ def _let_failed_count(values: Sequence[Array], settings: Sequence[Setting], fail
 
 
 def line_value(line: Line, key: str) -> float:
-    """Return the estimate's value; NaN if there is none."""
+    """Return the value of a measure's estimate; NaN without an estimate."""
     estimated = line.estimates[key]
     return estimated.value if estimated else float("nan")

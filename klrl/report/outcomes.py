@@ -1,4 +1,4 @@
-"""Decides which runs count, and remarks on failed, short and duplicate runs."""
+"""Decides which runs count; describes how many finished, failed, or ended early."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from klrl.report.measures import Line
 from klrl.report.runs import ReadRun
 from klrl.report.settings import Setting, count, group_runs, names_of
 
-#: Score of a failed run: the mean over the last tenth that it recorded, or the worst value of any
-#: run of the task.
+#: Score of a failed run: its own final value (last), or the lowest of any run of the task (worst).
 FAILED = ("last", "worst")
 
 
 @dataclass(frozen=True)
 class Counted:
-    """The runs that count, by setting."""
+    """The runs that count, grouped into settings."""
 
     settings: list[Setting]
-    replaced: list[ReadRun]  # runs whose job was run again later
-    failed: str  # how a failed run counts: one of FAILED
+    replaced: list[ReadRun]  # runs that do not count, since a different run of the same job does
+    failed: str  # the score of a failed run: one of FAILED
 
 
 def count_runs(
@@ -28,27 +27,27 @@ def count_runs(
 ) -> Counted:
     """Group the runs that count into settings; ``failed`` is one of :data:`FAILED`.
 
-    Finished runs with rows count. Failed runs count even without rows, since a seed that diverged
-    is an outcome. Interrupted and running runs with rows count only if ``unfinished``.
+    Finished runs with rows count. Failed runs count even without rows, since divergence is a
+    result. Interrupted and running runs with rows count only if ``unfinished``.
     """
     counted = [
         run for run in runs if run.failed or (run.rows and (unfinished or run.status == "finished"))
     ]
     settings, replaced = group_runs(counted, names_of(runs))
-    # A task without any recorded row has nothing to compare.
+    # Leave out tasks without a recorded row.
     recorded = {setting.task for setting in settings if any(run.rows for run in setting.runs)}
     return Counted([each for each in settings if each.task in recorded], replaced, failed)
 
 
 def seeds_text(setting: Setting) -> str:
-    """Say how many seeds finished: ``5`` or ``3 of 5``."""
+    """Format how many seeds finished: ``5`` if all did, else ``3 of 5``."""
     every = len(setting.runs)
     finished = sum(run.status == "finished" for run in setting.runs)
     return str(every) if finished == every else f"{finished} of {every}"
 
 
 def returns_text(line: Line) -> str:
-    """Say how many seeds have a final return: ``4 of 5 have a return``; empty if all have."""
+    """Format how many seeds have a final return: ``4 of 5 have a return``; empty if all have."""
     runs, score = line.setting.runs, line.estimates["return"]
     seeds = score.seeds if score else 0
     if seeds == len(runs):
@@ -58,17 +57,17 @@ def returns_text(line: Line) -> str:
 
 
 def label(line: Line) -> str:
-    """Return a setting's name; add how many seeds finished or have a return, if not all."""
+    """Return a setting's name; append how many seeds finished and have a return, if not all."""
     seeds = seeds_text(line.setting)
     told = ", ".join(t for t in (seeds if "of" in seeds else "", returns_text(line)) if t)
     return f"{line.setting.name} ({told})" if told else line.setting.name
 
 
 def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
-    """Count the runs that ended before the expected length: index of a setting -> number.
+    """Count the runs that ended early: index of a setting -> number; settings without are left out.
 
-    The expected length is the largest budget of any setting of the task (if unknown, the longest
-    run), so that unequal budgets show, too. Failed runs are reported separately.
+    A run ended early if it has fewer frames than the largest ``frames`` of any setting of the task
+    (if unknown, than the longest run). Failed runs are not counted here.
     """
     runs = [run for setting in settings for run in setting.runs]
     frames = [run.settings.get("frames") for run in runs]
@@ -82,7 +81,7 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
 
 
 def remarks(settings: Sequence[Setting]) -> list[str]:
-    """List remarks, one sentence each, for readers who compare these settings of a task."""
+    """Return a sentence if evaluations of some runs were sampled, and of others not; else []."""
     runs = [run for setting in settings for run in setting.runs if "eval/return" in run.columns]
     sampled = sum(run.domain.evaluation.startswith("sampled") for run in runs)
     if not 0 < sampled < len(runs):

@@ -18,13 +18,13 @@ for (const section of document.querySelectorAll("section[id^=task-]")) {
   choose(section);
 }
 
-// A point is [x in the chart, y in the chart, words of x, words of y and its seeds].
+// A point is [x in the chart, y in the chart, text of x, text of y and seeds].
 function show(figure, series, point, x, y) {
   const chart = charts[figure.dataset.chart], mark = figure.querySelector(".mark");
   tip.textContent = `${series.name}\n${chart.x}${point[2]}\n${chart.y}${point[3]}`;
   tip.style.display = "block";
   tip.style.left = Math.max(4, Math.min(x + 14, document.documentElement.clientWidth - tip.offsetWidth - 4)) + "px";
-  // Above the pointer if there is no room below.
+  // Place the text above the pointer if there is no room below.
   tip.style.top = (y + 18 + tip.offsetHeight < innerHeight ? y + 18 : Math.max(0, y - tip.offsetHeight - 12)) + "px";
   mark.setAttribute("cx", point[0]);
   mark.setAttribute("cy", point[1]);
@@ -38,7 +38,7 @@ function hide() {
 
 function listen(figure) {
   const svg = figure.querySelector("svg"), every = charts[figure.dataset.chart].series;
-  // Charts against KL draw all settings; curves only those whose box is checked.
+  // Charts against KL draw all settings; curves draw only the checked settings.
   const drawn = () => every.filter((s) => !figure.matches(".curves") || svg.querySelector(`[data-s="${s.i}"]:not(.off)`));
   const zoom = () => svg.viewBox.baseVal.width / svg.getBoundingClientRect().width;
   const nearest = (event) => {
@@ -49,8 +49,8 @@ function listen(figure) {
     show(figure, series, point, event.clientX, event.clientY);
   };
   svg.addEventListener("pointermove", nearest);
-  svg.addEventListener("pointerdown", nearest); // a finger that taps does not move
-  // A tapped value stays until another point is tapped or the page is scrolled.
+  svg.addEventListener("pointerdown", nearest); // a tap sends no pointermove
+  // After a tap, the value stays until the next tap or scroll.
   svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); });
   svg.addEventListener("blur", hide);
   let row = 0, place = -1;

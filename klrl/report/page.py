@@ -32,25 +32,25 @@ class TaskSection:
 
     name: str
     lines: list[Line]
-    charts: list[tuple[Chart, Drawing]]  # against KL, then learning curves, results first
+    charts: list[tuple[Chart, Drawing]]  # return against KL, then learning curves, scores first
     shown: list[int]  # indices of the settings that are drawn at first
-    pictures: list[str]
+    pictures: list[str]  # names of the picture files
     differences: list[Difference]
 
     @property
     def settings(self) -> list[Setting]:
-        """The settings of the task's runs."""
+        """The task's settings."""
         return [line.setting for line in self.lines]
 
     @property
     def measures(self) -> list[Measure]:
-        """The measures that any setting has."""
+        """The measures that at least one setting has."""
         every = measures([run for setting in self.settings for run in setting.runs])
         return [each for each in every if any(line.estimates[each.key] for line in self.lines)]
 
     @property
     def domain(self) -> Domain:
-        """Control or language."""
+        """The task's domain: control or language."""
         return self.settings[0].runs[0].domain
 
 
@@ -75,7 +75,7 @@ def make_page(tasks: Sequence[TaskSection], jobs: Sequence[LeftOut], inventory: 
         policy=_policy(script, style),
         style=style,
         script=script,
-        # Escaped, so that the JSON cannot end the script element around it.
+        # Escape the JSON, so that it cannot end the script element around it.
         data=htmlsafe_json_dumps(
             {each.key: each.data for each in drawings}, separators=(",", ":"), allow_nan=False
         ),
@@ -101,7 +101,7 @@ def _file(name: str) -> Markup:
 
 
 def _policy(script: str, style: str) -> Markup:
-    """Make the content security policy: only this script, style and icon, and no network."""
+    """Make the content security policy: allow only this script, this style, and data: images."""
     return Markup(
         f"default-src 'none'; script-src {_source_hash(script)}; "
         f"style-src {_source_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'"
@@ -109,5 +109,5 @@ def _policy(script: str, style: str) -> Markup:
 
 
 def _source_hash(text: str) -> str:
-    """Hash a source for the policy: https://www.w3.org/TR/CSP3/#grammardef-hash-source."""
+    """Format a text's hash for the policy: https://www.w3.org/TR/CSP3/#grammardef-hash-source."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""Draws the charts by matplotlib: as SVG for the page, and as PNG and SVG files next to it."""
+"""Draws the charts with matplotlib: as SVG for the page, and as PNG and SVG files next to it."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _LOOK = {
 
 
 class Look(NamedTuple):
-    """How a setting is drawn; once the colours run out, lines and markers distinguish settings."""
+    """A setting's colour, line and marker; settings of equal colour differ in line and marker."""
 
     colour: str
     line: str
     shape: str
-    dashes: str  # line and shape again, for the SVG next to the setting's check box
-    glyph: str
+    dashes: str  # ``line`` as SVG's stroke-dasharray, for the setting's check box
+    glyph: str  # ``shape`` as a character, for the setting's check box
 
 
 _KINDS = (
@@ -72,7 +72,7 @@ def look_of(i: int) -> Look:
 
 
 def boxes(lines: Sequence[Line], shown: Sequence[int]) -> list[dict[str, Any]]:
-    """Make the check boxes of the settings; those drawn at first come first."""
+    """Make the settings' check boxes; settings drawn at first come first."""
     looks = [
         {"i": i, "name": label(line), "ink": _NAMES[look_of(i).colour.lower()], "look": look_of(i)}
         for i, line in enumerate(lines)
@@ -88,12 +88,12 @@ class Drawing:
     title: str
     told: str  # text for screen readers
     svg: Markup  # contents of the svg element
-    box: str  # its viewBox
-    data: dict[str, Any]  # for the script: each point's place and text
+    box: str  # viewBox of the svg element
+    data: dict[str, Any]  # for ``page.js``: position and text of each point
 
 
 def draw_chart(chart: Chart, key: str) -> Drawing:
-    """Draw a chart for the page with all settings; the script hides those that are not chosen.
+    """Draw a chart for the page with all settings; ``page.js`` hides the unchecked settings.
 
     Each element of setting i has the attribute ``data-s="i"``, and a class that names its kind.
     """
@@ -113,12 +113,12 @@ def draw_chart(chart: Chart, key: str) -> Drawing:
 
 
 def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> list[str]:
-    """Draw charts side by side into a PNG and an SVG at ``stem``; return their names.
+    """Draw charts side by side into a PNG and an SVG at ``stem``; return the files' names.
 
     Args:
         charts: the charts to draw, of one task.
-        shown: indices of the settings to draw; the chart of return against KL draws all settings.
-        stem: the pictures' path, without suffix.
+        shown: indices of the settings to draw; charts of return against KL draw all settings.
+        stem: path of the files, without suffix.
     """
     columns = min(3, len(charts))
     rows, width = -(-len(charts) // columns), 4.6 * columns + 0.6
@@ -146,7 +146,7 @@ _BELOW = {"loc": "outside lower center", "frameon": False}
 
 @contextmanager
 def _figure(size: tuple[float, float], key: str) -> Iterator[Any]:
-    """Make a figure of this size in inches; ``key`` makes its elements' ids reproducible."""
+    """Make a figure; ``size`` is in inches, ``key`` makes the ids of SVG elements reproducible."""
     with matplotlib.rc_context({**_LOOK, "svg.hashsalt": key}):
         yield Figure(figsize=size, dpi=72)
 
@@ -159,7 +159,6 @@ def _lay_out(figure: Any) -> None:
 
 
 def _save(figure: Any, stem: Path) -> list[str]:
-    """Save a figure as PNG and SVG; return the files' names."""
     _lay_out(figure)
     names = [f"{stem.name}.{kind}" for kind in ("png", "svg")]
     for name in names:
@@ -169,14 +168,14 @@ def _save(figure: Any, stem: Path) -> list[str]:
 
 
 def _inline(figure: Any) -> Markup:
-    """Convert a figure to SVG for the page, without inline style (CSP) and without repeated ids."""
+    """Convert a figure to SVG; remove inline styles, which the page's policy forbids, and ids."""
     _lay_out(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.canvas.print_figure(file, format="svg")
     text = file.getvalue()
     text = text[text.index("<g ") : text.rindex("</svg>")]
-    # Change only tags, since a setting's name may contain any words.
+    # Change only tags: the text contains names of settings, which may look like attributes.
     return Markup(re.sub(r">\s+<", "><", re.sub("<[^>]+>", _tag, text)))
 
 
@@ -200,7 +199,7 @@ def _box(figure: Any) -> str:
 
 
 def _points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> list[list[Any]]:
-    """Convert points to SVG coordinates (y grows downwards), clipped to the axes; keep words."""
+    """Convert points to SVG coordinates (y grows downwards), clipped to the axes; keep texts."""
     at = axes.transData.transform([point[:2] for point in points])
     at = np.clip(np.nan_to_num(at), axes.bbox.min, axes.bbox.max)
     at[:, 1] = axes.figure.bbox.height - at[:, 1]
@@ -217,12 +216,12 @@ class _Short(EngFormatter):
 
 
 def _ends(chart: Chart, i: int) -> list[float | None]:
-    """Return the x at which each run of a setting failed; None if it did not."""
+    """Return the x at which each run of a setting failed; None for a run that did not."""
     return [run.end if run.failed else None for run in chart.lines[i].setting.runs]
 
 
 def _told(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list[Any]]:
-    """Return each point's place, and its words for x, for y and for the seeds."""
+    """Return each point's position, the text of its x, and the text of its y and seeds."""
     finished, told = seeds_text(chart.lines[i].setting), []
     of_x, of_y = chart.digits
     for point in points:
@@ -236,7 +235,7 @@ def _told(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list
 
 
 def _span(of: Estimate, digits: int) -> str:
-    """Format a value with its interval, or with the range of its seeds if they are too few."""
+    """Format a value with its interval or, with too few seeds, with their range."""
     ends = _interval(of) or [of.least, of.most]
     value, low, high = (number(each, digits) for each in (of.value, *ends))
     return value if of.seeds == 1 else f"{value} ({low} to {high})"
@@ -249,7 +248,7 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
         elif points and i in shown:
             _draw_line(axes, chart, i, points)
     for each in (*axes.lines, *axes.collections):
-        each.set_in_layout(False)  # the layout would visit every point
+        each.set_in_layout(False)  # otherwise the layout visits every point
     log = chart.log and bool(axes.lines)
     axes.set(xlabel=chart.x, ylabel=f"{chart.y} (log)" if log else chart.y)
     axes.xaxis.set_major_formatter(_Short(sep=""))
@@ -262,7 +261,7 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
     joined = [point for i in chart.front for point in chart.series.get(i, ())]
     x, y = [point.x for point in joined], [point.y.value for point in joined]
     axes.plot(x, y, color=_SOFT, linestyle=":", zorder=0)
-    # A root of KL is never below 0; keep a mark at 0 visible.
+    # sqrt(KL) is never negative, but a mark at 0 needs a margin.
     low, high = axes.get_xlim()
     axes.set_xlim(left=max(low, -0.04 * high))
 
@@ -279,7 +278,7 @@ def _log_axis(axes: Any, floor: float | None) -> None:
 
 
 def _draw_point(axes: Any, chart: Chart, i: int, point: Point, *, faint: bool) -> None:
-    """Draw a setting against KL: seeds, means, and the means' intervals in return and sqrt(KL)."""
+    """Draw a setting's seeds, their mean, and its intervals in return and in sqrt(KL)."""
     assert chart.front is not None
     look, alpha = look_of(i), 0.35 if faint else 1.0
     failed = np.array([bad is not None for bad in _ends(chart, i)])
@@ -299,12 +298,12 @@ def _draw_point(axes: Any, chart: Chart, i: int, point: Point, *, faint: bool) -
 
 
 def _interval(of: Estimate | None) -> list[float]:
-    """Return both ends of an interval; empty with too few seeds."""
+    """Return both ends of an estimate's interval; [] with too few seeds."""
     return [] if of is None or of.low is None or of.high is None else [of.low, of.high]
 
 
 def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None:
-    """Draw a setting's learning curve, interval and seeds; on a log axis without values <= 0."""
+    """Draw a setting's mean, interval and seeds; on a log axis, raise lower ends that are <= 0."""
     x = np.array([point.x for point in points])
     middle, low, high = np.array([[p.y.value, p.y.low, p.y.high] for p in points], float).T
     seeds = np.array([point.seeds for point in points], float).T
@@ -319,7 +318,7 @@ def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None
         last = np.flatnonzero(np.isfinite(seeds[k]))[-1:]
         ends["dot" if bad is None else "failed"].extend((x[j], seeds[k, j]) for j in last)
     if chart.result:
-        breaks = np.full((len(seeds), 1), np.nan)  # NaN between seeds: one line draws all
+        breaks = np.full((len(seeds), 1), np.nan)  # NaN separates the seeds within one line
         every = np.tile([*x, np.nan], len(seeds)), np.hstack([seeds, breaks]).ravel()
         axes.plot(*every, marker="." if one else None, **ink, **thin)
     elif ends["dot"]:

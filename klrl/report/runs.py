@@ -1,4 +1,4 @@
-"""Finds run folders and reads them."""
+"""Finds and reads run folders and sweeps."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ from klrl.sweep.sweep_file import SweepFile
 
 T = TypeVar("T")
 
-#: Settings that do not define a job: runs that differ only in these belong to one setting.
+#: Keys that do not distinguish settings: runs that differ only in these belong to one setting.
 _NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "sweep")
 
 
 @dataclass(frozen=True)
 class ReadRun:
-    """One run folder."""
+    """The contents of a run folder."""
 
     path: Path
     status: str
     seed: int
-    settings: dict[str, Any]  # without _NOT_SETTINGS; "numerics" is the arithmetic's version
+    settings: dict[str, Any]  # without _NOT_SETTINGS; with "numerics" from the manifest
     columns: dict[str, NDArray[np.float64]]  # metric -> [rows]; NaN if a row lacks it
     command: str
     manifest: dict[str, Any]  # contents of ``manifest.json``; has ``error`` if the run failed
     domain: Domain
-    typed: dict[str, str] = field(default_factory=dict)  # group -> preset in argv, as klpen_held
+    typed: dict[str, str] = field(default_factory=dict)  # group -> preset on the command line
 
     @property
     def rows(self) -> int:
-        """How many rows were recorded."""
+        """Number of recorded rows."""
         return len(next(iter(self.columns.values()), ()))
 
     @property
     def failed(self) -> bool:
-        """Whether an error or diverging numbers ended the run."""
+        """True if an error ended the run, as when it diverged."""
         return self.status == "failed"
 
     @property
@@ -67,7 +67,7 @@ class ReadRun:
 
     @property
     def end(self) -> float:
-        """The last value on the x-axis; 0 if the run recorded nothing."""
+        """The largest value on the x-axis; 0 without rows."""
         return float(np.nanmax(self.columns[self.axis])) if self.rows else 0.0
 
     @property
@@ -77,12 +77,12 @@ class ReadRun:
 
     @property
     def axis(self) -> str:
-        """The metric that is the x-axis."""
+        """The metric on the x-axis: frames or samples."""
         return self.domain.axis
 
 
 def task_of(settings: Mapping[str, object]) -> str:
-    """Return the name of the task that settings train on."""
+    """Return the name of the environment in a run's settings."""
     return str(settings.get("env.id") or settings.get("env") or "task")
 
 
@@ -92,12 +92,12 @@ class Inventory:
 
     runs: list[ReadRun]
     skipped: list[str]  # one line per run or sweep that could not be read
-    sweeps: list[SweepFile]  # those whose ``sweep.json`` could be read
+    sweeps: list[SweepFile]  # without sweeps whose ``sweep.json`` could not be read
 
 
 def find_runs(paths: Sequence[str]) -> Inventory:
-    """Read every run folder at or below the paths, and every sweep, in the order of their names."""
-    # Keyed by the resolved path, so that overlapping arguments do not count a run twice.
+    """Read every run and every sweep at or below the paths."""
+    # Use resolved paths as keys, so that overlapping paths do not count a run twice.
     folders: dict[Path, Path] = {}
     swept: dict[Path, Path] = {}
     for path in paths:
@@ -118,7 +118,7 @@ def find_runs(paths: Sequence[str]) -> Inventory:
 
 
 def _without_copies(runs: Sequence[ReadRun], skipped: list[str]) -> list[ReadRun]:
-    """Keep one copy of each run, the longest: copies are not additional seeds."""
+    """Keep the longest copy of each run: copies are not additional seeds."""
     farthest: dict[str, ReadRun] = {}
     for run in sorted(runs, key=lambda run: -run.end):
         first = farthest.setdefault(run.manifest.get("id") or str(run.path), run)
@@ -129,7 +129,7 @@ def _without_copies(runs: Sequence[ReadRun], skipped: list[str]) -> list[ReadRun
 
 
 def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[str]) -> list[T]:
-    """Read the folders; add a line to ``skipped`` for each that cannot be read."""
+    """Read the folders; add a line to ``skipped`` for each unreadable folder."""
     results = []
     for folder in folders:
         try:
@@ -177,24 +177,24 @@ def _read_run(folder: Path) -> ReadRun:
 
 
 def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
-    """Return presets of the command line whose names are not stored, as ``loss=klpen_held``."""
+    """Return the command line's presets, as ``loss=klpen_held``; settings store only ``klpen``."""
     words = (str(word).removeprefix("--").partition("=") for word in argv)
     typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}
-    # Ignore a name that does not extend the stored choice: a resume may have changed the choice.
+    # Ignore names that do not begin with the stored choice.
     return {key: value for key, value in typed.items() if value.startswith(f"{settings.get(key)}_")}
 
 
 def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Key stored settings as on the command line: ``kl`` is the choice, ``kl.coef`` a value."""
+    """Flatten settings to the command line's keys: ``kl`` for a choice, ``kl.coef`` for a value."""
     flat = by_dotted_key(dict(config))
     choices = {f"{group}.{NAME}": group for group in CHOICES}
     return {choices.get(key, key): value for key, value in flat.items()}
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Read ``metrics.jsonl`` by column, in a tenth of the memory of its rows.
+    """Read ``metrics.jsonl`` as metric -> values, [rows]; this takes less memory than its rows.
 
-    Lines that are no rows of the run are skipped and reported, see :func:`klrl.runs.rows.each_row`.
+    Lines that are no rows of the run are skipped and reported by :func:`klrl.runs.rows.each_row`.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -215,25 +215,24 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """Format the command ``python -m klrl ...``, without paths of the run's machine."""
+    """Format ``argv`` as ``python -m klrl ...``, without the paths of Python and klrl."""
     for i, argument in enumerate(argv):
         if i and (argument == "klrl" or argument.endswith(("/klrl", "/klrl/__main__.py"))):
             return shlex.join(["python", "-m", "klrl", *argv[i + 1 :]])
     return shlex.join(argv)
 
 
-#: Settings that name a trained run.
+#: Settings whose value may be the path of a trained run.
 _PATHS = ("actor.init", "reference.path")
 
 
 def mark_own_seeds(
     settings: Sequence[dict[str, object]], seeds: Sequence[int]
 ) -> list[dict[str, object]]:
-    """Replace a run's own seed by ``seed=*`` where the settings name a trained run's path.
+    """Replace a run's own seed by ``seed=*`` in the paths of trained runs, if they differ by seed.
 
-    Seeds 0 and 1 that start from ``outputs/base/seed=0`` and ``outputs/base/seed=1`` then have
-    equal settings. Other paths are unchanged: runs that all start from ``outputs/base/seed=0``
-    already have equal settings.
+    If seed 0 starts from ``outputs/base/seed=0`` and seed 1 from ``outputs/base/seed=1``, their
+    settings become equal. If both start from ``outputs/base/seed=0``, the paths are unchanged.
     """
     result = [dict(each) for each in settings]
     others = [{k: v for k, v in each.items() if k not in _PATHS} for each in settings]

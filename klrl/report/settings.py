@@ -1,4 +1,4 @@
-"""Groups runs that differ only in their seed into settings; lists all other jobs."""
+"""Groups runs that differ only in their seed into settings; lists unfinished and replaced jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
 class Setting:
     """Runs that differ only in their seed."""
 
-    name: str  # what distinguishes it, as ``kl.coef=0.1``
+    name: str  # the values that distinguish it, as ``kl.coef=0.1``
     runs: list[ReadRun]  # one per seed, in order of seeds
     settings: dict[str, Any] = field(repr=False)
 
@@ -35,10 +35,10 @@ class Setting:
 def group_runs(
     runs: Sequence[ReadRun], names: Mapping[str, str]
 ) -> tuple[list[Setting], list[ReadRun]]:
-    """Return settings in order of names (numbers by size), and the runs that were replaced.
+    """Return settings in order of names (numbers by size), and the runs that do not count.
 
-    A job that ran twice gives no second seed: a finished run replaces unfinished ones, else the run
-    that started last replaces the others. ``names`` are from :func:`names_of`.
+    If a job ran several times, one run counts: the last finished run or, if none finished, the last
+    run. ``names`` comes from :func:`names_of`.
     """
     groups: dict[str, dict[int, ReadRun]] = {identity(run): {} for run in runs}
     replaced = []
@@ -64,7 +64,7 @@ def _by_size(name: str) -> list[str | float]:
 
 
 def names_of(runs: Sequence[ReadRun]) -> dict[str, str]:
-    """Map the identity of each setting to its name among the settings of its task."""
+    """Map each setting's identity to a name that distinguishes it from others of its task."""
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         tasks.setdefault(run.task, {})[identity(run)] = run.settings | run.typed
@@ -76,14 +76,14 @@ def names_of(runs: Sequence[ReadRun]) -> dict[str, str]:
 
 
 def identity(run: ReadRun) -> str:
-    """Return a key that is equal for two runs that differ only in their seed."""
+    """Return a key that runs share if they differ only in their seed."""
     return json.dumps(run.settings, sort_keys=True, default=str)
 
 
 def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """List the keys whose value, or presence, differs among the settings.
+    """List the keys whose values differ between settings, or that some settings lack.
 
-    Choices come first, then keys that all settings have, then by position.
+    Choices come first, then keys that all settings have.
     """
     keys = dict.fromkeys(key for each in settings for key in each)
     unequal = [
@@ -98,7 +98,7 @@ def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def name_settings(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """Make short names for settings, from the keys that are needed to distinguish them."""
+    """Name each setting by its values of a few keys, as many as distinguish the settings."""
     kept: list[str] = []
     classes: list[tuple[str, ...]] = [() for _ in settings]
     for key in differing(settings):
@@ -131,7 +131,7 @@ def show(value: object) -> str:
 # ------------------------------------------------------------------------ jobs that are not counted
 
 
-#: Failed jobs come first, waiting ones last.
+#: Jobs are listed in this order of states; jobs in other states come last.
 _ORDER = ("failed", "refused", "interrupted", "running", "waiting")
 
 
@@ -145,7 +145,7 @@ class LeftOut:
     seed: str  # empty if it never started and its overrides have no seed
     iterations: str  # number of recorded rows; empty if it never started
     error: str
-    counted: bool = False  # whether it is in the statistics nevertheless
+    counted: bool = False  # True if it is in the statistics although it did not finish
 
 
 def other_jobs(
@@ -154,7 +154,7 @@ def other_jobs(
     replaced: Sequence[ReadRun],
     names: Mapping[str, str],
 ) -> list[LeftOut]:
-    """List all jobs except counted finished runs, by state; ``names``: of all runs' settings."""
+    """List all jobs except finished runs that count; ``names`` comes from :func:`names_of`."""
     planned = [job for sweep in inventory.sweeps for job in sweep.jobs]
     errors = {run.path.resolve(): job.error for run, job in planned}
     among, again = {id(run) for run in counted}, {id(run) for run in replaced}
@@ -174,7 +174,7 @@ def other_jobs(
 
 
 def _never_begun(folder: Path, job: JobEntry) -> LeftOut:
-    """Describe a job whose folder contains no run, from the sweep's record."""
+    """Describe a job whose folder contains no run, by its entry in ``sweep.json``."""
     seed = next((each[5:] for each in job.overrides if each.startswith("seed=")), "")
     overrides = " ".join(each for each in job.overrides if not each.startswith("seed="))
     gone = "" if job.status in ("failed", "refused", "waiting") else ", but there is no run folder"

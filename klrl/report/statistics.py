@@ -2,8 +2,7 @@
 
 Sources: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
 Precipice", for the interquartile mean and P(A > B); Welch 1947 and Satterthwaite 1946 for intervals
-of means; Holm 1979 for p.
-``benchmarks/coverage.py`` measures the coverage of the intervals.
+of means; Holm 1979 for adjusted p. ``benchmarks/coverage.py`` measures the intervals' coverage.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 
-#: With fewer seeds there is no interval, test or P(A > B); points and range are shown instead.
+#: With fewer seeds, the report shows points and their range, but no interval, test or P(A > B).
 ENOUGH = 5
 LEVEL = 0.95
 POWER = 0.8
@@ -26,39 +25,39 @@ POWER = 0.8
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean over the seeds of a setting, with its interval and range."""
+    """The mean over a setting's seeds, with its interval and the range of the seeds."""
 
     value: float
-    low: float | None  # lower end of its 95 % interval; None below ENOUGH seeds
+    low: float | None  # lower end of the mean's 95 % interval; None with fewer than ENOUGH seeds
     high: float | None
     seeds: int
     iqm: float
     least: float
     most: float
-    error: float | None = None
+    error: float | None = None  # standard error of the mean; None with one seed
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of means: one mean, a difference, a mean over tasks."""
+    """The estimate of a weighted sum of means, such as a difference or a mean over tasks."""
 
     value: float
     low: float
     high: float
     p: float  # two-sided, of the hypothesis that the true sum is 0
-    least: float  # a true sum of this size has p < 5 % with a probability of POWER
+    least: float  # a true sum of this size gives p < 5 % with probability POWER
 
 
-#: Independent samples of two values or more, and the weights of their means.
+#: Independent samples, each of two or more values; and the weights of their means.
 Weighted = tuple[Sequence[Array], Sequence[float]]
 
 
 def welch(samples: Sequence[Array], weights: Sequence[float]) -> Contrast:
-    """Estimate sum_j w_j mean(x_j) and its interval; samples x_j: independent, two values or more.
+    """Estimate sum_j w_j mean(x_j) and its interval, from independent samples x_j.
 
-    se^2 = sum_j v_j, v_j = w_j^2 s_j^2 / n_j, with se^4 / sum_j(v_j^2 / (n_j - 1)) degrees of
-    freedom (Welch and Satterthwaite): exact for one normal sample, approximate for several of
-    unequal spreads. Rare bad seeds that the samples lack are not accounted for.
+    Sample x_j has n_j >= 2 values of variance s_j^2. With v_j = w_j^2 s_j^2 / n_j, se^2 = sum_j v_j
+    has se^4 / sum_j(v_j^2 / (n_j - 1)) degrees of freedom (Welch, Satterthwaite). The interval is
+    exact for one normal sample, else approximate. It ignores rare bad seeds that no sample has.
     """
     return welch_all([(samples, weights)])[0]
 
@@ -71,8 +70,8 @@ def welch_all(sums: Sequence[Weighted]) -> list[Contrast]:
 def log_ratios(pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]]) -> list[Contrast]:
     """Estimate, for each pair (a, b), the mean over tasks of log(mean a / mean b).
 
-    The delta method: the error of log(mean x) is that of mean x, divided by mean x. Swapping a and
-    b changes only the signs. One sample per task, as in :func:`welch`; means must be positive.
+    a and b have a sample per task, as in :func:`welch`, with a positive mean. By the delta method,
+    se(log(mean x)) = se(mean x) / mean x. Swapping a and b changes only signs.
     """
     moments = []
     for a, b in pairs:
@@ -101,7 +100,7 @@ def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float,
     value = sum(w * float(x.mean()) for w, x in zip(weights, samples, strict=True))
     parts = [w**2 * float(x.var(ddof=1)) / len(x) for w, x in zip(weights, samples, strict=True)]
     variance = sum(parts)
-    # Below this, a variance or difference of equal numbers is mere rounding, and counts as 0.
+    # A smaller standard error or value is a rounding error, and counts as 0.
     least = 1e-13 * max(float(np.abs(w * x).max()) for w, x in zip(weights, samples, strict=True))
     if variance <= least**2:
         return (0.0 if abs(value) <= least else value), 0.0, 1.0
@@ -110,9 +109,9 @@ def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float,
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjust the p of several tests, to bound the chance of any false positive (Holm 1979).
+    """Adjust the p of several tests to bound the probability of any false positive (Holm 1979).
 
-    The i-th smallest of m is multiplied by m - i + 1, and is at least the adjusted p before it.
+    The i-th smallest of m is multiplied by m - i + 1; then take the running maximum, at most 1.
     """
     order = np.argsort(p, kind="stable")
     factors = len(p) - np.arange(len(p))
@@ -122,12 +121,12 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def chance_of_more(a: Array, b: Array) -> float:
-    """P(A > B) of one task as in rliable: Mann-Whitney's U / (n m), where ties count half."""
+    """Estimate P(A > B) as rliable does: Mann-Whitney's U / (n m), where ties count half."""
     return float(((a[:, None] > b).mean() + (a[:, None] >= b).mean()) / 2)
 
 
 def iqm(values: Array, axis: int = 0) -> Array:
-    """Interquartile mean along an axis, without the floor(n / 4) values at either end."""
+    """Compute the interquartile mean along an axis: without floor(n / 4) values at either end."""
     ordered = np.sort(values, axis=axis)
     n = ordered.shape[axis]
     cut = n // 4
@@ -135,15 +134,15 @@ def iqm(values: Array, axis: int = 0) -> Array:
 
 
 def estimate(values: Array) -> Estimate | None:
-    """Estimate the mean over seeds, ignoring NaNs; None if nothing is left."""
+    """Estimate the mean over seeds, ignoring NaNs; None if all are NaN."""
     return estimate_curve(np.asarray(values, float)[:, None])[0]
 
 
 def estimate_curve(values: Array) -> list[Estimate | None]:
-    """Apply :func:`estimate` to each point of a curve [seeds, points]; NaN: a seed has no value."""
+    """Apply :func:`estimate` to each point of a curve, [seeds, points]."""
     recorded = np.isfinite(values)
     estimates: list[Estimate | None] = [None] * values.shape[1]
-    # Points with the same seeds are estimated together. There are few such groups.
+    # Estimate all points with the same seeds together: there are few such groups.
     for mask in np.unique(recorded, axis=1).T:
         n = int(mask.sum())
         if not n:
@@ -160,14 +159,14 @@ def _reach(n: int) -> float:
     return float(quantile(LEVEL, n - 1))
 
 
-@np.errstate(over="ignore")  # a row may hold 1e308
+@np.errstate(over="ignore")  # rows may contain 1e308
 def _estimates(seeds: Array) -> list[Estimate]:
     """Make an estimate per column of [seeds, points]."""
     n = len(seeds)
     least, most = seeds.min(axis=0), seeds.max(axis=0)
     mean, middle = (np.clip(each, least, most) for each in (seeds.mean(axis=0), iqm(seeds)))
     error = seeds.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.zeros(seeds.shape[1])
-    # For equal numbers, a spread or a mean outside their range is mere rounding.
+    # The standard error of equal numbers is 0, apart from rounding errors.
     columns = [mean, middle, least, most, np.where(least == most, 0.0, error)]
     reach = _reach(n) if n >= ENOUGH else None
     estimates = []
@@ -179,7 +178,7 @@ def _estimates(seeds: Array) -> list[Estimate]:
 
 
 def at_equal_cost(cost: Array, gain: Array, levels: Array) -> Array:
-    """Interpolate gain linearly at given costs; NaN outside the range of the points."""
+    """Interpolate gain linearly at the costs ``levels``; NaN outside the range of ``cost``."""
     order = np.argsort(cost, kind="stable")
     return np.interp(levels, cost[order], gain[order], left=np.nan, right=np.nan)
 
@@ -191,11 +190,11 @@ _lgamma = np.vectorize(math.lgamma, otypes=[float])
 
 
 def two_sided(t: ArrayLike, df: ArrayLike) -> Array:
-    """P(|T| >= |t|) of Student's t, to an absolute error of 1e-14.
+    """Compute P(|T| >= |t|) of Student's t, to an absolute error of 1e-14.
 
-    With T = sqrt(df) tan(x) this is 1 - 2 sqrt(df) f(0) times the integral of cos(x)^(df - 1) from
-    0 to atan(|t| / sqrt(df)), f the density. Degrees of freedom >= 1 need not be whole; t may be
-    infinite.
+    Substituting T = sqrt(df) tan(x) gives 1 - 2 sqrt(df) f(0) I, where f is the density of T, and I
+    the integral of cos(x)^(df - 1) from 0 to atan(|t| / sqrt(df)). ``df`` >= 1 may be fractional,
+    and ``t`` infinite.
     """
     t, df = np.broadcast_arrays(np.asarray(t, float), np.asarray(df, float))
     half = np.arctan(np.abs(t) / np.sqrt(df)) / 2
@@ -210,7 +209,7 @@ def quantile(level: float, df: ArrayLike) -> Array:
     t = np.ones_like(df)
     while (short := two_sided(2 * t, df) > 1 - level).any():
         t = np.where(short, 2 * t, t)
-    # P(|T| >= t) is convex in t > 0, so that Newton's steps from below stay below, and converge.
+    # P(|T| >= t) is convex in t > 0: Newton's steps from below the root stay below, and converge.
     for _ in range(60):
         step = (two_sided(t, df) - (1 - level)) / (2 * density(t, df))
         t = t + step
@@ -220,6 +219,6 @@ def quantile(level: float, df: ArrayLike) -> Array:
 
 
 def density(t: Array, df: Array) -> Array:
-    """Student's density, Gamma((df+1)/2) / (sqrt(df pi) Gamma(df/2)) (1 + t^2/df)^(-(df+1)/2)."""
+    """Student's Gamma((df+1)/2) / (sqrt(df pi) Gamma(df/2)) (1 + t^2/df)^(-(df+1)/2)."""
     front = _lgamma((df + 1) / 2) - _lgamma(df / 2) - np.log(df * np.pi) / 2
     return np.exp(front - (df + 1) / 2 * np.log1p(t**2 / df))

@@ -1,4 +1,4 @@
-"""Makes the page's tables, of text and markup, which ``page.html`` lays out and escapes."""
+"""Makes the page's tables of text and markup; ``page.html`` lays them out and escapes the text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from klrl.report.statistics import POWER, Estimate
 from klrl.runs.metrics import metric_of
 from klrl.runs.returns import with_error
 
-#: Measures of the first table; all others are below the fold.
+#: Keys of the measures in the first table; the page folds the table of all others.
 RESULTS = (
     *("return", "eval_return", "eval_error", "eval_best", "gold", "eval_gold"),
     *("kl_ref", "kl_ref_token"),
@@ -46,13 +46,13 @@ class Table(NamedTuple):
 
 
 def stacked(text: str, *below: str) -> Markup:
-    """Make a cell with smaller lines below its text; empty lines are left out."""
+    """Make a cell: text, and below it smaller lines, except empty ones."""
     small = Markup("<small>{}</small>")
     return escape(text) + Markup().join(small.format(each) for each in below if each)
 
 
 def at_equal_kl(equal: EqualKL) -> Table:
-    """Tabulate return at equal KL, a row per family."""
+    """Tabulate the return at equal KL, a row per family."""
     levels = [stacked(f"KL = {number(each, 3)}", equal.kl.unit) for each in equal.levels]
     rows = [[name, *map(_estimate, row)] for name, row in equal.families.items()]
     return Table(["family", *levels], rows)
@@ -61,11 +61,11 @@ def at_equal_kl(equal: EqualKL) -> Table:
 def results(lines: Sequence[Line], measures: Sequence[Measure], short: Mapping[int, int]) -> Table:
     """Tabulate scores and KL of every setting: mean and interval, interquartile mean, worst seed.
 
-    ``short``: index of a setting -> how many of its runs ended early.
+    ``short``: index of a setting -> number of its runs that ended early.
     """
     chosen = [measure for measure in measures if measure.key in RESULTS]
     head = ["setting", stacked("seeds", "finished"), *map(_head, chosen)]
-    # With one seed these columns would only repeat its score.
+    # With one seed, these columns would repeat the return.
     several = any(len(line.setting.runs) > 1 for line in lines)
     beside = several and bool(chosen) and chosen[0].key == "return"
     if beside:
@@ -93,7 +93,7 @@ def other_numbers(lines: Sequence[Line], measures: Sequence[Measure]) -> Table:
 
 
 def every_run(lines: Sequence[Line]) -> Table:
-    """Tabulate every run: final return, and closing evaluations with their standard errors."""
+    """Tabulate each run's final return, and its last evaluations with their standard errors."""
     runs = [run for line in lines for run in line.setting.runs]
     kept = [
         name
@@ -110,7 +110,7 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
     state = _BAD.format(run.status) if run.failed else run.status
     score = "" if math.isnan(value) else number(value, 4)
     row = last_evaluated(run, "eval/return")
-    # The first evaluation's cell says how the policy acted, in both evaluations.
+    # Only the first cell says how actions were chosen: both evaluations chose them alike.
     cells = [with_error(row, name, run.domain) if name in row else "" for name in evaluated]
     if "eval/return" in row:
         sampled = run.domain.evaluation.startswith("sampled")
@@ -121,15 +121,15 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
 
 
 def _head(measure: Measure) -> str:
-    """Make a head: title, unit and reduction over iterations, one below the other."""
+    """Make a column's head: title, unit and reduction over iterations, one below the other."""
     return stacked(measure.metric.title, measure.metric.unit, measure.how)
 
 
 def _cell(line: Line, key: str) -> str:
-    """Make the cell of a measure; says how many seeds have the measure if not all have."""
+    """Make the cell of a measure; if some seeds lack the measure, say how many have it."""
     value, runs = line.estimates[key], len(line.setting.runs)
     cell = _estimate(value)
-    # For returns, the column of seeds already says so.
+    # For returns, the column ``seeds`` already shows this number.
     if value is None or value.seeds == runs or key == "return":
         return cell
     return cell + stacked("", f"{value.seeds} of {runs}")
@@ -141,7 +141,7 @@ def _estimate(value: Estimate | None) -> str:
         return ""
     decimals = places(value.value, value.error)
     mean = show_number(value.value, decimals)
-    # No interval with one seed, or where all seeds agree, as on a fixed coefficient.
+    # Show only the mean of one seed, or of equal values, such as a fixed coefficient.
     if value.least == value.most:
         return mean
     if value.low is None or value.high is None:
@@ -150,7 +150,7 @@ def _estimate(value: Estimate | None) -> str:
 
 
 def differences(lines: Sequence[Line], pairs: Sequence[Difference]) -> Table:
-    """Tabulate differences of final returns: all pairs if few, else each against the best."""
+    """Tabulate the differences of final returns for the pairs that :func:`shown` selects."""
     means = [abs(line_value(line, "return")) for line in lines]
 
     def tell(of: Difference) -> tuple[str, str, str]:
@@ -163,7 +163,7 @@ def differences(lines: Sequence[Line], pairs: Sequence[Difference]) -> Table:
 
 
 def ratios(over: OverTasks) -> Table:
-    """Tabulate ratios of final returns over tasks, the pairs as in :func:`differences`."""
+    """Tabulate the ratios of final returns over tasks for the pairs that :func:`shown` selects."""
     return _pairs_table("A / B", over.names, over.pairs, _ratio)
 
 
@@ -193,12 +193,12 @@ def _ratio(of: Difference) -> tuple[str, str, str]:
 
 
 def show_p(p: float) -> str:
-    """Format p with two digits, as ``.03``, or as ``< .001``."""
+    """Format p with at most two significant digits: ``.03``; or as ``< .001``."""
     return "< .001" if p < 0.001 else f"{p:.2g}".removeprefix("0") if p < 1 else "1"
 
 
 def what_differs(lines: Sequence[Line]) -> Table:
-    """Tabulate the keys whose values differ between settings; no rows if there are none."""
+    """Tabulate the keys whose values differ between settings; no rows if all are equal."""
     every = [line.setting.settings for line in lines]
     keys, value = differing(every), Markup('<span class="value">{}</span>')
     rows = [
@@ -219,7 +219,7 @@ def other_jobs(jobs: Iterable[LeftOut]) -> Table:
 
 
 def metrics(runs: Iterable[ReadRun]) -> Iterator[tuple[str, Table]]:
-    """Yield a table of recorded metrics per domain, with the names of its tasks."""
+    """Yield, per domain, the names of its tasks and a table of the metrics that its runs have."""
     domains: dict[Domain, list[ReadRun]] = {}
     for run in runs:
         domains.setdefault(run.domain, []).append(run)

@@ -27,9 +27,9 @@ def write_report(
 
     Args:
         inventory: the runs and sweeps.
-        folder: where to write; made if missing.
-        unfinished: whether interrupted and running runs count too.
-        failed: how a failed run counts: one of :data:`klrl.report.outcomes.FAILED`.
+        folder: the output folder; made if missing.
+        unfinished: if True, interrupted and running runs count, too.
+        failed: the score of a failed run: one of :data:`klrl.report.outcomes.FAILED`.
     """
     counted = count_runs(inventory.runs, failed=failed, unfinished=unfinished)
     stems = _stems(dict.fromkeys(setting.task for setting in counted.settings))
@@ -68,7 +68,7 @@ def _stems(names: Iterable[str]) -> dict[str, str]:
 
 
 def _task(name: str, counted: Counted, stem: Path) -> TaskSection:
-    """Make the section of one task; draw its charts."""
+    """Make one task's section of the page; draw its charts."""
     members = [setting for setting in counted.settings if setting.task == name]
     lines = summary_lines(members, counted.failed)
     keys = [key for key in ("return", "gold", "eval_return") if key in lines[0].values]
@@ -88,7 +88,7 @@ def _task(name: str, counted: Counted, stem: Path) -> TaskSection:
 
 
 def _write_summary(tasks: Sequence[TaskSection], path: Path) -> None:
-    """Write the estimates of every setting, one task after the other, in full precision."""
+    """Write the estimates of every setting in full precision, task by task."""
     keys = list(dict.fromkeys(key for task in tasks for key in task.lines[0].estimates))
     parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm"}
     rows = []
@@ -104,8 +104,6 @@ def _write_summary(tasks: Sequence[TaskSection], path: Path) -> None:
 
 
 def _write_differences(tasks: Sequence[TaskSection], path: Path) -> None:
-    """Write the differences of final returns, every pair."""
-
     def row(task: TaskSection, each: Difference) -> list[object]:
         names = [task.lines[i].setting.name for i in (each.a, each.b)]
         numbers = [each.value, each.low, each.high, each.p, each.more, each.least]

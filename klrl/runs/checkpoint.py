@@ -1,10 +1,10 @@
 """Saves and loads the checkpoints of a run: the last two, and the best.
 
-``checkpoints/last`` and ``checkpoints/best`` hold entries, ``frames-N``, written by
-:mod:`klrl.runs.entry`. An entry is complete and synced to the disk before it gets its name, and
-only then are older entries removed. An entry of the same name, from before a resume, is removed
-just before; only a kill between that and the rename loses it. ``last`` keeps two entries, so that
-a run can resume from the older if the newer is damaged.
+``checkpoints/last`` and ``checkpoints/best`` contain entries: folders ``frames-N``, written by
+:mod:`klrl.runs.entry`. A new entry is written under a temporary name, synced to the disk, and
+renamed; then older entries are removed. An entry of the same name, from before a resume, is removed
+just before the rename: a kill in between loses it. ``last`` keeps two entries, so that a run can
+resume from the older if the newer is damaged.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ from klrl.runs.state import Component, State
 
 Say = Callable[[str], None]
 
-#: How many entries each folder keeps, and which components its entries leave out.
+#: Folder -> number of entries that it keeps; folder -> components that its entries leave out.
 _KEPT = {"last": 2, "best": 1}
 _LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer", "rollout"}}
-#: Components that entries of earlier versions may lack; a run without them begins new episodes.
+#: Components that old entries may lack; a run that resumes without ``rollout`` begins new episodes.
 _MAY_LACK = {"rollout"}
 
 
 class Counters:
-    """The counters and the best return of a run, as one checkpoint component."""
+    """A run's counters and its best return, as a component of checkpoints."""
 
     def __init__(self) -> None:
         self.iteration = 0
         self.frames = 0
-        # For a job that learns from data: the best held-out log-likelihood.
+        # With held-out data, this is the highest -nll/held_out.
         self.best_return: float | None = None
         self.best_iteration = 0
 
     def state_dict(self) -> dict[str, object]:
-        """All counters."""
+        """Return all attributes."""
         return dict(vars(self))
 
     def load_state_dict(self, state: State) -> None:
-        """Restore all counters."""
+        """Restore all attributes."""
         vars(self).update(state)
 
 
 class Generators(GlobalRNGState):
-    """The global random generators of Python, numpy, torch's CPU and the run's own GPU."""
+    """The global random generators of Python, numpy, and torch on the CPU and the run's GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all these generators."""
+        """Return the states of all generators."""
         state = super().state_dict()
         if state.pop("torch_cuda", None) and self._device.type == "cuda":
             state["torch_cuda"] = [torch.cuda.get_rng_state(self._device)]
         return state
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the generators; the GPU's only if this run has a GPU."""
+        """Restore the generators; the GPU's only if this run uses a GPU."""
         super().load_state_dict({k: v for k, v in state.items() if k != "torch_cuda"})
         if "torch_cuda" in state and self._device.type == "cuda":
             torch.cuda.set_rng_state(state["torch_cuda"][0].cpu(), self._device)
@@ -85,12 +85,12 @@ class Checkpoints:
         self._folder = folder
         self._components = {**components, "rng": Generators(torch.device(device))}
         self._refused: list[Path] = []
-        # Entries that this process wrote; one from before a resume may hold other weights and is
-        # replaced.
+        # Entries that this process wrote. ``save`` replaces all others of the same name: they are
+        # from before a resume, and may contain different weights.
         self._own: set[Path] = set()
 
     def save(self, which: str, step: int, metadata: Mapping[str, object]) -> None:
-        """Write ``last`` or ``best``; ``step`` is the run's frames.
+        """Write an entry of ``last`` or ``best``; ``step`` is the number of frames.
 
         Raises:
             OSError: as on a full disk; earlier entries are kept.
@@ -120,9 +120,9 @@ class Checkpoints:
             shutil.rmtree(staging, ignore_errors=True)
 
     def load_last(self, device: torch.device, say: Say = warn) -> State:
-        """Restore every component from the newest whole entry of ``last``; return its metadata.
+        """Restore all components from the newest intact entry of ``last``; return its metadata.
 
-        ``say`` receives a line for each newer, damaged entry.
+        ``say`` is called with a line for each damaged entry that is newer.
         """
         for which in _KEPT:
             _refuse_foreign(self._folder / which, run_id(self._folder.parent), "resume")
@@ -133,22 +133,22 @@ class Checkpoints:
     # ----------------------------------------------------------------------------------- files
 
     def _staging(self) -> Path:
-        # Not in last or best: a sweep takes any checkpoints/*/*/manifest.json for an entry to
-        # resume from.
+        # Not in ``last`` or ``best``: to a sweep, checkpoints/*/*/manifest.json means that the run
+        # can resume.
         return self._folder / f"{STAGING}{uuid4().hex}"
 
     def _prune(self, written: Path) -> None:
-        """Remove entries beyond the number to keep, and refused entries."""
+        """Remove entries beyond the number to keep, and entries that ``load_last`` refused."""
         others = [path for path in _newest_first(written.parent) if path != written]
         refused = [path for path in others if path in self._refused]
-        # Keep the new entry even if another has more frames: after a kill, the run resumes from an
-        # earlier ``last``, so an older ``best`` may be ahead of it.
+        # Keep the new entry even if an older one has more frames: a killed run resumes from
+        # ``last``, and ``best`` may be ahead of that.
         whole = [written, *(path for path in others if path not in refused)]
         for path in [*whole[_KEPT[written.parent.name] :], *refused]:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Rename an entry before deleting it, so that no half entry ever has its name."""
+        """Rename an entry, then delete it: a half-deleted folder must not look like an entry."""
         gone = self._staging()
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
@@ -157,9 +157,9 @@ class Checkpoints:
 def load_component(
     run: Path, which: str, name: str, module: Component, device: torch.device, say: Say = warn
 ) -> int:
-    """Restore a component from a run's ``last`` or ``best``; return the frames of that entry.
+    """Restore a component from a run's ``last`` or ``best``; return the frames of the entry.
 
-    ``say`` receives a line for each newer, damaged entry.
+    ``say`` is called with a line for each damaged entry that is newer.
     """
     folder = run / "checkpoints" / which
     if not _newest_first(folder):
@@ -170,9 +170,9 @@ def load_component(
 
 
 def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str, str]] | None:
-    """The frames of a run's newest whole entry, and component -> SHA-256 of its tensors.
+    """Return the frames of a run's newest intact entry, and component -> SHA-256 of its tensors.
 
-    A component without tensors is left out. None without a whole entry of the current format.
+    Components without tensors are left out. Returns None if no entry is intact.
     """
     for path in _candidates(run / "checkpoints" / which):
         try:
@@ -189,7 +189,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
 def _load(
     folder: Path, components: Mapping[str, Component], device: torch.device, say: Say, setting: str
 ) -> tuple[CheckpointEntry, list[Path]]:
-    """Restore components from the newest whole entry; return it and the refused entries."""
+    """Restore components from the newest intact entry; return it, and the newer, damaged paths."""
     refused: dict[Path, DamagedEntry] = {}
     for path in _candidates(folder):
         try:
@@ -197,7 +197,7 @@ def _load(
             for name, component in components.items():
                 _restore(component, entry.state(name, device), f"{setting}: {path}", name)
         except DamagedEntry as error:
-            if path.exists():  # otherwise the run still trains, and has removed the entry
+            if path.exists():  # otherwise the run still trains, and has just removed the entry
                 refused[path] = error
             continue
         for other, damage in refused.items():
@@ -211,9 +211,9 @@ def _load(
 
 
 def _refuse_foreign(folder: Path, run: str | None, setting: str) -> None:
-    """Refuse entries of a different run: this run would resume from them, or remove them."""
+    """Refuse entries of a different run, which this run would load or remove."""
     for path in _newest_first(folder) if run is not None else ():
-        with suppress(DamagedEntry):  # loading reports the damage
+        with suppress(DamagedEntry):  # ``_load`` reports the damage
             theirs = CheckpointEntry(path).metadata.get("run")
             if theirs != run:
                 raise other_run_error(f"{setting}: {path}", theirs, run)
@@ -228,7 +228,7 @@ def _restore(component: Component, state: State | None, place: str, name: str) -
         component.load_state_dict(state)
     except ConfigError as error:  # its message says what does not fit
         raise ConfigError(f"{place}: {first_line(error)}") from error
-    # Exceptions of modules, optimisers and klrl's components when a state does not fit.
+    # Modules, optimisers and klrl's components raise these if a state does not fit.
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{place}: does not fit this run: {first_line(error)}") from error
 
@@ -242,7 +242,7 @@ def _checked(path: Path) -> CheckpointEntry:
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
-    """Entries, newest first; lists the folder again after each, as the run may still train."""
+    """Yield entries, newest first; list the folder again each time, as the run may still train."""
     seen: set[Path] = set()
     while new := [path for path in _newest_first(folder) if path not in seen]:
         seen.add(new[0])
@@ -250,6 +250,6 @@ def _candidates(folder: Path) -> Iterator[Path]:
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    """The entries of ``last`` or ``best``, whole or not."""
+    """List the entries of ``last`` or ``best``, intact or damaged."""
     named = {path.name.removeprefix("frames-"): path for path in folder.glob("frames-*")}
     return [named[steps] for steps in sorted(filter(str.isdecimal, named), key=int, reverse=True)]

@@ -1,4 +1,4 @@
-"""Draws ``curves.png``: a run's metrics in their declared panels, against frames or samples."""
+"""Draws ``curves.png``: a run's metrics against frames (language: samples), by panel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 def panels(domain: Domain) -> dict[str, tuple[Panel, list[Metric]]]:
-    """Title of a panel of ``curves.png`` -> the panel and its metrics, in declared order."""
+    """Map the title of each panel of ``curves.png`` to the panel and its metrics, in order."""
     metrics = metrics_of(domain).values()
     return {
         heading(fill(panel.title, domain)): (panel, [each for each in metrics if each.panel == key])
@@ -30,13 +30,13 @@ def panels(domain: Domain) -> dict[str, tuple[Panel, list[Metric]]]:
 
 
 def draw_curves(rows: Sequence[Row], path: Path, title: str, domain: Domain) -> None:
-    """Draw a run's curves into a PNG; arguments as :func:`curves_figure`."""
+    """Draw a run's curves into a PNG; the other arguments are those of :func:`curves_figure`."""
     with replacing(path) as partial:
         curves_figure(rows, title, domain).savefig(partial, dpi=110)
 
 
 def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
-    """Draw a run's curves, from the rows of ``metrics.jsonl``, into a matplotlib figure."""
+    """Draw the rows of a run's ``metrics.jsonl`` as curves into a matplotlib figure."""
     with collection_paused():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
     figure.suptitle(title, parse_math=False)
     # Fixed margins: a constrained layout would draw everything twice to compute them.
     figure.subplots_adjust(left=0.07, right=0.99, bottom=0.13, top=0.85, wspace=0.25)
-    # Shows the figure in a notebook, even without matplotlib's inline backend.
+    # A notebook calls this to show the figure, even without matplotlib's inline backend.
     figure._repr_png_ = lambda: _png(figure)  # type: ignore[attr-defined]
     return figure
 
@@ -67,7 +67,7 @@ def _png(figure: Figure) -> bytes:
 def _draw(
     axes: Any, panel: Panel, metrics: Sequence[Metric], rows: Sequence[Row], axis: str
 ) -> None:
-    """Draw a line per recorded metric; its colour follows from its place in the panel."""
+    """Draw a line per recorded metric, coloured by the metric's position in its panel."""
     units = []
     for i, metric in enumerate(metrics):
         points = [(row[axis], row[metric.name]) for row in rows if metric.name in row]

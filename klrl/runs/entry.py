@@ -1,8 +1,8 @@
-"""Writes and reads a checkpoint entry, format 3: a folder of plain files, listed in a manifest.
+"""Writes and reads a checkpoint entry (format 3): a folder of plain files and their manifest.
 
-``NAME.safetensors`` holds the tensors of component NAME, ``state.json`` the other state of all
-components. ``manifest.json``, written last, records the length and SHA-256 of each file, and its
-own SHA-256. Nothing is ever unpickled, and reading writes nothing.
+``NAME.safetensors`` contains the tensors of component NAME; ``state.json`` the rest of every
+component's state. ``manifest.json``, written last, contains the length and SHA-256 of each file,
+and its own SHA-256. Nothing is pickled, and reading writes nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _STATE = "state.json"
 _NAME = "klrl.checkpoint"
 _VERSION = 3
 _OURS = re.compile(r"state\.json|\w+\.safetensors")
-#: Placeholder for the manifest's digest while that digest is computed.
+#: The manifest's SHA-256 is computed with this text in place of the digest.
 _BLANK = "0" * 64
-#: Exceptions that parsing raises if a file's contents are wrong.
+#: Exceptions that parsing may raise if a file's contents are wrong.
 _UNREADABLE = (
     *(AttributeError, LookupError, TypeError, ValueError),
     *(ArithmeticError, RuntimeError, SafetensorError),
@@ -39,7 +39,7 @@ _UNREADABLE = (
 
 
 class DamagedEntry(Exception):
-    """An entry must not be used; the message names the file and its fault."""
+    """An entry is damaged, and must not be used; the message names the file and its fault."""
 
 
 # ------------------------------------------------------------------------------------- writing
@@ -51,7 +51,7 @@ def write_entry(
     """Write an entry into a new folder, and sync each file to the disk.
 
     Raises:
-        OSError: as on a full disk; the files written so far stay.
+        OSError: as on a full disk; files that were written already stay.
     """
     folder.mkdir(parents=True)
     files, states = {}, {}
@@ -76,7 +76,6 @@ def write_entry(
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, object]:
-    """Write a file, and sync it to the disk; return its length and digest."""
     sha, length = hashlib.sha256(), 0
     with writing(path) as file:
         for chunk in chunks:
@@ -93,8 +92,8 @@ class CheckpointEntry:
     """Reads an entry of format 3.
 
     Raises:
-        DamagedEntry: the manifest was changed after it was written, cannot be read, or has another
-            format.
+        DamagedEntry: the manifest was changed after it was written, is unreadable, or has a
+            different format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,18 +119,18 @@ class CheckpointEntry:
         """Compare every file with the manifest.
 
         Raises:
-            DamagedEntry: a file is missing, not listed, or was changed after it was written.
+            DamagedEntry: a file is missing, is not listed, or was changed after it was written.
         """
         present = self._lengths()
         for name, (length, digest) in self._files.items():
-            if present[name] != length:  # the file was cut, or grew
+            if present[name] != length:
                 raise DamagedEntry(f"{name}: has {present[name]:,} bytes, not {length:,}")
             with reading(name), (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise ValueError("its SHA-256 does not match")
 
     def _lengths(self) -> dict[str, int]:
-        """File name -> bytes; refuses files that the manifest does not list, and missing files."""
+        """Return file name -> bytes; refuse missing files, and files that the manifest lacks."""
         present = {}
         with reading(self.path.name):
             for path in self.path.rglob("*"):
@@ -149,12 +148,12 @@ class CheckpointEntry:
         return present
 
     def digests(self, components: Iterable[str]) -> dict[str, str]:
-        """Component -> SHA-256 of its tensors, from the manifest; :meth:`check` verifies it."""
+        """Return component -> SHA-256 of its tensors in the manifest; :meth:`check` verifies it."""
         named = {name: self._files.get(f"{name}.safetensors") for name in components}
         return {name: listed[1] for name, listed in named.items() if listed is not None}
 
     def state(self, component: str, device: torch.device) -> Any:
-        """A component's state, with its tensors on ``device``; None if the entry lacks it.
+        """Return a component's state, with tensors on ``device``; None if the entry lacks it.
 
         Raises:
             DamagedEntry: the state cannot be read.
@@ -174,7 +173,7 @@ class CheckpointEntry:
 def whole_entries(
     run: Path, damaged: Callable[[Path, DamagedEntry], None]
 ) -> Iterator[CheckpointEntry]:
-    """The undamaged entries of a run; ``damaged`` is called with each of the others."""
+    """Yield the intact entries of a run; call ``damaged`` for each damaged entry."""
     for path in sorted(run.glob("checkpoints/*/frames-*")):
         try:
             entry = CheckpointEntry(path)
@@ -187,7 +186,7 @@ def whole_entries(
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn an exception while reading a file into a DamagedEntry that names the file."""
+    """Turn an exception that reading a file raises into a DamagedEntry that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Finds the run folders that settings name, and refuses those that cannot be used."""
+"""Finds the run folders that settings name, and refuses unusable folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from klrl.runs.folder import BrokenRun, read_manifest
 
 
 def find_run(path: str, setting: str) -> Path:
-    """The run folder that a setting names; it must hold a manifest and a checkpoint."""
+    """Return the run folder that a setting names; refuse it without a manifest or a checkpoint."""
     run = find_manifest(path, setting)
     if not (run / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")
@@ -21,12 +21,12 @@ def find_run(path: str, setting: str) -> Path:
 
 
 def _has_checkpoint(run: Path, which: str) -> bool:
-    # Not checkpoints/*: a running run's staging folder there may vanish during the listing.
+    # Not checkpoints/*: the staging folder of a running run may vanish during the listing.
     return any(run.glob(f"checkpoints/{which}/*/manifest.json"))
 
 
 def find_manifest(path: str, setting: str) -> Path:
-    """The run folder that a setting names; it must hold a manifest."""
+    """Return the run folder that a setting names; refuse it without a readable manifest."""
     run = expanded(path)
     if not run.is_dir():
         raise ConfigError(f"{setting}={path}: no such folder; give a run folder below outputs/")
@@ -43,7 +43,7 @@ def find_manifest(path: str, setting: str) -> Path:
 
 
 def other_runs(config: JobConfig) -> list[tuple[str, str, Path]]:
-    """The runs whose policies a job loads, as (setting, its value, folder)."""
+    """List the runs whose policies a job loads, each as (setting, its value, folder)."""
     sources, runs = [], []
     if isinstance(config.reference, CheckpointReferenceConfig) and config.has_reference:
         sources.append(("reference.path", config.reference.path, config.reference.which))

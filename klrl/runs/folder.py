@@ -37,14 +37,14 @@ _PACKAGES = (
     *("transformers", "tokenizers", "peft"),
 )
 
-#: Entries of the manifest that klrl reads -> their type, and its name in messages.
+#: Entry of the manifest -> its type, and the type's name in messages.
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("pid", "numerics"), (int, "number")),
     **dict.fromkeys(("status", "started", "klrl", "resume", "id", "domain"), (str, "text")),
     **dict.fromkeys(("argv", "resumed", "side_failures"), (list, "list")),
     "versions": (dict, "table"),
 }
-#: The deepest nesting of settings; libyaml overruns the stack somewhere above 10,000.
+#: Limit on the nesting of settings; above some 10,000 levels, libyaml overflows the stack.
 _DEEPEST = 100
 
 
@@ -53,10 +53,10 @@ Manifest: TypeAlias = dict[str, Any]
 
 
 class BrokenRun(ValueError):
-    """A file of a run folder cannot be read; the message says which and why."""
+    """A file of a run folder cannot be read; the message names the file and the reason."""
 
 
-#: Exceptions while reading a run folder that came from someone else: a value may have any type.
+#: Exceptions that reading a run folder may raise. In a stranger's folder, values have any type.
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
@@ -72,7 +72,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the folder has no manifest.
-        BrokenRun: the manifest cannot be read; the caller adds the folder's name to the message.
+        BrokenRun: the manifest cannot be read; the message does not name the folder.
     """
     try:
         manifest = json.loads(read_plain(run / "manifest.json"))
@@ -95,7 +95,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
 
 
 def run_id(run: Path) -> str | None:
-    """The id of the run in a folder; None without a readable manifest, or without an id in it."""
+    """Return the id in a run folder's manifest; None if the manifest or the id cannot be read."""
     try:
         return read_manifest(run).get("id")
     except (OSError, BrokenRun):
@@ -103,7 +103,7 @@ def run_id(run: Path) -> str | None:
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    """Read the stored settings of a run folder, without types or checks of values.
+    """Read the stored settings of a run folder as plain values, without checking them.
 
     Raises:
         BrokenRun: the folder has no settings, or they cannot be read.
@@ -111,7 +111,7 @@ def read_settings(run: Path) -> dict[str, Any]:
     try:
         text = read_plain(run / ".hydra" / "config.yaml").decode()
         depth = 0
-        for event in yaml.parse(text, LOADER):  # unlike load, it can neither overrun nor hang
+        for event in yaml.parse(text, LOADER):  # unlike yaml.load, parse cannot crash or hang
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
@@ -147,7 +147,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was opened in this folder."""
+        """True if a run was opened in this folder."""
         return self._manifest.exists()
 
     @property
@@ -157,12 +157,12 @@ class RunFolder:
 
     @property
     def _written(self) -> Manifest:
-        """The manifest that this process wrote, even if the file has changed since."""
+        """The manifest that this process wrote last or, if it wrote none, the file's contents."""
         return self.manifest if self._last_written is None else self._last_written
 
     @property
     def status(self) -> str:
-        """The manifest's status; ``interrupted`` if it is ``running`` and its owner has ended."""
+        """The manifest's status; ``running`` becomes ``interrupted`` if the owner is dead."""
         status = str(self.manifest.get("status"))
         if status != "running":
             return status
@@ -178,7 +178,7 @@ class RunFolder:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Own the folder, see :func:`klrl.runs.owner.owning`; do nothing if it is owned already."""
+        """Own the folder, see :func:`klrl.runs.owner.owning`, unless this object already does."""
         if self._claim is not None:
             yield
             return
@@ -189,10 +189,10 @@ class RunFolder:
                 self._claim = None
 
     def check_owned(self) -> None:
-        """Check that no other process took the folder over.
+        """Check that the folder exists, and that no other process took it over.
 
         Raises:
-            OwnerError: another process did.
+            OwnerError: the check failed.
         """
         if self._claim is not None:
             self._claim.check()
@@ -200,15 +200,15 @@ class RunFolder:
     def open(self, config: JobConfig, **more: object) -> Manifest:
         """Write and return the manifest of a run that starts or resumes; ``more`` adds entries.
 
-        ``klrl``, ``numerics``, ``argv`` and ``started`` keep their values of the first start;
-        ``resumed`` lists the resumes.
+        A resume keeps ``klrl``, ``numerics``, ``argv`` and ``started`` of the first start, and adds
+        itself to ``resumed``.
         """
         before = self.manifest if self._manifest.exists() else {}
         key = identity(config)
         self.path.mkdir(parents=True, exist_ok=True)
         run = before.get("id") or uuid4().hex
         if before and before.get("config_hash") != key.settings:
-            # If a kill comes between writing the two files, one of the two hashes still fits.
+            # After a kill between the writes of the two files, one of the two hashes still fits.
             self._write({**before, "next_hash": key.settings})
         self._store_config(config, f"# run {run}\n")
         argv = self._given_argv
@@ -251,7 +251,7 @@ class RunFolder:
         try:
             self._write(ended)
         except OSError:
-            # A full disk has no room for a second file; the old file's blocks can be reused.
+            # A full disk has no room for a second file; so overwrite the old file in place.
             with to_update(self._manifest) as file:
                 file.write(_as_text(ended).encode())
                 file.truncate()
@@ -282,7 +282,7 @@ def _as_text(manifest: Manifest) -> str:
 
 
 def by_dotted_key(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted keys; an empty mapping stays a value."""
+    """Flatten nested settings to dotted keys; an empty mapping is a value."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
@@ -293,12 +293,12 @@ def by_dotted_key(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
 
 
 def new_path(suffix: str = "") -> Path:
-    """The path ``outputs/<now>``; does not make the folder."""
+    """Return the path ``outputs/<now>`` + ``suffix``; do not make the folder."""
     return Path("outputs") / (datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f") + suffix)
 
 
 def versions() -> dict[str, str]:
-    """Package -> installed version, of the packages that affect a run's numbers."""
+    """Return package -> version, for each of :data:`_PACKAGES` that is installed."""
     found = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -310,12 +310,12 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-#: Ignores changes within a submodule, whose own git settings may run programs.
+#: Ignores changes within submodules: their git settings may run programs.
 _STATUS = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
 
 
 def _git_commit() -> str | None:
-    """The commit of the working directory, with a + if files have changed; None outside git."""
+    """Return the working directory's commit, with a + if files have changed; None outside git."""
     try:
         commit = _git("rev-parse", "HEAD")
         return commit + ("+" if _git(*_STATUS) else "")
@@ -324,8 +324,8 @@ def _git_commit() -> str | None:
 
 
 def _git(*argv: str) -> str:
-    # The repository may come from someone else; switch off its settings that can run programs.
-    # Variables do that: on the command line, git would cut a setting's name at its first =.
+    # The repository may be a stranger's; switch off its settings that can run programs. Do so by
+    # environment variables: after ``git -c``, git would cut a setting's name at its first =.
     off = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
     for scope in ("--local", "--worktree"):
         words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp", r"^filter\.")

@@ -1,4 +1,4 @@
-"""Calls the parts of a run whose failure must not end it: wandb, printed progress, pictures."""
+"""Calls optional parts of a run, whose failure must not end it: wandb, progress, pictures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Guard:
-    """Calls optional parts of a run; reports, notes and then skips a part that fails.
+    """Calls optional parts of a run; reports and notes a part that fails, and then skips it.
 
     Args:
-        note: receives a part's name and its error, for the manifest.
-        instead: what klrl does after a failure, for the message.
+        note: called with the name and the error of a part that fails.
+        instead: end of the message about a failure: what klrl does now.
     """
 
     def __init__(
@@ -44,21 +44,21 @@ class Guard:
             return None
 
     def has_failed(self, part: str) -> bool:
-        """Whether a part has failed."""
+        """Return True if a part has failed."""
         return part in self._failed
 
     def failed(self, part: str, error: Exception, instead: str | None = None) -> None:
-        """Report and note a failure, once per part; ``instead`` is what klrl does now."""
+        """Report and note a failure, once per part; ``instead`` replaces the message's end."""
         with self._lock:
             if part in self._failed:
                 return
             self._failed.add(part)
             line = in_one_line(error)
-            if part not in STREAMS:  # streams report it themselves
+            if part not in STREAMS:  # klrl.base.streams has reported these
                 with suppress(OSError, ValueError):
                     message = f"klrl: {part}: {line}; {instead or self._instead}"
                     print(message, file=sys.stderr, flush=True)
-            # If the part failed because the disk is full, the note cannot be written either.
+            # On a full disk, the note cannot be written either.
             with suppress(OSError, ValueError):
                 self._note(part, line)
 

@@ -15,7 +15,7 @@ from klrl.domains import Domain
 from klrl.runs.guard import Guard
 from klrl.runs.metrics import Row
 
-#: Responses of an iteration for ``samples.jsonl``, a mapping each.
+#: Responses of an iteration, for ``samples.jsonl``: a mapping per response.
 Samples = Sequence[Mapping[str, object]]
 
 
@@ -30,7 +30,7 @@ class Video:
 
 
 class Logger:
-    """The base of loggers; by default samples and videos are ignored."""
+    """Base class of loggers; by default, samples and videos are ignored."""
 
     part: str  # the logger's name in Guard
 
@@ -39,7 +39,7 @@ class Logger:
         raise NotImplementedError
 
     def log_samples(self, samples: Samples) -> None:
-        """Log responses; they are shown with the next row."""
+        """Log responses; the row of their iteration comes next."""
 
     def log_video(self, video: Video, at: int) -> None:
         """Log a film of the policy after ``at`` frames (language: samples)."""
@@ -58,13 +58,13 @@ class LoggedRun:
 
     folder: Path
     settings: dict[str, object]  # the job's settings, for wandb's config
-    group: str | None  # the sweep's name
+    group: str | None  # the sweep's name; None outside a sweep
     run_id: str  # wandb's id; a resumed run keeps it, so that wandb continues the run
     domain: Domain
     guard: Guard  # calls the logger, which may fail without ending the run
     #: During training, reads the rows so far; None if a video is added to a finished run.
     rows: Callable[[], Sequence[Row]] | None = None
-    note: Callable[..., None] | None = None  # stores entries in the run's manifest
+    note: Callable[..., None] | None = None  # stores its keyword arguments in the run's manifest
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def open_loggers(config: LoggerConfig, logged: LoggedRun) -> Iterator[Sequence[L
 
 
 def no_logger(config: LoggerConfig, logged: LoggedRun) -> OpenLoggers:
-    """``logger=none``: no logger; ``metrics.jsonl`` is written in any case."""
+    """``logger=none``: open no logger; ``metrics.jsonl`` is written in any case."""
     return nullcontext(())
 
 
@@ -96,12 +96,12 @@ def guarded(logged: LoggedRun, part: str, make: Callable[[], Logger]) -> Iterato
 
 
 def tensorboard_run(config: LoggerConfig, logged: LoggedRun) -> OpenLoggers:
-    """``logger=tensorboard``: TorchRL's TensorboardLogger, in the run folder's ``tensorboard/``."""
+    """``logger=tensorboard``: log to ``tensorboard/`` in the run folder, by TorchRL's logger."""
     return guarded(logged, _TensorboardLogger.part, lambda: _TensorboardLogger(logged))
 
 
 class _TensorboardLogger(Logger):
-    """TorchRL's TensorboardLogger: a scalar per metric; settings and responses as text."""
+    """Logs a scalar per metric, and settings and responses as text."""
 
     part = "tensorboard"
 
@@ -109,8 +109,8 @@ class _TensorboardLogger(Logger):
         from torchrl.record.loggers.tensorboard import TensorboardLogger
 
         folder = make_folder(logged.folder / self.part)
-        # A resumed run computes some rows again, and TorchRL's logger cannot delete their first
-        # version. So all files are rewritten from metrics.jsonl, which was cut at the checkpoint.
+        # A resumed run computes some rows again, and TorchRL's logger cannot delete the old ones.
+        # So all files are rewritten from metrics.jsonl, which was cut at the checkpoint.
         for old in folder.glob("events.out.tfevents.*") if logged.rows is not None else ():
             old.unlink()
         self._logger = TensorboardLogger(self.part, log_dir=str(logged.folder))
@@ -132,7 +132,7 @@ class _TensorboardLogger(Logger):
         self._text("samples_shown", json.dumps(list(samples), indent=2, default=str))
 
     def log_video(self, video: Video, at: int) -> None:
-        """Show the GIF; TorchRL's ``log_video`` would encode it again, and needs moviepy."""
+        """Show the GIF; TorchRL's ``log_video`` would need moviepy to encode the film again."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         width, height = video.size

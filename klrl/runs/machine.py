@@ -1,4 +1,4 @@
-"""Checks this machine before a job: optional packages, wandb's key, CUDA devices."""
+"""Checks that this machine can run a job: optional packages, wandb's key, CUDA devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_language_packages(config: LanguageConfig) -> None:
-    """Refuse a language job if packages of the extra ``language`` are not installed."""
+    """Refuse a language job if a package of klrl's extra ``language`` is not installed."""
     packages = ["transformers", "tokenizers", "safetensors", "filelock"]
     for package in [*packages, "peft"] if config.actor.lora.r else packages:
         setting = "actor.lora.r" if package == "peft" else "actor=causal_lm"
@@ -70,7 +70,7 @@ def wandb_mode(mode: str) -> Any:
 
 
 def wandb_key() -> tuple[str | None, str]:
-    """The key for wandb's server (None without a key), and the variable or file looked at last."""
+    """Return the key for wandb's server, or None; and the variable or file that was read last."""
     key = os.environ.get("WANDB_API_KEY")
     if key:
         return key, "WANDB_API_KEY"
@@ -90,7 +90,7 @@ def require(package: str, setting: str, remedy: str) -> None:
 
 
 def cxx() -> str | None:
-    """The path of the C++ compiler that torch would call; None without a compiler."""
+    """Return the path of the C++ compiler that torch would call; None without a compiler."""
     names = [os.environ["CXX"]] if "CXX" in os.environ else ["c++", "g++", "clang++"]
     return next(filter(None, map(shutil.which, names)), None)
 
@@ -121,7 +121,7 @@ def check_device(device: str) -> None:
 
 
 def cuda_devices() -> int:
-    """The number of CUDA devices of this machine; imports torch only if there is a driver."""
+    """Count this machine's CUDA devices; import torch only if there is a driver."""
     drivers = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's, WSL's, AMD's
     if "torch" not in sys.modules and not any(map(os.path.exists, drivers)):
         return 0
@@ -135,8 +135,8 @@ def check_machine(
 ) -> None:
     """Refuse a job that this machine cannot run.
 
-    A resumed run loads its reference and its weights from its own checkpoint, so its other folders
-    are not checked. ``overridden``: the keys that the user set.
+    For a resumed run, the runs in ``reference.path`` and ``actor.init`` are not checked, since its
+    checkpoint contains their weights. ``overridden``: the keys that the user set.
     """
     for group in GROUPS:
         check_package(group, getattr(config, group).name)
@@ -153,7 +153,7 @@ def check_machine(
 
 
 def device_of(name: str) -> torch.device:
-    """The named device; ``auto`` is cuda if available, else cpu; cuda is the current device."""
+    """Return a device: ``auto`` is cuda if available, else cpu; ``cuda`` is torch's current one."""
     import torch
 
     if name == "auto":

@@ -1,16 +1,17 @@
 """Declares each recorded metric once: name, title, unit, digits, panel.
 
 A row of ``metrics.jsonl`` is one iteration; row 0 is an evaluation before the first iteration. KLs
-and entropies are means over the rollout, in nats per frame; rewards are per frame, before any
-scaling for the learner. For language a frame is a token (means over valid tokens), an episode is a
-response, and the x-axis counts samples, that is, responses; the suffix ``_seq`` means a sum over a
-response, averaged over responses. Every row of an iteration satisfies
-reward/shaped == reward/raw - kl/ref/penalty.
+and entropies are means over the rollout, in nats per frame. Rewards are means per frame, before any
+scaling for the learner. Every iteration satisfies reward/shaped == reward/raw - kl/ref/penalty.
 
-To add a metric, declare it in ``metrics.yaml``, and compute it. A loss writes one number per
-position into ``measured``, and the row gets their mean; the ``rewards_of`` of a domain computes
-metrics of a rollout. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read
-the declaration.
+For language, a frame is a valid token, an episode is a response, and the x-axis counts samples,
+that is, responses. A metric with the suffix ``_seq`` is summed over a response, and averaged over
+responses.
+
+To add a metric, declare it in ``metrics.yaml``, and compute it. A loss stores one number per
+position in ``measured``, and the row gets the mean; ``rewards_of`` of a domain computes metrics of
+a rollout. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read the
+declaration.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from klrl.domains import DOMAINS, Domain
 class Panel:
     """A panel of several metrics in ``curves.png``; the report has a chart for each metric."""
 
-    title: str | None  # None for metrics that only the report draws
-    log: bool  # whether the y-axis is logarithmic; values <= 0 are left out there
+    title: str | None  # None if only the report draws its metrics
+    log: bool  # True if the y-axis is logarithmic; then values <= 0 are left out
 
 
-#: name -> panel, in the order of ``curves.png``
+#: Key of a panel -> the panel, in the order of ``curves.png``.
 PANELS: dict[str, Panel] = {
     "score": Panel("{score}", log=False),
     "kl": Panel("KL", log=True),
@@ -44,15 +45,15 @@ PANELS: dict[str, Panel] = {
 
 
 _TABLE = Path(__file__).with_suffix(".yaml")
-#: About the rounding error of a float32 sum: the KL of equal policies comes out as 3e-9 or -1e-10.
+#: Smaller KLs count as rounding errors: in float32, the KL of equal policies may be 3e-9 or -1e-10.
 _ROUNDING = 1e-7
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The declaration of one entry of the rows of ``metrics.jsonl``.
+    """The declaration of a metric, an entry of the rows of ``metrics.jsonl``.
 
-    Texts may contain attributes of a domain, as ``{score}`` and ``{unit}``; see :meth:`of`.
+    Its texts may contain placeholders for a domain's terms, as ``{score}``; see :meth:`of`.
     """
 
     name: str  # its key in ``metrics.jsonl``
@@ -62,11 +63,11 @@ class Metric:
     digits: int | None = 4  # significant digits; 0 for a count; None: the domain's, for a score
     panel: str | None = None  # its key in PANELS; None if it is not drawn
     short: str = ""  # its label in the progress line; empty if it is not shown there
-    domain: str | None = None  # the name of the only domain that records it; None if all do
-    charged: bool = False  # whether it is a loss term, reduced like the loss; others are means
+    domain: str | None = None  # name of the only domain that records it; None if both do
+    charged: bool = False  # True for a loss term: it is reduced like the loss, not averaged
 
     def of(self, domain: Domain) -> Metric:
-        """The metric with the domain's terms in its texts, and the domain's digits for a score."""
+        """Return the metric with the domain's terms and, for a score, with the domain's digits."""
         return replace(
             self,
             title=fill(self.title, domain),
@@ -77,7 +78,7 @@ class Metric:
         )
 
     def show(self, value: float, *, signed: bool = False) -> str:
-        """Format a value; a KL below rounding error is 0. For a score, call :meth:`of` first."""
+        """Format a value; KLs within rounding error are 0. For a score, call :meth:`of` first."""
         assert self.digits is not None, f"{self.name}: call of(domain) first"
         small = self.unit.startswith("nats") or self.name in ("kl/ref/penalty", "loss/kl_ref")
         return number(
@@ -86,7 +87,7 @@ class Metric:
 
 
 def fill(text: str, domain: Domain) -> str:
-    """``nats per {unit}`` -> ``nats per frame``."""
+    """Replace a domain's terms in a text: ``nats per {unit}`` -> ``nats per frame``."""
     try:
         return text.format_map(vars(domain))
     except KeyError as error:
@@ -119,10 +120,10 @@ def _declared() -> dict[str, Metric]:
     return found
 
 
-#: name -> metric
+#: Name -> metric.
 METRICS = _declared()
 
-#: Metrics of the machine's speed, which differ even between runs of the same job.
+#: Names of the metrics of speed, which differ even between runs of the same job.
 TIMES = tuple(name for name in METRICS if name.startswith("time/"))
 
 Row = dict[str, float]
@@ -132,7 +133,7 @@ RUN = "run"
 
 
 def metrics_of(domain: Domain) -> dict[str, Metric]:
-    """All metrics that the domain records, with its terms, in declared order."""
+    """Return the metrics that the domain records, with its terms, in declared order."""
     return {
         name: metric.of(domain)
         for name, metric in METRICS.items()
@@ -140,12 +141,12 @@ def metrics_of(domain: Domain) -> dict[str, Metric]:
     }
 
 
-#: Prefix of the metric of each reward function if ``env.reward`` lists several.
+#: Prefix of a single reward function's metric, if ``env.reward`` lists several functions.
 PART = "reward/part/"
 
 
 def metric_of(name: str, domain: Domain) -> Metric:
-    """A metric with the domain's terms; an undeclared metric has only its name."""
+    """Return a metric with the domain's terms; for an undeclared metric, one with only a name."""
     metric = METRICS.get(name)
     if metric is None and name.startswith(PART):
         label, unit = name.removeprefix(PART), f"reward per {domain.episode}"

@@ -1,4 +1,4 @@
-"""Checks that a folder holds one run: manifest, settings, rows and checkpoints share its id."""
+"""Checks that a folder's files are of one run: manifest, settings and rows have the same run id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SETTINGS = (".hydra/config.yaml", ".hydra/overrides.yaml")
 
 
 def other_run_error(what: str, theirs: object, run: str | None) -> ConfigError:
-    """The error of a file that belongs to a different run than its folder's manifest."""
+    """Make the error for a file that belongs to a different run than ``manifest.json``."""
     return ConfigError(
         f"{what}: belongs to run {str(theirs)[:8]}, manifest.json to run {str(run)[:8]}; "
         "restore the files of one run"
@@ -22,7 +22,7 @@ def other_run_error(what: str, theirs: object, run: str | None) -> ConfigError:
 
 
 def check_one_run(files: RunFolder, setting: str) -> None:
-    """Refuse settings or rows of a different run; checkpoints are checked when they are loaded."""
+    """Refuse settings or rows of a different run; loading a checkpoint checks its run, too."""
     own, rows = run_id(files.path), [p for p in (files.metrics, files.samples) if p.exists()]
     if not files.exists and (left := [*rows, *files.checkpoints.glob("*/frames-*")]):
         raise ConfigError(
@@ -43,7 +43,7 @@ def check_one_run(files: RunFolder, setting: str) -> None:
 
 
 def forget_start(files: RunFolder) -> None:
-    """Let a run without a checkpoint start again: delete its rows and manifest, nothing else."""
+    """Delete the rows and manifest of a run that did no iteration, so that it can start again."""
     link = files.checkpoints.is_symlink() and not files.checkpoints.exists()
     rows = files.metrics.read_bytes() if files.metrics.exists() else b""
     if link or re.search(rb'"iteration": [1-9]', rows):

@@ -1,7 +1,4 @@
-"""Moves a run's policy to a different task, by overrides of ``env`` such as ``env.kwargs.g=14``.
-
-No torch in here.
-"""
+"""Changes the task of a stored run's settings, by overrides such as ``env.kwargs.g=14``."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from klrl.config.own.trust import NAMED
 from klrl.domains import domain_of
 from klrl.runs.resume import stored_config
 
-#: Settings that are open dictionaries.
+#: Settings that are dictionaries with arbitrary keys.
 _OPEN = ("env.kwargs", "env.args")
 
 
 def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
-    """The settings of a run, with overrides of its task.
+    """Return the settings of a run, with overrides of its task.
 
-    Control may override ``env.id``, which clears ``env.kwargs``, and ``env.kwargs.*``; language the
-    reward, and the lengths or data of the prompts.
+    In control, overrides may set ``env.id`` (this clears ``env.kwargs``) and ``env.kwargs.*``. In
+    language, they may set the reward, and the prompts' lengths or data.
     """
     NAMED.update(overrides)
     own = stored_config(run)
@@ -34,7 +31,7 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
 
 
 def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Put ``env.id`` first; refuse overrides of keys that are neither in ``keys`` nor below one."""
+    """Put ``env.id`` first; refuse overrides except of ``keys`` and keys below those."""
     for override in map(str, overrides):
         key = key_of(override)
         if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):

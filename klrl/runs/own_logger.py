@@ -12,7 +12,7 @@ from klrl.runs.metrics import Row
 
 
 def custom_run(config: CustomLoggerConfig, logged: LoggedRun) -> OpenLoggers:
-    """``logger=custom``; if the logger fails, the run goes on without it."""
+    """``logger=custom``: make the user's logger; if it fails, the run continues without it."""
     given = {
         "folder": logged.folder,
         "settings": logged.settings,
@@ -23,7 +23,7 @@ def custom_run(config: CustomLoggerConfig, logged: LoggedRun) -> OpenLoggers:
 
 
 def check_logger(config: CustomLoggerConfig) -> None:
-    """Refuse a class without a method ``log``, before the run opens."""
+    """Refuse a class without a method ``log``, before the run begins."""
     target = import_target("logger", config)
     if isinstance(target, type) and not callable(getattr(target, "log", None)):
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Lets one process at a time write a run folder, by a lock on ``owner.json`` and by its contents.
+"""Lets only one process at a time write a run folder, by the file ``owner.json``.
 
-The lock (flock) takes effect at once, but not every file system shares it with other machines. So
-the file also names the process and the time of its last heartbeat, renewed while the run lasts.
+The process locks the file (flock), but not every file system shares locks with other machines. So
+the file also contains the process's id and the time of its last heartbeat.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from klrl.base.files import open_in_place, refuse_link
 from klrl.base.text import warn
 
 OWNER_FILE = "owner.json"
-#: Seconds between heartbeats; seconds without one after which a remote owner counts as dead.
+#: Seconds between heartbeats; seconds of silence after which a remote owner counts as dead.
 BEAT_SECONDS, SILENT_SECONDS = 20, 180
-#: Files that klrl writes in place, and folders that it writes into: no link is allowed for these.
+#: Files that klrl writes in place, and folders that it writes into; none of them may be a link.
 _IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt")
 _FOLDERS = (".hydra", "tensorboard", "videos", "wandb", "checkpoints/last", "checkpoints/best")
-#: Environment variables: a queue's id of a job, and SLURM's count of how often it was restarted.
+#: Environment variables: the job's id in its queue; how often SLURM restarted the job.
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
-_PROCESSES = Path("/proc")  # on Linux
-#: Temporary files and folders that a killed owner leaves behind.
+_PROCESSES = Path("/proc")  # missing on macOS
+#: Prefix of temporary folders; then all temporary files and folders that a killed owner may leave.
 STAGING = ".staging-"
 _LEFTOVERS = (
     f"checkpoints/{STAGING}*",
@@ -54,8 +54,8 @@ class Owner:
     host: str
     pid: int
     pid_started: str | None  # see process_start
-    job: str | None  # the job's id in a queue; None outside a queue
-    restarts: int  # how often the queue started the job again
+    job: str | None  # the job's id in its queue; None outside a queue
+    restarts: int  # how often the queue restarted the job
     heartbeat: int  # time of the last heartbeat, seconds since 1970
 
     @classmethod
@@ -74,17 +74,17 @@ class Owner:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still running, as far as this machine can tell."""
+        """True if the process is still running, as far as this machine can tell."""
         this = Owner.this_process()
         if self.host == this.host:
             return lives_here(asdict(self))
         if self.job == this.job is not None and self.restarts < this.restarts:
-            return False  # the queue started this job again, here
+            return False  # the queue restarted the job as this process
         return this.heartbeat - self.heartbeat < SILENT_SECONDS
 
     @property
     def how_to_stop(self) -> str:
-        """The command that stops the process, and the machine to type it on."""
+        """A sentence with the command that stops the process, and the machine to run it on."""
         return f"kill {self.pid} on {self.host} ends it, with a checkpoint"
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Owner:
 
 
 def read_owner(run: Path) -> Owner | None:
-    """The owner that a run folder names, alive or not; None without a readable owner file."""
+    """Return a run folder's owner, alive or dead; None without a readable owner file."""
     path = run / OWNER_FILE
     try:
         return _parsed(path.read_bytes()) if path.is_file() else None
@@ -115,7 +115,7 @@ def refuse_owned(run: Path, setting: str) -> None:
 
 @contextmanager
 def owning(run: Path) -> Iterator[Claim]:
-    """Own a run folder: make it if missing, and remove what a killed owner left behind.
+    """Own a run folder: make it if it is missing, and remove a killed owner's temporary files.
 
     Raises:
         OwnedElsewhere: another process owns it.
@@ -184,7 +184,7 @@ class Claim:
         """Check that the folder still exists, and that no other process took it over.
 
         Raises:
-            OwnerError: the check failed; this process must not write any more.
+            OwnerError: the check failed; this process must not write to the folder any more.
         """
         run = self._path.parent
         if not run.is_dir():
@@ -208,15 +208,15 @@ class Claim:
             self._beat()
 
     def _is_named(self) -> bool:
-        """Whether the owner file on disk is still the file that this process locked."""
+        """Return True if the owner file on disk is still the file that this process locked."""
         try:
             return os.path.samestat(os.fstat(self._file), self._path.stat())
         except OSError:
             return False
 
     def _beat(self) -> None:
-        # Both threads may beat after a process wakes up, hence the lock. Ignore a disk error here:
-        # a write that loses data ends the run.
+        # Two threads may call this at once when a suspended process continues. Ignore disk errors:
+        # if rows cannot be written, the run ends anyway.
         with self._beating, suppress(OSError):
             # Read by name: a network file system shows other machines' writes only on a new open.
             if self._path.exists() and self._path.read_bytes() != self._text:
@@ -230,7 +230,7 @@ class Claim:
         os.pwrite(self._file, self._text, 0)  # the text's length never changes
 
 
-#: The descriptors of locks; a forked child closes them, since it may outlive the owner.
+#: Descriptors of locked files; a forked child closes them, since it may outlive the owner.
 _open: set[int] = set()
 
 
@@ -282,7 +282,7 @@ def _refusal(run: Path, setting: str, owner: Owner | None) -> OwnedElsewhere:
 
 
 def remove_leftovers(run: Path) -> None:
-    """Remove the unfinished files of a killed process; only the owner may call this."""
+    """Remove the temporary files of a killed process; only the owner may call this."""
     for pattern in _LEFTOVERS:
         for path in run.glob(pattern):
             if path.is_dir():
@@ -295,9 +295,10 @@ def remove_leftovers(run: Path) -> None:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process of this machine started, in kernel clock ticks; None if it has ended.
+    """Return when a process of this machine started; None if it has ended.
 
-    The start tells apart processes with the same id, which a reboot or a container may reuse.
+    The unit is kernel clock ticks on Linux; macOS gives a date. The start distinguishes processes
+    of equal id: a reboot or a container may reuse ids.
     """
     try:
         stat = (_PROCESSES / f"{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -307,7 +308,7 @@ def process_start(pid: int) -> str | None:
 
 
 def _start_by_ps(pid: int) -> str | None:
-    """When a process started, to the second, for macOS, which has no ``/proc``."""
+    """Return when a process started, to the second; for macOS, which has no ``/proc``."""
     # The output must not depend on the user's language and time zone.
     status, output = getstatusoutput(f"LC_ALL=C TZ=UTC ps -o stat= -o lstart= -p {pid}")
     state, _, started = output.partition(" ")
@@ -315,7 +316,7 @@ def _start_by_ps(pid: int) -> str | None:
 
 
 def lives_here(process: Mapping[str, Any]) -> bool:
-    """Whether the process of a manifest, or of an owner file, is still running on this machine."""
+    """Return True if the process of a manifest or an owner file still runs on this machine."""
     pid = process.get("pid")
     if pid is None or process.get("host", platform.node()) != platform.node():
         return False

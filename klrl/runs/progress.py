@@ -15,12 +15,12 @@ from klrl.domains import Domain
 from klrl.runs.guard import Guard
 from klrl.runs.metrics import Row, metrics_of
 
-#: The line shows the mean score of this many rollouts: the score of one rollout is noisy.
+#: Number of rollouts over which the line averages the score, which is noisy.
 _RECENT = 10
 _SCORE, _ITERATION = "reward/episode", "time/iteration"
-#: Below this many frames per second the line shows seconds per iteration instead.
+#: Below this number of frames per second, the line shows seconds per iteration instead.
 _QUICK = 10.0
-#: Seconds between updates of a live line while no new row arrives.
+#: Seconds between updates of a live line.
 _LIVE_SECONDS = 1.0
 
 
@@ -41,7 +41,7 @@ class Phases:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the phase began."""
+        """Seconds since the current phase began."""
         return time.perf_counter() - self._began
 
     def take(self) -> dict[str, float]:
@@ -54,8 +54,8 @@ class Phases:
 class Progress:
     """Shows a live line on a terminal; elsewhere a plain line every 10 s.
 
-    While no new row arrives, the line shows the phase: on a terminal every second, elsewhere once.
-    ``done`` is the number of frames before a resume.
+    While no new row arrives, the line shows the phase: every second on a terminal, elsewhere once
+    per phase. ``done`` is the number of frames before a resume.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Progress:
             self._guard.call("progress", self._line.say, text)
 
     def line(self) -> str:
-        """The text: frames, speed, the metrics with a short name, and time left."""
+        """Format the line: frames, speed, the metrics with a short name, and time left."""
         row = self._row
         frames = int(row[self._axis])
         passed = max(time.monotonic() - self._started, 1e-9)
@@ -156,7 +156,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """73.2 -> "1:13", 4000 -> "1:06:40"."""
+    """Format seconds: 73.2 -> "1:13", 4000 -> "1:06:40"."""
     whole = max(round(seconds), 0)
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)

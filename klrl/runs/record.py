@@ -34,13 +34,13 @@ def recording_status(files: RunFolder, config: JobConfig, counters: Counters) ->
     except BaseException as error:
         if isinstance(error, Exception):
             status, text = "failed", in_one_line(error, limit=None)
-        # A signal may also arrive while a complete run closes its files.
+        # A signal may also come while a complete run closes its files.
         else:
-            # A run is complete if its last iteration has a row and a checkpoint.
+            # A run is complete if its last iteration has a checkpoint, which is written last.
             last = files.checkpoints / "last" / f"frames-{counters.frames:012d}"
             complete, text = counters.iteration >= config.iterations and last.is_dir(), None
             status = "finished" if complete else "interrupted"
-        with suppress(OSError):  # report the first error, not this one
+        with suppress(OSError):  # raise the first error instead
             files.close(status, **{axis: counters.frames}, error=text)
         if status == "failed":
             with suppress(Exception):  # as above
@@ -89,7 +89,7 @@ class Recorder:
         self._files.guard.check_streams()
 
     def samples(self, samples: Samples) -> None:
-        """Write responses; loggers show them with the next row."""
+        """Write responses; the row of their iteration comes next."""
         self._samples.log_all(samples)
         for logger in self._loggers:
             self._files.guard.call(logger.part, logger.log_samples, samples)
@@ -99,7 +99,7 @@ class Recorder:
         self._progress.say(text)
 
     def marks(self) -> dict[str, object]:
-        """The run's id and the :meth:`RowFile.mark` of each file, for the checkpoint."""
+        """Return the run's id and the :meth:`RowFile.mark` of each file, for the checkpoint."""
         files = {self._files.metrics.name: self._metrics, self._files.samples.name: self._samples}
         return {"run": self._run, "rows": {name: file.mark() for name, file in files.items()}}
 
@@ -121,10 +121,10 @@ def recording(
         files: the run folder.
         config: the job.
         counters: the iterations and frames so far.
-        group: the sweep that the job belongs to.
+        group: the job's sweep; None outside a sweep.
         manifest: the run's manifest, for its ids.
-        marks: on resume, the :meth:`Recorder.marks` in the checkpoint, as far as present.
-        phases: the phases of an iteration, for the progress line.
+        marks: on resume, the checkpoint's metadata with :meth:`Recorder.marks`; else None.
+        phases: the current phase of an iteration, for the progress line.
     """
     domain = domain_of(config)
     after = None if marks is None else counters.frames
@@ -153,14 +153,14 @@ def recording(
 
 
 def _evaluated(row: Row, config: JobConfig) -> list[str]:
-    """Lines on the evaluations in the last row: of the last policy, and of the best."""
+    """Format the evaluations in the last row, of the last policy and of the best checkpoint."""
     if "eval/return" not in row and "eval/cut" not in row:
         return []
     domain, best = domain_of(config), "eval/best_return"
     lines = [evaluation_text(row, domain, domain.how(config), row.get("time/evaluation"))]
     lines += kl_lines(row, domain)
     if best in row:
-        same = row[best] == row.get("eval/return")  # the last policy is the best, or as good
+        same = row[best] == row.get("eval/return")  # the last policy is the best, or equally good
         value = with_error(row, best, domain)
         shown = f"the same {domain.score}" if same else f"{domain.score} {value}"
         by = "nll/held_out" if config.collector.imitates else "the evaluations during the run"
@@ -169,7 +169,7 @@ def _evaluated(row: Row, config: JobConfig) -> list[str]:
 
 
 def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
-    """The closing lines of a finished run."""
+    """Format the closing lines of a finished run."""
     domain = domain_of(config)
     metrics = metrics_of(domain)
     rows = rows_so_far(files.path)

@@ -1,4 +1,4 @@
-"""Reads the settings of a stored run, and applies the changes that a resume may make."""
+"""Reads the settings of a stored run, and applies the overrides of a resume."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from klrl.runs.folder import BrokenRun, RunFolder, read_settings, run_id
 from klrl.runs.one_run import check_one_run
 from klrl.runs.owner import refuse_owned
 
-#: Settings that a resume may change; all others define the run. With a smaller micro-batch, a run
-#: that ran out of memory can continue.
+#: Settings that a resume may change; all others define the run. A run that exceeded the memory can
+#: continue with a smaller micro-batch.
 CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every", "learner.micro_batch")
 
 
 def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:
-    """The folder and the settings of a run to resume; ``overrides`` set :data:`CHANGEABLE` keys."""
+    """Return a resumed run's folder and settings; ``overrides`` may set :data:`CHANGEABLE` keys."""
     run = find_run(path, "resume")
     refuse_owned(run, f"resume={run}")
     check_one_run(RunFolder(run), f"resume={run}")
@@ -39,10 +39,10 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
 
 
 def edited_settings(run: Path) -> str | None:
-    """An error message if the stored settings fit neither ``config_hash`` nor ``next_hash``.
+    """Return an error message if a run's settings have neither of the manifest's hashes, else None.
 
-    A resume with changes rewrites the settings and their hash; the manifest's ``next_hash`` is the
-    new hash while it does so. None if one fits, or if the manifest has neither.
+    A resume that changes settings writes ``next_hash`` to the manifest, then the settings, then
+    ``config_hash``, so that one hash always fits. Returns None if the manifest has no hash.
     """
     manifest = RunFolder(run).manifest if RunFolder(run).exists else {}
     known = [manifest[key] for key in ("config_hash", "next_hash") if key in manifest]
@@ -52,7 +52,7 @@ def edited_settings(run: Path) -> str | None:
 
 
 def warn_edited(setting: str, path: str, run: Path) -> None:
-    """Warn of edited settings in a run whose policy a different job loads."""
+    """Warn about edited settings of a run from which a job loads the policy."""
     if edited := edited_settings(run):
         warn(f"{setting}={path}: {edited}")
 
@@ -62,7 +62,7 @@ def stored_config(
 ) -> JobConfig:
     """Read the typed settings of a run from its ``.hydra/config.yaml``, and apply ``overrides``.
 
-    The overrides may set the keys in ``changeable``, and all keys below them.
+    The overrides may set keys in ``changeable``, and keys below those.
     """
     if RunFolder(run).exists and run_id(run) is None:
         raise ConfigError(

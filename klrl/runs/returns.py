@@ -1,4 +1,4 @@
-"""Computes the returns of a run and of its evaluations from its rows, and reports them."""
+"""Computes returns and KLs of a run and its evaluations from its rows, and formats them."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ if TYPE_CHECKING:
     from klrl.domains import Domain
     from klrl.runs.metrics import Row
 
-#: The return of a run is the first of these metrics that the run recorded.
+#: A run's return is the first of these metrics that it recorded.
 _RETURNS = ("eval/return", "reward/episode", "reward/raw")
 
 
 def last_recorded(rows: Iterable[Row]) -> Row:
-    """The last value of each metric."""
+    """Return the last value of each metric."""
     return {name: value for row in rows for name, value in row.items()}
 
 
 def final_return(last: Mapping[str, float]) -> float | None:
-    """The final return, from the last value of each metric; None if no return was recorded.
+    """Choose the final return from the last value of each metric; None if there is no return.
 
-    It is the evaluation's return, else that of training episodes, else the mean reward; of a run
-    that imitates only the first, since the others are the data's.
+    The evaluation's return comes first, then the return of training episodes, then the mean reward.
+    If the run imitates, only the first counts: its training episodes are the data.
     """
     names = _RETURNS[:1] if "nll/held_out" in last else _RETURNS
     return next((float(last[name]) for name in names if name in last), None)
 
 
-#: A run whose penalty share is at least this reports it. With kl.coef=0.1 the share was .22 and .41
-#: on tasks with rewards of 0 and 1 that learned too little, and .01 on pendulum and cartpole.
+#: A summary reports a penalty share of at least this. With kl.coef=0.1, it was .22 and .41 on tasks
+#: with rewards of 0 and 1, where runs learned too little, and .01 on pendulum and cartpole.
 LARGE_SHARE = 0.15
 
 
 def penalty_share(rows: Sequence[Row]) -> float:
-    """Mean of kl.coef * KL over all rollouts, divided by that of |reward|; 0 without a reward."""
+    """Compute sum(kl.coef * KL) / sum(|mean reward|) over all rollouts; 0 without rewards."""
     kls = [row.get("div/ref/charged", row.get("kl/ref/exact", 0.0)) for row in rows]
     charged = sum(row.get("kl/ref/coef", 0.0) * kl for row, kl in zip(rows, kls, strict=True))
     rewards = sum(abs(row.get("reward/raw", 0.0)) for row in rows)
@@ -44,7 +44,7 @@ def penalty_share(rows: Sequence[Row]) -> float:
 
 
 def evaluation_text(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:
-    """Describe the score of an evaluation in words; ``how``: how actions are chosen, as greedy."""
+    """Describe an evaluation's score in words; ``how`` says how actions were chosen, as greedy."""
     cut = int(row.get("eval/cut", 0))
     if "eval/return" not in row:
         why = f"none of {cut} {domain.episode}s ended ({how})"
@@ -64,7 +64,7 @@ def evaluation_text(row: Row, domain: Domain, how: str, seconds: float | None = 
 
 
 def kl_lines(row: Row, domain: Domain) -> list[str]:
-    """A line with the KLs of policy and reference in an evaluation's states; empty without KLs."""
+    """Format an evaluation's KLs of policy and reference in one line; [] without KLs."""
     if "eval/kl_ref" not in row:
         return []
     both, forward = (with_error(row, f"eval/kl_ref{way}", domain, 3) for way in ("", "_forward"))
@@ -73,5 +73,5 @@ def kl_lines(row: Row, domain: Domain) -> list[str]:
 
 
 def with_error(row: Row, name: str, domain: Domain, digits: int | None = None) -> str:
-    """A score with its standard error, as in ``-160.8 +- 9.1``."""
+    """Format a metric with its standard error, if recorded: ``-160.8 +- 9.1``."""
     return mean_and_error(row[name], row.get(f"{name}_se"), digits or domain.digits)

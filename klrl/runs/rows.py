@@ -1,4 +1,4 @@
-"""Writes and reads ``metrics.jsonl`` and ``samples.jsonl``, appending one JSON object per line."""
+"""Writes and reads ``metrics.jsonl`` and ``samples.jsonl``: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from klrl.base.text import warn
 from klrl.runs.folder import run_id
 from klrl.runs.metrics import RUN, Row
 
-#: A position in a file: the number of ``bytes`` up to it, and their ``sha256``.
+#: A position in a file: the number of ``bytes`` before it, and their ``sha256``.
 Mark: TypeAlias = Mapping[str, Any]
-#: How many bad lines a message names.
+#: Maximum number of lines that a message lists.
 _MOST_NAMED = 5
 
 
@@ -28,11 +28,11 @@ class RowFile:
 
     Args:
         path: the file.
-        axis: the metric that counts the frames: the domain's ``axis``.
+        axis: the metric that counts frames: the domain's ``axis``.
         after: on resume, the frames of the checkpoint; later rows are cut off, since the resumed
             run computes them again.
         mark: on resume, the :meth:`mark` in the checkpoint; empty if the checkpoint has none.
-        run: the id of the run, with which each line begins.
+        run: the run's id; each line begins with it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RowFile:
     def mark(self) -> dict[str, object]:
         """Sync the file to the disk; return the number of its ``bytes`` and their ``sha256``.
 
-        The digest is updated with each row, so that a checkpoint does not have to read the file.
+        Each row updates the digest, so that no checkpoint has to read the file.
         """
         if self._file is None:
             return {"bytes": 0}
@@ -91,12 +91,12 @@ class RowFile:
 
 
 def read_rows(path: Path, say: Callable[[str], None] = warn) -> list[Row]:
-    """Read the rows of a ``metrics.jsonl``, see :func:`each_row`."""
+    """Read the rows of a ``metrics.jsonl`` by :func:`each_row`."""
     return list(each_row(read_plain(path).split(b"\n"), path, say))
 
 
 def rows_so_far(run: Path) -> list[Row]:
-    """The rows of a run, empty without a file; bad lines are skipped silently."""
+    """Read the rows of a run, [] without a file; skip bad lines silently."""
     path = run / "metrics.jsonl"
     return read_rows(path, say=lambda line: None) if path.is_file() else []
 
@@ -104,11 +104,11 @@ def rows_so_far(run: Path) -> list[Row]:
 def each_row(
     lines: Sequence[bytes], path: Path, say: Callable[[str], None] = warn
 ) -> Iterator[Row]:
-    """The rows among the lines of a ``metrics.jsonl``, without the id of their run.
+    """Yield the rows among the lines of a ``metrics.jsonl``, without the run's id.
 
-    Skips lines that are no row; then rows of a different run than the manifest's, and rows whose
-    iteration is not above the previous row's. ``say`` receives one line on the former and one on
-    the latter. A partial last line, being written or cut by a kill, is skipped silently.
+    Skips bad lines, and rows that are out of order or of a run other than the manifest's. At the
+    end, calls ``say`` with a message for the skipped lines, and with one for the skipped rows. A
+    partial last line, which a running or killed process may leave, is skipped silently.
     """
     run, last = run_id(path.parent), -1.0
     bad, other = [], []
@@ -128,13 +128,13 @@ def each_row(
 
 
 def parse_row(line: bytes) -> Row | None:
-    """Parse a line into a row of names and numbers (or null); None if it is anything else."""
+    """Parse a line as a row: name -> number or null; return None if the line is no row."""
     row = {name: value for name, value in (_parse(line) or {"": ""}).items() if name != RUN}
     return row if all(map(_is_value, row.values())) else None
 
 
 def run_named_in(line: bytes, run: str | None, unnamed: str | None = None) -> object:
-    """The id of the run in a line; ``unnamed`` if it has none. ``run`` is the expected id."""
+    """Return the run's id in a line, or ``unnamed`` if it has none; ``run`` is the expected id."""
     if run is None or f'"{run}"'.encode() in line[:64]:  # avoids parsing a long line
         return run
     return (_parse(line) or {}).get(RUN, unnamed)
@@ -142,25 +142,25 @@ def run_named_in(line: bytes, run: str | None, unnamed: str | None = None) -> ob
 
 def _is_value(value: object) -> bool:
     if isinstance(value, int):
-        return value.bit_length() < 1024  # else it does not fit a float
+        return value.bit_length() < 1024  # otherwise it does not fit a float
     return value is None or isinstance(value, float)
 
 
 def report_lines(
     path: Path, numbers: Sequence[int], say: Callable[[str], None] = warn, what: str = "no row"
 ) -> None:
-    """Report in one line which lines of a file are left out, if any."""
+    """Report in one message which lines of a file are skipped, if any."""
     if numbers:
         named = ", ".join(map(str, numbers[:_MOST_NAMED])) + ", ..." * (len(numbers) > _MOST_NAMED)
         say(f"{path}: left out: line{'s' * (len(numbers) > 1)} {named}: {what}")
 
 
 def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
-    """Cut off the rows after a checkpoint; keep everything before it, bad lines too.
+    """Cut off the rows after a checkpoint; keep all lines before it, even bad ones.
 
     Args:
         path: the file.
-        axis: the name of the frames in a row.
+        axis: the metric that counts frames.
         after: the frames of the checkpoint.
         mark: the :meth:`RowFile.mark` in the checkpoint; if the file has changed since, the rows'
             frames decide where to cut.
@@ -188,7 +188,7 @@ def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
 
 
 def _end_of_kept(content: bytes, axis: str, after: int) -> tuple[int, list[int]]:
-    """Find by frames the byte where a checkpoint's rows end, and the bad lines before it."""
+    """Find the length in bytes of the rows up to ``after`` frames, and the bad lines among them."""
     lines = content.split(b"\n")
     values = [(_parse(line) or {}).get(axis) for line in lines]
     frames = [value if isinstance(value, int | float) else None for value in values]
@@ -196,7 +196,7 @@ def _end_of_kept(content: bytes, axis: str, after: int) -> tuple[int, list[int]]
     later = [n for n, each in enumerate(frames) if each is not None and each > after]
     least, most = max(before, default=0), min(later, default=len(frames))
     reached = after == 0 or (least > 0 and frames[least - 1] == after)
-    kept = least if reached else max(least, most)  # lose no row before the checkpoint
+    kept = least if reached else max(least, most)  # if in doubt, keep more lines
     bad = [n for n, each in enumerate(frames[:kept], 1) if each is None]
     return sum(len(line) + 1 for line in lines[:kept]), bad
 

@@ -1,4 +1,4 @@
-"""Starts a run in its own folder, and removes the folder again if no run begins in it."""
+"""Starts a run in its own folder, and cleans the folder up if no run begins in it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from klrl.runs.owner import OwnedElsewhere
 
 
 class OwnFolder:
-    """The folder of a run or of a sweep, made if it is missing.
+    """The folder of a run or of a sweep; :meth:`make` makes it if it is missing.
 
     Args:
-        given: its path; None for a new one below ``outputs/``.
-        setting: where the path was given, for error messages.
+        given: the folder's path; None for a new folder below ``outputs/``.
+        setting: the setting that gave the path, for error messages.
         suffix: the end of a new folder's name.
     """
 
@@ -28,22 +28,22 @@ class OwnFolder:
         self.path = Path(given) if given is not None else new_path(suffix)
         try:
             self.holds_run = given is not None and any(self.path.glob("**/manifest.json"))
-            # Entries that the folder had before, which stay; None for a new folder.
+            # Files and folders that ``remove_unstarted`` keeps; None if the folder is new.
             self._before = set(self.path.iterdir()) if self.path.is_dir() else None
         except OSError as error:
             raise ConfigError(f"{setting}: cannot be read: {error}") from error
         self._new = [each for each in (self.path, *self.path.parents) if not each.exists()]
 
     def make(self) -> None:
-        """Make the folder; ``remove_unstarted`` removes it, even after a signal in ``make``."""
+        """Make the folder; ``remove_unstarted`` works even if a signal interrupts this method."""
         try:
-            # Two runs never share a new folder, whose name has the microsecond.
+            # A new folder's name contains the microsecond; if it exists, another run made it.
             self.path.mkdir(parents=True, exist_ok=self._given is not None)
         except OSError as error:
             raise ConfigError(f"{self._setting}: cannot be written: {error}") from error
 
     def remove_unstarted(self) -> None:
-        """Remove new files and folders, unless a run began."""
+        """Unless a run began, remove the files and folders that were added."""
         if not self.path.is_dir() or any(self.path.glob("**/manifest.json")):
             return
         for path in set(self.path.iterdir()) - (self._before or set()):
@@ -66,13 +66,13 @@ def run_in_folder(
     argv: Sequence[str] | None = None,
     callbacks: Sequence[object] = (),
 ) -> Path:
-    """Run a checked job in a folder, which is removed again if the job does not begin.
+    """Run a checked job in a folder; clean the folder up if no run begins.
 
     Args:
-        given: the folder; None for a new one below ``outputs/``.
+        given: the folder; None for a new folder below ``outputs/``.
         config: the job.
-        overrides: as on the command line; None where the config was given directly.
-        setting: the folder's name in error messages.
+        overrides: the job's overrides; None if ``config`` was not made from overrides.
+        setting: the setting that gave the folder, for error messages.
         argv: the command line that started the job; by default built from the overrides.
         callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
     """
@@ -87,7 +87,7 @@ def run_in_folder(
             loop = importlib.import_module("klrl.train.loop")  # klrl.train imports klrl.runs
         loop.start(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
     except OwnedElsewhere:
-        raise  # the files in the folder belong to another process
+        raise  # another process owns the files in the folder
     except BaseException:
         folder.remove_unstarted()
         raise

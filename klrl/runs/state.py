@@ -1,4 +1,4 @@
-"""Encodes a component's state for files: structure and numbers as JSON, tensors as safetensors."""
+"""Encodes a component's state for files: tensors as safetensors, all else as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Component(Protocol):
     """An object whose state a checkpoint stores by name."""
 
     def state_dict(self) -> State:
-        """The state that a resumed run needs."""
+        """Return the state that a resumed run needs."""
 
     def load_state_dict(self, state: State, /) -> object:
         """Restore the state."""
@@ -42,7 +42,7 @@ class Component(Protocol):
 def encode(value: object, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:
     """Encode a state as JSON values; add its tensors to ``tensors``, named by their path of keys.
 
-    Numbers, strings, True, False and None are unchanged; any other value becomes a mapping with a
+    Numbers, strings, booleans and None are unchanged; any other value becomes a mapping with a
     ``kind``.
     """
     if isinstance(value, Tensor):
@@ -53,7 +53,7 @@ def encode(value: object, tensors: dict[str, Tensor], path: tuple[str, ...] = ()
         return {"kind": "tensor", "key": name}
     if isinstance(value, Mapping):
         items = [[key, encode(item, tensors, (*path, str(key)))] for key, item in value.items()]
-        metadata = getattr(value, "_metadata", None)  # versions, in a module's state_dict
+        metadata = getattr(value, "_metadata", None)  # a module's state_dict has versions there
         if metadata is None:
             return {"kind": "dict", "items": items}
         return {"kind": "ordered_dict", "items": items, "metadata": encode(metadata, {})}
@@ -68,7 +68,7 @@ def encode(value: object, tensors: dict[str, Tensor], path: tuple[str, ...] = ()
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Restore the state that :func:`encode` encoded."""
+    """Return the state that :func:`encode` encoded as ``value`` and ``tensors``."""
     if not isinstance(value, dict):
         return value
     kind = value["kind"]
@@ -89,10 +89,10 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """Yield a safetensors file in chunks, without a second copy of all tensors in memory.
 
-    ``safetensors.torch.save_file`` refuses tied and non-contiguous tensors, and does not return the
-    bytes that it writes, which the caller hashes.
+    ``safetensors.torch.save_file`` refuses tied and non-contiguous tensors. It also does not return
+    the bytes that it writes, but the caller has to hash them.
     """
-    # The widest dtypes first, so that each tensor begins at a multiple of its element size.
+    # Write the widest dtypes first, so that each tensor begins at a multiple of its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = {}, 0
     for name, tensor in ordered:

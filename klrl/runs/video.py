@@ -1,4 +1,4 @@
-"""Films an episode: an MP4 in full size, and a small GIF."""
+"""Films an episode as an MP4 in full size and as a small GIF."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from klrl.runs.machine import require
 if TYPE_CHECKING:
     import numpy as np
 
-#: A GIF's width in pixels, and its pictures per second: many viewers play no more.
+#: A GIF's largest width and height in pixels; its pictures per second: many viewers play no more.
 _WIDTH, _SPEED = 320, 20
 
 
@@ -71,7 +71,7 @@ class Camera:
         import numpy as np
         from PIL import Image
 
-        # The MP4 needs even numbers of rows and columns: an odd last one is repeated.
+        # An MP4 needs an even height and width: if odd, repeat the last row or column.
         odd = ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0))
         self._film.append_data(np.pad(picture, odd, mode="edge"))
         if self._taken % self._every == 0:
@@ -96,7 +96,7 @@ class Camera:
 
 @contextmanager
 def filming(folder: Path, name: str) -> Iterator[Camera]:
-    """A camera for ``NAME.mp4`` and ``NAME.gif``; if filming fails, earlier files stay."""
+    """Open a camera for ``NAME.mp4`` and ``NAME.gif``; if filming fails, keep the earlier files."""
     make_folder(folder)
     with replacing(folder / f"{name}.mp4") as mp4, replacing(folder / f"{name}.gif") as gif:
         camera = Camera(mp4, gif)

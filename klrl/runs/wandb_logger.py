@@ -1,4 +1,4 @@
-"""``logger=wandb``: a wandb run per job, offline if the server does not accept it."""
+"""``logger=wandb``: logs each job to a wandb run, offline if the server does not accept it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from klrl.runs.loggers import LoggedRun, Logger, Samples, Video
 from klrl.runs.machine import wandb_mode
 from klrl.runs.metrics import Row, metrics_of
 
-#: Seconds that wandb's server has to accept a new run, and to receive the last uploads at the end.
+#: Time limits in seconds: for wandb's server to accept a new run, and to receive the last uploads.
 _INIT_SECONDS, _FINISH_SECONDS = 20.0, 120.0
 
 
@@ -28,16 +28,16 @@ class WandbLogger(Logger):
         self._table: dict[str, object] = {}
 
     def log(self, row: Row) -> None:
-        """Log one row, together with the last table of responses."""
+        """Log one row, and the table of responses of its iteration."""
         self._run.log({**row, **self._table})
         self._table = {}
 
     def log_samples(self, samples: Samples) -> None:
-        """Make a table of responses; it is logged with the next row."""
+        """Make a table of responses, which :meth:`log` logs with the next row."""
         import wandb
 
         names = list(samples[0])
-        # Lists become text, since a column has one type.
+        # Convert lists to text, since a column must have a single type.
         rows = [
             [json.dumps(x) if isinstance(x := sample[n], list | dict) else x for n in names]
             for sample in samples
@@ -55,9 +55,9 @@ class WandbLogger(Logger):
 
 @contextmanager
 def wandb_run(config: WandbConfig, logged: LoggedRun) -> Iterator[Sequence[Logger]]:
-    """``logger=wandb``: one wandb run per job; an exception inside marks the run as failed.
+    """``logger=wandb``: open a wandb run; an exception in the context marks it as failed.
 
-    Without a server the run is logged offline; if wandb itself fails, klrl logs nothing to wandb.
+    Without a server, the run is logged offline. If wandb itself fails, the job runs without it.
     """
     run = logged.guard.call(WandbLogger.part, _open_run, config, logged)
     # Not `with run`: wandb would print its own traceback, even for Ctrl-C.
@@ -76,7 +76,7 @@ def wandb_run(config: WandbConfig, logged: LoggedRun) -> Iterator[Sequence[Logge
 
 
 def _open_run(config: WandbConfig, logged: LoggedRun) -> Any:
-    """Open a wandb run and define its metrics; offline if the server does not accept the run."""
+    """Open a wandb run, offline if the server does not accept it; define the run's metrics."""
     mode = wandb_mode(config.mode)
     try:
         run = _init(config, logged, mode)
@@ -91,9 +91,9 @@ def _open_run(config: WandbConfig, logged: LoggedRun) -> Any:
     axis = logged.domain.axis
     for metric in metrics_of(logged.domain).values():
         step = None if metric.name == axis else axis
-        # Counts are hidden: their charts are straight lines.
+        # Hide counts: most of their charts are straight lines.
         run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
-    run.define_metric("*", step_metric=axis)  # the undeclared table of responses
+    run.define_metric("*", step_metric=axis)  # for the table of responses, which is not declared
     return run
 
 
@@ -126,7 +126,7 @@ def _init(config: WandbConfig, logged: LoggedRun, mode: Any) -> Any:
 
 
 def _end_service() -> None:
-    """End wandb's service, which would keep the run's id in use and print a traceback at exit."""
+    """End wandb's service, which otherwise keeps the run's id in use and prints a traceback."""
     import wandb
 
     with suppress(Exception):

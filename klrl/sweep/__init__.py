@@ -1,9 +1,9 @@
-"""Sweeps: many jobs in one folder; a stopped sweep can be resumed.
+"""Runs sweeps: many jobs in one folder; a stopped sweep can be resumed.
 
-``jobs.py`` defines a job and its status, ``worker.py`` runs a job, ``supervisor.py`` starts and
-restarts jobs, on the backends of ``launchers.py``, ``queue.py`` (SLURM; its commands:
-``slurm.py``) and ``cluster.py`` (Ray). ``search.py`` chooses jobs by results so far, ``ledger.py``
-prints and records, ``sweep_file.py`` reads and writes ``sweep.json``. ``run.py`` checks and runs
-the whole sweep and handles signals. ``plan.py`` lists its jobs. Only ``worker.py`` imports torch,
-when it runs a job.
+``run.py`` checks and runs a sweep, and handles signals. ``jobs.py`` defines a job and its status;
+``worker.py`` runs a job. ``supervisor.py`` starts and restarts jobs on a backend from
+``launchers.py``, ``queue.py`` (SLURM, by the commands in ``slurm.py``) or ``cluster.py`` (Ray).
+``search.py`` chooses jobs by the results so far. ``ledger.py`` prints and records results;
+``sweep_file.py`` reads and writes ``sweep.json``. ``plan.py`` lists the jobs without running them.
+No module imports torch when it is imported.
 """

@@ -1,7 +1,7 @@
 """``launcher=ray``: runs jobs as tasks of a Ray cluster, which may lose machines.
 
 klrl restarts lost jobs itself: Ray would restart a job a fixed number of times, and print a page
-each time. The owner file in the run folder shows whether a lost process is dead.
+each time. The owner file in a run folder tells whether the process of a lost job is dead.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from klrl.sweep.jobs import Job, Notice, Outcome
 from klrl.sweep.supervisor import Backend, Event, Lost, supervise, without_outcome
 from klrl.sweep.worker import run_logged
 
-#: Seconds between polls for outcomes, and between counts of the machines.
+#: Seconds between polls for outcomes, and between checks of the machines.
 _POLL, _LOOK = 0.2, 2.0
-#: Seconds that klrl waits for the head of a cluster; after 60 s Ray would end klrl's process.
+#: Seconds to wait for the cluster's head node; after 60 s, Ray would end klrl's process.
 _HEADLESS = 30
 
 
@@ -61,7 +61,8 @@ class _Tasks(Backend):
     def __init__(self, config: RayLauncherConfig, started: Any, gpus: float) -> None:
         self._config, self._ray, self._gpus = config, started, gpus
         same = {"num_cpus": config.cpus_per_job, "max_retries": 0}
-        # A process keeps its first GPU, even if Ray assigns a different one to its next job.
+        # With GPUs, a process runs a single job (max_calls=1): it would use the same GPU for the
+        # next job, even if Ray assigned a different one.
         self._tasks = {
             share: started.remote(num_gpus=share, max_calls=int(share > 0), **same)(run_logged)
             for share in (0.0, gpus)
@@ -87,14 +88,14 @@ class _Tasks(Backend):
         self._notices.clear()
 
     def _ready(self) -> Sequence[object]:
-        """Wait for all tasks, at most ``_POLL`` seconds; return those that have ended."""
-        if not self._running:  # all open jobs may still be running elsewhere
+        """Wait until all tasks end, at most ``_POLL`` seconds; return the ended tasks."""
+        if not self._running:  # the open jobs wait until their lost processes are dead
             time.sleep(_POLL)
             return ()
         try:
             tasks = list(self._running)
             ready: list[object] = self._ray.wait(tasks, num_returns=len(tasks), timeout=_POLL)[0]
-        except SystemError as error:  # Ray wraps an exception of a signal handler in it
+        except SystemError as error:  # Ray wraps a signal handler's exception in this
             raise error.__cause__ or error from None
         return ready
 
@@ -107,7 +108,7 @@ class _Tasks(Backend):
             *(errors.LocalRayletDiedError, errors.ObjectLostError),
         ):
             return Lost(job)
-        except errors.TaskCancelledError:  # by ``stop``
+        except errors.TaskCancelledError:  # ``stop`` cancelled the task
             return without_outcome(job)
         except errors.RayError as error:
             told = f"{type(error).__name__}: {last_line(error)}; see {job.log.name}"
@@ -116,9 +117,9 @@ class _Tasks(Backend):
         return Lost(job) if outcome.status == "interrupted" and by_machine else outcome
 
     def stop(self) -> Iterator[Event]:
-        """Stop the jobs on other machines; those on this machine got the signal themselves.
+        """Stop the jobs on other machines: Ray raises SIGINT, and they end with a checkpoint.
 
-        Ray raises SIGINT in their processes, and they end with a checkpoint.
+        Jobs on this machine already received the signal.
         """
         self._stopping, count = True, 0
         for handle, job in self._running.items():
@@ -134,7 +135,7 @@ class _Tasks(Backend):
             self._ray.cancel(handle, force=True)
 
     def _check_machines(self) -> None:
-        """Raise a WorkerError if machines or the head have been missing for too long."""
+        """Raise a WorkerError if the machines or the head node have been missing for too long."""
         away = _headless(self._ray)
         missing = away or (self._no_room() if self._running else None)
         if missing is None:
@@ -150,7 +151,7 @@ class _Tasks(Backend):
             )
 
     def _no_room(self) -> str | None:
-        """An error message if no living machine is large enough for a job, else None."""
+        """Return an error message if no living machine is large enough for a job, else None."""
         cpus = self._config.cpus_per_job
         gpus = self._gpus * any(job.placed for job in self._running.values())
         if _room(self._ray, cpus, gpus):
@@ -182,15 +183,15 @@ def _check_address(address: str | None, setting: str) -> None:
 
 @contextmanager
 def _quiet_ray(address: str | None, **options: object) -> Iterator[ModuleType]:
-    """Start or join Ray as :func:`start_ray` does, silence its output, and shut it down at the end.
+    """Start or join Ray by :func:`start_ray`, silence its output, and shut it down at the end.
 
-    Ray prints a paragraph about each process or machine that dies, and has no setting against that;
-    klrl reports what was lost.
+    Ray prints a paragraph about each process or machine that dies, and no setting prevents that.
+    klrl reports lost jobs itself.
 
     Raises:
         WorkerError: Ray does not start, or the cluster cannot be joined.
     """
-    # klrl raises the first of several processes' errors; Ray would print the others.
+    # If several processes fail, klrl raises the first error, and Ray would print all others.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     import ray._private.worker as worker
 
@@ -206,9 +207,9 @@ def _quiet_ray(address: str | None, **options: object) -> Iterator[ModuleType]:
 
 
 def _headless(ray: ModuleType) -> str | None:
-    """The error message if the head of the cluster does not answer, else None.
+    """Return an error message if the cluster's head node does not answer, else None.
 
-    Any other call to Ray would block until the head answers.
+    Connect to its port: most calls to Ray would block until the head node answers.
     """
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     try:
@@ -219,7 +220,7 @@ def _headless(ray: ModuleType) -> str | None:
 
 
 def _room(ray: ModuleType, cpus: float, gpus: float = 0) -> int:
-    """Count the jobs, of ``cpus`` and ``gpus`` each, that fit on the living machines if idle."""
+    """Count the jobs that fit on the living machines, if idle; each needs ``cpus`` and ``gpus``."""
     return sum(
         min(
             int(node["Resources"].get(kind, 0) / each + 1e-9)

@@ -19,7 +19,7 @@ from klrl.sweep.sweep_file import SweepFile
 class Job:
     """All that a process needs to run one job, on this machine or another."""
 
-    name: str  # of its folder
+    name: str  # the folder's name
     folder: Path  # absolute
     overrides: tuple[str, ...]
     config: JobConfig
@@ -27,7 +27,7 @@ class Job:
     cwd: Path  # base of relative paths in the settings
     host: str  # the machine on which its preflight checks passed
     note: str = ""  # why the folder's name ends with a hash; else empty
-    queued: str | None = None  # its id in SLURM's queue, if it is there already
+    queued: str | None = None  # its id in SLURM's queue, if it is already queued
 
     @property
     def identity(self) -> Identity:
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def placed(self) -> bool:
-        """Whether a launcher may choose its CUDA device."""
+        """True if a launcher may choose the job's CUDA device."""
         return self.config.device in ("auto", "cuda")
 
     @property
@@ -49,8 +49,8 @@ class Job:
 class Outcome:
     """How a job ended.
 
-    The status is finished, interrupted, failed, refused (before anything was recorded), waiting
-    (not started), or running elsewhere.
+    The status is finished, interrupted, failed, refused (nothing was recorded), waiting (not
+    started), or running elsewhere (in another process).
     """
 
     name: str
@@ -62,35 +62,35 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Notice:
-    """A line for the user while jobs run."""
+    """An event: a line for the user."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class Queued:
-    """An event: jobs were submitted to SLURM; name -> id in its queue."""
+    """An event: jobs were submitted to SLURM; job's name -> id in the queue."""
 
     ids: Mapping[str, str]
 
 
-#: States of jobs when a sweep starts, in the words that the sweep prints.
+#: States of jobs when a sweep starts, as the sweep prints them.
 FINISHED, ELSEWHERE, QUEUED, BEGUN, NEW = (
     *("finished before", "running in another process", "in the queue already"),
     *("to resume", "to start"),
 )
-#: States of the jobs to run now, in this order.
+#: States of the jobs that the sweep runs, in this order.
 OPEN = (QUEUED, BEGUN, NEW)
 
 
 def recorded_identity(run: RunFolder) -> Identity:
-    """Read the identity of a run that has begun."""
+    """Read the identity of a run's job from its manifest."""
     manifest = run.manifest
     return Identity(str(manifest.get("config_hash")), int(manifest.get("numerics", 0)))
 
 
 def recorded(folder: Path) -> dict[Identity, Path]:
-    """Map identity -> folder, for the runs in a sweep's folder.
+    """Map the identity of each run in a sweep's folder to the run's folder.
 
     Raises:
         ConfigError: a manifest cannot be read.
@@ -105,7 +105,7 @@ def recorded(folder: Path) -> dict[Identity, Path]:
 
 
 def by_status(jobs: Iterable[Job]) -> dict[str, list[Job]]:
-    """Group the jobs by state, from their folders' manifests."""
+    """Group the jobs by state, as their folders' manifests give it."""
     result: dict[str, list[Job]] = {each: [] for each in (FINISHED, ELSEWHERE, *OPEN)}
     known = {"finished": FINISHED, "running": ELSEWHERE, "": NEW}
     for job in jobs:
@@ -123,12 +123,13 @@ def counted(status: Mapping[str, Sequence[Job]]) -> str:
 
 
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
-    """Find each job's folder by identity, if it began or is in ``sweep.json``; else name a new one.
+    """Make the jobs of a sweep, and choose their folders.
 
-    If a different job has the new name already, the hash of the settings is appended.
+    A job that began, or is in ``sweep.json``, keeps its folder. Any other job gets a new folder,
+    called by its name; if a different job has that folder, the hash of the settings is appended.
 
     Args:
-        folder: the sweep's.
+        folder: the sweep's folder.
         named: name, overrides and checked settings of each job; duplicates are dropped.
     """
     known = recorded(folder)
@@ -161,7 +162,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
 
 
 def _own_folder(path: Path, key: Identity, taken: Mapping[Path, Identity]) -> tuple[Path, str]:
-    """Return a new folder for a job whose folder another job has, and a line that says so."""
+    """Return a new folder for a job, since another job has ``path``; and a line for the user."""
     run = RunFolder(path)
     if taken[path].settings == key.settings:
         version = f"klrl {run.manifest.get('klrl')}" if run.exists else "another klrl"

@@ -1,9 +1,9 @@
 """Runs a sweep's jobs by the chosen launcher; a new launcher is a function and a registry line.
 
-A launcher takes jobs and yields each job's outcome when it ends, and notices meanwhile. The
-generator is closed early if a second signal stops the sweep. Launchers that run jobs in other
-processes are backends of ``supervisor.py``: ``queue.py`` has the backend of ``launcher=submitit``,
-``cluster.py`` that of ``launcher=ray``.
+A launcher is a generator: it takes jobs, and yields notices and each job's outcome. If a second
+signal stops the sweep, the generator is closed early. A launcher that runs jobs in other processes
+passes a backend to ``supervisor.py``. The launchers ``submitit`` and ``ray`` are in ``queue.py``
+and ``cluster.py``.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[
 
 
 class _Pool(Backend):
-    """Processes that run many jobs each. If a process dies, loky ends the others, too."""
+    """Runs jobs in a pool of loky processes. If a process dies, loky ends the others, too."""
 
     def __init__(self, n_jobs: int, locks: Path, slots: Sequence[int]) -> None:
         self._n_jobs, self._locks, self._slots = n_jobs, locks, slots
         self._waiting: dict[str, Job] = {}  # jobs without an outcome, by name
         self._suspects: set[str] = set()
-        self._outcomes: Generator[Outcome] | None = None  # of the pool that runs now
-        self._together: set[str] = set()
+        self._outcomes: Generator[Outcome] | None = None  # of the current pool
+        self._together: set[str] = set()  # names of the current pool's jobs
         self._began = 0.0
 
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Sequence[Event]:
@@ -58,7 +58,7 @@ class _Pool(Backend):
     def poll(self) -> Iterator[Event | Lost]:
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        if not self._waiting:  # all open jobs may still be running elsewhere
+        if not self._waiting:  # the open jobs wait until their lost processes are dead
             time.sleep(0.2)
             return
         if self._outcomes is None:
@@ -81,11 +81,11 @@ class _Pool(Backend):
         from joblib import Parallel, delayed
 
         suspect = next((job for name, job in self._waiting.items() if name in self._suspects), None)
-        # With n_jobs=1 joblib would run the job in this process, which a suspect may kill.
+        # With n_jobs=1, joblib would run the job in this process, and a suspect could kill it.
         n_jobs = self._n_jobs if suspect is None else 2
         pool = Parallel(n_jobs=n_jobs, backend="loky", return_as="generator_unordered")
         self._began = time.time()
-        # A list: joblib reads it while outcomes are removed from ``_waiting``.
+        # Copy ``_waiting``: joblib reads the jobs while ``poll`` removes ended ones.
         together = list(self._waiting.values()) if suspect is None else [suspect]
         self._together = {job.name for job in together}
         run, also = delayed(run_for), (self._locks, self._slots)
@@ -93,7 +93,7 @@ class _Pool(Backend):
         return outcomes
 
     def _runs(self, job: Job) -> bool:
-        """Whether a job's log was opened since the start; the disk's clock may be a second late."""
+        """Return True if a job's log was opened since the pool started, give or take a second."""
         return job.log.exists() and job.log.stat().st_mtime > self._began - 1
 
     def close(self) -> None:

@@ -19,20 +19,20 @@ from klrl.sweep.sweep_file import JobEntry, SweepFile
 
 
 class Ledger:
-    """The jobs of a sweep and their status; ``argv``: the sweep's arguments after ``klrl``."""
+    """The jobs of a sweep and their status. ``argv``: the sweep's arguments after ``klrl``."""
 
     def __init__(self, folder: Path, argv: Sequence[str]) -> None:
         self._folder = folder
-        self.before = SweepFile.read(folder)  # entries that ``sweep.json`` keeps
+        self.before = SweepFile.read(folder)  # the contents of ``sweep.json`` before this start
         self._command = shlex.join(["python", "-m", "klrl", *argv])
         self.jobs: dict[str, Job] = {}
         self._entries: dict[str, JobEntry] = {}
         self._seconds: dict[str, float] = {}
-        #: A line for each job whose folder contains a different run than ``sweep.json`` says.
+        #: A line for each job whose folder contains a different run than ``sweep.json`` records.
         self.notes: list[str] = []
 
     def set(self, job: Job, status: str) -> None:
-        """Store a job with its status before anything runs."""
+        """Add a job with its status before the sweep runs jobs."""
         queue, before = next(
             ((e.queue, e.run) for e in self.before.entries if e.name == job.name), (None, None)
         )
@@ -55,7 +55,7 @@ class Ledger:
         self.write()
 
     def queued(self, ids: Mapping[str, str]) -> None:
-        """Store the ids of jobs in SLURM's queue at once: a restarted sweep needs them."""
+        """Store the jobs' ids in SLURM's queue in ``sweep.json``: a restarted sweep needs them."""
         for name, queue in ids.items():
             self._store(name, queue=queue)
         self.write()
@@ -64,7 +64,7 @@ class Ledger:
         self._entries[name] = replace(self._entries[name], **told)  # type: ignore[arg-type]
 
     def status(self, name: str) -> str:
-        """The status of a job."""
+        """Return the status of a job."""
         return self._entries[name].status
 
     def write(self) -> None:
@@ -74,7 +74,7 @@ class Ledger:
     def table(self) -> str:
         """Format one line per job; finished jobs come first."""
         domains = [domain_of(job.config) for job in self.jobs.values()]
-        # ``frames/samples`` for jobs of both domains.
+        # The head is ``frames/samples`` if the sweep has jobs of both domains.
         axis = "/".join(dict.fromkeys(domain.axis for domain in domains))
         score = "/".join(dict.fromkeys(domain.score for domain in domains))
         heads = ("job", "state", axis, "time", score, METRICS[_KL].short, "")
@@ -91,7 +91,7 @@ class Ledger:
             frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
             score = _shown(final_return(last_recorded(rows)), "eval/return", domain)
             kl = _shown(rows[-1].get(_KL), _KL, domain)
-            # An evaluation before the first iteration has its own row, without this time.
+            # The row of an evaluation before the first iteration has no ``time/iteration``.
             timed = sum(row.get("time/iteration", 0.0) for row in rows)
             seconds = timed if seconds is None else seconds
         took = "" if seconds is None else duration(seconds)
@@ -106,7 +106,7 @@ class Ledger:
         print(f"{head}{jobs}: {', '.join(parts)}; sweep folder: {self._folder}", flush=True)
 
 
-#: The KL column of the table.
+#: The metric in the table's column of KLs.
 _KL = "kl/ref/exact"
 
 
@@ -120,7 +120,7 @@ def _shown(value: float | None, name: str, domain: Domain) -> str:
 
 
 def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
-    """Format the line that is printed when a job in its own process ends."""
+    """Format the line that the sweep prints when a job in another process ends."""
     head = f"[{done}/{total}] {job.name}: {outcome.status}"
     if outcome.error:
         return f"{head}: {outcome.error}"

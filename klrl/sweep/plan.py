@@ -1,4 +1,4 @@
-"""``klrl plan``: checks the jobs of a command line, and prints which would run; writes nothing."""
+"""``klrl plan``: checks the jobs of a command line, and prints their states; writes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from klrl.sweep.run import check_jobs, named, sweep_settings
 
 
 def print_plan(args: argparse.Namespace) -> None:
-    """Check all jobs; print each with its state, and how many would run at a time.
+    """Check all jobs; print each job's state, and how many jobs would run at a time.
 
     Raises:
         ConfigError: a job is refused.

@@ -1,10 +1,10 @@
 """``launcher=submitit``: runs jobs in SLURM's queue, or in submitit's local processes.
 
-A job that is warned (of a time limit, a preemption) writes its checkpoint and requeues itself under
-its id. submitit only submits the jobs: klrl asks ``squeue`` for their states, since submitit asks
-SLURM's accounting, which many clusters lack, and limits the number of timeouts. A job reports its
-outcome as JSON. Someone else may have written the sweep's folder, so klrl unpickles nothing from it
-but the jobs that the sweep's process wrote into a new folder.
+If SLURM warns a job of its time limit or of a preemption, the job writes a checkpoint, and requeues
+itself under its id. submitit only submits jobs; klrl asks ``squeue`` for their states. (submitit
+would need SLURM's accounting, which many clusters lack, and would limit the number of timeouts.)
+Jobs report their outcomes as JSON files. The sweep's folder may come from a stranger, so klrl
+unpickles only jobs that the sweep's own process has just written into a new folder.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from klrl.sweep.worker import STOP_FILE, run_logged
 
 #: The folder of submitit's files, below the sweep's folder.
 SUBMISSIONS = ".submitit"
-#: Seconds between polls for outcomes, and between queries to SLURM, which serves many users.
+#: Seconds between polls for outcomes; between queries to SLURM; between those while stopping.
 _POLL, _ASK, _ASK_STOPPING = 0.5, 10.0, 1.0
 
 
 def uses_slurm(config: LauncherConfig) -> bool:
-    """Whether the jobs of a launcher go to SLURM."""
+    """Return True if a launcher submits its jobs to SLURM."""
     if not isinstance(config, SubmititConfig):
         return False
     return config.cluster == "slurm" or (config.cluster == "auto" and slurm.here())
@@ -61,13 +61,13 @@ def check_queue(config: LauncherConfig) -> None:
 
 
 def submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """Run jobs with submitit; see :mod:`klrl.sweep.launchers`."""
+    """``launcher=submitit``: run jobs with submitit, in SLURM's queue or on this machine."""
     kind = _Slurm if uses_slurm(config) else _StandIn
     return supervise(kind(config, folder), jobs, folder)
 
 
 class _StandIn(Backend):
-    """The backend of ``launcher.cluster=local``: submitit's processes on this machine."""
+    """The backend of ``launcher.cluster=local``: processes of submitit on this machine."""
 
     def __init__(self, config: SubmititConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
@@ -102,7 +102,7 @@ class _Slurm(Backend):
         self._waiting: dict[str, Job] = {}  # id -> job
         self._states: dict[str, str] = {}
         self._gone: set[str] = set()  # ids that the last call of squeue did not list
-        self._left: dict[str, str] = {}  # name -> id, of jobs that SLURM ended
+        self._left: dict[str, str] = {}  # name -> id, of jobs that SLURM ended too early
         self._asked = time.monotonic()
         self._stopping = self._interrupted = False
 
@@ -142,7 +142,7 @@ class _Slurm(Backend):
         time.sleep(_POLL)
         there: dict[str, Path] = {}
         for folder in self._submissions.iterdir():
-            with suppress(OSError):  # a listing makes a network file system show new files
+            with suppress(OSError):  # this makes a network file system show new files
                 os.utime(folder)
                 there |= {path.name: folder for path in folder.iterdir()}
         for queue, job in list(self._waiting.items()):
@@ -158,7 +158,7 @@ class _Slurm(Backend):
         states = slurm.in_queue(self._submissions)
         self._asked = time.monotonic()
         if states is None:
-            return  # SLURM's controller does not answer; jobs run on without it
+            return  # SLURM's controller does not answer; running jobs do not need it
         if self._stopping:
             active = ("RUNNING", "COMPLETING")
             mine = {queue: states[queue] for queue in self._waiting.keys() & states.keys()}
@@ -168,7 +168,7 @@ class _Slurm(Backend):
                 slurm.cancel(running, "--signal=INT")  # stops with a checkpoint, as by Ctrl-C
             self._interrupted = True
         for queue, job in list(self._waiting.items()):
-            if queue not in states and queue in self._gone:  # absent twice: a file may be late
+            if queue not in states and queue in self._gone:  # absent twice: its file may come late
                 del self._waiting[queue]
                 yield self._without_outcome(queue, job)
             elif states.get(queue) == "PENDING" and self._states.get(queue) == "RUNNING":
@@ -177,7 +177,7 @@ class _Slurm(Backend):
         self._states = states
 
     def _without_outcome(self, queue: str, job: Job) -> Outcome | Lost:
-        """Decide the outcome of a job that left the queue without reporting one."""
+        """Decide the outcome of a job that left the queue without reporting an outcome."""
         files = self._submissions.glob(f"*/{queue}_*")
         folder = next((path.parent for path in files), self._submissions)
         if (outcome := _read_outcome(folder, queue, job)) is not None:
@@ -210,7 +210,7 @@ def _outcome_file(queue: str) -> str:
 
 
 def _read_outcome(folder: Path, queue: str, job: Job) -> Outcome | None:
-    """Read the outcome that a job wrote when it ended; None if it wrote none."""
+    """Read the outcome that a job wrote when it ended; None without a readable outcome."""
     try:
         told = json.loads((folder / _outcome_file(queue)).read_bytes())
         error, seconds = told["error"], told["seconds"]
@@ -223,7 +223,7 @@ def _read_outcome(folder: Path, queue: str, job: Job) -> Outcome | None:
 def _executor(config: SubmititConfig, folder: Path, cluster: str, together: int = 1) -> Any:
     from submitit import AutoExecutor
 
-    # A new folder for each start: a job unpickles only what this process put there.
+    # Make a new folder for each submission: a job unpickles only files of this process.
     into = make_folder(submissions(folder)) / uuid4().hex
     into.mkdir(mode=0o700)
     executor = AutoExecutor(folder=into, cluster=cluster)
@@ -257,13 +257,13 @@ def settle(
     """Adopt or cancel the jobs that an earlier process of the sweep left in SLURM's queue.
 
     Args:
-        folder: the sweep's.
+        folder: the sweep's folder.
         jobs: the jobs of this command.
         before: the earlier contents of ``sweep.json``.
         config: the launcher; if it does not use SLURM, no job is adopted.
 
     Returns:
-        The jobs, with ``queued`` set for those in the queue; and lines for the user.
+        The jobs, with ``queued`` set for adopted jobs; and lines for the user.
     """
     if not submissions(folder).is_dir():
         return jobs, []
@@ -310,9 +310,9 @@ def _settled(
 
 
 def run_queued(job: Job) -> None:
-    """Run or resume a job, in the process that the queue started through submitit.
+    """Run or resume a job in the process that submitit started.
 
-    Writes the job's outcome, unless the queue will restart it.
+    Writes the job's outcome, unless the queue will restart the job.
     """
     from submitit import JobEnvironment
 
@@ -356,7 +356,7 @@ def _run_warned(job: Job) -> Outcome:
     try:
         with stop_signals(_stopped):
             outcome = run_logged(job)
-    except Interrupted as stop:  # before the run began, or after it ended
+    except Interrupted as stop:  # the signal came before the run began, or after it ended
         finished = without_outcome(job).status == "finished"
         outcome = Outcome(job.name, "finished" if finished else "interrupted", signum=stop.signum)
     # Ignore the signals that SLURM sends to all processes of a job: they would end scontrol.
@@ -370,7 +370,7 @@ def _stopped(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _starts(folder: Path, queue: str) -> list[int]:
-    """Return the frames from which each start of a job continued."""
+    """Return, for each start of a job, the frames from which it continued."""
     try:
         return [int(each) for each in json.loads((folder / f"{queue}_starts.json").read_bytes())]
     except (OSError, ValueError, TypeError):

@@ -53,14 +53,14 @@ from klrl.sweep.worker import STOP_FILE
 
 
 def run_sweep(args: argparse.Namespace) -> int:
-    """Run every unfinished job of a command line; return the exit code, 1 if a job failed.
+    """Run every unfinished job of a command line; return 0 if all jobs are finished, else 1.
 
     Args:
         args: Hydra's flags, and the overrides.
 
     Raises:
-        ConfigError: an override or a job is refused; nothing was written.
-        Interrupted: a signal arrived, and the running jobs wrote their checkpoints.
+        ConfigError: an override, the launcher or a job is refused.
+        Interrupted: a signal stopped the sweep.
     """
     sweep = split_overrides(args.overrides)
     launcher, search = sweep_settings(sweep.own, args)
@@ -84,25 +84,25 @@ def run_grid(
 def named(
     swept: Sequence[str], checked: Sequence[Checked]
 ) -> list[tuple[str, list[str], JobConfig]]:
-    """Return each job's folder name (made of the swept keys), its overrides and its settings."""
+    """Return name, overrides and settings of each job; the name contains the swept keys."""
     return [(job_name(job.overrides, swept), job.overrides, job.config) for job in checked]
 
 
 def run_jobs(
     folder: Path, jobs: Sequence[Job], launcher: LauncherConfig, ledger: Ledger
 ) -> list[Outcome]:
-    """Run the unfinished jobs; print and record each outcome as it comes.
+    """Run the unfinished jobs; print and record each outcome at once.
 
     Raises:
         ConfigError: the launcher's queue refuses the jobs, or does not answer.
-        Interrupted: a signal arrived.
+        Interrupted: a signal stopped the jobs.
         WorkerError: the launcher's cluster cannot be joined, or has no machine left.
     """
     todo = _opened(folder, jobs, launcher, ledger)
     outcomes: list[Outcome] = []
     local = launcher.name == "local"
     passing: AbstractContextManager[list[int]] = nullcontext([])
-    if not local:  # a job in this process handles signals itself
+    if not local:  # with local, the job in this process handles signals
         passing = passed_on(folder, todo, uses_slurm(launcher))
     try:
         with passing as signals:
@@ -147,7 +147,7 @@ def _take(
 def _opened(
     folder: Path, jobs: Sequence[Job], launcher: LauncherConfig, ledger: Ledger
 ) -> list[Job]:
-    """Record all jobs and print the sweep's head; return the jobs to run."""
+    """Record all jobs, print the sweep's first lines, and return the jobs to run."""
     jobs, notes = settle(folder, jobs, ledger.before, launcher)
     status = by_status(jobs)
     todo = [job for each in OPEN for job in status[each]]
@@ -166,7 +166,7 @@ def _opened(
 
 
 def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
-    """Print the closing table; return 1 if a job did not finish."""
+    """Print the closing table; return 0 if all jobs are finished, else 1."""
     refused = [o for o in outcomes if o.status == "refused"]
     if refused and not any(folder.glob("*/manifest.json")):  # no job began
         raise ConfigError(str(refused[0].error))
@@ -175,7 +175,7 @@ def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
-    """Return a sweep's flags, then its overrides."""
+    """Return the arguments of a sweep's command after ``klrl``: flags, then overrides."""
     given = {"--config-dir": args.config_dir, "--config-name": args.config_name}
     flags = [part for flag, value in given.items() if value for part in (flag, value)]
     return ["-m", *flags, *args.overrides]
@@ -183,7 +183,7 @@ def command_of(args: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
-    """While entered, lock the sweep's folder for this process; remove it if no job began.
+    """Make and lock the sweep's folder for the context; after an error, remove it if no job began.
 
     Raises:
         OwnedElsewhere: another process runs the sweep.
@@ -198,7 +198,7 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
         with _locked(folder.path / ".lock", setting):
             yield folder.path
     except OwnedElsewhere:
-        raise  # another process owns the files there
+        raise  # another process owns the files in the folder
     except (ConfigError, KeyboardInterrupt, Interrupted):
         folder.remove_unstarted()
         raise
@@ -223,12 +223,12 @@ def _locked(path: Path, setting: str) -> Iterator[None]:
 
 @contextmanager
 def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iterator[list[int]]:
-    """While entered, a first signal asks running jobs to stop; a second stops the sweep at once.
+    """In the context, a first signal asks running jobs to stop; a second stops the sweep at once.
 
     Args:
-        folder: the sweep's.
+        folder: the sweep's folder.
         jobs: the jobs that may be running.
-        by_queue: whether the jobs are in a queue, which passes the signal on.
+        by_queue: True if the jobs are in SLURM's queue; then its backend stops them.
 
     Yields:
         The signals received so far.
@@ -239,7 +239,7 @@ def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iter
         if any(stops_at_once(signum, before) for before in received):
             raise Interrupted(signum)
         received.append(signum)
-        if len(received) > 1:  # the first signal printed a notice and stopped the jobs
+        if len(received) > 1:  # the first signal has already stopped the jobs
             return
         with suppress(OSError):  # as on a full disk; still stop the jobs
             to_append(folder / STOP_FILE).close()
@@ -275,7 +275,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
     """Check every job before the first runs; check the machine once per kind of job.
 
     Raises:
-        ConfigError: a job cannot run; names the first such job.
+        ConfigError: a job cannot run.
     """
     composer = Composer(args.config_dir, args.config_name)
     checked = [Checked(job, composer.job_config(job)) for job in jobs]
@@ -288,7 +288,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
         seen.add(machine)
     for group in GROUPS:
         of = {getattr(each.config, group).name: each.config for each in checked}
-        for config in of.values() if len(of) > 1 else ():  # if all agree, the first job checks it
+        for config in of.values() if len(of) > 1 else ():  # else the first job's start checks it
             factory(group, getattr(config, group), config.domain)
     return checked
 
@@ -296,7 +296,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
 def sweep_settings(
     own: Sequence[str], args: argparse.Namespace
 ) -> tuple[LauncherConfig, SearchConfig]:
-    """Compose the launcher and the search from the overrides of their groups.
+    """Compose the settings of the launcher and the search from their overrides.
 
     Raises:
         ConfigError: an override is refused, or a package is missing.

@@ -1,7 +1,7 @@
 """``search=optuna``: chooses the next values of a sweep by the results so far.
 
-A trial is one choice of the searched values, with a job per seed; its value is the mean over seeds.
-The study is stored in the sweep's folder, so that a search can be resumed.
+A trial is one choice of values, with a job per seed. Its result is the mean of ``search.metric``
+over seeds. The sweep's folder contains Optuna's study, so that a search can be resumed.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ STUDY_FILE = "study.journal"
 
 
 def words(values: Mapping[str, object]) -> list[str]:
-    """Format values as overrides; a float gets four digits, in the job and in its folder's name."""
+    """Format values as overrides; floats are rounded to four digits."""
     shown = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
     return [f"{key}={value}" for key, value in shown.items()]
 
 
 @dataclass(frozen=True)
 class Space:
-    """The space that a search's overrides describe."""
+    """The search space that a sweep's overrides describe."""
 
     fixed: list[str]  # overrides that every job has
     seeds: list[str]  # one override per seed of a trial
-    dimensions: dict[str, BaseDistribution]  # by setting
+    dimensions: dict[str, BaseDistribution]  # setting -> its distribution
 
     def jobs(self, values: Mapping[str, object]) -> list[list[str]]:
-        """The overrides of a trial's jobs, one job per seed."""
+        """Return the overrides of a trial's jobs, one job per seed."""
         return [[*self.fixed, *words(values), seed] for seed in self.seeds]
 
     def ends(self) -> list[list[str]]:
-        """The jobs to check first: each end of each dimension, with the others' first values."""
+        """Return jobs to check before the search, with each choice or end of each setting."""
         ends = {
             key: getattr(of, "choices", ()) or (of.low, of.high)
             for key, of in self.dimensions.items()
@@ -98,7 +98,7 @@ def _dimension(override: Override) -> BaseDistribution:
 def run_search(
     sweep: SweepOverrides, config: OptunaConfig, launcher: LauncherConfig, args: argparse.Namespace
 ) -> int:
-    """Run trials until there are ``search.trials``; return the exit code, 1 if a job failed."""
+    """Run trials until there are ``search.trials``; return 0 if all jobs are finished, else 1."""
     space = space_of(sweep.job)
     check_jobs(space.ends(), args)
     with sweep_folder(sweep) as folder:
@@ -117,7 +117,7 @@ def run_search(
 
 
 def _study(path: Path, direction: str) -> optuna.Study:
-    """Load the study of a file, or create it."""
+    """Load the study in a file, or create it."""
 
     class Held(JournalFileOpenLock):
         """No lock: this process already holds the lock of the sweep's folder."""
@@ -130,7 +130,7 @@ def _study(path: Path, direction: str) -> optuna.Study:
 
     to_append(path).close()  # refuses a link, which Optuna would follow
     with warnings.catch_warnings():
-        # Optuna may warn that the journal is experimental; it is its only file storage.
+        # Optuna may warn that the journal is experimental.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         storage = JournalStorage(JournalFileBackend(str(path), Held(str(path))))
     return optuna.create_study(
@@ -160,7 +160,7 @@ class Search:
                 f"{folder / STUDY_FILE}: the study is broken ({in_one_line(error)}); move it away"
             ) from error
         done = len(self._study.get_trials(deepcopy=False))
-        # The sampler of a resumed search must not repeat its first draws.
+        # Change the seed, so that a resumed search does not repeat its first draws.
         self._study.sampler = optuna.samplers.TPESampler(seed=config.seed + done)
 
     def _check_same(self) -> None:
@@ -182,7 +182,7 @@ class Search:
             if trial.params.keys() == self._space.dimensions.keys():
                 real += 1
                 begun += [trial] * (trial.state == TrialState.RUNNING)
-            elif trial.state == TrialState.RUNNING:  # klrl ended before the trial got its values
+            elif trial.state == TrialState.RUNNING:  # klrl ended before it chose all values
                 self._study.tell(trial.number, state=TrialState.FAIL)
         count = min(self._config.at_once, self._config.trials - real)
         return begun or [self._study.ask(self._space.dimensions) for _ in range(count)]
@@ -198,7 +198,7 @@ class Search:
         return make_jobs(self._folder, named([*self._space.dimensions, "seed"], checked))
 
     def complete(self, trial: BaseTrial, jobs: Sequence[Job], ledger: Ledger) -> str:
-        """Report a trial's mean over seeds, or its failure, to the study; return a line on it."""
+        """Store a trial's mean over seeds, or its failure, in the study; return a line to print."""
         done = [job for job in jobs if ledger.status(job.name) == "finished"]
         rows = [last_recorded(read_rows(job.folder / "metrics.jsonl")) for job in done]
         values = [row.get(self._config.metric) for row in rows]

@@ -1,4 +1,4 @@
-"""Calls SLURM's commands and parses their output, without its accounting, which is often off."""
+"""Calls SLURM's commands and parses their output; needs no accounting, which is often off."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-#: Seconds for one command; a busy controller takes many.
+#: Time limit for a command in seconds; a busy controller answers slowly.
 _TIMEOUT = 60
-#: Limit on an array if SLURM does not report its own: SLURM's default.
+#: Maximum size of an array, if SLURM does not report it: SLURM's default.
 _MAX_ARRAY = 1001
-#: States of a job that SLURM ended but that could continue.
+#: States of jobs that SLURM ended too early, and that may continue.
 CUT_SHORT = frozenset({"TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"})
 
 
 def here() -> bool:
-    """Whether this machine can submit jobs to SLURM."""
+    """Return True if this machine can submit jobs to SLURM."""
     return all(shutil.which(command) for command in ("sbatch", "srun", "squeue"))
 
 
 def in_queue(submissions: Path) -> dict[str, str] | None:
-    """List the queued jobs whose batch file is below a folder: ``{"12_3": "RUNNING"}``.
+    """Map the ids of queued jobs with a batch file below a folder to states: "12_3" -> "RUNNING".
 
-    None if SLURM does not answer.
+    Returns None if SLURM does not answer.
     """
     user = f"--user={getpass.getuser()}"
     # The batch file comes last, since its name may contain the separator.
@@ -45,14 +45,14 @@ def about(job: str) -> dict[str, str]:
 
 
 def max_array_size() -> int:
-    """Return how many jobs an array may have, at least 1."""
+    """Return the maximum number of jobs in an array, at least 1."""
     told = _ask("scontrol", "show", "config") or ""
     size = re.search(r"^MaxArraySize\s*=\s*(\d+)", told, re.MULTILINE)
     return max(int(size[1]) if size else _MAX_ARRAY, 1)
 
 
 def requeue(job: str) -> str | None:
-    """Requeue a job under its id; return the reason if SLURM refuses."""
+    """Requeue a job under its id; return the reason if SLURM refuses, else None."""
     try:
         _run("scontrol", "requeue", job)
     except (OSError, subprocess.SubprocessError) as error:
@@ -61,7 +61,7 @@ def requeue(job: str) -> str | None:
 
 
 def cancel(jobs: Iterable[str], *flags: str) -> None:
-    """Cancel jobs, running ones too."""
+    """Cancel or signal jobs by ``scancel``; ``flags`` are its options."""
     jobs = list(jobs)
     for start in range(0, len(jobs), 500):  # the length of a command line is limited
         _ask("scancel", "--quiet", *flags, *jobs[start : start + 500])
@@ -70,8 +70,8 @@ def cancel(jobs: Iterable[str], *flags: str) -> None:
 def why_stopped(job: str, restarts: str) -> str:
     """Return why SLURM signalled a job to stop; ``restarts`` is the job's SLURM_RESTART_COUNT.
 
-    ``warned``: the job still runs, or its time is over, or it is preempted; it may requeue itself.
-    ``requeued``: SLURM has already requeued the job. ``cancelled``: a person cancelled it.
+    ``warned``: the job still runs, its time is over, or it is preempted; it may requeue itself.
+    ``requeued``: SLURM has already requeued the job. ``cancelled``: a person cancelled the job.
     """
     told = about(job)
     if told.get("JobState") in ("RUNNING", "SUSPENDED", None):
@@ -79,7 +79,7 @@ def why_stopped(job: str, restarts: str) -> str:
     if told.get("Restarts", restarts) != restarts:
         return "requeued"
     over = told.get("Reason") == "TimeLimit" or told["JobState"] in CUT_SHORT
-    # While SLURM ends a job, its state does not say why.
+    # While SLURM ends a job, the state alone does not show the reason.
     return "warned" if over or told.get("PreemptTime", "None") != "None" else "cancelled"
 
 
@@ -91,7 +91,7 @@ def refusal(error: BaseException) -> str:
 
 
 def _ask(*command: str) -> str | None:
-    """Run a command; return what it prints, None if it fails."""
+    """Run a command; return its output, None if it fails."""
     try:
         return _run(*command)
     except (OSError, subprocess.SubprocessError):

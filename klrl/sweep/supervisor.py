@@ -1,7 +1,7 @@
-"""Starts jobs, polls, and restarts them while their checkpoints advance, for any launcher.
+"""Starts jobs on a backend, and restarts lost jobs while their checkpoints advance.
 
-A launcher is a :class:`Backend`: it starts processes, reports which jobs ended and why, and stops
-them. This module decides whether and when a stopped job continues.
+A :class:`Backend` starts processes, reports which jobs ended and why, and stops jobs. This module
+decides if and when a lost job restarts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ IDLE_STARTS = 3
 
 @dataclass(frozen=True)
 class Lost:
-    """A job that something else ended, such as a machine's failure, and that may be restarted."""
+    """A job that ended for an external reason, such as a machine's failure; it may be restarted."""
 
     job: Job
     why: str = "lost with their processes or machines"
-    #: Frames (samples) at each of its starts, if the supervisor did not make all of the starts.
+    #: Frames (language: samples) at each of its starts; None if the supervisor made all starts.
     starts: Sequence[int] | None = None
-    #: Whether the time limit ended it: without a new checkpoint, it would end the next start, too.
+    #: True if the time limit ended it: without a new checkpoint, a restart would end likewise.
     at_limit: bool = False
     #: Its status if it is not restarted.
     status: str = "failed"
@@ -42,20 +42,20 @@ Event = Outcome | Queued | Notice
 
 
 class Backend(Protocol):
-    """Where jobs run."""
+    """Starts and stops the processes of jobs; one class per kind of launcher."""
 
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Iterable[Event]:
         """Start or restart jobs.
 
-        A job in ``suspects`` fails if this start also ends without a new checkpoint. If a dying job
-        of this backend takes others with it, each suspect must run alone.
+        A job in ``suspects`` fails if this start also ends without a new checkpoint. If the death
+        of a job ends other jobs, too, the backend must run each suspect alone.
         """
 
     def poll(self) -> Iterable[Event | Lost]:
-        """Report what happened since the last call, after a short wait.
+        """Wait briefly, and report the events since the last call.
 
         Raises:
-            WorkerError: nothing is left to run jobs on.
+            WorkerError: no machine is left to run jobs.
         """
 
     def stop(self) -> Iterable[Event]:
@@ -67,16 +67,16 @@ class Backend(Protocol):
 
 
 def supervise(backend: Backend, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """Run jobs to their ends, in this order.
+    """Run jobs on a backend until each has an outcome.
 
     Raises:
-        WorkerError: nothing is left to run the jobs on.
+        WorkerError: no machine is left to run jobs.
     """
     yield from _Supervisor(backend, folder).run(jobs)
 
 
 class _Supervisor:
-    """Tracks which jobs are open, lost or held (perhaps running elsewhere), and their starts."""
+    """Tracks each job's starts, and which jobs are open, lost, or held for their lost process."""
 
     def __init__(self, backend: Backend, folder: Path) -> None:
         self._backend, self._folder = backend, folder
@@ -87,7 +87,7 @@ class _Supervisor:
         self._starts: dict[str, list[int]] = defaultdict(list)  # frames at each start
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
-        # queued=None: if an adopted job is held later, it must be submitted again.
+        # Clear ``queued``: if an adopted job is held later, it must be submitted again.
         self._open = {job.name: dataclasses.replace(job, queued=None) for job in jobs}
         asked = False
         try:
@@ -127,7 +127,7 @@ class _Supervisor:
                 outcome = event if isinstance(event, Outcome) else self._ended_by(event)
                 if outcome is not None:
                     del self._open[outcome.name]
-                    # The signal ended this job, but not the sweep.
+                    # Drop the signal: it ended this job, but not the sweep.
                     yield dataclasses.replace(outcome, signum=None)
 
     def _ended_by(self, lost: Lost) -> Outcome | None:
@@ -142,20 +142,20 @@ class _Supervisor:
         return Outcome(lost.job.name, lost.status, f"{error}; see {lost.job.log.name}")
 
     def _is_owned(self, outcome: Outcome) -> bool:
-        """Whether a restarted job could not start since its lost process may still be running."""
+        """Return True if a restarted job was refused, since its lost process may still run."""
         again = len(self._starts[outcome.name]) > 1
         return outcome.status == "running elsewhere" and again and not self._stopping
 
     def _hold(self, name: str) -> Iterator[Notice]:
         job = self._held[name] = self._open[name]
-        self._starts[name].pop()  # that start did not run
+        self._starts[name].pop()  # the refused start does not count
         owner = read_owner(job.folder)
         if owner is not None and name not in self._announced:
             self._announced.add(name)
             yield Notice(f"{name}: waits until {owner} is known to be dead")
 
     def _start_again(self) -> Iterator[Event]:
-        """Restart lost jobs, and held jobs whose owner is dead."""
+        """Restart lost jobs, and held jobs whose lost process is dead."""
         lost, self._lost = self._lost, []
         for why in dict.fromkeys(each.why for each in lost):
             names = [f"{e.job.name} (at {done(e.job)})" for e in lost if e.why == why]
@@ -174,7 +174,7 @@ class _Supervisor:
 
 
 def without_outcome(job: Job, error: str | None = None) -> Outcome:
-    """Derive the outcome of a job from its folder, if its process returned none."""
+    """Derive a job's outcome from its folder, since its process returned none."""
     run = RunFolder(job.folder)
     if run.exists and run.status == "finished":
         return Outcome(job.name, "finished")
@@ -187,13 +187,13 @@ def done(job: Job) -> str:
 
 
 def in_vain(job: Job, starts: Sequence[int]) -> int:
-    """Count the last starts of a job that all began at its newest checkpoint."""
+    """Count the latest starts in a row that began at the job's newest checkpoint."""
     frames = RunFolder(job.folder).checkpointed
     return next((i for i, each in enumerate(reversed(starts)) if each != frames), len(starts))
 
 
 def stuck(job: Job, starts: Sequence[int], at_limit: bool = False) -> str | None:
-    """Say why a stopped job is not restarted; None if it is, as its checkpoints advance."""
+    """Say why a stopped job is not restarted; None while its checkpoints advance."""
     count = in_vain(job, starts)
     if at_limit and count:
         return (

@@ -1,4 +1,4 @@
-"""Reads and writes ``sweep.json``: every command of a sweep's folder, and the resulting jobs."""
+"""Reads and writes ``sweep.json``: the commands that ran in a sweep's folder, and their jobs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class JobEntry:
     name: str
     folder: str
     overrides: list[str]
-    identity: str  # the hash over its settings
+    identity: str  # the hash of its settings
     numerics: int = 0
-    status: str = "waiting"  # the latest that the sweep's process knew
+    status: str = "waiting"  # the last status that the sweep's process recorded
     error: str | None = None
     queue: str | None = None  # its latest id in SLURM's queue
     run: str | None = None  # the id of its run, once it has begun
@@ -47,7 +47,7 @@ class SweepFile:
 
     @classmethod
     def read(cls, folder: Path) -> SweepFile:
-        """Read the file of a sweep's folder; empty if there is none."""
+        """Read the file of a sweep's folder; without a file, the contents are empty."""
         path = folder / SWEEP_FILE
         if not path.exists():
             return cls(folder)
@@ -64,7 +64,7 @@ class SweepFile:
 
     @property
     def jobs(self) -> list[tuple[RunFolder, JobEntry]]:
-        """Return each entry with the run folder of its job, which may have no run yet."""
+        """Each entry with its job's run folder, which may not contain a run yet."""
         return [(RunFolder(self.folder / each.folder), each) for each in self.entries]
 
     def write(self, command: str, entries: Sequence[JobEntry]) -> None:

@@ -1,4 +1,4 @@
-"""Runs one job in the process that a launcher chose; never raises, but returns an outcome."""
+"""Runs one job in the process that a launcher chose; returns an outcome instead of raising."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def run_job(job: Job) -> Outcome:
     """Run a job to its end, or resume it if it has a checkpoint."""
     started = time.monotonic()
     outcome = _outcome(job)
-    gc.collect()  # reference cycles keep its networks; the next job may need the memory
+    gc.collect()  # frees networks in reference cycles: the next job may need the memory
     return dataclasses.replace(outcome, seconds=time.monotonic() - started)
 
 
 def run_logged(job: Job) -> Outcome:
-    """Run a job in parallel to others, printing to ``log.txt``; do not begin in a stopped sweep."""
+    """Run a job that prints to ``log.txt``; if the sweep is stopping, do not begin the job."""
     if (job.folder.parent / STOP_FILE).exists():
         return Outcome(job.name, "waiting")
-    # Shield this process from a terminal's Ctrl-C, which the sweep receives and passes on once.
+    # Leave the terminal's process group: Ctrl-C must reach only the sweep, which passes it on once.
     if os.getpgrp() != os.getpid():  # a second signal would stop the run without a checkpoint
         os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it
@@ -59,7 +59,7 @@ def run_logged(job: Job) -> Outcome:
 
 @cache
 def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
-    """Lock a free slot, a file, for the life of this process, and compute on its CUDA device."""
+    """Lock a free slot's file until this process ends, and compute on the slot's CUDA device."""
     import torch
 
     for number, device in enumerate(slots):
@@ -70,7 +70,7 @@ def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
             break
         except BlockingIOError:
             file.close()
-    return file  # closed if no slot is free (next to a suspect): the job uses the default device
+    return file  # closed if no slot was free: then the job uses the default device
 
 
 def run_for(sweep: int, job: Job, locks: Path, slots: Sequence[int]) -> Outcome:
@@ -105,16 +105,16 @@ def _outcome(job: Job) -> Outcome:
         return Outcome(job.name, "running elsewhere")
     except ConfigError as error:
         if job.folder.is_dir() and set(job.folder.iterdir()) == {job.log}:
-            shutil.rmtree(job.folder, ignore_errors=True)  # it contains a log, but no run
+            shutil.rmtree(job.folder, ignore_errors=True)  # contains only a log
         return Outcome(job.name, "refused", str(error))
     except (Interrupted, KeyboardInterrupt) as stop:
         signum = stop.signum if isinstance(stop, Interrupted) else signal.SIGINT
-        run = RunFolder(job.folder)  # the run may have been closing its files
+        run = RunFolder(job.folder)  # a finished run may have been closing its files
         if not (run.exists and run.status == "finished"):
             return Outcome(job.name, "interrupted", signum=signum)
     except (*FAILURES, OSError) as error:
         return Outcome(job.name, "failed", in_one_line(error, limit=None))
-    except Exception as error:  # a library's error or a bug of klrl: needs the traceback
+    except Exception as error:  # an error of a library or a bug of klrl; so print the traceback
         traceback.print_exc()
         return Outcome(job.name, "failed", in_one_line(error))
     return Outcome(job.name, "finished", signum=signum)
@@ -151,7 +151,7 @@ def _printing_to(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = [os.dup(fd) for fd in (1, 2)]
     with to_append(path) as file:
-        os.utime(file.fileno())  # the log's time shows that the job began, even if it is empty
+        os.utime(file.fileno())  # shows that the job began, even if it prints nothing
         _flush()
         for fd in (1, 2):
             os.dup2(file.fileno(), fd)
