@@ -1,7 +1,7 @@
 """Checks log-probs against plain log-probs, those of the model's own forward.
 
 :func:`plain_log_probs` feeds the model one unpadded row at a time. :func:`packed_states` feeds it
-many rows at once, with all padding on the right. Both use no cache, mask or position ids.
+many rows at once, with all padding on the right. Neither uses a cache, a mask or position ids.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torc
 def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
     """Return the largest error of a way to sample or score, and the bound on this error; nats.
 
-    A mixed model is first measured in float32, since bfloat16's bound would miss an error of 0.1.
+    A mixed-precision model is first measured in float32: bfloat16's bound would hide small errors.
 
     Args:
         model: a causal LM.

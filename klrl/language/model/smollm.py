@@ -88,7 +88,7 @@ def cached(name: str, build: Callable[[Path], object], cache: Path | None = None
     """Return the folder ``name`` of the cache; build it first if it does not exist.
 
     Args:
-        name: name of the folder; it must change when the contents would, for example by versions.
+        name: name of the folder, with every version that the contents depend on.
         build: writes the contents into the empty folder that it receives.
         cache: the folder's parent; default: :func:`klrl.base.cache.cache_dir`.
     """
