@@ -93,7 +93,7 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
 
 
 def rows_digest(prompts: Sequence[Prompt]) -> str:
-    """Return the SHA-256 of the prompts' rows, in order, whatever the file format."""
+    """Return the SHA-256 of the prompts' rows, in order."""
     sha = hashlib.sha256()
     for prompt in prompts:
         # repr for types that parquet has and JSON lacks, such as dates and bytes.
