@@ -1,8 +1,8 @@
 """The batch of a language rollout: a TensorDict [B], one row per response.
 
-B = prompts x G; the G rows of a prompt are adjacent. P and R are the lengths of the longest prompt
-and response. Masks depend on positions, not on token ids, so pad == eos loses no EOS. Log-probs are
-in nats, at the sampling temperature; they are 0 outside the response.
+Each prompt has G responses, in adjacent rows. P and R are the lengths of the longest prompt and of
+the longest response. Masks depend on positions, not on token ids, so no EOS is lost if pad == eos.
+Log-probs are in nats, at the sampling temperature; they are 0 outside the response.
 
 | key | shape | what |
 |---|---|---|
@@ -14,7 +14,7 @@ in nats, at the sampling temperature; they are 0 outside the response.
 | ("log_probs", "full") | [B, P+R] | log pi_old |
 | ("next", "ref_log_probs", "full") | [B, P+R] | log pi_ref |
 | ("next", "reward_raw") | [B, 1, 1] | the score of the whole response |
-| ("next", "reward") | [B, R, 1] | the score at the last token, minus any coef * KL per token |
+| ("next", "reward") | [B, R, 1] | the score, at the last token, minus each token's coef * KL |
 | advantage | [B, R, 1] | advantage of each token |
 | ("next", "done"), ("next", "truncated") | [B, 1] | done: always True; truncated: no EOS |
 """
@@ -37,7 +37,7 @@ REWARD = ("next", "reward")
 
 @dataclass(frozen=True)
 class Responses:
-    """A sampler's G responses to each of N prompts: B = N x G rows, those of a prompt adjacent.
+    """G responses to each of N prompts: B = N x G rows, with those of a prompt adjacent.
 
     Attributes:
         tokens: [B, R] int64, right-padded, EOS included.
@@ -67,7 +67,7 @@ def make_batch(
         group_size: G.
 
     Returns:
-        A checked batch [B].
+        A batch [B].
 
     Raises:
         ValueError: shapes or masks do not fit the layout.
@@ -89,12 +89,12 @@ def make_batch(
 
 
 def prompt_length(batch: TensorDictBase) -> int:
-    """Return P, the width of the prompts, padding included."""
+    """Return P, the padded length of the prompts."""
     return batch["tokens", "prompt"].shape[1]
 
 
 def response_mask(batch: TensorDictBase) -> Tensor:
-    """Return the mask [B, R] of the tokens that the policy produced."""
+    """Return the mask [B, R] of real response tokens."""
     return batch[ASSISTANT][:, prompt_length(batch) :]
 
 
@@ -104,7 +104,7 @@ def response_part(batch: TensorDictBase, key: tuple[str, ...]) -> Tensor:
 
 
 def pad_to_full(batch: TensorDictBase, value: Tensor) -> Tensor:
-    """Extend values at response tokens [B, R] to [B, P+R], with 0 on the prompt."""
+    """Extend values at response tokens [B, R] to [B, P+R], with 0 at prompt tokens."""
     return torch.nn.functional.pad(value, (prompt_length(batch), 0))
 
 

@@ -116,7 +116,7 @@ def _read_file(path: str | Path, setting: str) -> list[Prompt]:
 
 
 def _is_list(file: Path) -> bool:
-    """Whether a ``.json`` file is a JSON list; otherwise it is JSON lines."""
+    """Return whether a file is a JSON list; other ``.json`` files are JSON lines."""
     if file.suffix != ".json":
         return False
     with file.open("rb") as content:
@@ -155,7 +155,7 @@ _NOT_A_WORD = re.compile(r"[-._ \d]+")
 
 @dataclass(frozen=True)
 class _Split:
-    """A split to read: ``split`` and ``set_by`` of :func:`read_prompts`, and the data's name."""
+    """A split of the data ``where``; ``set_by`` is the setting that requests it, or None."""
 
     name: str
     where: str

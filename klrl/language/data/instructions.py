@@ -82,7 +82,7 @@ def parts(response: str, row: Fields) -> tuple[bool, bool, bool]:
 
     Args:
         response: text without its EOS.
-        row: holds ``topic`` and ``words``.
+        row: contains ``topic`` and ``words``.
     """
     text = response.strip()
     words = _WORD.findall(text.lower())

@@ -95,7 +95,7 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
         )
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # transformers' checks raise errors without a common base
+    except Exception as error:  # transformers' errors have no common base class
         raise ConfigError(
             f"{setting}: config.json is not a valid {kind} config ({in_one_line(error)}); save it "
             "again, upgrade transformers, or choose another model"
@@ -180,7 +180,7 @@ def read_weights(
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """Inside this context, disable transformers' progress bars, which garble klrl's output."""
+    """Inside this context, transformers shows no progress bars, which would garble the output."""
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

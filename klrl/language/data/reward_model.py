@@ -32,8 +32,8 @@ BATCH_SIZE = 32
 class RewardModel:
     """A reward function that returns the classifier's logit for each prompt with its response.
 
-    The classifier reads a plain prompt followed by the response. For a conversation, it reads what
-    its chat template renders, with the response as the assistant's turn.
+    For a plain prompt, the classifier reads prompt + response. A conversation gets the response as
+    the assistant's turn, and is rendered by the classifier's chat template.
 
     Args:
         folder: written by ``save_pretrained``, with the classifier's tokenizer.

@@ -11,10 +11,10 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 
 All three are copies, which the function may change.
 
-A reward function may have further parameters with names of :data:`EXTRAS`; klrl passes them by
+A reward function may have further parameters, those named in :data:`EXTRAS`; klrl passes them by
 name. A function with ``**kwargs`` gets all of them. The functions in :data:`BUILT_IN` are reward
 functions, and so is a :class:`~klrl.language.data.reward_model.RewardModel`. If a reward function
-fails, klrl raises a :class:`~klrl.base.errors.RewardError`, which names the sample if it can.
+fails, klrl raises a :class:`~klrl.base.errors.RewardError` that names the sample, if possible.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class WeightedRewards:
     def parts(
         self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> dict[str, Tensor]:
-        """Return label -> unweighted scores [B] of each function; arguments as for one of them."""
+        """Return label -> unweighted scores [B] of each function; arguments of :class:`Reward`."""
         return {name: reward(prompts, responses, extras) for name, reward in self._rewards.items()}
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:

@@ -17,7 +17,7 @@ from klrl.kl.reference import evaluating
 
 #: Hidden states [..., D] -> logits [..., V].
 Head: TypeAlias = Callable[[Tensor], Tensor]
-#: Attribute of a mixed model, which has float32 weights and computes in bfloat16: that dtype.
+#: Attribute of a mixed model (float32 weights, bfloat16 arithmetic); its value is bfloat16.
 COMPUTES_IN = "klrl_computes_in"
 
 
@@ -100,7 +100,7 @@ class OwnHead(nn.Module):
 
 
 def _without_backbone(network: PreTrainedModel) -> PreTrainedModel:
-    """Make a causal LM with a stub backbone that shares all other modules of ``network``."""
+    """Copy a causal LM: replace its backbone by a stub, and share all other modules."""
     shell = copy(network)
     name = _backbone_name(network) or network.base_model_prefix
     shell._modules = {**network._modules, name: _Backbone(backbone(network))}
@@ -108,7 +108,7 @@ def _without_backbone(network: PreTrainedModel) -> PreTrainedModel:
 
 
 def _run(shell: PreTrainedModel, states: Tensor) -> Tensor:
-    """Compute logits [1, n, V] from states [1, n, D] by the forward of an LM with stub backbone."""
+    """Compute logits [1, n, V] from states [1, n, D]; ``shell`` has a stub backbone."""
     stub = backbone(shell)
     stub.states = states
     ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
@@ -120,14 +120,14 @@ def _run(shell: PreTrainedModel, states: Tensor) -> Tensor:
 
 
 def _embedding_alone(network: PreTrainedModel, embedding: nn.Module) -> bool:
-    """Whether logits are the output embedding applied to the states, with no other step."""
+    """Return whether logits are the output embedding applied to the states, with no other step."""
     names = [name for name, module in network.named_children() if module is embedding]
     if len(names) != 1:
         return False
     weight = weight_of(embedding)
     shell, known = _without_backbone(network), _KnownLogits(weight)
     shell._modules[names[0]] = known
-    # Feed known states and return known logits: the forward must change neither.
+    # The embedding gets known states and returns known logits: the forward must change neither.
     states = torch.linspace(-3, 3, weight.shape[-1]).to(weight)
     try:
         with torch.no_grad():
@@ -169,7 +169,7 @@ class _States(tuple[Any, ...]):
 
 
 class _KnownLogits(nn.Module):
-    """An output embedding that notes its input and returns fixed logits."""
+    """An output embedding that stores its input and returns fixed logits."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ def weights_cast_once(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def in_low_precision(model: nn.Module) -> bool:
-    """Whether a model computes in fewer bits than float32, so that rounding shows in log-probs."""
+    """Return whether a model computes in fewer bits than float32; its log-probs then have noise."""
     return model_dtype(model).itemsize < torch.float32.itemsize
 
 
@@ -259,7 +259,7 @@ def in_low_precision(model: nn.Module) -> bool:
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Return position ids [B, T] that count only real tokens, so left padding shifts none."""
+    """Return position ids [B, T] that count only real tokens; left padding does not shift them."""
     return (mask.long().cumsum(-1) - 1).clamp_min(0)
 
 
@@ -278,20 +278,20 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def checkpoints_gradients(model: nn.Module) -> bool:
-    """Whether the backward pass recomputes activations."""
+    """Return whether the backward pass recomputes activations."""
     return bool(getattr(unwrapped(model), "is_activation_checkpointing", False))
 
 
 def sharing_refused(model: nn.Module) -> str | None:
     """Return why a prompt's responses cannot share one row; None if the model's config allows it.
 
-    Sharing needs attention that accepts any mask and depends on position ids, not row indices.
+    Sharing needs attention that accepts any mask and takes positions only from position ids.
     """
     config = unwrapped(model).config.get_text_config()
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
         return f"attention '{attention}' takes no 4-D mask"
-    # ALiBi penalises distance in the row (Press et al. 2022): Bloom, MPT, some Falcon models.
+    # ALiBi biases attention by distance in the row (Press et al. 2022): Bloom, MPT, some Falcons.
     alibi = any(getattr(c, "alibi", False) for c in (config, getattr(config, "attn_config", None)))
     if alibi or config.model_type == "bloom":
         return "its attention depends on the index in the row (ALiBi)"

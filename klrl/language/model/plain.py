@@ -143,7 +143,7 @@ def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float
 
 
 def max_off(*pairs: tuple[Tensor, Tensor]) -> float:
-    """Return the largest |one - other| over the pairs; NaN if a tensor contains NaN."""
+    """Return the largest absolute difference within the pairs; NaN if a tensor contains NaN."""
     differences = [(one.double() - other.double()).abs().max() for one, other in pairs]
     return float(torch.stack(differences).max())
 

@@ -75,7 +75,7 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
 
 @contextmanager
 def adapter_off(model: Any) -> Iterator[nn.Module]:
-    """Context manager of ``reference=adapter_off``: the model computes without its adapters.
+    """Context manager for ``reference=adapter_off``: the model computes without its adapters.
 
     No weight is copied. Inside, gradients are off and the model is in evaluation mode. At exit,
     adapters and mode are restored, even after an error.
@@ -92,7 +92,7 @@ def adapter_off(model: Any) -> Iterator[nn.Module]:
         yield model
 
 
-#: Bytes of weights above which loading and the preflight print a line about their progress.
+#: Bytes of weights above which loading and the preflight print a progress line.
 LARGE = 50_000_000
 
 
@@ -270,7 +270,7 @@ def load_tokenizer(
 def end_tokens(
     tokenizer: Tokenizer, eos_token_id: object, setting: str, say: Callable[[str], None] = print
 ) -> tuple[int, ...]:
-    """Collect the ids that end a response: the tokenizer's EOS, then the generation config's list.
+    """Collect the ids that end a response: the tokenizer's EOS, then any list of the model's.
 
     Chat models have several: Llama 3 lists the end of a turn, of a tool message and of a text. If
     the generation config has a single id instead of a list, it is ignored: it may be a default of

@@ -19,12 +19,12 @@ from klrl.language.run.kl import CHARGED
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES
 
-#: A group's standard deviation below this share of its largest |score| counts as 0: rounding.
+#: A group's std below this share of its largest |score| is a rounding error, and counts as 0.
 _NO_SPREAD = 1e-6
 
 
 Baseline = Callable[[Tensor, int], Tensor]
-#: ``advantage.baseline`` -> function of (scores [B], G) -> scores relative to their groups [B].
+#: ``advantage.baseline`` -> function (scores [B], G) -> scores relative to their groups [B].
 BASELINES: dict[str, Baseline] = {}
 
 

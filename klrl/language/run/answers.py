@@ -65,7 +65,7 @@ def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
 
 @torch.no_grad()
 def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> TensorDict:
-    """Return the prompts with their answers as a batch [B], scored by the policy."""
+    """Return prompts and answers as a batch [B], with the policy's log-probs and hidden states."""
     device, most = model_device(policy.model), config.collector.max_new_tokens
     rows = [torch.tensor(answer_ids(each, policy, most)) for each in prompts.prompts]
     tokens = pad_sequence(rows, batch_first=True, padding_value=policy.special.pad).to(device)
@@ -81,7 +81,7 @@ def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> Te
 def held_out(policy: Policy, task: Task, config: LanguageConfig) -> Row:
     """Return the mean negative log-likelihood of evaluation answers, in nats per token.
 
-    The answers are those of evaluations during the run, at most as many as a rollout has.
+    The prompts are those of evaluations during the run, at most as many as in a rollout.
     """
     place = places(IN_RUN, config.frames_per_iteration, task.evaluations)
     limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)

@@ -122,7 +122,7 @@ class Score(Transform):
 
 
 class ChatRollout(PromptRollout):
-    """Makes rollouts in TorchRL's environment, which scores and charges them.
+    """Makes rollouts in TorchRL's environment, which also scores them and charges the KL.
 
     ``transform`` charges the KL; the other arguments are those of :class:`PromptRollout`.
     """

@@ -69,12 +69,12 @@ def preflight_checks(
     *,
     fresh: bool,
 ) -> tuple[Layouts, list[str]]:
-    """Sample a few responses, score them in every way that the run will use, and compare.
+    """Sample a few responses, score them in every way that the run will use, and compare results.
 
     Args:
         config: the job.
-        policy: before its first update.
-        reference: pi_ref, None for ``kl=none``.
+        policy: the policy at the start of the run.
+        reference: pi_ref; None for ``kl=none``.
         sampler: the run's sampler; switched to a slower way if a faster way is wrong.
         prompts: a few prompts.
         fresh: whether the run is new; only then is KL(policy||reference) = 0 checked at the start.
@@ -144,8 +144,7 @@ def _checks(
         states = reference.states(batch, layouts.reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
         source = reference.rule.source
-        # actor.init loads trained adapters
-        untrained = source == NO_ADAPTERS and config.actor.init is None
+        untrained = source == NO_ADAPTERS and config.actor.init is None  # init loads adapters
         if fresh and (source == THE_POLICY or untrained):
             # As the run will: use rescored states in low precision, else those from sampling.
             kl = exact_token_kl(measured, ref, mask)
@@ -177,7 +176,7 @@ def sampled_against_recomputed(
 
 
 def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorDictBase) -> Check:
-    """Check the largest |log pi in training mode - in evaluation mode|, nats, at temperature 1."""
+    """Check the largest difference of log pi, nats, between training and evaluation mode."""
 
     def off() -> float:
         scored = []

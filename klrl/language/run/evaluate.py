@@ -84,7 +84,7 @@ class Player:
 
     @classmethod
     def of_trained(cls, config: LanguageConfig, policy: Policy, task: Task) -> Player:
-        """Make a player for a loaded policy; its new sampler passes the self-check."""
+        """Make a player for a trained policy, with a sampler that passes its self-check."""
         limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
         few = more_padding(task.trial_batch(policy.causal.tokenizer, limit, PROMPTS, "eval"))
         device, sampler = model_device(policy.model), make_sampler(policy)
@@ -109,8 +109,7 @@ class Player:
             starts: selects the prompts, see :func:`places`, and seeds the samples.
             size: number of prompts, at most; a file may have fewer.
             sampled: draw tokens as in training; else take the likeliest tokens.
-            chosen: whether evaluations during the run selected this policy; their prompts are then
-                left out.
+            chosen: leave out the prompts of evaluations during the run, which selected the policy.
             reference: if given, measure reverse and forward KL to it at the response tokens.
         """
         asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
@@ -138,7 +137,7 @@ class Player:
     def answers(
         self, place: range, starts: Starts, *, sampled: bool
     ) -> Iterator[tuple[PromptBatch, TensorDict]]:
-        """Yield at most :data:`CHUNK` prompts at a time, and the batch of one response to each."""
+        """Yield chunks of at most :data:`CHUNK` prompts, with the batch of one response to each."""
         causal, config = self.policy.causal, self.config
         limit = prompt_limit(causal.context, config.collector.max_new_tokens)
         prompts = self.task.stream(causal.tokenizer, limit, "eval")
@@ -159,8 +158,8 @@ def places(starts: Starts, count: int, among: int | None, chosen: bool = False) 
     the second half, since the first half selected it. A file of one prompt is not divided.
 
     Args:
-        starts: the set of prompts.
-        count: maximum number of prompts, counted from the start of the set.
+        starts: during the run, closing, or ``klrl evaluate`` with its seed.
+        count: maximum number of prompts.
         among: number of prompts in the file; None for an endless task.
         chosen: whether evaluations on the first half selected the policy.
     """
@@ -299,7 +298,7 @@ def trained_reference(
         device: where to put the reference.
 
     Raises:
-        ConfigError: the base model is missing, or has other weights than the run started from.
+        ConfigError: the base model is missing, or its weights have changed since the run started.
     """
     config = replace(with_model(language_config(run, "RUN"), model), device=device)
     rule = factory("reference", config.reference, config.domain)(config.reference)

@@ -49,8 +49,8 @@ def export_run(
         A line that says what was written.
 
     Raises:
-        ConfigError: no such run or checkpoint, a control run, nothing that can be merged, the
-            folder exists, or the base model is missing or changed.
+        ConfigError: no such run or checkpoint, a control run, adapters that are missing or cannot
+            be merged, an existing folder, or a base model that is missing or changed.
         OSError: the folder cannot be written; then it does not exist afterwards.
     """
     config = relocated(language_config(find_run(run, "RUN"), "RUN"), model)
@@ -113,7 +113,7 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
 
 
 def _restore_config(saved: Path, author: Path) -> None:
-    """Restore the author's settings (dropout, pad token, ...) in a saved ``config.json``."""
+    """Restore the model author's settings (dropout, pad token, ...) in a saved ``config.json``."""
     ours, theirs = (json.loads(path.read_text(encoding="utf-8")) for path in (saved, author))
     if ours["model_type"] == theirs["model_type"]:
         dropped = {*_OF_WEIGHTS, "torch_dtype"}

@@ -78,7 +78,7 @@ class _OffHead:
 
 
 def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
-    """Whether checkpoints must contain the reference: it changes, or is not the base model."""
+    """Return whether checkpoints must contain pi_ref: it changes, or is not the base model."""
     if rule.source == NO_ADAPTERS:
         return False
     return rule.moves or rule.source == OTHER_POLICY or config.actor.init is not None

@@ -131,7 +131,7 @@ def trained_policy(
             weights must match the digest in the checkpoint, if it contains one.
 
     Raises:
-        ConfigError: no such run or checkpoint, a control run, or its model is missing or changed.
+        ConfigError: no such run or checkpoint, a control run, or a missing or changed base model.
     """
     folder = find_run(str(run), setting)
     config = language_config(folder, setting)
@@ -299,7 +299,7 @@ def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
 
 
 class Weights:
-    """The weights that a checkpoint contains: by default the trained ones (with LoRA, adapters).
+    """The weights that a checkpoint contains: by default the trained ones; with LoRA, the adapters.
 
     Args:
         model: a causal LM.

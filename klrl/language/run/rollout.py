@@ -95,7 +95,7 @@ class PromptRollout:
         return batch
 
     def score(self, batch: TensorDictBase) -> None:
-        """Write the scores, any gold scores and, with several reward functions, those of each."""
+        """Write scores, any gold scores and, if there are several reward functions, each one's."""
         self.phase("reward")
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)
@@ -166,7 +166,7 @@ def ids_of(batch: TensorDictBase) -> tuple[list[list[int]], list[list[int]]]:
 def rescore(
     batch: TensorDictBase, model: nn.Module, layout: ScoringLayout, prompts: int, temperature: float
 ) -> Row:
-    """Score a rollout; replace its sampled states and log-probs by the scored ones.
+    """Score a rollout; replace its states and log-probs from sampling by those from scoring.
 
     Args:
         batch: [B], sampled from the model with its current weights.

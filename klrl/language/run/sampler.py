@@ -134,7 +134,7 @@ class PromptCache(Decoder):
 
 
 class SharedCache(PromptCache):
-    """One row per prompt: keys of the prompt, of all responses' first tokens, second tokens, ..."""
+    """One row per prompt: its keys, then those of the responses' first tokens, second tokens, .."""
 
     words = "cache shared by a prompt's responses"
 

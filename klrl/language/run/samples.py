@@ -35,9 +35,8 @@ _Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
 class Sample(BaseModel):
     """A line of ``samples.jsonl``; log-probs and KL are nats, one number per response token.
 
-    ``iteration`` is that of its rollout, ``samples`` the run's number of samples after the rollout.
-    ``weights`` is the number of samples that the policy had learned from when it drew this sample.
-    A sample that was drawn after training has no reward.
+    ``iteration`` is the rollout's number, ``samples`` the run's number of samples after it, and
+    ``weights`` the number that the policy had learned from. Samples after training have no reward.
     """
 
     line: int
@@ -184,7 +183,7 @@ def check_samples(
 def _prompts_of(
     config: LanguageConfig, policy: Policy, task: Task, found: Mapping[int, Sequence[Sample]]
 ) -> dict[int, PromptBatch]:
-    """Return line of a sample -> its prompt. Samples in excess of the job's have no entry."""
+    """Return line number of a sample -> its prompt; samples beyond the job's number have none."""
     collector, prompts = config.collector, {}
     limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
     stream = task.stream(policy.causal.tokenizer, limit)

@@ -48,7 +48,7 @@ def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> T
         [B, R, D], differentiable; undefined at padding.
 
     Raises:
-        ValueError: a prompt and response are longer than the model's context.
+        ValueError: a prompt with its response is longer than the model's context.
     """
     rows = pack(batch, group_size)
     check_length(unwrapped(model), int(rows.positions.max()) + 2)

@@ -42,7 +42,7 @@ PROMPTS_WITHOUT_GRADIENT = 32
 
 
 class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
-    """Gradient steps of the model (or its adapters) and the value head.
+    """Takes gradient steps on the model (or its adapters) and the value head.
 
     Args:
         config: the job.
@@ -250,8 +250,7 @@ class Optimizer(torch.optim.AdamW):
     def __init__(
         self, config: OptimConfig, parameters: list[nn.Parameter], weight_decay: float
     ) -> None:
-        # The fused step takes a third of the time on a CPU, and needs no extra tensor of square
-        # roots. It assumes contiguous parameters (torch 2.13).
+        # fused: a third of the time on a CPU; it assumes contiguous parameters (torch 2.13).
         fused = all(p.is_contiguous() for p in parameters)
         super().__init__(
             parameters, lr=config.lr, eps=config.eps, weight_decay=weight_decay, fused=fused

@@ -191,7 +191,7 @@ def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float
     In 16 bits, rounding alone gives a KL > 0, which the run recorded as its floor. KL = E[d^2] / 2
     for small differences d of log-probs, so the mean of |d| is at most sqrt(2 floor). If sampling
     and scoring round alike, the floor is near 0, but both differ from float32; so the bound is at
-    least :data:`_ROUNDING`. The bound on the largest difference is at least :data:`_TAIL` times it.
+    least :data:`_ROUNDING`. The bound on the largest |d| is at least :data:`_TAIL` times as large.
     """
     if config.actor.dtype in ("float32", "float64") and not config.mixed:
         return LARGEST, MEAN
