@@ -251,7 +251,7 @@ def weights_cast_once(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def in_low_precision(model: nn.Module) -> bool:
-    """Return whether a model computes in fewer bits than float32; its log-probs then have noise."""
+    """Return whether a model computes in fewer bits than float32."""
     return model_dtype(model).itemsize < torch.float32.itemsize
 
 

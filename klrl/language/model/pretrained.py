@@ -132,7 +132,7 @@ def load_causal_lm(
         model: a folder written by ``save_pretrained``, or a hub id.
         key: the setting that names the model, for messages.
         chat: whether prompts are conversations, which need a chat template.
-        dtype: dtype of the weights: float32, bfloat16 or float64. LoRA's are at least float32.
+        dtype: float32, bfloat16 or float64, for the weights. LoRA weights are at least float32.
         mixed: compute in bfloat16 with float32 weights.
         device: where to put the model.
         gradient_checkpointing: drop activations and recompute them in the backward pass.
@@ -270,7 +270,7 @@ def load_tokenizer(
 def end_tokens(
     tokenizer: Tokenizer, eos_token_id: object, setting: str, say: Callable[[str], None] = print
 ) -> tuple[int, ...]:
-    """Collect the ids that end a response: the tokenizer's EOS, then any list of the model's.
+    """Collect the ids that end a response: the tokenizer's EOS, and any ids that the model lists.
 
     Chat models have several: Llama 3 lists the end of a turn, of a tool message and of a text. If
     the generation config has a single id instead of a list, it is ignored: it may be a default of

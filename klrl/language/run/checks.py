@@ -167,8 +167,8 @@ def sampled_against_recomputed(
 ) -> Check:
     """Check the largest |log pi from sampling - log pi from scoring|, [B, R] nats, at real tokens.
 
-    A large difference shows that only one of the two applies a temperature, top-p or dropout, or
-    omits the first token.
+    A large difference can mean that only one of the two applies a temperature, top-p or dropout, or
+    that one omits the first token.
     """
     off = (sampled - recomputed).detach().masked_fill(~mask, 0.0).abs().max()
     remedy = "sampling and scoring disagree; try actor.dtype=float32"

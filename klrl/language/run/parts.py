@@ -151,7 +151,7 @@ class LanguageParts(Parts):
         return replace(rewards, own={**rewards.own, **self._rounding})
 
     def held_out(self) -> Row:
-        """Measure the negative log-likelihood of evaluation answers, if the run imitates."""
+        """Measure the evaluation answers' negative log-likelihood, if the run imitates answers."""
         imitates = self.config.collector.imitates
         return held_out(self.policy, self.task, self.config) if imitates else {}
 

@@ -95,7 +95,7 @@ class PromptRollout:
         return batch
 
     def score(self, batch: TensorDictBase) -> None:
-        """Write scores, any gold scores and, if there are several reward functions, each one's."""
+        """Write the scores, any gold scores and, if several, each reward function's scores."""
         self.phase("reward")
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)
