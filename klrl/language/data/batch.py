@@ -1,7 +1,8 @@
-"""The batch of a language rollout: a TensorDict [B], B = prompts x G, a prompt's G rows adjacent.
+"""The batch of a language rollout: a TensorDict [B], one row per response.
 
-P is the length of the longest prompt, R that of the longest response. All masks are by position:
-whether a token is real depends on its place, never on its id, so that pad == eos loses no EOS.
+Each prompt has G responses, in adjacent rows. P and R are the lengths of the longest prompt and of
+the longest response. Masks depend on positions, not on token ids, so no EOS is lost if pad == eos.
+Log-probs are in nats, at the sampling temperature; they are 0 outside the response.
 
 | key | shape | what |
 |---|---|---|
@@ -10,11 +11,11 @@ whether a token is real depends on its place, never on its id, so that pad == eo
 | ("tokens", "full") | [B, P+R] | both |
 | ("masks", "all_attention_mask") | [B, P+R] | bool: real tokens |
 | ("masks", "all_assistant_mask") | [B, P+R] | bool: tokens of the response, EOS included |
-| ("log_probs", "full") | [B, P+R] | log pi_old, nats, at the sampling temperature; 0 elsewhere |
-| ("next", "ref_log_probs", "full") | [B, P+R] | log pi_ref likewise; written once per rollout |
+| ("log_probs", "full") | [B, P+R] | log pi_old |
+| ("next", "ref_log_probs", "full") | [B, P+R] | log pi_ref |
 | ("next", "reward_raw") | [B, 1, 1] | the score of the whole response |
-| ("next", "reward") | [B, R, 1] | the score on the last token, minus coef * KL where charged |
-| advantage | [B, R, 1] | written once per rollout |
+| ("next", "reward") | [B, R, 1] | the score, at the last token, minus each token's coef * KL |
+| advantage | [B, R, 1] | advantage of each token |
 | ("next", "done"), ("next", "truncated") | [B, 1] | done: always True; truncated: no EOS |
 """
 
@@ -36,15 +37,15 @@ REWARD = ("next", "reward")
 
 @dataclass(frozen=True)
 class Responses:
-    """A sampler's G responses to each of N prompts; B = N x G, the rows of a prompt adjacent.
+    """G responses to each of N prompts: B = N x G rows, with those of a prompt adjacent.
 
     Attributes:
         tokens: [B, R] int64, right-padded, EOS included.
         mask: [B, R] bool, real tokens by position.
         log_probs: [B, R] log softmax(logits / temperature) of the tokens, nats, 0 at padding.
         truncated: [B] bool, no EOS within ``max_new_tokens``.
-        states: [B, R, D] hidden states that the tokens were predicted from, if the sampler keeps
-            them; undefined at padding.
+        states: [B, R, D] hidden states that predict the tokens, if the sampler stores them;
+            undefined at padding.
     """
 
     tokens: Tensor
@@ -66,7 +67,7 @@ def make_batch(
         group_size: G.
 
     Returns:
-        A checked batch [B].
+        A batch [B].
 
     Raises:
         ValueError: shapes or masks do not fit the layout.
@@ -88,12 +89,12 @@ def make_batch(
 
 
 def prompt_length(batch: TensorDictBase) -> int:
-    """Return P, the width of the prompts, padding included."""
+    """Return P, the padded length of the prompts."""
     return batch["tokens", "prompt"].shape[1]
 
 
 def response_mask(batch: TensorDictBase) -> Tensor:
-    """Return the mask [B, R] of the tokens that the policy produced."""
+    """Return the mask [B, R] of real response tokens."""
     return batch[ASSISTANT][:, prompt_length(batch) :]
 
 
@@ -103,7 +104,7 @@ def response_part(batch: TensorDictBase, key: tuple[str, ...]) -> Tensor:
 
 
 def pad_to_full(batch: TensorDictBase, value: Tensor) -> Tensor:
-    """Extend values at response tokens [B, R] to [B, P+R], with 0 on the prompt."""
+    """Extend values at response tokens [B, R] to [B, P+R], with 0 at prompt tokens."""
     return torch.nn.functional.pad(value, (prompt_length(batch), 0))
 
 
@@ -113,11 +114,11 @@ def set_scores(batch: TensorDictBase, scores: Tensor) -> None:
 
 
 def take_prompts(batch: TensorDictBase, prompts: Tensor, group_size: int) -> TensorDictBase:
-    """Select all G rows of some prompts: a minibatch.
+    """Select all G rows of some prompts.
 
     Args:
         batch: [N x G].
-        prompts: their indices, [n] int64.
+        prompts: indices of the prompts, [n] int64.
         group_size: G.
 
     Returns:
@@ -131,7 +132,7 @@ def check_batch(batch: TensorDictBase) -> None:
     """Refuse a batch that breaks the layout.
 
     Raises:
-        ValueError: the message names the entry, or the first wrong row and its fault.
+        ValueError: an entry or a row is wrong; the message names the first.
     """
     tokens, size = batch["tokens"], batch.batch_size[0]
     width = prompt_length(batch) + tokens["response"].shape[1]
@@ -162,5 +163,5 @@ def check_batch(batch: TensorDictBase) -> None:
 
 
 def _falls(mask: Tensor) -> Tensor:
-    """Whether each row changes from True to False somewhere, [B]."""
+    """Return for each row whether it changes from True to False somewhere, [B]."""
     return (mask[:, :-1] & ~mask[:, 1:]).any(1)

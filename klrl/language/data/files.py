@@ -1,4 +1,4 @@
-"""Reads a split's prompts from files and folders: JSON lines directly, the rest by ``datasets``.
+"""Reads a split's prompts from files and folders: JSON lines directly, the rest with ``datasets``.
 
 Nothing is downloaded: ``env.data`` is a path on this machine.
 """
@@ -24,9 +24,9 @@ from klrl.language.data.prompts import CONTENT, Fields, Prompt, parse_row, read_
 
 #: Suffixes of data files.
 _SUFFIXES = (".jsonl", ".json", ".parquet")
-#: Files that mark a folder of ``Dataset.save_to_disk``.
+#: A folder that contains one of these files was written by ``save_to_disk`` of ``datasets``.
 _SAVED = ("dataset_dict.json", "state.json")
-#: Files with a data file's suffix that only describe data.
+#: JSON files that describe data, but contain none.
 _DESCRIBING = {*_SAVED, "dataset_info.json", "dataset_infos.json"}
 
 
@@ -44,12 +44,12 @@ def read_prompts(
 
     Args:
         path: a file of JSON lines, a JSON list (``.json``) or parquet; a folder of such files;
-            or a folder of ``Dataset.save_to_disk``.
+            or a folder that ``Dataset.save_to_disk`` wrote.
         setting: the setting that gives ``path``, for messages.
-        split: which files (or data sets) of a folder to read, if they are named by split, see
-            :meth:`_Split._split_of`; otherwise all are read.
+        split: the split to read. Data without splits are read whole. File names and folder names
+            determine the splits, see :meth:`_Split._split_of`.
         set_by: the setting that requests this split; data without splits are then refused. None
-            if the split is only the default.
+            if ``split`` is a default.
     """
     folder, where = expanded(path), f"{setting}={path}"
     chosen = _Split(split, where, set_by)
@@ -73,7 +73,7 @@ def read_prompts(
 
 
 def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], list[Prompt]]:
-    """Split off random prompts for evaluation, the same for every seed.
+    """Split off random prompts for evaluation, the same in every run.
 
     Args:
         prompts: at least two.
@@ -93,7 +93,7 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
 
 
 def rows_digest(prompts: Sequence[Prompt]) -> str:
-    """Return the SHA-256 of the prompts' rows, in order; it does not depend on the file format."""
+    """Return the SHA-256 of the prompts' rows, in order."""
     sha = hashlib.sha256()
     for prompt in prompts:
         # repr for types that parquet has and JSON lacks, such as dates and bytes.
@@ -116,7 +116,7 @@ def _read_file(path: str | Path, setting: str) -> list[Prompt]:
 
 
 def _is_list(file: Path) -> bool:
-    """Whether a ``.json`` file is a JSON list; otherwise it is JSON lines."""
+    """Return whether a file is a JSON list; other ``.json`` files are JSON lines."""
     if file.suffix != ".json":
         return False
     with file.open("rb") as content:
@@ -130,7 +130,7 @@ def _prompts(rows: Sequence[Fields], where: str) -> list[Prompt]:
 
 
 def _without_nulls(row: Fields) -> Fields:
-    """Remove the nulls that a table adds for a missing ``prompt``, ``messages`` or turn's field."""
+    """Remove nulls that stand for a missing ``prompt``, ``messages`` or field of a turn."""
     filled = {k: v for k, v in row.items() if not (k in CONTENT and v is None)}
     for name in CONTENT:
         if isinstance(filled.get(name), list):
@@ -141,21 +141,21 @@ def _without_nulls(row: Fields) -> Fields:
     return filled
 
 
-#: Words of a file's name that name a split.
+#: Words that denote a split in the name of a file or folder.
 _SPLITS = frozenset(
     [
         *("train", "training", "test", "testing", "validation", "valid", "val", "dev"),
         *("eval", "evaluation"),
     ]
 )
-#: ``train_sft-00000-of-00002``, as the ``datasets`` library writes it.
+#: Name of a shard that the ``datasets`` library wrote, such as ``train_sft-00000-of-00002``.
 _SHARD = re.compile(r"(.+)-\d+-of-\d+")
 _NOT_A_WORD = re.compile(r"[-._ \d]+")
 
 
 @dataclass(frozen=True)
 class _Split:
-    """A split of a data set; arguments as in :func:`read_prompts`, ``where`` names the data."""
+    """A split of the data ``where``; ``set_by`` is the setting that requests it, or None."""
 
     name: str
     where: str
@@ -167,7 +167,7 @@ class _Split:
         return f"{self.set_by or 'env.split'}={self.name}"
 
     def check(self, there: Collection[str]) -> None:
-        """Refuse a split that ``there`` lacks; if ``there`` is empty, refuse a requested split."""
+        """Refuse a split that is not in ``there``; if ``there`` is empty, accept only a default."""
         if there and self.name not in there:
             names = ", ".join(sorted(there))
             raise ConfigError(
@@ -180,7 +180,7 @@ class _Split:
             )
 
     def of(self, files: Sequence[Path], folder: Path) -> list[Path]:
-        """Return the files of the split; all files if none is named by a split."""
+        """Return the files of the split; all files if no path names a split."""
         called = {file: self._split_of(file.relative_to(folder)) for file in files}
         named = {file: each for file, each in called.items() if each is not None}
         self.check({split for split, _ in named.values()})
@@ -195,11 +195,11 @@ class _Split:
         return list(chosen or files)
 
     def _split_of(self, file: Path) -> tuple[str, str] | None:
-        """Return a file's split and data set, from its and its folders' names; None without split.
+        """Return the split and the data set that a path names; None if it names no split.
 
         A word of the file's name gives the split, as in ``train.jsonl``, ``gsm8k_train.jsonl`` and
-        ``train-0.jsonl``; if no word does, a folder gives it, as in ``train/a.jsonl``. The split of
-        a shard, as ``train_sft-00000-of-00002``, is the whole name before the number.
+        ``train-0.jsonl``; otherwise a folder's name does, as in ``train/a.jsonl``. The shard
+        ``train_sft-00000-of-00002`` belongs to the split ``train_sft``.
         """
         shard = _SHARD.fullmatch(file.stem)
         whole = shard[1] if shard else file.stem
@@ -222,7 +222,7 @@ class _Split:
 
 
 def _table(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
-    """Return the rows that ``read(datasets)`` returns; suppress its progress bars and logs."""
+    """Return the rows of the data set ``read(datasets)``, without progress bars and logs."""
     if find_spec("datasets") is None:
         raise ConfigError(
             f"{where}: the package datasets is not installed; pip install 'klrl[data]', or give "
@@ -240,7 +240,7 @@ def _table(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
         rows: Sequence[Fields] = read(datasets).to_list()
     except ConfigError:
         raise
-    except Exception as error:  # the libraries' errors have no common base
+    except Exception as error:  # the libraries' errors have no common base class
         raise ConfigError(
             f"{where}: cannot be read ({first_line(error)}); write it again with datasets"
         ) from error

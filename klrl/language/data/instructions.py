@@ -1,6 +1,6 @@
-"""A generated, verifiable instruction: describe a thing in one short sentence.
+"""A generated, verifiable task: describe a thing in one short sentence.
 
-Nothing is downloaded; functions verify the answers.
+Nothing is downloaded; functions verify the responses.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from klrl.language.data.prompts import Content, Fields, Prompt
 
 SYSTEM = "You answer in one short sentence."
 REQUEST = "Describe the {topic} in one short sentence of at most {words} words."
-#: Limits on the words of an answer; each prompt states one of these.
+#: Limits on the number of words; each prompt states one of them.
 MOST_WORDS = (8, 10, 12)
-#: An answer of fewer words does not count as a sentence.
+#: A response of fewer words does not count as a sentence.
 LEAST_WORDS = 4
 TOPICS = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split()
 #: One in this many topics belongs to the evaluation split.
@@ -33,7 +33,7 @@ class Instructions:
     """Generates instruction number i, which depends only on the settings and i.
 
     Args:
-        seed: fixes the order.
+        seed: fixes the instructions.
         split: "train" or "eval". No topic is in both, whatever the seeds.
     """
 
@@ -52,7 +52,7 @@ class Instructions:
 
 
 def topics(split: str) -> list[str]:
-    """Return the topics of a split, which their checksums decide."""
+    """Return the topics of a split, by their checksums."""
     return [t for t in TOPICS if (zlib.crc32(t.encode()) % EVAL_MODULUS > 0) == (split == "train")]
 
 
@@ -75,14 +75,14 @@ def followed_share(
 
 
 def parts(response: str, row: Fields) -> tuple[bool, bool, bool]:
-    """Return whether each part is followed: (one sentence, within the limit, about the topic).
+    """Return whether each part is followed: (one sentence, number of words, names the topic).
 
-    A sentence begins with a capital, has four words or more, and has one closing mark, at its end;
-    a truncated response is therefore no sentence.
+    A sentence begins with a capital letter, has at least four words, and has one end mark, as its
+    last character. A response that is cut off before its end mark is no sentence.
 
     Args:
         response: text without its EOS.
-        row: holds ``topic`` and ``words``.
+        row: contains ``topic`` and ``words``.
     """
     text = response.strip()
     words = _WORD.findall(text.lower())

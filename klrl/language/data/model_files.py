@@ -1,6 +1,6 @@
-"""Reads and checks the files of a model, from a folder of ``save_pretrained`` or from the hub.
+"""Reads and checks the files of a model, from a folder or from the Hugging Face hub.
 
-No downloaded code is executed: weights must be safetensors; pickles and Python files are not even
+No code of the model is executed: weights must be safetensors; pickles and Python files are not
 fetched; ``trust_remote_code`` is off. Dropout is switched off, see :func:`disable_dropout`.
 """
 
@@ -30,15 +30,15 @@ from klrl.base.files import expanded, read_plain
 from klrl.base.text import counted
 from klrl.language.data.prompts import json_type
 
-#: Files that are fetched from a hub repository: no pickle, no Python.
+#: Files to fetch from a hub repository: no pickles, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-#: Copies of the weights in other formats.
+#: Copies of the weights in other formats, which are not fetched.
 UNWANTED_FILES = ("consolidated*", "original/*", "onnx/*")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def find_model(model: str | Path, key: str = "actor.model") -> Path:
-    """Return the folder of a model; download a hub id first. ``key`` is the setting that names it.
+    """Return the folder of a model; download a hub id first. ``key`` is the setting, for messages.
 
     Raises:
         ConfigError: no such folder and no such hub id, or the hub cannot be reached.
@@ -64,7 +64,7 @@ def find_model(model: str | Path, key: str = "actor.model") -> Path:
 
 
 def check_weights(folder: Path, setting: str) -> None:
-    """Refuse a folder without safetensors before anything is read."""
+    """Refuse a folder without safetensors files."""
     if any(folder.glob("*.safetensors")):
         return
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
@@ -95,7 +95,7 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
         )
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # transformers' checks raise errors without a common base
+    except Exception as error:  # transformers' errors have no common base class
         raise ConfigError(
             f"{setting}: config.json is not a valid {kind} config ({in_one_line(error)}); save it "
             "again, upgrade transformers, or choose another model"
@@ -107,12 +107,12 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
         )
     disable_dropout(config)
     if getattr(config, "rescale_every", 0):
-        config.rescale_every = 0  # else RWKV divides its weights in place, again at a resume
+        config.rescale_every = 0  # else RWKV divides its weights in place, and again at a resume
     return config
 
 
 def read_json(file: Path, setting: str) -> dict[str, Any]:
-    """Read the object in a JSON file; refuse a file without an object."""
+    """Read a JSON file; refuse content that is not an object."""
     try:
         content = json.loads(read_plain(file))
     except (OSError, ValueError, RecursionError) as error:
@@ -129,10 +129,9 @@ def read_json(file: Path, setting: str) -> dict[str, Any]:
 def disable_dropout(config: PretrainedConfig) -> None:
     """Set every dropout rate to 0, so that training and evaluation mode compute the same function.
 
-    With dropout, the policy in training mode would differ from the one that sampled: before the
-    first update, the ratio would not be 1 and KL(old||new) not 0. Router jitter, a noise of
-    training mode, has the same effect and is set to 0 too; but PhiMoE's ``router_jitter_noise`` is
-    a threshold of both modes, and is kept.
+    With dropout, the trained policy would differ from the sampling policy even before the first
+    update, so the importance ratio would not be 1. Router jitter adds noise in training mode, so it
+    is set to 0 too. PhiMoE's ``router_jitter_noise`` is kept: both modes use it as a threshold.
     """
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
@@ -151,7 +150,7 @@ def read_weights(
     setting: str,
     lacking: str,
 ) -> PreTrainedModel:
-    """Load the model; if its files lack weights, raise an error that ends with ``lacking``."""
+    """Load a model; if its files lack weights, raise a ConfigError with the remedy ``lacking``."""
     try:
         with no_progress_bar():
             loaded: Any = kind.from_pretrained(
@@ -181,7 +180,7 @@ def read_weights(
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """Disable transformers' progress bars of loading and saving: they garble klrl's output."""
+    """Inside this context, transformers shows no progress bars, which would garble the output."""
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -1,6 +1,6 @@
-"""Reads, draws, renders and pads prompts.
+"""Reads prompts, shuffles them, renders them to token ids, and pads them.
 
-JSONL file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> tokens.
+JSONL file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> token ids.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, with its row of data.
+    """A prompt, and the row of data that contains it.
 
     Args:
         content: plain text, or a conversation whose last turn is not the assistant's.
-        row: all fields of its row of data, for the reward function.
-        origin: its source, for messages.
+        row: all fields of the row, for the reward function.
+        origin: where the prompt comes from, for messages.
     """
 
     content: Content
@@ -70,12 +70,11 @@ class PromptBatch:
 
 
 def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
-    """Read one prompt per line.
+    """Read one prompt per line; skip blank lines.
 
     A line is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
     A conversation is a list of turns {"role", "content"}. If the last turn is the assistant's, it
-    is removed from the prompt and becomes the row's ``answer``, unless the row has one. All other
-    fields are passed to the reward function. Blank lines are skipped.
+    is removed from the prompt; it becomes the row's ``answer`` if the row has none.
     """
     file = expanded(path)
     try:
@@ -100,20 +99,20 @@ def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
 def _parse(line: bytes, origin: str) -> Prompt:
     try:
         row = json.loads(line.decode())
-        # Refuse half a surrogate pair, which no tokenizer accepts: encode() raises a ValueError.
+        # encode() raises a ValueError for half a surrogate pair, which no tokenizer accepts.
         json.dumps(row, ensure_ascii=False).encode()
-    # A number of thousands of digits raises a ValueError, too.
+    # json.loads raises a ValueError for a number of thousands of digits, too.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
     return parse_row(row, origin)
 
 
-#: The fields of a row that may hold the prompt.
+#: The fields of a row that may contain the prompt.
 CONTENT = ("prompt", "messages")
 
 
 def parse_row(row: object, origin: str) -> Prompt:
-    """Make the prompt of a data set's row; refuse a row without one."""
+    """Convert a row of data to a prompt; refuse a row without a valid prompt."""
     if not isinstance(row, dict):
         raise ConfigError(f"{origin}: is {json_type(row)}; write an object with prompt or messages")
     fields = [name for name in CONTENT if name in row]
@@ -133,7 +132,7 @@ def parse_row(row: object, origin: str) -> Prompt:
 
 
 def _check_messages(messages: object, origin: str, name: str) -> None:
-    """Refuse a value that is no conversation, or that is nothing but an answer."""
+    """Refuse a value that is not a conversation, or that has only an assistant's turn."""
     if not isinstance(messages, list) or not messages:
         raise ConfigError(f"{origin}: {name} is {json_type(messages)}; give a list of turns")
     for turn, message in enumerate(messages, 1):
@@ -151,7 +150,7 @@ def _check_messages(messages: object, origin: str, name: str) -> None:
 
 
 def json_type(value: object) -> str:
-    """Name the JSON type of a value, for messages."""
+    """Return the name of a value's JSON type, for messages."""
     if isinstance(value, list | dict) and not value:
         return "empty"
     names = {str: "a text", list: "a list", dict: "an object", bool: "a boolean"}
@@ -170,12 +169,12 @@ def encode(
     """Return a prompt's token ids.
 
     The chat template renders a conversation, up to the start of the assistant's turn. Plain text
-    gets the tokenizer's special tokens, except a closing EOS, which no response could follow.
+    gets the tokenizer's special tokens, except an EOS at the end, since a response follows.
 
     Args:
-        prompt: plain, or a conversation.
+        prompt: plain text or a conversation.
         tokenizer: with a chat template for conversations.
-        limit: most tokens: the model's context minus the longest response; None for no limit.
+        limit: maximum length in tokens: the model's context minus the longest response, or None.
         template: arguments of the chat template.
     """
     if isinstance(prompt.content, str):
@@ -201,7 +200,7 @@ def encode(
 
 
 def variables_of(template: str) -> set[str]:
-    """Return the names of the arguments that a chat template reads."""
+    """Return the names of the variables that a chat template reads but does not set."""
     unmarked = _MARKS.sub("", template)
     try:
         return find_undeclared_variables(_JINJA.parse(unmarked))
@@ -221,14 +220,15 @@ def render(
     refused: str,
     **how: bool,
 ) -> dict[str, list[int]]:
-    """Apply the chat template to a conversation; return ``input_ids`` and what ``how`` requests.
+    """Apply the chat template to a conversation; return its ``input_ids``, and any masks.
 
     Args:
         tokenizer: with a chat template.
         turns: the conversation.
         template: arguments of the chat template.
-        refused: the error message if the template refuses the conversation; ``{}`` is the reason.
-        how: options of ``apply_chat_template``, as ``add_generation_prompt=True``.
+        refused: message of the error if the template refuses the conversation; ``{}`` is replaced
+            by the reason.
+        how: options of ``apply_chat_template``, such as ``return_assistant_tokens_mask=True``.
     """
     own = {"tokenize": True, "return_dict": True, **how}
     try:
@@ -238,7 +238,7 @@ def render(
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Stack N rows of ids, padded on the left.
+    """Stack N rows of token ids, padded on the left.
 
     Returns:
         ids [N, P] int64 and mask [N, P] bool; P is the length of the longest row.
@@ -277,11 +277,11 @@ class PromptStream:
 
     Args:
         prompt_at: i -> prompt: :class:`ShuffledEpochs` or a generator like ``SortDigits``.
-        tokenizer: of the policy, with a pad token.
-        limit: most tokens of a prompt; None for no limit.
+        tokenizer: the policy's tokenizer, with a pad token.
+        limit: maximum length of a prompt, in tokens; None for no limit.
         template: arguments of the chat template.
         rows: "setting=value" of a data set -> digest of its rows. A resume with different rows
-            is refused, since one more row would reorder all prompts.
+            is refused, since even one more row would reorder all prompts.
     """
 
     def __init__(
@@ -305,11 +305,11 @@ class PromptStream:
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the counter, and the digests of the rows, if there are any."""
+        """Return the counter, and any digests of the rows."""
         return {"served": self.served, **({"rows": dict(self._rows)} if self._rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the prompts that were served; refuse a state with different rows."""
+        """Continue after the last served prompt; refuse a state with different digests."""
         stored = state.get("rows", {})
         for named, digest in self._rows.items():
             if stored.get(named, digest) != digest:

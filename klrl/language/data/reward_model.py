@@ -1,6 +1,6 @@
-"""``env.reward=model:FOLDER``: a sequence classifier with one label as reward.
+"""``env.reward=model:FOLDER``: the reward is the logit of a sequence classifier with one label.
 
-Its logit is the reward. No code from the folder is run, and weights are safetensors only.
+klrl runs no code from the folder, and loads weights only from safetensors files.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from klrl.base.files import expanded
 from klrl.language.data.model_files import check_weights, read_weights
 from klrl.language.data.prompts import Content, Fields, Tokenizer
 
-#: Texts per batch, sorted by length.
+#: Texts per forward; texts of similar length are computed together.
 BATCH_SIZE = 32
 
 
 class RewardModel:
-    """A reward function of (prompts, responses, rows) that returns the logit of each text.
+    """A reward function that returns the classifier's logit for each prompt with its response.
 
-    The text of a plain prompt is prompt + response. The classifier's own chat template renders a
-    conversation, with the response as the assistant's turn.
+    For a plain prompt, the classifier reads prompt + response. A conversation gets the response as
+    the assistant's turn, and is rendered by the classifier's chat template.
 
     Args:
         folder: written by ``save_pretrained``, with the classifier's tokenizer.
@@ -97,16 +97,16 @@ class RewardModel:
         rows: Sequence[Fields],
         device: torch.device | None = None,
     ) -> Tensor:
-        """Compute the logits of B texts; return them on the CPU, [B].
+        """Compute B logits; return them on the CPU, [B].
 
         Args:
-            prompts: texts or conversations.
-            responses: texts.
+            prompts: B texts or conversations.
+            responses: B texts.
             rows: unused.
-            device: where to compute.
+            device: where to compute; default: the CPU.
 
         Raises:
-            ValueError: a text is longer than the classifier's context, or has no token.
+            ValueError: prompt and response exceed the classifier's context, or have no token.
         """
         self.prepare()
         self._model.to(device or "cpu")
@@ -132,11 +132,11 @@ class RewardModel:
         return ids
 
     def _logits(self, texts: Sequence[list[int]]) -> Tensor:
-        """Compute the logits [n] of n texts, padded on the right."""
+        """Compute the logits [n] of n lists of token ids, padded on the right."""
         config = self._model.config.get_text_config()
         author = config.pad_token_id
-        # A classifier on a causal model reads the last token whose id is not the pad id; without
-        # a pad id, the last token of the row. So pad with an id that no text has.
+        # A causal classifier scores the last token that differs from the config's pad id. If the
+        # config has no pad id, set it to an id that no text contains.
         used = set().union(*texts)
         pad = next(i for i in count() if i not in used) if author is None else author
         rows = [torch.tensor(text) for text in texts]

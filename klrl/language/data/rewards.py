@@ -7,14 +7,14 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 
 - prompts: as in the data, texts or lists of {"role", "content"};
 - responses: texts, without the EOS that ended them;
-- rows: all fields of the data file's lines, or a task's own fields.
+- rows: all fields of the prompts' rows of data, or the fields that a generated task defines.
 
 All three are copies, which the function may change.
 
-A reward function may have more parameters, named as in :data:`EXTRAS`, which klrl passes by name;
-a function with ``**kwargs`` gets all of them. The built-in ``exact`` and ``proxy`` are reward
+A reward function may have further parameters, those named in :data:`EXTRAS`; klrl passes them by
+name. A function with ``**kwargs`` gets all of them. The functions in :data:`BUILT_IN` are reward
 functions, and so is a :class:`~klrl.language.data.reward_model.RewardModel`. If a reward function
-fails, klrl raises a :class:`~klrl.base.errors.RewardError` of one line that names the sample.
+fails, klrl raises a :class:`~klrl.base.errors.RewardError` that names the sample, if possible.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from klrl.config.own.parts import is_reward_model
 from klrl.language.data import instructions, sort_digits
 from klrl.language.data.prompts import Prompt, Tokenizer
 
-#: (prompts, responses, rows, and requested extras by name) -> scores, B of each.
+#: (prompts, responses, rows, and requested extras by name) -> B scores.
 RewardFunction: TypeAlias = Callable[..., object]
 
 
 @dataclass(frozen=True)
 class Extras:
-    """The sampler's data on B responses, in addition to their texts.
+    """Data on B responses, in addition to their texts.
 
-    ``truncated``: cut off at ``collector.max_new_tokens``. Ids include the EOS, but no padding.
+    ``truncated``: the response was cut off at ``collector.max_new_tokens``. Ids exclude padding;
+    those of a response include its EOS.
     """
 
     truncated: Sequence[bool]
@@ -74,20 +75,21 @@ BUILT_IN: Mapping[str, RewardFunction] = {
 }
 
 
-#: The largest reward.
+#: The largest absolute value of a reward.
 LARGEST = torch.finfo(torch.float32).max
 #: Exceptions that count as failures of the user's function: ``exit()`` too, but not Ctrl-C.
 FAILURES = (Exception, SystemExit)
 
 
 def find_reward(name: str) -> RewardFunction:
-    """Find ``env.reward``: a built-in, ``package.module:NAME``, ``FILE.py:NAME``, ``model:FOLDER``.
+    """Return the reward function that ``env.reward`` names.
 
-    Modules are searched for on Python's path, then in the current folder.
+    A name is a built-in, ``package.module:NAME``, ``FILE.py:NAME`` or ``model:FOLDER``. Modules are
+    searched for on Python's path, then in the current folder.
 
     Raises:
-        ConfigError: no such module or function, an import that fails, or wrong parameters; a folder
-            without a sequence classifier with one label.
+        ConfigError: the module or function is missing, its import fails, or its parameters are
+            wrong; or the folder has no sequence classifier with one label.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -133,11 +135,10 @@ def requested_extras(function: RewardFunction) -> tuple[str, ...]:
 class Reward:
     """A reward function with a name, a time limit and checks of its scores.
 
-    With a time limit, the function runs in its own thread while the caller waits: a hang in C code
-    can be abandoned, and Ctrl-C keeps working. An alarm signal would allow neither, and works only
-    on the main thread. Some verifiers use alarm signals themselves, so they need the main thread:
-    ``timeout=None`` calls the function in the caller's thread, without a limit. A function that
-    hangs cannot be stopped; its thread ends with the process.
+    With a time limit, the function runs in a separate thread while the caller waits. The caller can
+    then abandon a call that hangs in C code, and Ctrl-C keeps working; an alarm signal would allow
+    neither. The thread of an abandoned call ends with the process. A function that uses alarm
+    signals itself needs the main thread: ``timeout=None`` calls it in the caller's thread.
 
     Args:
         name: ``env.reward``.
@@ -153,13 +154,13 @@ class Reward:
         self._extras = requested_extras(self._function)
 
     def prepare(self, chat: bool = False) -> None:
-        """Load a reward model's weights, before anything is written.
+        """Load the weights, if the function is a reward model.
 
         Args:
             chat: whether the function will score conversations.
 
         Raises:
-            ConfigError: the weights cannot be read, or the model cannot score such prompts.
+            ConfigError: the weights cannot be read, or the model cannot score conversations.
         """
         prepare = getattr(self._function, "prepare", None)
         if prepare is not None:
@@ -173,7 +174,7 @@ class Reward:
         Args:
             prompts: B prompts, one per response.
             responses: B texts.
-            extras: the extras that the function may request.
+            extras: data that the function may request.
 
         Returns:
             [B] float32 on the CPU, all finite.
@@ -301,15 +302,15 @@ def response_texts(
 ) -> list[str]:
     """Decode responses for a reward function.
 
-    Special tokens within a response stay in its text, so that the reward sees them.
+    Special tokens inside a response stay in its text, so that the reward can depend on them.
 
     Args:
-        tokenizer: of the policy.
-        rows: the ids of B responses, without padding.
+        tokenizer: the policy's tokenizer.
+        rows: token ids of B responses, without padding.
         eos: ids that end a response.
 
     Returns:
-        B texts without the EOS that ended them.
+        B texts, without their final EOS.
     """
     ended = [row[:-1] if row and row[-1] in eos else row for row in rows]
     return list(tokenizer.batch_decode(ended, skip_special_tokens=False))

@@ -1,7 +1,7 @@
 """A generated, verifiable task: the user gives digits, the assistant sorts them.
 
-The base model is part of klrl: a Llama of 334,176 weights, whose tokenizer has a token for each
-digit and for each mark of ChatML. ``benchmarks/sort_digits_base.py`` trained it.
+klrl includes a base model: a Llama with 334,176 weights, and a tokenizer with a token for each
+digit and for each ChatML mark. ``benchmarks/sort_digits_base.py`` trained the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from klrl.language.data.prompts import Content, Fields, Prompt
 #: The base model, as ``save_pretrained`` wrote it.
 BASE_MODEL = Path(__file__).with_name("sort_digits_base")
 DIGITS = "0123456789"
-#: Digits in each worked example, whose two turns are 10 + 2 * 5 = 20 tokens.
+#: Digits per worked example; its two turns have 10 + 2 * 5 = 20 tokens.
 SHOT_DIGITS = 5
 #: One in this many digit strings belongs to the evaluation split.
 EVAL_MODULUS = 8
@@ -27,12 +27,12 @@ EVAL_MODULUS = 8
 class SortDigits:
     """Generates problem number i, which depends only on the settings and i.
 
-    A prompt has 8 + digits tokens, 14 on average by default, and 20 more per shot.
+    A prompt of n digits has 8 + n tokens, and 20 more per worked example.
 
     Args:
-        shortest: fewest digits.
-        longest: most digits; the number of digits is uniform between the two limits.
-        shots: worked examples before the question, as earlier turns.
+        shortest: minimum number of digits.
+        longest: maximum number of digits; the number is uniform between the two limits.
+        shots: number of worked examples before the question, as earlier turns.
         seed: fixes the problems.
         split: "train" or "eval". No digit string is in both, whatever the seeds.
     """
@@ -67,7 +67,7 @@ def _draw(rng: random.Random, count: int, split: str) -> str:
 
 
 def split_of(digits: str) -> str:
-    """Return the split of a digit string, which its checksum decides."""
+    """Return the split of a digit string, by its checksum."""
     return "train" if zlib.crc32(digits.encode()) % EVAL_MODULUS else "eval"
 
 
@@ -89,11 +89,11 @@ def exact(
 def proxy(
     prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
-    """Return a flawed score: the share of the row's ``digits`` that the sorted start contains.
+    """Return a flawed score: the share of the row's ``digits`` in :func:`sorted_start`.
 
-    Superfluous digits cost nothing, so the score can be hacked: the response "00112235789", with
-    some digits twice, fits many questions. A policy that learns it raises its proxy score while
-    its gold score falls. A correct answer has proxy 1.
+    Extra digits cost nothing, so a policy can hack the score: the response "00112235789" scores
+    well on many problems. The proxy score then rises while the gold score falls. A correct answer
+    scores 1.
     """
     scores = []
     for response, row in zip(responses, rows, strict=True):
@@ -104,7 +104,7 @@ def proxy(
 
 
 def sorted_start(text: str) -> str:
-    """Return the longest prefix of digits in ascending order: "1355x9" -> "1355"."""
+    """Return the longest prefix with digits in ascending order: "1355x9" -> "1355"."""
     end = 0
     while end < len(text) and text[end] in DIGITS and text[max(end - 1, 0)] <= text[end]:
         end += 1

@@ -1,4 +1,4 @@
-"""Makes the task of a language run from the ``env`` group: its prompts and rewards."""
+"""Makes a language run's prompts and rewards from the settings of the ``env`` group."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WeightedRewards:
     Args:
         names: names of the reward functions.
         weights: ``env.reward_weights``; None for 1 each.
-        timeout: seconds that a call of one function may take; None for no limit.
+        timeout: time limit of one call of a function, in seconds; None for no limit.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class WeightedRewards:
     def parts(
         self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> dict[str, Tensor]:
-        """Return label -> scores [B] of each function, unweighted; called as :class:`Reward`."""
+        """Return label -> unweighted scores [B] of each function; arguments of :class:`Reward`."""
         return {name: reward(prompts, responses, extras) for name, reward in self._rewards.items()}
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:
@@ -78,12 +78,12 @@ class WeightedRewards:
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> Tensor:
-        """Return the scores [B]; arguments and errors as of :meth:`parts`."""
+        """Return the weighted sum [B] of :meth:`parts`; same arguments."""
         return self.total(self.parts(prompts, responses, extras))
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return short names: that of each function or folder; full names where two are equal."""
+    """Return the name of each function or folder; the full name where two short names are equal."""
     short = [Path(name.partition(":")[2] or name).name for name in names]
     count = Counter(short)
     return [
@@ -94,14 +94,14 @@ def labels(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts by number, and their rewards.
+    """Training and evaluation prompts, by number, and their rewards.
 
     Attributes:
         train: i -> training prompt number i.
         evaluate: i -> prompt number i of the evaluation split.
         reward: the reward that the policy learns from.
-        gold: the intended score, if ``reward`` is a different one; measured, never learned from.
-        checked: prompts to render before the run: all of a file, or one of maximal length.
+        gold: the intended score, if ``reward`` differs from it; it is only measured.
+        checked: prompts to render before the run: all prompts of a file, or a generator's examples.
         evaluations: number of evaluation prompts; None if they are endless.
         template: arguments of the chat template.
         read: "setting=value" of a data set -> the prompts read from it.
@@ -126,13 +126,13 @@ class Task:
     def trial_batch(
         self, tokenizer: Tokenizer, limit: int | None, count: int, split: str = "train"
     ) -> PromptBatch:
-        """Encode prompts to test a model with: the shortest, the longest, and some of a split.
+        """Encode test prompts: the shortest and longest of ``checked``, and the first of a split.
 
         Args:
-            tokenizer: of the policy.
-            limit: most tokens of a prompt; None for no limit.
+            tokenizer: the policy's tokenizer.
+            limit: maximum length of a prompt, in tokens; None for no limit.
             count: number of prompts, at least 2.
-            split: of the prompts that are neither shortest nor longest.
+            split: train or eval.
         """
         prompt_at = self.train if split == "train" else self.evaluate
         by_length = sorted(self.checked, key=lambda prompt: len(str(prompt.content)))
@@ -146,11 +146,11 @@ class Task:
 
     @property
     def chat(self) -> bool:
-        """Whether some prompt is a conversation."""
+        """Whether any prompt of ``checked`` is a conversation."""
         return any(not isinstance(p.content, str) for p in self.checked)
 
     def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        """Render the prompts of ``checked``, and load reward models, before the run starts."""
+        """Load reward models; refuse prompts or template arguments that cannot be used."""
         self.reward.prepare(self.chat)
         if self.template and not self.chat:
             raise ConfigError(
@@ -232,7 +232,7 @@ def text(config: TextConfig, seed: int) -> Task:
 def _splits(
     config: TextConfig, prompts: Sequence[Prompt]
 ) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
-    """Return training prompts, evaluation prompts, and a note if no setting names the latter."""
+    """Return training prompts, evaluation prompts, and any lines to print about the latter."""
     path, split = config.eval_data, config.eval_split
     if path is not None or split is not None:
         where = (config.data, "env.data") if path is None else (path, "env.eval_data")

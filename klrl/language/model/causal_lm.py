@@ -17,7 +17,7 @@ from klrl.kl.reference import evaluating
 
 #: Hidden states [..., D] -> logits [..., V].
 Head: TypeAlias = Callable[[Tensor], Tensor]
-#: Attribute of a mixed model (float32 weights): the dtype in which it computes, bfloat16.
+#: Attribute of a mixed model (float32 weights, bfloat16 arithmetic); its value is bfloat16.
 COMPUTES_IN = "klrl_computes_in"
 
 
@@ -42,7 +42,7 @@ def backbone(model: nn.Module) -> Any:
 
 
 def _backbone_name(network: PreTrainedModel) -> str | None:
-    """Find the backbone's name: the family's prefix, or the part with the input embedding."""
+    """Find the backbone's name: the model's prefix, or the child that contains the embedding."""
     if network.base_model_prefix in network._modules:
         return str(network.base_model_prefix)
     embedding = network.get_input_embeddings()
@@ -54,9 +54,9 @@ def _backbone_name(network: PreTrainedModel) -> str | None:
 
 
 def head(model: nn.Module) -> Head:
-    """Return the map from states to logits, with a ``weight`` [V, D].
+    """Return the map from hidden states to logits; it has an attribute ``weight`` [V, D].
 
-    It is the output embedding, or :class:`OwnHead` if the model applies further steps.
+    The map is the output embedding, or an :class:`OwnHead` if the model applies further steps.
     """
     network = unwrapped(model)
     embedding = network.get_output_embeddings()
@@ -64,11 +64,11 @@ def head(model: nn.Module) -> Head:
 
 
 class OwnHead(nn.Module):
-    """Applies all that a causal LM's forward does after its backbone, such as a scaling of logits.
+    """Applies every step of a causal LM's forward after its backbone.
 
-    Cohere, Granite and Falcon-H1 scale logits, Gemma caps them, others cut logits off or have a
-    layer before the output embedding. This class runs the model's own ``forward`` with a backbone
-    that returns the given states, so that no family needs special code.
+    Cohere, Granite and Falcon-H1 scale logits, Gemma caps them; other models drop some logits or
+    have a layer before the output embedding. This class runs the model's own ``forward`` with a
+    stub backbone that returns the given states, so no model needs special code.
 
     Args:
         network: a causal LM of ``transformers``; its head's weights are shared, not copied.
@@ -91,7 +91,7 @@ class OwnHead(nn.Module):
         return logits.reshape(*states.shape[:-1], -1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OwnHead:
-        """Copy the head's weights; share backbone, config and the like."""
+        """Copy the head's modules; share the backbone and the config."""
         copied = OwnHead(self.shell)
         for name, module in self.shell.named_children():
             if not isinstance(module, _Backbone):
@@ -100,7 +100,7 @@ class OwnHead(nn.Module):
 
 
 def _without_backbone(network: PreTrainedModel) -> PreTrainedModel:
-    """Make a second causal LM that shares all modules of the live one except the backbone."""
+    """Copy a causal LM: replace its backbone by a stub, and share all other modules."""
     shell = copy(network)
     name = _backbone_name(network) or network.base_model_prefix
     shell._modules = {**network._modules, name: _Backbone(backbone(network))}
@@ -108,7 +108,7 @@ def _without_backbone(network: PreTrainedModel) -> PreTrainedModel:
 
 
 def _run(shell: PreTrainedModel, states: Tensor) -> Tensor:
-    """Compute logits [1, n, V] from states [1, n, D] by a causal LM's forward."""
+    """Compute logits [1, n, V] from states [1, n, D]; ``shell`` has a stub backbone."""
     stub = backbone(shell)
     stub.states = states
     ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
@@ -120,27 +120,27 @@ def _run(shell: PreTrainedModel, states: Tensor) -> Tensor:
 
 
 def _embedding_alone(network: PreTrainedModel, embedding: nn.Module) -> bool:
-    """Whether logits are the output embedding applied to the states, with no other step."""
+    """Return whether logits are the output embedding applied to the states, with no other step."""
     names = [name for name, module in network.named_children() if module is embedding]
     if len(names) != 1:
         return False
     weight = weight_of(embedding)
     shell, known = _without_backbone(network), _KnownLogits(weight)
     shell._modules[names[0]] = known
-    # Feed known states and return known logits: the forward must change neither.
+    # The embedding gets known states and returns known logits: the forward must change neither.
     states = torch.linspace(-3, 3, weight.shape[-1]).to(weight)
     try:
         with torch.no_grad():
             logits = _run(shell, states.reshape(1, 1, -1))
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError):
-        return True  # the preflight compares every head with the model's logits
+        return True  # unknown; the preflight compares every head with the model's logits
     return torch.equal(known.noted.flatten(), states) and torch.equal(
         logits.flatten().to(known.logits), known.logits
     )
 
 
 class _Backbone(nn.Module):
-    """A stub for the ``real`` backbone and all parts of it; its forward returns ``states``."""
+    """A stub for the ``real`` backbone and its submodules; its forward returns ``states``."""
 
     states: Tensor | None = None
 
@@ -169,7 +169,7 @@ class _States(tuple[Any, ...]):
 
 
 class _KnownLogits(nn.Module):
-    """An output embedding whose logits are known."""
+    """An output embedding that stores its input and returns fixed logits."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -189,20 +189,20 @@ def model_dtype(model: nn.Module) -> torch.dtype:
 
 
 def model_device(model: nn.Module) -> torch.device:
-    """The device of the parameters."""
+    """Return the device of the parameters."""
     return next(model.parameters()).device
 
 
 # ------------------------------------------------------------------------------- mixed precision
 #
 # A bfloat16 number has 8 significant bits: near .01 its spacing is 6e-5, and an Adam step of 1e-6
-# is rounded away. So weights, gradients and moments stay in float32, and matrix products take
-# copies in bfloat16 (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1). The residual stream,
+# is rounded away. So weights, gradients and moments stay in float32, and matrix products use
+# bfloat16 copies (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1). The residual stream,
 # norms and embeddings stay in float32, and so do log-softmaxes and KLs.
 
 
 def compute_in_bfloat16(model: nn.Module) -> None:
-    """Make a model with float32 weights, and its copies, compute in bfloat16 in every call.
+    """Make a model with float32 weights compute in bfloat16; its deep copies then do the same.
 
     Args:
         model: a causal LM; its backbone and its head are changed in place.
@@ -225,7 +225,7 @@ def _in_bfloat16(kind: type[nn.Module]) -> Any:
 
 @contextmanager
 def in_full_precision(model: nn.Module) -> Iterator[None]:
-    """While entered, a mixed model computes in float32; other models are unchanged."""
+    """Inside this context, a mixed model computes in float32; other models are unchanged."""
     network = unwrapped(model)
     mixed = vars(network).pop(COMPUTES_IN, None)
     if mixed is None:
@@ -242,16 +242,16 @@ def in_full_precision(model: nn.Module) -> Iterator[None]:
 
 
 def weights_cast_once(device: torch.device) -> AbstractContextManager[Any]:
-    """While entered, a trained weight is cast to bfloat16 at its first use only, not in every call.
+    """Inside this context, a mixed model casts each trained weight to bfloat16 only once.
 
-    Autocast keeps its copies until the outermost autocast context ends. This context is the
-    outermost; it is disabled, so it casts nothing itself. No weight may change while it is entered.
+    Autocast caches the bfloat16 copies until the outermost autocast context ends. This context is
+    the outermost; it is disabled, so it casts nothing itself. Weights must not change inside it.
     """
     return torch.autocast(device.type, enabled=False)
 
 
 def in_low_precision(model: nn.Module) -> bool:
-    """Whether a model computes in fewer bits than float32, so that rounding shows in log-probs."""
+    """Return whether a model computes in fewer bits than float32."""
     return model_dtype(model).itemsize < torch.float32.itemsize
 
 
@@ -259,16 +259,16 @@ def in_low_precision(model: nn.Module) -> bool:
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Return position ids [B, T] that count only real tokens: left padding shifts no position."""
+    """Return position ids [B, T] that count only real tokens; left padding does not shift them."""
     return (mask.long().cumsum(-1) - 1).clamp_min(0)
 
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """While entered, use evaluation mode, unless gradient checkpointing needs training mode.
+    """Inside this context, use evaluation mode, unless gradient checkpointing needs training mode.
 
-    ``transformers`` checkpoints gradients in training mode only; such a model must have no dropout
-    or other noise (``klrl.language.run.checks`` compares both modes).
+    ``transformers`` checkpoints activations only in training mode. Such a model must have no
+    dropout or other noise; the preflight compares both modes.
     """
     if torch.is_grad_enabled() and checkpoints_gradients(model):
         yield
@@ -278,25 +278,25 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def checkpoints_gradients(model: nn.Module) -> bool:
-    """Whether the backward pass recomputes activations."""
+    """Return whether the backward pass recomputes activations."""
     return bool(getattr(unwrapped(model), "is_activation_checkpointing", False))
 
 
 def sharing_refused(model: nn.Module) -> str | None:
-    """Return why, by the model's config, a prompt's responses cannot share a row; None if they can.
+    """Return why a prompt's responses cannot share one row; None if the model's config allows it.
 
-    Sharing needs attention that takes any mask, and keys that depend on position ids only.
+    Sharing needs attention that accepts any mask and takes positions only from position ids.
     """
     config = unwrapped(model).config.get_text_config()
     attention = getattr(config, "_attn_implementation", None)
     if attention not in ("sdpa", "eager"):
         return f"attention '{attention}' takes no 4-D mask"
-    # ALiBi penalises attention by distance (Press et al. 2022): Bloom, MPT, some Falcons.
+    # ALiBi biases attention by distance in the row (Press et al. 2022): Bloom, MPT, some Falcons.
     alibi = any(getattr(c, "alibi", False) for c in (config, getattr(config, "attn_config", None)))
     if alibi or config.model_type == "bloom":
         return "its attention depends on the index in the row (ALiBi)"
     kinds = getattr(config, "layer_types", None)
-    if kinds is None:  # GPT-Neo and others: one setting for all layers, or a list of another name
+    if kinds is None:  # GPT-Neo and others have no layer_types: search for a window's size
         windows = ("window", "window_size")
         kinds = [name for name, size in vars(config).items() if name.endswith(windows) and size]
     by_slot = sorted(set(kinds) - {"full_attention"})
@@ -307,8 +307,8 @@ class ValueHead(nn.Module):
     """V(s_t) = w . h_t + b, from the hidden state h_t that predicts token t. w and b start at 0.
 
     Args:
-        model: the causal LM of the hidden states; gives width, device and dtype. The dtype is at
-            least float32, since w and b are trained.
+        model: the causal LM that computes h_t; gives width, device and dtype. The dtype of w and b
+            is at least float32.
         detach: keep the critic's gradient out of the policy's network.
     """
 
@@ -322,7 +322,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Compute values [B, R], in reward units, from states [B, R, D]; constant 0 at padding."""
+        """Compute values [B, R], in reward units, from states [B, R, D]; 0 at padding."""
         # States are undefined at padding: a NaN there would make the weights' gradient NaN.
         states = states.masked_fill(~mask.unsqueeze(-1), 0.0)
         states = (states.detach() if self.detach else states).to(self.linear.weight.dtype)

@@ -1,7 +1,7 @@
-"""Computes plain log-probs, by a model's own forward on unpadded rows, to check the faster ways.
+"""Checks log-probs against plain log-probs, those of the model's own forward.
 
-Plain log-probs use no cache, mask, position ids or head of klrl. A second, faster layout is close
-to them: rows packed to the left, many rows per forward.
+:func:`plain_log_probs` feeds the model one unpadded row at a time. :func:`packed_states` feeds it
+many rows at once, with all padding on the right. Neither uses a cache, a mask or position ids.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torc
 
 
 def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
-    """Return the largest error of a way to sample or score, nats, and the bound on this error.
+    """Return the largest error of a way to sample or score, and the bound on this error; nats.
 
-    Rounding to bfloat16 could hide an error of 0.1: a mixed model is measured in float32 first.
+    A mixed-precision model is first measured in float32: bfloat16's bound would hide small errors.
 
     Args:
         model: a causal LM.
-        measure: computes the largest difference from plain log-probs, in the current precision.
+        measure: returns the largest difference from plain log-probs, at the current precision.
     """
     if model_dtype(model) != next(model.parameters()).dtype:
         with in_full_precision(model):
@@ -64,20 +64,20 @@ def first_right(
     off_by: Callable[[WayT], float],
     wrong: Sequence[str] = (),
 ) -> tuple[WayT, Check]:
-    """Choose the fastest way to sample or score that gives the model's own log-probs.
+    """Choose the fastest way to sample or score whose log-probs equal the model's, up to rounding.
 
     Args:
         model: a causal LM.
-        what: the purpose, for messages: to sample or to score.
-        ways: way -> its description, the fastest first.
-        off_by: way -> the largest difference from plain log-probs.
-        wrong: reasons why other ways are not tried.
+        what: "to sample" or "to score", for messages.
+        ways: way -> description; the fastest way first.
+        off_by: way -> the largest difference from plain log-probs, in nats.
+        wrong: reasons why other ways are not tried, for messages.
 
     Returns:
-        The way, and its check, whose text says why faster ways were rejected.
+        The chosen way, and a check whose detail says why faster ways were rejected.
 
     Raises:
-        ValueError: no way is right: this model family cannot be sampled, or scored.
+        ValueError: each way fails or has wrong log-probs.
     """
     bound, found = AGREEMENT[model_dtype(model)], list(wrong)
     for way, words in ways.items():
@@ -85,7 +85,7 @@ def first_right(
             off, bound = off_and_bound(model, partial(off_by, way))
         except torch.OutOfMemoryError:  # not the fault of this way
             raise
-        except Exception as error:  # a family's code may raise anything on a mask or cache
+        except Exception as error:  # a model's code may raise any exception on a mask or cache
             found.append(f"{words}: {type(error).__name__}: {first_line(error)}")
             continue
         if off <= bound:
@@ -99,7 +99,7 @@ def first_right(
 
 @torch.no_grad()
 def plain_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
-    """Compute log-probs of the response tokens from the model's own logits, row by row, unpadded.
+    """Compute the response tokens' log-probs at temperature 1, one unpadded row per forward.
 
     Args:
         model: a causal LM.
@@ -121,17 +121,17 @@ def plain_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
 
 
 def rows_to_compare(batch: TensorDictBase, group_size: int) -> Tensor:
-    """Choose a row per prompt (response i mod G of prompt i), to compare with plain log-probs."""
+    """Return the index of one row per prompt: for prompt i, response i mod G."""
     prompts = torch.arange(len(batch) // group_size, device=batch["tokens", "full"].device)
     return prompts * group_size + prompts % group_size
 
 
 @torch.no_grad()
 def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float:
-    """Return the largest error of the batch's stored log-probs, at temperature 1, in nats.
+    """Return the largest error, in nats, of the log-probs in a batch sampled at temperature 1.
 
-    One row of each prompt is compared with :func:`plain_log_probs`. All rows are compared with the
-    left-packed layout, which is itself compared with the plain log-probs.
+    One row per prompt is compared with :func:`plain_log_probs`, all rows with log-probs from
+    :func:`packed_states`. The latter are also compared with the plain log-probs.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     sampled = response_part(batch, LOG_PROBS)
@@ -143,23 +143,23 @@ def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float
 
 
 def max_off(*pairs: tuple[Tensor, Tensor]) -> float:
-    """Return the largest difference within pairs of tensors; NaN if a tensor contains NaN."""
+    """Return the largest absolute difference within the pairs; NaN if a tensor contains NaN."""
     differences = [(one.double() - other.double()).abs().max() for one, other in pairs]
     return float(torch.stack(differences).max())
 
 
 def packed_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
-    """Compute states by the plain forward, in one row per response with all padding on the right.
+    """Compute hidden states by the plain forward, one row per response, all padding on the right.
 
-    A causal model does not see later tokens, so it needs neither mask nor position ids. Padding
-    before a prompt would change a recurrent state.
+    A causal model ignores later tokens, so this needs no mask and no position ids. Padding on the
+    left would change the state of a recurrent model.
 
     Args:
         model: a causal LM.
         batch: [B].
 
     Returns:
-        [B, R, D], differentiable; undefined at padding.
+        States that predict the response tokens, [B, R, D], differentiable; undefined at padding.
 
     Raises:
         ValueError: a row is longer than the model's context.
@@ -184,5 +184,5 @@ def plain_states(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def packed(tokens: Tensor, real: Tensor) -> Tensor:
-    """Move the real tokens of rows [B, T] to the left, in order."""
+    """Move the tokens [B, T] that ``real`` marks to the left of their rows, in order."""
     return tokens.gather(1, real.long().argsort(dim=1, descending=True, stable=True))

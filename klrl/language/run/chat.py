@@ -1,8 +1,8 @@
 """``kl.apply=step``: charges the KL by a transform, inside TorchRL's chat environment.
 
 DataLoadingPrimer -> ChatEnv -> :class:`ChatPolicy` -> :class:`Score` -> KLRewardTransform or
-RetrieveKL, collected by TorchRL's LLMCollector. This is slow: each model scores the rollout in a
-separate forward, with one row per response and all logits in memory at once.
+RetrieveKL, collected by TorchRL's LLMCollector. This way is slow: each model scores the rollout in
+a separate forward, with one row per response and all logits in memory at once.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from klrl.language.run.kl import CHARGED, Reference
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import GOLD, PARTS, STATES, PromptRollout
 
-#: Whether a response was cut off [B, 1]: the key that the policy writes, and the learner's key.
+#: Whether a response is truncated [B, 1]: ChatPolicy writes the first key, klrl reads the second.
 _CUT, _TRUNCATED = ("old", "truncated"), ("next", "truncated")
 #: The keys that the policy writes.
 _DRAWN = (
@@ -54,7 +54,7 @@ _DRAWN = (
 def in_environment(
     kl: ReferenceKL, config: LanguageConfig, policy: Policy, reference: Reference
 ) -> ReferenceKL:
-    """Return the KL with the transform that charges it at each step of an environment."""
+    """Return the KL with a transform that charges it at each step of the environment."""
     scoring = partial(_wrapped, TransformersWrapper, policy=policy, generate=False)
     ref = scoring(reference, log_probs_key="ref_log_probs")
     how: dict[str, Any] = {"coef": kl.coef, "temperature": config.collector.temperature}
@@ -78,18 +78,18 @@ def _turns(prompt: Prompt) -> list[Message]:
 
 
 def _wrapped(kind: Any, network: Any, *, policy: Policy, **how: Any) -> Any:
-    """Wrap a model in TorchRL's wrapper, for token ids."""
+    """Wrap a model in a TorchRL wrapper that takes token ids."""
     tokenizer = policy.causal.tokenizer
     return kind(network, tokenizer=tokenizer, input_mode="tokens", pad_output=True, **how)
 
 
 class ChatPolicy(TransformersWrapper):
-    """TorchRL's policy wrapper, with klrl's sampler in place of its generation.
+    """TorchRL's policy wrapper, with klrl's sampler in place of its own generation.
 
-    It avoids the generation of TorchRL 0.14.1's ``TransformersWrapper``, which draws from torch's
-    global generator, forces the log-prob of the first token to 0, ignores the temperature in the
-    others, and finds padding by value, so that the EOS is lost if pad == eos.
-    tests/language/test_chat.py fails when TorchRL fixes these faults.
+    When TorchRL 0.14.1's ``TransformersWrapper`` generates, it draws from torch's global generator.
+    It sets the first token's log-prob to 0, and ignores the temperature in the others. It finds
+    padding by token id, so the EOS is lost if pad == eos. tests/language/test_chat.py fails when
+    TorchRL fixes these faults.
     """
 
     rollout: ChatRollout
@@ -122,7 +122,7 @@ class Score(Transform):
 
 
 class ChatRollout(PromptRollout):
-    """Makes rollouts in TorchRL's environment, which scores and charges them.
+    """Makes rollouts in TorchRL's environment, which also scores them and charges the KL.
 
     ``transform`` charges the KL; the other arguments are those of :class:`PromptRollout`.
     """
@@ -150,7 +150,7 @@ class ChatRollout(PromptRollout):
                 dialog_turns_per_batch=size[0],
                 reset_at_each_iter=True,
             )
-        self.prompts.load_state_dict(served)  # return the prompts that the reset took
+        self.prompts.load_state_dict(served)  # put back the prompts that LLMCollector took
         self._batches = iter(self._collector)
         self.built = (self._collector, policy, env, *parts[:-1])
 
@@ -173,7 +173,7 @@ class ChatRollout(PromptRollout):
         self._collector.shutdown()
 
     def _draw(self) -> Iterator[TensorDict]:
-        """Yield the next prompts with klrl's token ids, as the environment's data loader."""
+        """Yield the next prompts and their token ids, as the environment's data loader."""
         while True:
             self._taken = prompts = self.prompts.take(self.config.collector.prompts)
             query = History.from_chats([_turns(prompt) for prompt in prompts.prompts])

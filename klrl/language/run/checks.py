@@ -44,11 +44,11 @@ from klrl.language.run.sampler import CacheSampler, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout, self_check
 from klrl.train.preflight import Check, kl_at_start, run_checks
 
-#: Prompts that the preflight samples responses to.
+#: Number of prompts to which the preflight samples responses.
 PROMPTS = 4
-#: The answer that tests the template's mask; an answer from the data might be trimmed.
+#: The answer that tests the template's mask; a template might trim an answer from the data.
 ANSWER = "1234"
-#: The preflight reports the KL that rounding alone gives if it exceeds this, nats per token.
+#: The preflight reports the KL due to rounding alone if it exceeds this; nats per token.
 SHOWN_FLOOR = 1e-6
 
 
@@ -69,12 +69,12 @@ def preflight_checks(
     *,
     fresh: bool,
 ) -> tuple[Layouts, list[str]]:
-    """Sample a few responses, score them in every way that the run will use, and compare.
+    """Sample a few responses, score them in every way that the run will use, and compare results.
 
     Args:
         config: the job.
-        policy: before its first update.
-        reference: pi_ref, None for ``kl=none``.
+        policy: the policy at the start of the run.
+        reference: pi_ref; None for ``kl=none``.
         sampler: the run's sampler; switched to a slower way if a faster way is wrong.
         prompts: a few prompts.
         fresh: whether the run is new; only then is KL(policy||reference) = 0 checked at the start.
@@ -144,9 +144,9 @@ def _checks(
         states = reference.states(batch, layouts.reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
         source = reference.rule.source
-        untrained = source == NO_ADAPTERS and config.actor.init is None  # init: trained adapters
+        untrained = source == NO_ADAPTERS and config.actor.init is None  # init loads adapters
         if fresh and (source == THE_POLICY or untrained):
-            # Use the run's states: rescored in low precision, else kept from sampling.
+            # As the run will: use rescored states in low precision, else those from sampling.
             kl = exact_token_kl(measured, ref, mask)
             remedy = "an untrained policy must equal its reference; try another actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
@@ -165,9 +165,10 @@ def _checks(
 def sampled_against_recomputed(
     sampled: Tensor, recomputed: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> Check:
-    """Check the largest |log pi while sampling - log pi by scoring|, [B, R] nats, at real tokens.
+    """Check the largest |log pi from sampling - log pi from scoring|, [B, R] nats, at real tokens.
 
-    It detects a temperature, top-p, dropout or forgotten first token that only one side has.
+    A large difference can mean that only one of the two applies a temperature, top-p or dropout, or
+    that one omits the first token.
     """
     off = (sampled - recomputed).detach().masked_fill(~mask, 0.0).abs().max()
     remedy = "sampling and scoring disagree; try actor.dtype=float32"
@@ -175,7 +176,7 @@ def sampled_against_recomputed(
 
 
 def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorDictBase) -> Check:
-    """Check the largest |log pi in training mode - in evaluation mode|, nats, at temperature 1."""
+    """Check the largest difference of log pi, nats, between training and evaluation mode."""
 
     def off() -> float:
         scored = []
@@ -193,8 +194,7 @@ def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorD
 def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
     """Count responses with a lost EOS or a wrong truncated flag, as may happen if pad == eos.
 
-    A response that is not truncated ends with an EOS inside its mask; a truncated one has no EOS;
-    no response has an EOS before its end.
+    A truncated response has no EOS. Any other response has exactly one EOS in its mask, at the end.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     eos = torch.tensor(special.eos, device=tokens.device)
@@ -223,8 +223,8 @@ def template_marks(
     Args:
         tokenizer: of ``transformers``, with a chat template.
         messages: the conversation before the answer.
-        answer: what the assistant says.
-        eos: the text of the EOS; None for the tokenizer's.
+        answer: the text of the assistant's turn.
+        eos: the text of the EOS; None for the tokenizer's EOS.
         template: arguments of the chat template.
     """
     name = "positions where template and mask disagree"

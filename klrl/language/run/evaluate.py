@@ -60,9 +60,9 @@ from klrl.train.schedule import Size
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 #: Batch -> the next-token distributions at its response tokens.
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
-#: Prompts answered at a time.
+#: Prompts per call of the sampler.
 CHUNK = 256
-#: Distance between the first prompts of two sets of an endless task; no evaluation takes as many.
+#: Prompts reserved for each evaluation set of an endless task; no evaluation takes as many.
 _APART = 10**9
 
 
@@ -74,7 +74,7 @@ class Player:
         config: the job, which gives response length and temperature.
         policy: draws the responses.
         task: gives the prompts and the scores.
-        sampler: samples from the policy, in the way that the preflight chose.
+        sampler: samples from the policy, in the way that its self-check chose.
     """
 
     config: LanguageConfig
@@ -84,7 +84,7 @@ class Player:
 
     @classmethod
     def of_trained(cls, config: LanguageConfig, policy: Policy, task: Task) -> Player:
-        """Make a player with the sampler that a run with this policy uses."""
+        """Make a player for a trained policy, with a sampler that passes its self-check."""
         limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
         few = more_padding(task.trial_batch(policy.causal.tokenizer, limit, PROMPTS, "eval"))
         device, sampler = model_device(policy.model), make_sampler(policy)
@@ -103,13 +103,13 @@ class Player:
         chosen: bool = False,
         reference: Reference | None = None,
     ) -> Evaluation:
-        """Answer prompts of the evaluation split, once each.
+        """Answer prompts of the evaluation split, each once, and score the responses.
 
         Args:
-            starts: which prompts, see :func:`places`; its seed also seeds the samples.
-            size: how many prompts; each prompt of a file is used once at most.
+            starts: selects the prompts, see :func:`places`, and seeds the samples.
+            size: number of prompts, at most; a file may have fewer.
             sampled: draw tokens as in training; else take the likeliest tokens.
-            chosen: leave out the prompts of evaluations during the run, which chose this policy.
+            chosen: leave out the prompts of evaluations during the run, which selected the policy.
             reference: if given, measure reverse and forward KL to it at the response tokens.
         """
         asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
@@ -137,7 +137,7 @@ class Player:
     def answers(
         self, place: range, starts: Starts, *, sampled: bool
     ) -> Iterator[tuple[PromptBatch, TensorDict]]:
-        """Yield :data:`CHUNK` of the prompts at a time, with a response to each."""
+        """Yield chunks of at most :data:`CHUNK` prompts, with the batch of one response to each."""
         causal, config = self.policy.causal, self.config
         limit = prompt_limit(causal.context, config.collector.max_new_tokens)
         prompts = self.task.stream(causal.tokenizer, limit, "eval")
@@ -151,17 +151,17 @@ class Player:
 
 
 def places(starts: Starts, count: int, among: int | None, chosen: bool = False) -> range:
-    """Choose the numbers of an evaluation's prompts.
+    """Return the indices of an evaluation's prompts.
 
-    Of a file, evaluations during a run use the first half, the closing evaluation the second half.
-    ``klrl evaluate`` starts at the first prompt, whatever its seed; for the best checkpoint it uses
+    In a file, evaluations during a run use the first half, the closing evaluation the second half.
+    ``klrl evaluate`` uses the whole file, whatever its seed; for the best checkpoint it uses only
     the second half, since the first half selected it. A file of one prompt is not divided.
 
     Args:
-        starts: which set of prompts.
-        count: largest number of prompts.
+        starts: during the run, closing, or ``klrl evaluate`` with its seed.
+        count: maximum number of prompts.
         among: number of prompts in the file; None for an endless task.
-        chosen: evaluations on the first half selected the policy.
+        chosen: whether evaluations on the first half selected the policy.
     """
     if among is None:
         known = {IN_RUN: 0, CLOSING: 1}
@@ -224,7 +224,7 @@ def distances(
     check_base(own, "actor.model=FOLDER")
     base = own.actor.model
     policy = load(parties.run, setting="RUN", model=base)
-    assert not isinstance(parties.other, OwnPart)  # control's
+    assert not isinstance(parties.other, OwnPart)  # only for control runs
     known = {parties.run: policy}
     if parties.other is None:
         reference = trained_reference(parties.run, parties.which, policy, base, str(device))
@@ -249,7 +249,7 @@ def distances(
 def measured(
     policy: Scored, other: Scored, batch: TensorDictBase, names: Sequence[str]
 ) -> list[dict[str, np.ndarray]]:
-    """Return a map per response: divergence -> its values [T] at the response's tokens, nats."""
+    """Return for each response: name of a divergence -> values [T] at its tokens, in nats."""
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     against = Against(other(batch), names)
     _, [compared] = token_measures(policy(batch), tokens, mask, [against])
@@ -261,7 +261,7 @@ def measured(
 
 
 def scored_by(policy: Policy, temperature: float) -> Scored:
-    """Return a function that scores batches by a policy, one row per response."""
+    """Return a function that computes a policy's next-token distributions on batches."""
     own = head(policy.model)
     return lambda batch: NextTokens(
         _LAYOUT.rollout_states(policy.model, batch, _ROWS), own, temperature
@@ -269,7 +269,7 @@ def scored_by(policy: Policy, temperature: float) -> Scored:
 
 
 def scored_by_reference(reference: Reference, temperature: float) -> Scored:
-    """Return a function that scores batches by a reference, one row per response."""
+    """Return a function that computes a reference's next-token distributions on batches."""
     return lambda batch: reference.next_tokens(reference.states(batch, _LAYOUT, _ROWS), temperature)
 
 
@@ -293,12 +293,12 @@ def trained_reference(
     Args:
         run: the run folder.
         which: last or best.
-        policy: the run's policy, which without its adapters may be the reference.
+        policy: the run's policy; with ``reference=adapter_off``, its model is also the reference's.
         model: current folder of the run's base model.
         device: where to put the reference.
 
     Raises:
-        ConfigError: the base model is missing, or has other weights than the run started from.
+        ConfigError: the base model is missing, or its weights have changed since the run started.
     """
     config = replace(with_model(language_config(run, "RUN"), model), device=device)
     rule = factory("reference", config.reference, config.domain)(config.reference)
@@ -306,7 +306,7 @@ def trained_reference(
         return Reference(rule, policy.model, own=False)
     network = make_policy(network_of_reference(run, config), say=lambda _: None).model
     kept = checkpointed(rule, config)
-    # Else the reference has the base weights; the policy's checkpoint has their digest.
+    # A reference that is not checkpointed has the base weights: compare their digest.
     weights = Weights(network, whole=True) if kept else base_digest(network, model)
     component = "reference" if kept else "agent"
     load_component(run, which, component, weights, torch.device(device), say=lambda _: None)

@@ -33,25 +33,25 @@ def export_run(
 ) -> str:
     """Write a language run's policy to a new folder, as ``save_pretrained`` does.
 
-    It writes all weights, for ``AutoModelForCausalLM``; or with LoRA only the adapters, for
-    ``PeftModel`` with the run's base model. Config, generation config and tokenizer are those of
-    the base model. klrl's changes (no dropout, no sampling defaults, an added pad token) are not
-    written. The value head is left out.
+    ``AutoModelForCausalLM`` loads the folder. With LoRA and without ``merge``, the folder has only
+    the adapters, which ``PeftModel`` adds to the run's base model. Config, generation config and
+    tokenizer are those of the base model, without klrl's changes (no dropout, no sampling defaults,
+    an added pad token). The value head is left out.
 
     Args:
         run: the run folder.
         folder: where to write.
         which: last or best.
-        merge: add the adapters to the weights, and write all weights.
+        merge: add the adapters to the base model's weights, and write all weights.
         model: current folder of the run's base model; None: the path stored in the run.
 
     Returns:
         A line that says what was written.
 
     Raises:
-        ConfigError: no such run or checkpoint, a control run, no adapters to merge or adapters that
-            cannot be merged, the folder exists, or the base model is missing or changed.
-        OSError: the folder cannot be written; nothing is left there.
+        ConfigError: no such run or checkpoint, a control run, adapters that are missing or cannot
+            be merged, an existing folder, or a base model that is missing or changed.
+        OSError: the folder cannot be written; then it does not exist afterwards.
     """
     config = relocated(language_config(find_run(run, "RUN"), "RUN"), model)
     if folder.exists() or folder.is_symlink():
@@ -74,7 +74,7 @@ def export_run(
 
 
 def _check_mergeable(model: Any, config: LanguageConfig) -> None:
-    """Refuse to merge adapters on embedding or head if the two share a weight."""
+    """Refuse to merge adapters of the embedding or the head if the two share a weight."""
     network = unwrapped(model)
     pair = network.get_input_embeddings(), network.get_output_embeddings()
     tied = len({weight_of(each).data_ptr() for each in pair}) == 1
@@ -95,7 +95,7 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
     source = find_model(find_base(config))
     if adapters_alone:
         (settings,) = model.peft_config.values()
-        # A hub id, or a path that is valid from any folder of this machine.
+        # A hub id, or an absolute path.
         local = expanded(find_base(config)).is_dir()
         settings.base_model_name_or_path = str(source.resolve() if local else find_base(config))
         # Adapters of embeddings are saved; the embeddings themselves belong to the base model.
@@ -113,7 +113,7 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
 
 
 def _restore_config(saved: Path, author: Path) -> None:
-    """Put the author's settings (dropout, pad token, ...) into a saved ``config.json``."""
+    """Restore the model author's settings (dropout, pad token, ...) in a saved ``config.json``."""
     ours, theirs = (json.loads(path.read_text(encoding="utf-8")) for path in (saved, author))
     if ours["model_type"] == theirs["model_type"]:
         dropped = {*_OF_WEIGHTS, "torch_dtype"}

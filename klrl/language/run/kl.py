@@ -1,4 +1,4 @@
-"""Scores pi_ref on a language rollout, estimates KL(policy||reference), and charges it once."""
+"""Computes pi_ref's log-probs and KL(policy||reference) of a language rollout; charges the KL."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Reference(FrozenReference):
             return super().forward(*args, **kwargs)
 
     def states(self, batch: TensorDictBase, layout: ScoringLayout, prompts: int) -> Tensor:
-        """Compute the hidden states [B, R, D] of a rollout, ``prompts`` at a time."""
+        """Compute the hidden states [B, R, D] of a rollout, ``prompts`` prompts at a time."""
         with nullcontext() if self.own else adapter_off(self.module):
             return layout.rollout_states(self.module, batch, prompts)
 
@@ -69,7 +69,7 @@ class _OffHead:
 
     @property
     def weight(self) -> Tensor:
-        """The head's weight [V, D]; V determines how many tokens fit in a chunk."""
+        """The head's weight [V, D]; :class:`NextTokens` reads V."""
         return head(self.model).weight  # type: ignore[attr-defined]
 
     def __call__(self, states: Tensor) -> Tensor:
@@ -78,14 +78,14 @@ class _OffHead:
 
 
 def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
-    """Whether checkpoints must contain the reference: it changes, or is not the base model."""
+    """Return whether checkpoints must contain pi_ref: it changes, or is not the base model."""
     if rule.source == NO_ADAPTERS:
         return False
     return rule.moves or rule.source == OTHER_POLICY or config.actor.init is not None
 
 
-#: Keys: the exact KL(policy||reference) of every token [B, R]; the forward KL [B, R]; the charged
-#: divergence [B, R], if not the reverse KL; and the charge [B, R, 1] without its coefficient.
+#: Keys of each token's KLs: the exact KL(policy||reference) [B, R]; the forward KL [B, R]; the
+#: charged divergence [B, R], if not the reverse KL; the charged KL [B, R, 1], without coefficient.
 EXACT, FORWARD, DIVERGENCE = ("kl", "exact"), ("kl", "forward"), ("kl", "divergence")
 CHARGED = ("next", KL_KEY)
 
@@ -113,7 +113,7 @@ def annotate(
     reference: NextTokens,
     divergence: Divergence = REVERSE,
 ) -> None:
-    """Write log pi_ref of the tokens and their exact KLs, once per rollout.
+    """Write log pi_ref of the response tokens, and the exact KLs at these tokens.
 
     Args:
         batch: [B]; gets ("next", "ref_log_probs", "full") [B, P+R], ("kl", "exact") and
@@ -136,7 +136,7 @@ def annotate(
 
 
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
-    """Write the reward of every token [B, R, 1]: the score on the last token, minus any coef * KL.
+    """Write the reward of every token [B, R, 1]: the score at the last token, minus any coef * KL.
 
     If the environment already charged the KL, the reward is left unchanged.
 
@@ -160,12 +160,12 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 
 @torch.no_grad()
 def measure(batch: TensorDictBase) -> dict[str, Tensor]:
-    """Apply :func:`klrl.kl.measure.mean_kl` to an annotated rollout, in nats per token.
+    """Apply :func:`klrl.kl.measure.mean_kl` to an annotated rollout.
 
     Returns:
-        Means over valid tokens; with the suffix ``_seq``, sums over a response, then means over
-        responses. If the charged divergence is not the reverse KL, also the means of
-        :func:`klrl.kl.measure.mean_charged`.
+        Means over valid tokens, nats; under names with ``_seq``, means over responses of the sum
+        over a response's tokens. If the charged divergence is not the reverse KL, also the means
+        of :func:`klrl.kl.measure.mean_charged`.
 
     Raises:
         NonFiniteError: a mean is NaN or infinite.

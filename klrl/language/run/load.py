@@ -70,12 +70,12 @@ def make_policy(
     say: Callable[[str], None] = print,
     key: str = "actor.model",
 ) -> Policy:
-    """Load ``actor.model``; if it is null, the small base model of ``env=sort_digits``.
+    """Load the base model and, with ``advantage=gae``, make a new value head.
 
     Args:
         config: the job.
         chat: whether prompts are conversations, which need a chat template.
-        say: called with a line of text for each automatic choice.
+        say: called with each line to print, such as automatic choices.
         key: the setting that names the model, for messages.
     """
     actor, device = config.actor, device_of(config.device)
@@ -101,7 +101,7 @@ def make_policy(
 
 
 def find_base(config: LanguageConfig) -> str | Path:
-    """Return ``actor.model``; if it is null, the small base model of ``env=sort_digits``."""
+    """Return the hub id or folder of the base model; if ``actor.model`` is null, klrl's own."""
     if config.actor.model == smollm.NAME:
         return smollm.smollm()
     return BASE_MODEL if config.actor.model is None else config.actor.model
@@ -124,14 +124,14 @@ def trained_policy(
     Args:
         run: the run folder.
         which: last or best.
-        device: where to put it.
-        setting: the setting that gives ``run``, for messages, as ``reference.path``.
-        compared_with: load the policy at the precision of this job, see :func:`_computing_as`.
+        device: where to put the policy.
+        setting: the setting that gives ``run``, for messages, such as ``reference.path``.
+        compared_with: a job whose precision the policy should have, see :func:`_computing_as`.
         model: current folder of the run's base model; None: the path stored in the run. The base
             weights must match the digest in the checkpoint, if it contains one.
 
     Raises:
-        ConfigError: no such run or checkpoint, a control run, or its model is missing or changed.
+        ConfigError: no such run or checkpoint, a control run, or a missing or changed base model.
     """
     folder = find_run(str(run), setting)
     config = language_config(folder, setting)
@@ -161,7 +161,7 @@ def load_reference(
         config: the job, with ``reference=checkpoint`` or ``model``.
         policy: the policy of this run; the reference must have the same vocabulary.
         described: on resume, the manifest's description of the reference. Its weights then come
-            from this run's checkpoint, so the other folder may be gone.
+            from this run's checkpoint, so the other run's folder may be gone.
 
     Returns:
         The model, and its description for the manifest.
@@ -184,7 +184,7 @@ def load_reference(
 
 
 def require_same_tokens(setting: str, other: Policy, whose: str, policy: Policy) -> None:
-    """Refuse a policy whose next-token distributions are over other tokens."""
+    """Refuse a policy with a different vocabulary or a different number of logits."""
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
         raise ConfigError(
             f"{setting}: its vocabulary differs from {whose}; choose a policy with the same "
@@ -201,7 +201,7 @@ def require_same_tokens(setting: str, other: Policy, whose: str, policy: Policy)
 
 
 def of_model(config: LanguageConfig, model: str) -> LanguageConfig:
-    """Return the job with a model as its network, without adapters."""
+    """Return the job with ``actor.model`` replaced, without adapters and ``actor.init``."""
     lora = replace(config.actor.lora, r=0)
     return replace(config, actor=replace(config.actor, model=model, lora=lora, init=None))
 
@@ -212,9 +212,9 @@ def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> Langua
 
 
 def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
-    """Return ``config`` with the network of the run's reference, if that is another policy.
+    """Return ``config`` with the network of the run's reference, if that is a different policy.
 
-    If both networks have the same base model, its current folder is taken from ``config``.
+    If both networks have the same base model, ``config`` gives its current folder.
     """
     if not isinstance(config.reference, CheckpointReferenceConfig | ModelReferenceConfig):
         return config
@@ -224,7 +224,7 @@ def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
 
 
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
-    """Return ``other`` at the precision of ``config`` if possible: then rounding adds less KL."""
+    """Return ``other`` at the precision of ``config`` if possible, so rounding adds less KL."""
     adapters_on_bfloat16 = other.actor.lora.r and other.actor.dtype == "bfloat16"
     if adapters_on_bfloat16 or other.actor.dtype == "float64":
         return other
@@ -249,7 +249,7 @@ def language_config(run: Path, setting: str = "run") -> LanguageConfig:
     return config
 
 
-#: Key of the base model's digest: this prefix, then the dtype.
+#: Key prefix of the base model's digest; the dtype follows.
 BASE = "base_sha256."
 #: Key prefix of the critic's weights.
 _HEAD = "value_head."
@@ -259,8 +259,8 @@ _HEAD = "value_head."
 class BaseDigest:
     """SHA-256 of the base weights that a run starts from, for checkpoints without these weights.
 
-    ``digest`` is [32] uint8, ``model`` is ``actor.model``. Loading a state compares the stored
-    digest with this one, if both are of the same dtype.
+    ``digest`` is [32] uint8, ``model`` is ``actor.model``. Loading a state compares its digest with
+    this one, if both are digests of the same dtype.
     """
 
     model: str | None
@@ -282,10 +282,10 @@ class BaseDigest:
 
 
 def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
-    """Digest a newly loaded network: its frozen weights, or all weights if none is frozen.
+    """Compute the digest of a new network's frozen weights, or of all weights if none is frozen.
 
     Args:
-        network: a causal LM; LoRA adapters are not part of the base.
+        network: a causal LM; with LoRA, all weights except the adapters are frozen.
         model: ``actor.model``.
     """
     named = list(network.named_parameters())
@@ -299,7 +299,7 @@ def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
 
 
 class Weights:
-    """The weights that a checkpoint contains: by default the trained ones (with LoRA, adapters).
+    """The weights that a checkpoint contains: by default the trained ones; with LoRA, the adapters.
 
     Args:
         model: a causal LM.
@@ -332,8 +332,8 @@ class Weights:
         """Load weights, in place.
 
         Raises:
-            RuntimeError: names or shapes differ, or the base model is a different one. A missing
-                or extra value head is no error, since only one of two runs may have a critic.
+            RuntimeError: names or shapes differ, or the base model is a different one. A value head
+                may be missing or extra, since not every run has a critic.
         """
         if self._base is not None:
             self._base.load_state_dict(state)
@@ -352,7 +352,7 @@ class Weights:
 
 
 def relocated(config: LanguageConfig, model: str | None) -> LanguageConfig:
-    """Return the job with its base model in folder ``model``; None: unchanged."""
+    """Return the job with the folder ``model`` as its base model; None: unchanged."""
     if model is None:
         return config
     if not expanded(model).is_dir():
@@ -368,7 +368,7 @@ def with_model(config: LanguageConfig, model: str | None) -> LanguageConfig:
 
 
 def check_base(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
-    """Refuse a stored run whose base model is missing (for commands that do not train it).
+    """Refuse a stored run whose base model is missing.
 
     Args:
         config: the run's settings.

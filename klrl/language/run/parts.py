@@ -76,15 +76,15 @@ class LanguageParts(Parts):
         self.prompts = self.task.stream(tokenizer, limit)
         self.kl = factory("kl", config.kl, config.domain)(config.kl)
         kept = checkpointed(self.reference_rule, config)
-        # A checkpoint needs exactly these base weights if it contains only adapters, or if the
-        # reference is made from the base weights.
+        # A checkpoint depends on the base weights if it contains only adapters, or if the reference
+        # is made from the base weights.
         needed = config.actor.lora.r or (self.kl is not None and not kept)
         base = base_digest(self.policy.model, config.actor.model) if needed else None
         self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, config.actor.init_which, "agent", self.weights, self.device)
-        # The manifest describes the reference only if it is another run's model.
+        # The manifest describes a reference that is not made from the policy.
         described = before.get("reference") if before else None
         self.reference = None
         if self.kl is not None:
@@ -121,7 +121,7 @@ class LanguageParts(Parts):
     # ------------------------------------------------------------------------------ the steps
 
     def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
-        """Score the reference once, measure the KL, charge the reward of every token."""
+        """Score the rollout by the reference, measure the KL, and write every token's reward."""
         measured, model = {}, self.policy.model
         temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
         if in_low_precision(model):
@@ -144,14 +144,14 @@ class LanguageParts(Parts):
         return self.policy.model
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """Summarise the rewards of a charged rollout, for its row of metrics."""
+        """Summarise the rewards of a charged rollout for the metrics."""
         rewards = rewards_of(batch, self.kl)
-        if self.config.collector.imitates:  # its responses are not the policy's
+        if self.config.collector.imitates:  # the responses are the data's, not the policy's
             return replace(rewards, own={})
         return replace(rewards, own={**rewards.own, **self._rounding})
 
     def held_out(self) -> Row:
-        """The likelihood of the evaluation split's answers, if the run learns from answers."""
+        """Measure the evaluation answers' negative log-likelihood, if the run imitates answers."""
         imitates = self.config.collector.imitates
         return held_out(self.policy, self.task, self.config) if imitates else {}
 
@@ -168,7 +168,7 @@ class LanguageParts(Parts):
     # --------------------------------------------------------------------------------- parts
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
-        """Return the object that makes the rollouts from this iteration on."""
+        """Make the collector, whose first rollout is that of ``iteration``."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
         if self.kl is not None and self.kl.online:
             from klrl.language.run.chat import ChatRollout
@@ -188,11 +188,11 @@ class LanguageParts(Parts):
 
     @property
     def built(self) -> Sequence[object]:
-        """The objects that were built; with ``kl.apply=step`` also TorchRL's objects."""
+        """The collector's TorchRL objects, if any, and the transforms that charge the KL."""
         return (*self.collector.built, *super().built)
 
     def components(self) -> dict[str, Any]:
-        """Return name -> object to save: weights, optimiser, prompts; the reference if needed."""
+        """Return name -> object to checkpoint."""
         components: dict[str, Any] = {
             "agent": self.weights,
             "optimizer": self.learner.steps.optimizer,

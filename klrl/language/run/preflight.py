@@ -1,4 +1,4 @@
-"""Refuses a language job, or the task of an evaluation, before anything is written or built."""
+"""Checks the settings of a language job, or of an evaluation on a different task."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _CHANGEABLE = (
 
 
 def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
-    """Refuse a job whose packages, data, reward function, model folder or other run is missing.
+    """Refuse a job if packages, data, its reward function, or a model or run it names is missing.
 
     Arguments as :func:`klrl.runs.machine.check_machine`.
     """
     check_language_packages(config)
-    # These modules import torch and the packages that were just checked.
+    # These modules import torch, and the packages whose presence was just checked.
     from klrl.language.data.tasks import make_task
     from klrl.language.model import smollm
     from klrl.language.run.load import language_config

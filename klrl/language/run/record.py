@@ -1,4 +1,4 @@
-"""Records a language run: the rewards of each row, and some responses to read."""
+"""Records a language run: the rewards of each rollout, and some responses as samples."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
 
 
 def _mean(value: torch.Tensor, mask: torch.Tensor) -> float:
-    """Mean over valid tokens of [B, R, 1], in float64."""
+    """Return the mean of [B, R, 1] over valid tokens, computed in float64."""
     return float(masked_mean(value.squeeze(-1).double(), mask))
 
 
 def _parts(batch: TensorDictBase) -> dict[str, torch.Tensor]:
-    """Label -> scores of each reward function, if there are several."""
+    """Return label -> scores of each reward function, if there are several."""
     return dict(batch[PARTS].items()) if _has(batch, PARTS) else {}
 
 
@@ -72,12 +72,12 @@ def shown_rows(config: LanguageConfig) -> range:
 
 
 class ShownSamples(Callback):
-    """Records responses at the first iteration, every ``collector.samples_every``, and at the end.
+    """Records responses at iteration 1, every ``collector.samples_every`` iterations, at the end.
 
-    ``weights`` is the number of samples that the policy had learned from when it drew a response.
-    The responses at the end are drawn by the policy of the last checkpoint, so that ``klrl verify``
-    can recompute their numbers. They carry the number of the next iteration, so a resumed run drops
-    them, and have no reward, since nothing is learned from them.
+    The field ``weights`` is the number of samples that the policy had learned from when it drew a
+    response. At the end, the policy of the last checkpoint draws the responses, so ``klrl verify``
+    can recompute their numbers. They get the next iteration's number, so a resumed run drops them.
+    They have no reward, since the policy does not learn from them.
 
     Args:
         config: the job.
@@ -87,7 +87,7 @@ class ShownSamples(Callback):
         self._config = config
 
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
-        """Record some responses of this rollout if they are due."""
+        """Record some responses of this rollout, if this iteration records any."""
         every, iteration = self._config.collector.samples_every, training.counters.iteration
         if not every or (iteration % every and iteration != 1):
             return
@@ -104,7 +104,7 @@ class ShownSamples(Callback):
             return
         before, iteration = parts.prompts.state_dict(), training.counters.iteration
         prompts = parts.prompts.take(collector.samples_count)
-        parts.prompts.load_state_dict(before)  # the next iteration gets them again
+        parts.prompts.load_state_dict(before)  # a resumed run gets these prompts again
         seed = derived_seed(self._config.seed, "sample", iteration)
         batch = sample(parts.policy, parts.sampler, prompts, self._config, seed)
         set_scores(batch, torch.zeros(len(batch), device=batch.device))
@@ -132,7 +132,7 @@ class ShownSamples(Callback):
         training.recorder.samples([{**line, **drawn_by} for line in lines])
 
 
-#: Decimals of recorded log-probs and KLs; a float32 log-prob has no more.
+#: Decimals of recorded log-probs and KLs: about the precision of float32.
 _DECIMALS = {"log_probs": 7, "ref_log_probs": 7, "kl": 6}
 
 

@@ -32,7 +32,7 @@ from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 
-#: Hidden states [B, R, D]: those that the responses were drawn from, and pi_ref's at these tokens.
+#: Hidden states [B, R, D] that predict the responses: the sampling policy's, and pi_ref's.
 STATES = ("old", "states")
 REF_STATES = ("ref", "states")
 #: The gold score [B, 1, 1], if the reward is a different function.
@@ -63,7 +63,7 @@ class PromptRollout:
         prompts: the stream of training prompts.
         iteration: number of the next rollout; seeds its samples, so a resumed run draws the same.
         phase: called with each phase's name when the phase starts.
-        scored_prompts, responses: B of each, of the latest rollout.
+        scored_prompts, responses: prompts and texts of the latest rollout, B each.
         built: the TorchRL objects that the rollout uses.
     """
 
@@ -95,7 +95,7 @@ class PromptRollout:
         return batch
 
     def score(self, batch: TensorDictBase) -> None:
-        """Write the scores, those of each reward function if there are several, and gold scores."""
+        """Write the scores, any gold scores and, if several, each reward function's scores."""
         self.phase("reward")
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)
@@ -166,7 +166,7 @@ def ids_of(batch: TensorDictBase) -> tuple[list[list[int]], list[list[int]]]:
 def rescore(
     batch: TensorDictBase, model: nn.Module, layout: ScoringLayout, prompts: int, temperature: float
 ) -> Row:
-    """Score a rollout; replace its sampled states and log-probs by the scored ones.
+    """Score a rollout; replace its states and log-probs from sampling by those from scoring.
 
     Args:
         batch: [B], sampled from the model with its current weights.
@@ -196,7 +196,7 @@ def rounding(sampled: Tensor, scored: Tensor, mask: Tensor) -> Row:
 
     Returns:
         ``kl/ref/floor``, k3's estimate of KL(sampled||scored), which would be 0 without rounding;
-        and ``policy/gap``, the largest difference of two log-probs.
+        and ``policy/gap``, the largest absolute difference, in nats.
     """
     sampled, scored = sampled.double(), scored.double()
     floor = masked_mean(estimate_kl(sampled, scored, "k3", mask), mask)

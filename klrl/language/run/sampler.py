@@ -1,4 +1,4 @@
-"""Samples responses token by token, in klrl's own loop, with three ways to feed the model.
+"""Samples responses token by token in klrl's own loop, which can feed the model in three ways.
 
 | way | a prompt is computed | rows of the cache |
 |---|---|---|
@@ -40,7 +40,7 @@ from klrl.train.preflight import Check
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids that end a response, and the id that pads its row (any id, even an EOS)."""
+    """The ids that end a response, and the id that pads its row, which may be an EOS."""
 
     eos: tuple[int, ...]
     pad: int
@@ -51,7 +51,7 @@ class Decoding:
     """Settings for choosing tokens.
 
     Tokens are drawn from the whole softmax(logits / temperature). ``greedy`` takes the likeliest
-    token; it is for evaluation only, since a greedy policy has no KL to the reference.
+    token instead, which is only meant for evaluation: log-probs remain those of the softmax.
     """
 
     max_new_tokens: int
@@ -60,19 +60,19 @@ class Decoding:
 
 
 class Decoder(ABC):
-    """Feeds a model N prompts, and then their responses token by token.
+    """Feeds N prompts to a model, then their responses token by token.
 
     Args:
         model: a causal LM.
         prompt: [N, P], left-padded.
         mask: [N, P], nonzero at real tokens.
         group_size: G.
-        longest: most tokens of a response.
+        longest: maximum number of tokens in a response.
     """
 
-    #: Describes the way in messages.
+    #: Description of the way, for messages.
     words: str
-    #: Responses per row.
+    #: Responses per row of the cache.
     width = 1
 
     def __init__(
@@ -93,7 +93,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def _spread(self) -> None:
-        """Make room for the G responses of each prompt."""
+        """Give each prompt's G responses their rows, or their places in one row."""
 
     @abstractmethod
     def step(self, tokens: Tensor) -> Tensor:
@@ -101,11 +101,11 @@ class Decoder(ABC):
 
     @abstractmethod
     def keep(self, alive: Tensor) -> None:
-        """Keep only the rows with these indices."""
+        """Drop all rows except those with the indices ``alive``."""
 
 
 class PromptCache(Decoder):
-    """A KV cache of N prompts, each computed once."""
+    """A decoder that computes each of the N prompts once, into a KV cache."""
 
     def _prompts(self) -> Tensor:
         position_ids = positions(self.mask)
@@ -120,7 +120,7 @@ class PromptCache(Decoder):
         return states
 
     def _feed(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-        """Feed tokens [rows, width]; return the states [n, D] at them."""
+        """Feed tokens [rows, width]; return the states [n, D] at these tokens."""
         self.position_ids = self.position_ids + 1
         output = backbone(self.model)(
             input_ids=tokens,
@@ -134,7 +134,7 @@ class PromptCache(Decoder):
 
 
 class SharedCache(PromptCache):
-    """One row per prompt, with keys [prompt | first tokens of r1 .. rG | second tokens | ..]."""
+    """One row per prompt: its keys, then those of the responses' first tokens, second tokens, .."""
 
     words = "cache shared by a prompt's responses"
 
@@ -214,7 +214,7 @@ class Recomputed(Decoder):
         return states[torch.arange(len(states), device=states.device), self.lengths - 1]
 
 
-#: Name -> decoder, the fastest first.
+#: Name -> decoder; the fastest first.
 WAYS: dict[str, type[Decoder]] = {
     "shared": SharedCache,
     "copied": CopiedCache,
@@ -222,18 +222,18 @@ WAYS: dict[str, type[Decoder]] = {
 }
 
 
-#: (step, rows [n], their new tokens [n]) -> [n] bool: whether each response ends with its token.
+#: (step, indices of n responses, their new tokens [n]) -> [n] bool: whether each response ends.
 Ends: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
 
 
 class CacheSampler:
-    """Samples token by token, in the fastest of :data:`WAYS` that gives the right log-probs.
+    """Samples token by token, in one of :data:`WAYS`; :meth:`self_check` chooses the best.
 
     Args:
         model: a causal LM.
         special: EOS and pad.
         way: shared, copied or plain; None: the fastest that the model's config allows.
-        keep_states: return the hidden states that the tokens were drawn from.
+        keep_states: return the hidden states that predict the tokens.
     """
 
     def __init__(
@@ -264,14 +264,14 @@ class CacheSampler:
             prompt_mask: [N, P], nonzero at real tokens.
             group_size: G.
             decoding: how tokens are chosen.
-            generator: on the model's device; equal seeds give equal tokens. None: torch's global.
+            generator: a generator on the model's device; None: torch's global generator.
 
         Returns:
             N x G rows, a prompt's rows adjacent. Log-probs are those of softmax(logits /
             temperature), even if decoding is greedy.
 
         Raises:
-            ValueError: prompt and response are longer than the model's context.
+            ValueError: the longest prompt plus ``max_new_tokens`` exceed the model's context.
         """
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
         check_length(unwrapped(self.model), longest)
@@ -284,20 +284,20 @@ class CacheSampler:
             return self._decode((prompt, prompt_mask), group_size, decoding, generator, ends)
 
     def without_states(self) -> CacheSampler:
-        """Return a sampler for evaluations: the same way, but no states are kept."""
+        """Return a sampler that uses the same way, but does not return hidden states."""
         return CacheSampler(self.model, self.special, way=self.way)
 
     @torch.no_grad()
     def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
-        """Choose the fastest way whose log-probs of a few sampled tokens equal the plain ones.
+        """Switch to the fastest way whose log-probs of a few sampled tokens equal the plain ones.
 
-        If a way fails or its log-probs are wrong, the next slower way is tried.
+        The current way is tried first, then slower ways.
 
         Returns:
-            The check of the chosen way; its text says why faster ways were rejected.
+            The check of the chosen way; its detail says why faster ways were rejected.
 
         Raises:
-            ValueError: no way is right: this model family cannot be sampled.
+            ValueError: each way fails or has wrong log-probs.
         """
         few = prompt[:4], prompt_mask[:4]
         if len(prompt) == 1:
@@ -330,7 +330,7 @@ class CacheSampler:
         generator: torch.Generator | None,
         ends: Ends,
     ) -> Responses:
-        """Sample until all B = N x G responses end; ``rows`` are the responses in the cache."""
+        """Sample until all B = N x G responses end; ``rows`` are those that are in the cache."""
         pad, longest = self.special.pad, decoding.max_new_tokens
         decoder = WAYS[self.way](self.model, *prompts, group_size, longest)
         states = decoder.start()
@@ -361,7 +361,7 @@ class CacheSampler:
                 break
             left = [
                 row for row, is_done in enumerate(done.tolist()) if not is_done
-            ]  # the only synchronisation with the GPU
+            ]  # the loop's only wait for the GPU
             if not left:
                 break
             if (done.numel() - len(left)) * 4 >= done.numel():

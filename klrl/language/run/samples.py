@@ -1,4 +1,4 @@
-"""Checks ``samples.jsonl`` against the task: ids, prompts, texts, rewards, number of samples."""
+"""Checks the prompts, ids, texts, rewards and number of the samples in ``samples.jsonl``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
 from klrl.train.verify import Record
 
-#: Relative tolerance: numbers are recorded with seven decimals, and means are sums of float32.
+#: Tolerance, relative above 1: recorded numbers are rounded, and means are sums of float32.
 _ROUNDING = 1e-4
 
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
@@ -35,8 +35,8 @@ _Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
 class Sample(BaseModel):
     """A line of ``samples.jsonl``; log-probs and KL are nats, one number per response token.
 
-    ``iteration`` and ``samples`` identify its rollout. ``weights`` is the number of samples that
-    the policy had learned from when it drew this sample. Samples after training have no reward.
+    ``iteration`` is the rollout's number, ``samples`` the run's number of samples after it, and
+    ``weights`` the number that the policy had learned from. Samples after training have no reward.
     """
 
     line: int
@@ -64,7 +64,7 @@ RECORDED = {"policy": "log_probs", "reference": "ref_log_probs", "KL": "kl"}
 
 
 def recorded_names(config: LanguageConfig) -> list[str]:
-    """Return the keys of :data:`RECORDED` that every sample has; only policy if no reference."""
+    """Return the keys of :data:`RECORDED` for a run: all, or only policy without a reference."""
     return list(RECORDED) if config.has_reference else ["policy"]
 
 
@@ -74,15 +74,15 @@ def recorded_names(config: LanguageConfig) -> list[str]:
 def read_samples(
     folder: Path, config: LanguageConfig, run: str, rows: Sequence[Row], record: Record
 ) -> list[Sample]:
-    """Read the samples of a run; report each invalid sample as a problem of the record.
+    """Read the samples of a run; add a problem to the record for each invalid line.
 
     A last line without a newline is still being written, and is left out.
 
     Args:
         folder: the run folder.
-        config: its settings.
+        config: the run's settings.
         run: the folder as the user wrote it, for messages.
-        rows: of ``metrics.jsonl``.
+        rows: rows of ``metrics.jsonl``.
         record: collects the problems.
     """
     files = RunFolder(folder)
@@ -152,8 +152,8 @@ def check_samples(
         config: the job.
         policy: gives tokenizer and special tokens.
         task: gives prompts and scores.
-        samples: of ``samples.jsonl``.
-        rows: of ``metrics.jsonl``.
+        samples: from :func:`read_samples`.
+        rows: rows of ``metrics.jsonl``.
         record: collects the problems.
     """
     found: dict[int, list[Sample]] = defaultdict(list)
@@ -183,7 +183,7 @@ def check_samples(
 def _prompts_of(
     config: LanguageConfig, policy: Policy, task: Task, found: Mapping[int, Sequence[Sample]]
 ) -> dict[int, PromptBatch]:
-    """Map each sample's line to its prompt; samples beyond those of the job have no entry."""
+    """Return line number of a sample -> its prompt; samples beyond the job's number have none."""
     collector, prompts = config.collector, {}
     limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
     stream = task.stream(policy.causal.tokenizer, limit)
@@ -200,7 +200,7 @@ def _prompts_of(
 def _differs(
     config: LanguageConfig, policy: Policy, sample: Sample, prompt: PromptBatch | None
 ) -> Iterator[str]:
-    """Yield a sample's problems: its prompt is not the task's, or fields disagree with its ids."""
+    """Yield a sample's problems: its prompt is not the task's, or fields contradict its ids."""
     if prompt is not None:
         content = prompt.prompts[0].content
         content = content if isinstance(content, str) else [dict(turn) for turn in content]
@@ -221,7 +221,7 @@ def _differs(
 def _missing(
     config: LanguageConfig, found: Mapping[int, Sequence[Sample]], recorded: Mapping[int, Row]
 ) -> Iterator[str]:
-    """Yield each iteration whose number of samples is not the one that the job records."""
+    """Yield a problem for each iteration with a wrong number of samples."""
     every, last = config.collector.samples_every, config.iterations
     wanted = {i: len(shown_rows(config)) for i in recorded if i and (i == 1 or i % every == 0)}
     if last in recorded:  # drawn at the end, one for each prompt
@@ -233,7 +233,7 @@ def _missing(
 
 
 def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Iterator[str]:
-    """Yield the means of a row that differ from those of its samples, which are all recorded."""
+    """Yield a problem for each metric that differs from its mean over a whole rollout's samples."""
     count, tokens = len(samples), sum(len(sample.response_ids) for sample in samples)
     means = {
         "reward/episode": sum(sample.reward or 0.0 for sample in samples) / count,
@@ -253,7 +253,7 @@ def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Ite
 def _scores(
     task: Task, samples: Sequence[Sample], batches: Mapping[int, PromptBatch]
 ) -> Iterator[str]:
-    """Yield rewards and gold scores that differ from those of the task's own functions."""
+    """Yield a problem for each reward or gold score that differs when computed again."""
     if not samples:
         return
     extras = Extras(

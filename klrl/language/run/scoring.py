@@ -1,10 +1,10 @@
 """Computes the hidden states that predict response tokens, in one row per prompt or per response.
 
-Shared: one row [prompt | r1 .. rG] with a tree mask (a response attends to the prompt and itself)
-and position ids that restart after the prompt, so that a prompt is computed once for its G
-responses. Packed: row i is [prompt | response i | padding], see :func:`packed_states`. Shared rows
-also have their padding on the right, and omit the last token of each response, which predicts
-nothing. :mod:`klrl.language.model.vocabulary` applies head and log-softmax at response tokens.
+Shared layout: one row [prompt | r1 .. rG | padding] per prompt, so each prompt is computed once.
+Each response attends to the prompt and to itself; its position ids continue those of the prompt.
+Shared rows omit the last token of each response, which predicts nothing. Packed layout: one row
+[prompt | response | padding] per response, see :func:`packed_states`.
+:mod:`klrl.language.model.vocabulary` applies head and log-softmax to the states.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from klrl.language.model.vocabulary import NextTokens, response_log_probs
 
 
 def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> Tensor:
-    """Compute the states in one row per prompt and its G responses; equal to :func:`packed_states`.
+    """Compute the same states as :func:`packed_states`, in one row per prompt.
 
     Args:
         model: a causal LM whose attention takes a 4-D mask.
@@ -48,7 +48,7 @@ def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> T
         [B, R, D], differentiable; undefined at padding.
 
     Raises:
-        ValueError: a prompt and response are longer than the model's context.
+        ValueError: a prompt with its response is longer than the model's context.
     """
     rows = pack(batch, group_size)
     check_length(unwrapped(model), int(rows.positions.max()) + 2)
@@ -65,12 +65,12 @@ def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> T
 
 @dataclass(frozen=True)
 class SharedRows:
-    """N rows of L tokens; each row is a prompt and its G responses, packed to the left.
+    """N rows of L tokens; each row is a prompt and its G responses, with padding on the right.
 
     Attributes:
         tokens: [N, L].
-        positions: [N, L], restarting after the prompt at every response.
-        segments: [N, L]: 0 the prompt, 1 .. G the responses, -1 padding.
+        positions: position ids [N, L]; each response continues those of the prompt.
+        segments: [N, L]: 0 for the prompt, 1 .. G for the responses, -1 for padding.
         source: [B, R]: the index in [N x L] of the state that predicts each response token.
     """
 
@@ -90,7 +90,7 @@ def pack(batch: TensorDictBase, group_size: int) -> SharedRows:
     prompt_mask = first[ATTENTION][:, :width]
     count, device = prompt_mask.shape[0], prompt_mask.device
     mask = response_mask(batch).unflatten(0, (count, group_size))  # [N, G, R]
-    fed = mask[:, :, 1:]  # token t is fed where there is a token t + 1 to predict
+    fed = mask[:, :, 1:]  # feed token t only if there is a token t + 1
     steps = fed.shape[-1]
 
     real = torch.cat([prompt_mask, fed.flatten(1)], 1)
@@ -144,7 +144,7 @@ class ScoringLayout:
     Args:
         group_size: G.
         shared: one row per prompt; else one packed row per response.
-        reason: a line of the preflight: result of the comparison, or why rows are not shared.
+        reason: the preflight's line about this choice.
     """
 
     group_size: int
@@ -167,7 +167,7 @@ class ScoringLayout:
     def rollout_states(
         self, model: nn.Module, batch: TensorDictBase, prompts_at_a_time: int
     ) -> Tensor:
-        """Compute the states of a whole rollout without gradient, a few prompts at a time."""
+        """Compute a rollout's states without gradient, ``prompts_at_a_time`` per forward."""
         count = batch.batch_size[0] // self.group_size
         device = batch["tokens", "full"].device
         pieces = torch.arange(count, device=device).split(prompts_at_a_time)
@@ -195,7 +195,7 @@ def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Scor
         The shared layout, if its error is within the bound of its dtype; else the packed layout.
 
     Raises:
-        ValueError: no layout is right, or the head's logits differ from the model's.
+        ValueError: each layout fails or has wrong log-probs.
     """
     chosen = torch.arange(min(4, len(batch) // group_size), device=batch.device)
     few = take_prompts(batch, chosen, group_size)

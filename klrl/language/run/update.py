@@ -37,19 +37,19 @@ from klrl.objectives.functional import normalized
 from klrl.train.learner import Coefficients, Steps
 
 _Part: TypeAlias = tuple[TensorDictBase, Tensor | None, Tensor | None]
-#: Prompts per forward without gradient, unless a minibatch has more.
+#: Prompts per forward without gradient; a larger minibatch raises the number to its size.
 PROMPTS_WITHOUT_GRADIENT = 32
 
 
 class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
-    """Gradient steps of the model (or its adapters) and the value head.
+    """Takes gradient steps on the model (or its adapters) and the value head.
 
     Args:
         config: the job.
         policy: trained in place.
         layout: how the policy is scored.
-        reference: pi_ref. The rollout stored its hidden states; its head is applied to them here
-            only if the loss charges the exact KL.
+        reference: pi_ref. If the loss charges the exact KL, its head is applied to its hidden
+            states, which the rollout contains.
         estimator: how the loss charges KL(policy||reference): exact, k1, k2, k3; None: not at all.
         divergence: the divergence that the loss charges if the estimator is exact.
     """
@@ -112,7 +112,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             whole = {name: torch.cat([each[name] for each in measured]) for name in measured[0]}
             metrics = self.loss.measure(whole, self._learned(minibatch))
             if self.config.loss.mask_truncated:
-                # Average over all responses: the loss's mask is empty if all were truncated.
+                # Average over all responses: the loss's mask is empty if all are truncated.
                 entropy = masked_mean(
                     -response_part(minibatch, LOG_PROBS), response_mask(minibatch)
                 )
@@ -120,8 +120,9 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             return torch.cat([metrics, norm.reshape(1)]).float()
 
     def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
-        """Yield parts of ``learner.micro_batch`` prompts, the weight of each part's loss (None for
-        a single part), and the spread by which the advantages were already divided.
+        """Yield micro-batches, each with its loss's weight and the spread that divided advantages.
+
+        Both are None for a single micro-batch; the spread also without ``normalize_advantage``.
         """
         size, group_size = self.config.learner.micro_batch, self.config.collector.group_size
         count = minibatch.batch_size[0] // group_size
@@ -138,7 +139,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             yield take_prompts(minibatch, prompts, group_size), share, spread
 
     def _learned(self, batch: TensorDictBase) -> Tensor:
-        """Mask [B, R] of the tokens in the loss: all, or only those of responses that ended."""
+        """Return the mask [B, R] of the tokens in the loss: all, or those of complete responses."""
         mask = response_mask(batch)
         return mask & ~batch["next", "truncated"] if self.config.loss.mask_truncated else mask
 
@@ -191,9 +192,9 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         if exact_old:
             kl_old = found.pop().divergence["forward"]
         else:
-            # k3 is w - 1 - log w with w = pi_theta / pi_old, at tokens of pi_old. It is >= 0, and
-            # value and gradient are unbiased: E_old[grad w] = 0, and grad KL(old||new) is
-            # -E_old[grad log pi_theta].
+            # k3 = w - 1 - log w >= 0, where w = pi_theta / pi_old at tokens drawn from pi_old. Its
+            # value and its gradient are unbiased, since E_old[w] = 1, E_old[grad w] = 0, and
+            # grad KL(old||new) = -E_old[grad log pi_theta].
             scored = log_prob.detach() if self.loss.kl_old == "measured" else log_prob
             kl_old = estimate_kl(response_part(batch, LOG_PROBS), scored, "k3", mask)
         return log_prob, found.pop().divergence[charged] if found else None, kl_old
@@ -208,7 +209,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     @torch.no_grad()
     def kl_old(self, frames: TensorDictBase) -> float:
-        """Mean KL(old||new) over a rollout's tokens, whole vocabulary, nats per token."""
+        """Compute the exact KL(old||new), averaged over a rollout's tokens, in nats per token."""
         total = frames["advantage"].new_zeros((), dtype=torch.float64)
         size = self.config.collector.group_size
         prompts = torch.arange(frames.batch_size[0] // size, device=total.device)
@@ -231,7 +232,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
 
 def prompts_at_a_time(config: LanguageConfig) -> int:
-    """Return the number of prompts per forward without gradient: ``learner.micro_batch`` if set."""
+    """Return the number of prompts per forward without gradient."""
     if config.learner.micro_batch is not None:
         return config.learner.micro_batch
     return max(PROMPTS_WITHOUT_GRADIENT, config.collector.prompts // config.learner.minibatches)
@@ -249,8 +250,7 @@ class Optimizer(torch.optim.AdamW):
     def __init__(
         self, config: OptimConfig, parameters: list[nn.Parameter], weight_decay: float
     ) -> None:
-        # fused: one pass over weight, gradient and moments takes a third of the time on a CPU and
-        # needs no extra tensor of square roots. It assumes contiguous memory (torch 2.13).
+        # fused: a third of the time on a CPU; it assumes contiguous parameters (torch 2.13).
         fused = all(p.is_contiguous() for p in parameters)
         super().__init__(
             parameters, lr=config.lr, eps=config.eps, weight_decay=weight_decay, fused=fused

@@ -1,9 +1,9 @@
-"""Checks the recorded numbers of a language run: recomputes its samples without klrl's code.
+"""Checks the recorded numbers of a language run against the model's own forward.
 
-Log-probs and KLs of ``samples.jsonl`` are recomputed from its token ids: each sample is one row
-without padding, with the model's own forward in float32 (or float64) and softmax in float64. klrl
-only loads the weights. A sample can be recomputed if the weights that drew it still exist: the base
-model's (before the first update), or a checkpoint's. A fixed reference exists for all samples.
+Log-probs and KLs are recomputed from the token ids in ``samples.jsonl``: one sample per forward,
+without padding, in float32 (or float64), with softmax in float64. klrl's code only loads the
+weights. A sample can be recomputed if the weights that drew it still exist: in a checkpoint or,
+before the first update, in the base model. A reference that never changes serves all samples.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from klrl.runs.rows import rows_so_far
 from klrl.runs.state import Component
 from klrl.train.verify import Record, verify_record
 
-#: Bounds on the largest and on the mean error of the numbers of a float32 run, nats.
+#: Bounds on the largest and on the mean error in a float32 run, nats per token.
 LARGEST, MEAN = 1e-4, 1e-5
 #: Bound on the mean error in a lower precision, if the run recorded no rounding floor.
 _LOW_MEAN = 5e-2
-#: Smallest bound on the mean error if the run recorded a floor: the rounding of a logit of size 1.
+#: Smallest bound on the mean error if the run recorded a floor: bfloat16's spacing at 1.
 _ROUNDING = torch.finfo(torch.bfloat16).eps
 #: The largest error may be this many times the mean bound: the rounding errors of thirty layers
 #: have a long tail, on SmolLM2 up to 12 times their root mean square.
@@ -74,8 +74,8 @@ class Comparison:
     Attributes:
         name: policy or reference (log-probs), or KL (exact KL(policy||reference)).
         bounds: on the largest difference, and on the mean.
-        samples, tokens: how many were recomputed.
-        largest, total, squares: the differences' maximum, sum, and sum of squares.
+        samples, tokens: numbers of recomputed samples and tokens.
+        largest, total, squares: maximum, sum, and sum of squares of the absolute differences.
         values: the sum of the recomputed numbers.
         place: the sample and token of the largest difference.
     """
@@ -119,7 +119,7 @@ class Verdict(Record):
     Attributes:
         bounds: the allowed largest difference and mean difference, nats per token.
         measures: one comparison for each recomputed quantity.
-        not_computed: measure -> number of samples whose weights are gone.
+        not_computed: quantity -> number of samples whose weights are gone.
     """
 
     bounds: tuple[float, float] = (LARGEST, MEAN)
@@ -149,7 +149,7 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     config.device = device
     rows = rows_so_far(folder)
     ran = config
-    if config.collector.patience is not None and rows:  # it may have ended before its frames
+    if config.collector.patience is not None and rows:  # early stopping may have ended the run
         ran = replace(config, frames=int(rows[-1]["samples"]))
     bounds = bounds_of(rows, config)
     measures = {name: Comparison(name, bounds) for name in recorded_names(config)}
@@ -188,10 +188,10 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
 def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float]:
     """Return the bounds on the largest and on the mean difference, by the precision of the run.
 
-    In 16 bits, rounding alone gives a KL, the floor, which the run measured. KL = E[d^2] / 2 for
-    small differences d of log-probs, so the mean of |d| is at most sqrt(2 floor), but at least
-    :data:`_ROUNDING` is allowed: a run whose sampling and scoring round alike has a floor near 0,
-    yet differs from the float32 numbers here. The largest may be :data:`_TAIL` times the mean.
+    In 16 bits, rounding alone gives a KL > 0, which the run recorded as its floor. KL = E[d^2] / 2
+    for small differences d of log-probs, so the mean of |d| is at most sqrt(2 floor). If sampling
+    and scoring round alike, the floor is near 0, but both differ from float32; so the bound is at
+    least :data:`_ROUNDING`. The bound on the largest |d| is at least :data:`_TAIL` times as large.
     """
     if config.actor.dtype in ("float32", "float64") and not config.mixed:
         return LARGEST, MEAN
@@ -201,11 +201,11 @@ def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float
 
 
 def _bound_kl(measures: Mapping[str, Comparison]) -> None:
-    """In 16 bits: bound the mean difference of the KL by the effect of rounding.
+    """Tighten the bound on the KL's mean error to what rounding can cause.
 
-    If e_p and e_r are the root mean square errors of the log-probs of policy and reference, the
-    error of the KL is at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL), to second order in e.
-    This is Cauchy-Schwarz with KL = E[d^2] / 2 for small differences d of log-probs.
+    Let e_p and e_r be the root mean square errors of the policy's and the reference's log-probs.
+    The KL's error is at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL), to second order in e.
+    This follows by Cauchy-Schwarz from KL = E[d^2] / 2, for small differences d of log-probs.
     """
     if not all(name in measures and measures[name].tokens for name in RECORDED):
         return
@@ -217,7 +217,7 @@ def _bound_kl(measures: Mapping[str, Comparison]) -> None:
 
 
 def _fits(policy: Policy, sample: Sample, record: Record) -> bool:
-    """Whether the model can read a sample; adds a problem if not, or if its text differs."""
+    """Return whether the model can read a sample; add a problem if not, or if its text differs."""
     network, ids = unwrapped(policy.model), [*sample.prompt_ids, *sample.response_ids]
     size = len(weight_of(network.get_input_embeddings()))
     try:
@@ -242,7 +242,7 @@ def unmixed(config: LanguageConfig) -> LanguageConfig:
 
 
 class Sources:
-    """Restores policy and reference as of the time a sample was drawn, if the weights exist.
+    """Restores the policy and the reference that a sample was drawn with, if their weights exist.
 
     Args:
         folder: the run folder.
@@ -250,8 +250,8 @@ class Sources:
 
     Attributes:
         policy: the run's network; :meth:`at` loads different weights into it.
-        vouched: whether the base model is known to be the run's, by a digest in a checkpoint; only
-            checkpoints without the base model's weights have that digest.
+        vouched: whether the base model is known to be unchanged. It is unknown if the run starts
+            from it, and no checkpoint has a digest of it.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
@@ -272,23 +272,23 @@ class Sources:
             self._load(base, self._newest, "agent")
 
     def _make_reference(self, folder: Path) -> nn.Module | None:
-        """Make a separate reference model; None if it never changes and its weights are gone."""
+        """Make the reference as a separate model; None if it is fixed and its weights are gone."""
         if self._rule.source == OTHER_POLICY:
             network = unmixed(network_of_reference(folder, self._config))
             model = make_policy(network, say=lambda _: None).model
         else:
             model = deepcopy(self.policy.model)
         _in_float(model)
-        if self._kept and not self._rule.moves:  # fixed: any checkpoint has the same
+        if self._kept and not self._rule.moves:  # fixed, so the same in all checkpoints
             if self._newest is None:
                 return None
             self._load(Weights(model, whole=True), self._newest, "reference")
         return model
 
     def at(self, samples: int) -> tuple[nn.Module | None, nn.Module | None]:
-        """Load policy and reference as they were after ``samples``; call in ascending order.
+        """Load policy and reference as of ``samples`` samples; call with ascending numbers.
 
-        Return None in place of a model whose weights of that time are gone.
+        Return None in place of a model whose weights are gone.
         """
         entry = self._entries.get(samples)
         there = entry is not None or (samples == 0 and self._config.actor.init is None)
@@ -312,7 +312,7 @@ class Sources:
 
 
 def _in_float(model: nn.Module) -> None:
-    """Set a model to float32 or more, without dropout, gradients or checkpointing."""
+    """Convert a model to float32, unless it is float64; set evaluation mode, without gradients."""
     if next(model.parameters()).dtype != torch.float64:
         model.float()
     model.requires_grad_(False).eval()
@@ -329,7 +329,7 @@ def table_of(model: nn.Module, sample: Sample, temperature: float) -> Tensor:
 def _numbers(
     sample: Sample, policy: nn.Module | None, reference: nn.Module | None, temperature: float
 ) -> dict[str, Tensor]:
-    """Recompute a sample's log-probs [n] with the given models, and its KL if there are two."""
+    """Recompute a sample's log-probs [n] under each given model, and the KL if both are given."""
     models, chosen = (("policy", policy), ("reference", reference)), sample.response_ids
     tables = {
         name: table_of(each, sample, temperature) for name, each in models if each is not None
