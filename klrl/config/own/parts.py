@@ -71,7 +71,7 @@ def top_level(target: str) -> str:
 
 
 def is_reward_model(module: str, attribute: str) -> bool:
-    """Return whether ``model:X`` means a reward model in folder X, not a function of ``model.py``."""
+    """Return whether ``model:X`` is a reward model in folder X, not a function of ``model.py``."""
     if module != "model" or not attribute.isidentifier() or Path(attribute).is_dir():
         return module == "model"
     found = find_spec("model")  # for a folder without __init__.py, the origin is None
