@@ -102,10 +102,11 @@ class Run(os.PathLike[str]):
 
     @property
     def summary(self) -> dict[str, object]:
-        """The run's status, its frames (language: samples) so far, and its last metrics.
+        """The run's ``status``, its ``frames`` (language: samples) so far, and its last metrics.
 
-        ``return`` is that of the last evaluation, else of training episodes, else the mean reward.
-        A metric that the run has not recorded is None.
+        The metrics are ``return``, ``kl/ref/exact``, ``kl/ref/coef``, ``kl/old/exact`` and
+        ``kl/old/beta``; one that the run has not recorded is None. ``return`` comes from the last
+        evaluation, else from training episodes, else it is the mean reward.
         """
         rows = self.rows
         axis = recorded_domain(self.manifest).axis
@@ -134,7 +135,7 @@ class Run(os.PathLike[str]):
         Args:
             episodes: number of episodes (responses); None: the default of ``klrl evaluate``.
             overrides: changes to the task, as in ``"env.kwargs.g=14"``.
-            sampled: sample actions (tokens) as in training, instead of taking the likeliest.
+            sampled: sample actions (tokens) as in training, instead of taking the likeliest ones.
             how: see :class:`How`.
 
         Returns:
@@ -159,7 +160,8 @@ class Run(os.PathLike[str]):
             other: the run folder of the other policy; or a model's folder (language), or
                 ``module:name`` of your policy (control). None: this run's reference.
             overrides: changes to the task, as in ``"env.kwargs.g=14"``.
-            on: the run whose policy acts, and so visits the states; None: this run.
+            on: the run whose policy plays the episodes, in whose states divergences are measured;
+                None: this run.
             episodes: number of episodes (responses); None: the default of ``klrl kl``.
             how: see :class:`How`.
 
@@ -181,7 +183,7 @@ class Run(os.PathLike[str]):
 
 
 def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
-    """Compose and check the settings of a job, for :func:`run`; you may change them before.
+    """Compose and check the settings of a job. You may change them, and pass them to :func:`run`.
 
     Args:
         overrides: as on the command line: ``"env=hopper"``, ``"kl.coef=0.1"``.
@@ -238,7 +240,7 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
 
     Args:
         folder: the run folder.
-        trust: let this process import the code that the run names, even if someone else ran it.
+        trust: let this process import the code that the run names, even if another user made it.
 
     Raises:
         ConfigError: the folder contains no run.

@@ -49,7 +49,7 @@ class Domain:
         return f"sampled at temperature {config.collector.temperature:g}"
 
     def evaluated(self, *, sampled: bool) -> Domain:
-        """Return the domain; with ``sampled``, it calls an evaluation a sampled evaluation."""
+        """Return the domain; if ``sampled``, its words for an evaluation say so."""
         return replace(self, evaluation="sampled evaluation") if sampled else self
 
     def function(self, name: str) -> Callable[..., Any]:

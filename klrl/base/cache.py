@@ -1,4 +1,4 @@
-"""Guards the user's cache folder (compiled updates, converted models) and state folder."""
+"""Finds and protects the user's cache folder (compiled updates, models) and state folder."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def compiling() -> Iterator[None]:
 
 
 def write_digest(path: Path, contents: Path) -> None:
-    """Write the SHA-256 of the file ``contents`` next to ``path``; the caller then moves the file.
+    """Write the SHA-256 of ``contents`` next to ``path``; the caller then moves the file there.
 
-    Makes both files private to this user.
+    Makes ``contents`` and the new file private to this user.
     """
     with replacing(_digest_path(path)) as partial:
         with writing(partial) as file:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 def check_length(network: object, tokens: int) -> None:
-    """Refuse sequences of prompt and response with more ``tokens`` than a model's context.
+    """Check that ``tokens`` tokens, of prompt and response, fit into the context of a model.
 
     Raises:
-        ValueError: the sequences are longer than the context.
+        ValueError: they do not fit.
     """
     name, limit = _limit(getattr(network, "config", None))
     if limit is not None and limit < tokens:

@@ -6,7 +6,7 @@ import math
 
 #: Significant digits of a mean in a table.
 _SIGNIFICANT = 3
-#: A number that needs more decimal places is written as 1.2e-07.
+#: A number that needs more decimal places gets significant digits instead, as 1.2e-07.
 _MOST_DECIMALS = 5
 
 
@@ -57,7 +57,7 @@ def _usable(error: float, value: float) -> bool:
 
 
 def show(value: float, decimals: int | None, *, signed: bool = False) -> str:
-    """Format a number with ``decimals`` places: -1 makes 4742.3 ``4,740``. None: 3 digits."""
+    """Format a number with ``decimals`` places; -1 rounds to tens. None: 3 significant digits."""
     if decimals is None or decimals > _MOST_DECIMALS:
         return number(value, _SIGNIFICANT, signed=signed)
     return _fixed(value, decimals, signed=signed)

@@ -49,7 +49,7 @@ def import_for_good(*modules: str) -> None:
     """Import modules for the rest of the process, and exempt all live objects from collection.
 
     Otherwise each full collection would search the objects of these modules, for half a second.
-    Exempt reference cycles are never freed, so klrl calls ``gc.freeze`` only if a module is new,
+    Reference cycles among exempt objects are never freed, so this happens only if a module is new,
     not before each job.
     """
     if all(module in sys.modules for module in modules):
@@ -110,7 +110,7 @@ def import_named(setting: str, source: str) -> ModuleType:
 
 
 def named_in(setting: str, module: ModuleType, source: str, name: str) -> Callable[..., Any]:
-    """Return a module's class or function ``name``; ``source`` is the module in messages."""
+    """Return a module's class or function ``name``; messages call the module ``source``."""
     found: object = module
     for each in name.split("."):
         if not hasattr(found, each):

@@ -15,10 +15,10 @@ from klrl.base.text import warn
 
 #: A second signal of these stops the run at once.
 _URGENT = (signal.SIGINT, signal.SIGTERM)
-#: Signals from a queue whose time limit is near.
+#: Signals that a queue may send before a job's time limit.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 #: Signals that may repeat without the user, so a second one does not stop the run at once. Both
-#: kernel and shell send SIGHUP when a terminal closes; SIGXCPU comes each second after its limit.
+#: kernel and shell send SIGHUP when a terminal closes; SIGXCPU comes each second over the limit.
 _NOTICES = (signal.SIGHUP, signal.SIGXCPU, *WARNINGS)
 
 Handler = Callable[[int, FrameType | None], object]

@@ -49,7 +49,7 @@ def source_of(module: str, folders: Sequence[str] = ()) -> Source:
     """
     file = Path(module).resolve() if module.endswith(".py") else None
     top = module.partition(".")[0] if file is None else str(file)
-    folders = folders if file is None else [*folders, str(file.parent)]  # a file's imports
+    folders = folders if file is None else [*folders, str(file.parent)]  # to find its imports
     places = _source_paths(top, folders)
     if not places:
         raise ImportError(f"{top} has no source file")
@@ -105,7 +105,7 @@ def _installed(place: Path) -> bool:
 
 
 def _released(top: str, place: Path) -> bool:
-    """Return whether a version identifies the code, as in Python's library or from an index."""
+    """Return whether a version identifies the code, as for a package from an index."""
     if top in requirements() or not _PACKAGES & set(place.parts):
         return _installed(place)
     found = _distribution(top)
@@ -124,9 +124,9 @@ def _digest(top: str, folders: Sequence[str]) -> str:
 
 
 def imported_files(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
-    """Map ``top`` and each module that it imports, directly or not, to (name, file) pairs.
+    """Map ``top`` and each module that it imports, directly or not, to its files: (name, path).
 
-    The list of pairs is empty for a module that a version identifies.
+    The list is empty for a module that a version identifies.
     """
     found: dict[str, list[tuple[str, Path]]] = {}
     waiting = [top]
@@ -153,7 +153,7 @@ def _files(place: Path) -> Iterator[tuple[str, Path]]:
 def _imported(file: Path) -> set[str]:
     """Return the top-level modules that a file imports, except by relative imports.
 
-    A string like ``module:Name`` counts as an import, for ``entry_point`` in Gymnasium.
+    A string like ``module:Name``, as in Gymnasium's ``entry_point``, counts as an import.
     """
     try:
         tree = ast.parse(file.read_bytes())

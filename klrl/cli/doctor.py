@@ -45,7 +45,7 @@ def doctor_command(argv: list[str]) -> int:
 
 
 def _audit(folder: str, as_json: bool) -> int:
-    """Print a table of the losses in a folder of adapters; return 0, even if a loss is wrong."""
+    """Print a table of the losses in a folder of adapter files; return 0, even if one is wrong."""
     with redirect_stdout(sys.stderr):
         from klrl.doctor.audit import audit, audit_text
 

@@ -22,7 +22,7 @@ def export_command(argv: list[str]) -> int:
 
     folder = expanded(args.folder)
     if args.folder.startswith("~") and folder == Path(args.folder):
-        # Here the path starts with the ~user of an unknown user, so it names no folder.
+        # ``expanded`` leaves the path unchanged if there is no such user.
         raise ConfigError(f"FOLDER={args.folder}: no such user; give another")
     print(export_run(args.run, folder, which=args.which, merge=args.merge, model=args.model))
     return 0

@@ -68,7 +68,7 @@ def choices(group: str, config_dir: str | None = None) -> list[str]:
 
 @cache
 def settings() -> dict[str, KnownSetting]:
-    """Map the key of each setting that users can set to the setting."""
+    """Return all settings that users can set, by key."""
     by_key: dict[str, KnownSetting] = {}
     for group, registered in ALL_CHOICES.items():
         for schema, choice in registered.items():

@@ -263,7 +263,7 @@ def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
 
 
 def check_device_name(device: str) -> None:
-    """Refuse an unknown name of a device."""
+    """Refuse an unknown device name."""
     if not re.fullmatch(r"auto|cpu|cuda(:0|:[1-9]\d*)?", str(device), re.ASCII):
         raise ConfigError(
             f"device={device}: choose auto, cpu, cuda, or one of several GPUs, as cuda:1"

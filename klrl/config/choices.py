@@ -46,7 +46,8 @@ class Choice:
         return tuple(self.factories)
 
 
-#: Groups of a job, in the order of ``--help``, with the signatures of their factories.
+#: Groups of a job, in the order of ``--help``, with the signatures of their factories: ``config``
+#: contains the settings of the group, and ``job`` all settings.
 CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {},
@@ -89,9 +90,9 @@ ALL_CHOICES = CHOICES | SWEEP_CHOICES
 #: All groups in the order of ``--help``; ``experiment`` is a preset over other groups.
 ALL_GROUPS = (*GROUPS, "experiment", *SWEEP_GROUPS)
 
-#: In every group, the setting with the name of the choice.
+#: The setting, in every group, that contains the name of the choice.
 NAME = "name"
-#: Settings that klrl sets; users cannot.
+#: Settings that klrl sets, and users cannot set.
 FOUND_OUT = frozenset((NAME, "source", "sources", "version"))
 
 

@@ -68,7 +68,7 @@ def choice(
 
 
 def added(setting: Declaration, before: object) -> Declaration:
-    """Declare a setting that older runs lack; with the value ``before``, klrl behaves as it did.
+    """Declare a setting that older runs lack; the value ``before`` keeps the older behaviour.
 
     Stored runs without the setting get ``before``, as do new runs if ``setting`` has no default. A
     job's identity omits the setting if it equals ``before``, so that older sweeps can resume.

@@ -65,7 +65,7 @@ def _shown(digest: str | None, version: str | None) -> str:
 def manifest_entries(config: JobConfig) -> dict[str, dict[str, str | None]]:
     """Return a manifest's entries for custom code: setting -> target, source and version.
 
-    For the code of ``env.id`` and ``env.reward``, the value of the setting -> source.
+    The code of ``env.id`` and ``env.reward`` has entries value -> source.
     """
     names = ("target", "source", "version")
     own = {

@@ -1,7 +1,7 @@
 """Decides whether klrl may import the code that a stored run names.
 
 A run folder may come from anyone, and its settings name modules to import and functions to call.
-klrl imports code that this user named in this process, ran before, or trusts.
+klrl imports only code that this user named in this process, ran before, or trusts.
 
 When this user starts a run, klrl stores digests of the run's code in the user's state folder. A
 digest covers function, args, folder and source. The source is not enough: in a different folder,

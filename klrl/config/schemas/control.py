@@ -25,7 +25,7 @@ class EnvConfig(ChoiceConfig):
     reward_scale: float = number(1.0, gt=0)  # factor on the shaped reward, for the learner only
     #: true: for the learner only, divide by the running std of the discounted rewards
     normalize_reward: bool = added(field(), False)
-    #: seconds that a step of all copies may take, then the run ends; null = no limit
+    #: seconds that a step of all copies may take before the run ends; null = no limit
     step_timeout: Optional[float] = added(number(gt=0), None)
     #: Gymnasium wrappers of each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
     wrappers: list[Part] = field(
@@ -70,7 +70,7 @@ class ActorConfig(ChoiceConfig):
     activation: str = choice(*ACTIVATIONS)  # tanh, relu, elu, silu, gelu
     share_trunk: bool = setting(False)  # true: policy and critic share their hidden layers
     init: Optional[str] = None  # a run folder to start from: its weights, critic and normaliser
-    init_which: str = added(choice("last", "best"), "last")  # which of its checkpoints
+    init_which: str = added(choice("last", "best"), "last")  # the checkpoint of that run
 
     #: The setting that chooses the distribution.
     distribution_setting: ClassVar[str] = "actor"
@@ -132,7 +132,7 @@ class CNNActorConfig(GaussianActorConfig):
 @registered("collector", "torchrl", "TorchRL's Collector", control="control.rollout:TorchRLRollout")
 @registered("collector", "vector", control="control.vector:VectorRollout")
 class CollectorConfig(ChoiceConfig):
-    """A native loop over the batched environment, in this process; the batch is TorchRL's."""
+    """A native loop over the batched environment, in this process; batches in TorchRL's format."""
 
     steps: int = number(128, ge=1)  # steps of each copy per rollout
 

@@ -64,9 +64,9 @@ class TextConfig(LanguageEnvConfig):
     #: JSON lines, a JSON list, parquet or a folder; rows have prompt or messages, and your fields
     data: str = MISSING
     split: str = added(field(), "train")  # of a folder with files like train-0.parquet
-    eval_data: Optional[str] = None  # other data for evaluation; null = the same
-    eval_split: Optional[str] = added(field(), None)  # its split, as test; null = the same
-    #: share of the prompts that is held out for evaluation where no other data is named
+    eval_data: Optional[str] = None  # data for evaluation; null = env.data
+    eval_split: Optional[str] = added(field(), None)  # their split, as test; null = env.split
+    #: share of the prompts held out for evaluation, if eval_data and eval_split are null
     eval_share: float = added(number(ge=0), 0.0)
     #: arguments of the chat template, as in env.template_kwargs.enable_thinking=false
     template_kwargs: Values = field(default_factory=dict, metadata={"added": {}})
@@ -102,7 +102,7 @@ class CausalLMConfig(ChoiceConfig):
     gradient_checkpointing: bool = setting(False)
     lora: LoraConfig = field(default_factory=LoraConfig)
     init: Optional[str] = None  # a run to start from: its weights or adapters, and its value head
-    init_which: str = added(choice("last", "best"), "last")  # which of its checkpoints
+    init_which: str = added(choice("last", "best"), "last")  # the checkpoint of that run
 
 
 @registered(

@@ -27,7 +27,7 @@ class CheckpointReferenceConfig(ReferenceConfig):
     """The policy of another run, as in reference=checkpoint reference.path=outputs/NAME."""
 
     path: str = MISSING  # the run folder
-    which: str = choice("last", "best")  # last or best: which of its checkpoints
+    which: str = choice("last", "best")  # the checkpoint: last or best
 
 
 @registered("reference", "model", language="kl.reference:OtherPolicyReference")
@@ -100,7 +100,7 @@ class ScheduleControllerConfig(ControllerConfig):
 
     shape: str = choice("linear", "cosine")  # linear or cosine
     end: float = number(0.0, ge=0)  # coefficient at the end
-    frames: Whole = number(None, gt=0, whole=True)  # frames until then; null = the whole run
+    frames: Whole = number(None, gt=0, whole=True)  # frames of the change; null = the whole run
 
 
 @dataclass
@@ -134,7 +134,7 @@ class HeldControllerConfig(TargetControllerConfig):
     """PI control of log kl.coef towards a target KL; the gains fall if the KL oscillates."""
 
     integral: float = number(0.2, ge=0)  # ln coef += integral * (KL / target - 1), per iteration
-    proportional: float = number(2.0, ge=0)  # the same gain on the change of KL / target - 1
+    proportional: float = number(2.0, ge=0)  # ln coef += proportional * change of KL / target - 1
     limit: float = number(1.0, gt=0)  # KL / target - 1 is clipped to -limit .. limit
 
 
