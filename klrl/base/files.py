@@ -66,10 +66,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Yields:
         A path in a temporary folder, at which the caller makes the new file or folder. It is moved
-        to ``path`` at the end, and removed if an error occurs.
-
-    Raises:
-        OSError: ``path`` is a folder with files.
+        to ``path`` at the end, or removed after an error, as when ``path`` is a folder with files.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         partial = Path(folder) / path.name

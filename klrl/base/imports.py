@@ -17,9 +17,7 @@ from klrl.base.text import nearest
 
 
 def lazy_attribute(module: str, where: Mapping[str, str], name: str) -> object:
-    """Import an attribute of ``module`` on first use, for the module's ``__getattr__``.
-
-    ``where`` maps each name to the module that defines it.
+    """Import ``name`` from its module in ``where``, for the ``__getattr__`` of ``module``.
 
     Raises:
         AttributeError: ``where`` lacks the name.

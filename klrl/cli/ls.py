@@ -54,7 +54,6 @@ def _table(listed: Sequence[Entry], folder: Path) -> str:
 
 
 def _cells(entry: Entry, folder: Path, *, best: bool) -> list[str]:
-    """Return the cells of an entry's line."""
     progress = percent = ""
     if entry.unit:
         total = "" if entry.total is None else f"/{entry.total:,}"

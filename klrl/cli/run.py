@@ -63,7 +63,6 @@ def _given(key: str, overrides: Sequence[str]) -> str | None:
 
 
 def _single(overrides: list[str], args: argparse.Namespace) -> int:
-    """Check one job, and run it in this process."""
     job = _job_overrides(overrides)
     with collection_paused():
         config = job_config(job, args.config_dir, args.config_name)

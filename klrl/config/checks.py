@@ -236,9 +236,9 @@ _SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 
 
 def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
-    """Check a value against a rule of :func:`klrl.config.fields.number` or ``choice``.
+    """Check a value against its rule from ``number`` or ``choice`` in :mod:`klrl.config.fields`.
 
-    Return the value; with ``whole`` in the rule, as an int.
+    Return the value, as an int if the rule has ``whole``.
     """
     if not rule or (value is None and rule.get("optional", True)):
         return value

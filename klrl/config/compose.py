@@ -91,10 +91,7 @@ def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
 def compose(
     overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
 ) -> DictConfig:
-    """Compose one job's config with Hydra.
-
-    ``config_dir`` and ``config_name`` are the values of the flags with these names.
-    """
+    """Compose one job's config with Hydra; the other arguments are values of Hydra's flags."""
     register_schemas()
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
