@@ -1,8 +1,8 @@
 """klrl: a laboratory for KL-regularised reinforcement learning on TorchRL.
 
-The command line ``klrl`` (or ``python -m klrl``) trains; :func:`run`, :func:`compose` and
-:func:`load_run` do the same from Python. ``klrl.kl`` and ``klrl.losses`` are parts for
-training loops that you write with TorchRL. torch is imported on first use.
+The command line ``klrl`` (or ``python -m klrl``) trains a policy, as :func:`run` does from Python.
+``klrl.kl`` and ``klrl.losses`` contain parts for training loops that you write with TorchRL.
+``import klrl`` does not import torch.
 """
 
 import sys
@@ -35,7 +35,7 @@ _WHERE = {
     "run": "klrl.api",
 }
 
-if find_spec("fcntl") is None:  # Windows; every use of klrl imports this file
+if find_spec("fcntl") is None:  # on Windows; every use of klrl imports this file
     print("klrl: runs on Linux and macOS; on Windows, install it in WSL", file=sys.stderr)
     raise SystemExit(2)
 

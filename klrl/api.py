@@ -1,11 +1,11 @@
-"""klrl from Python: the commands of the command line as functions.
+"""Python functions that train, load, evaluate and compare policies, as the command line does.
 
     import klrl
 
     run = klrl.run("env=pendulum", "kl.coef=0.1")
     run.rows[-1]["kl/ref/exact"]; run.evaluate(episodes=100).row; run.figure()
 
-torch is imported on first use.
+Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ if TYPE_CHECKING:
 
     Policy: TypeAlias = ProbabilisticTensorDictSequential | CausalLM
 
-#: Held while Hydra composes, since Hydra's state is global to the process.
+#: Lets one thread at a time compose a config, since Hydra's state is global to the process.
 _composing = threading.Lock()
 
 
 class How(TypedDict, total=False):
-    """How to play a policy: checkpoint (last or best), seed (default 0), device (cpu)."""
+    """Options for playing a policy."""
 
-    which: str
-    seed: int
-    device: str
+    which: str  # the checkpoint: last (default) or best
+    seed: int  # of start states and samples, default 0
+    device: str  # default cpu
 
 
 class Run(os.PathLike[str]):
-    """A run folder, whose files are read on access.
+    """A run folder. Properties read its files at each access.
 
     Raises:
         ConfigError: the folder contains no run.
@@ -74,7 +74,6 @@ class Run(os.PathLike[str]):
         return str(self.folder)
 
     def __str__(self) -> str:
-        """The folder."""
         return str(self.folder)
 
     def __repr__(self) -> str:
@@ -84,7 +83,7 @@ class Run(os.PathLike[str]):
 
     @property
     def config(self) -> JobConfig:
-        """The run's settings, typed."""
+        """The run's stored settings."""
         return stored_config(self.folder)
 
     @property
@@ -96,18 +95,18 @@ class Run(os.PathLike[str]):
     def rows(self) -> list[Row]:
         """The rows of ``metrics.jsonl``, one dictionary per iteration; see docs/runs.md.
 
-        If the run was evaluated before its first update, the first row is of iteration 0.
+        If the policy was evaluated before its first update, the first row is for iteration 0.
         """
         metrics = RunFolder(self.folder).metrics
         return read_rows(metrics) if metrics.is_file() else []
 
     @property
     def summary(self) -> dict[str, object]:
-        """``status``, ``frames`` (language: samples) done, and the last recorded values.
+        """The run's ``status``, its ``frames`` (language: samples) so far, and its last metrics.
 
-        The values are ``return`` (of the last evaluation, else of training, else the mean reward),
-        ``kl/ref/exact``, ``kl/ref/coef``, ``kl/old/exact`` and ``kl/old/beta``; None if the run has
-        no such value.
+        The metrics are ``return``, ``kl/ref/exact``, ``kl/ref/coef``, ``kl/old/exact`` and
+        ``kl/old/beta``; one that the run has not recorded is None. ``return`` comes from the last
+        evaluation, else from training episodes, else it is the mean reward.
         """
         rows = self.rows
         axis = recorded_domain(self.manifest).axis
@@ -134,14 +133,14 @@ class Run(os.PathLike[str]):
         """Play the policy, as ``klrl evaluate`` does.
 
         Args:
-            episodes: how many; None: the default of ``klrl evaluate``.
+            episodes: number of episodes (responses); None: the default of ``klrl evaluate``.
             overrides: changes to the task, as in ``"env.kwargs.g=14"``.
-            sampled: whether actions (tokens) are sampled, as in training.
-            how: ``which``, ``seed``, ``device``.
+            sampled: sample actions (tokens) as in training, instead of taking the likeliest ones.
+            how: see :class:`How`.
 
         Returns:
-            ``returns``, one per episode that ended; ``row``, the metrics, such as ``eval/return``
-            and its standard error ``eval/return_se``; ``line``, the same as text.
+            An object with ``returns``, one per episode that ended; ``row``, metrics such as
+            ``eval/return`` and its standard error ``eval/return_se``; and ``line``, a summary.
         """
         from klrl.train.evaluate_run import evaluate_run
 
@@ -155,25 +154,27 @@ class Run(os.PathLike[str]):
         episodes: int | None = None,
         **how: Unpack[How],
     ) -> PolicyKL:
-        """Measure the divergences from a second policy, as ``klrl kl`` does.
+        """Measure divergences between this run's policy and another policy, as ``klrl kl`` does.
 
         Args:
-            other: its run folder; for language also a model's folder, for control also
-                ``module:name`` of a policy of yours; None: this run's reference.
+            other: the run folder of the other policy; or a model's folder (language), or
+                ``module:name`` of your policy (control). None: this run's reference.
             overrides: changes to the task, as in ``"env.kwargs.g=14"``.
-            on: the run whose policy acts; divergences are measured in its states; None: this run.
-            episodes: how many; None: the default of ``klrl kl``.
-            how: ``which``, ``seed``, ``device``.
+            on: the run whose policy plays the episodes, in whose states divergences are measured;
+                None: this run.
+            episodes: number of episodes (responses); None: the default of ``klrl kl``.
+            how: see :class:`How`.
 
         Returns:
-            ``distances`` by name (``KL(run||other) on run``); ``row``: the same as plain numbers.
+            An object with ``distances``, by names such as ``KL(run||other) on run``; and ``row``,
+            a dictionary with the same numbers.
         """
         from klrl.train.policy_kl import kl_between
 
         return kl_between(self.folder, other, overrides, on=on, episodes=episodes, **how)
 
     def figure(self) -> Figure:
-        """Plot return, KLs and coefficients, as in ``curves.png``."""
+        """Plot return, KLs and coefficients, as in the run's ``curves.png``."""
         from klrl.runs.curves import curves_figure
 
         rows = self.rows
@@ -182,14 +183,14 @@ class Run(os.PathLike[str]):
 
 
 def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
-    """Compose and check the settings of a job; you may change them, then pass them to :func:`run`.
+    """Compose and check the settings of a job. You may change them, and pass them to :func:`run`.
 
     Args:
         overrides: as on the command line: ``"env=hopper"``, ``"kl.coef=0.1"``.
         config_dir: a folder with choices of your own, such as ``env/mine.yaml``.
 
     Raises:
-        ConfigError: an override is refused.
+        ConfigError: an override or the job is invalid.
     """
     given = _checked_overrides(overrides, config_dir)
     with _composing:
@@ -204,23 +205,20 @@ def run(
 ) -> Run:
     """Train one policy and record the run, as ``klrl`` on the command line does.
 
-    It seeds torch's global random generator, and does not restore it.
+    It seeds the global random generators of Python, numpy and torch, and does not restore them.
 
     Args:
-        overrides: as on the command line; or one config: from :func:`compose`, from Hydra, or
-            stored by a run in ``.hydra/config.yaml``.
+        overrides: as on the command line; or a single config: from :func:`compose`, from Hydra, or
+            from the ``.hydra/config.yaml`` of a run.
         folder: the run folder; default: a new folder below ``outputs/``.
-        callbacks: hooks of the loop, see :class:`klrl.train.callbacks.Callback`.
+        callbacks: objects that the training loop calls, :class:`klrl.train.callbacks.Callback`.
         config_dir: as in :func:`compose`.
 
-    Returns:
-        The run.
-
     Raises:
-        ConfigError: the job is refused; nothing was recorded.
+        ConfigError: the job is invalid.
         RewardError: a reward function failed; the last good checkpoint is kept.
         NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
-        Interrupted: stopped by Ctrl-C, SIGTERM or ``training.stop()``, with a checkpoint.
+        Interrupted: Ctrl-C, SIGTERM or ``training.stop()`` stopped the run.
     """
     _check_callbacks(callbacks)
     given: list[str] | None = None
@@ -242,7 +240,7 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
 
     Args:
         folder: the run folder.
-        trust: let this process import the code that the run names, whoever started the run.
+        trust: let this process import the code that the run names, even if another user made it.
 
     Raises:
         ConfigError: the folder contains no run.
@@ -255,13 +253,13 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
 
 
 def _is_config(given: object) -> TypeGuard[Mapping[str, object]]:
-    """Whether an argument is a config: composed by Hydra, or stored by a run."""
+    """Return whether an argument is a config that Hydra composed or a run stored."""
     stored = isinstance(given, Mapping) and isinstance(given.get("env"), Mapping)
     return stored or isinstance(given, DictConfig)
 
 
 def _typed(settings: Mapping[str, object]) -> JobConfig:
-    """Convert a config that Hydra composed or a run stored to its typed form."""
+    """Convert a config that Hydra composed or a run stored to a checked job."""
     try:
         cfg = settings if isinstance(settings, DictConfig) else OmegaConf.create(dict(settings))
         if not any(is_dataclass(OmegaConf.get_type(cfg.get(group))) for group in GROUPS):
@@ -274,7 +272,7 @@ def _typed(settings: Mapping[str, object]) -> JobConfig:
 
 
 def _check_callbacks(callbacks: object) -> None:
-    """Refuse anything but Callback instances (e.g. classes), before the run folder is made."""
+    """Refuse objects that are not Callback instances, such as their classes."""
     from klrl.train.callbacks import Callback, check_hooks
 
     listed = list(callbacks) if isinstance(callbacks, Iterable) else [None]
@@ -289,7 +287,7 @@ def _check_callbacks(callbacks: object) -> None:
 
 
 def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -> list[str]:
-    """Check the overrides of a single job, in Hydra's grammar."""
+    """Check the overrides of a single job, and convert them to Hydra's grammar."""
     for each in given:
         if not isinstance(each, str):
             raise ConfigError(
@@ -321,12 +319,13 @@ def load_policy(
         trust: as in :func:`load_run`.
 
     Returns:
-        For control a ``ProbabilisticTensorDictSequential``, from observation to action, with its
-        observation normaliser. For language a :class:`klrl.language.model.pretrained.CausalLM`: the
-        ``transformers`` model (a ``PeftModel`` with LoRA) and its tokenizer.
+        Control: a ``ProbabilisticTensorDictSequential`` from observation to action, which includes
+        the observation normaliser. Language: a :class:`klrl.language.model.pretrained.CausalLM`,
+        with the ``transformers`` model (a ``PeftModel`` with LoRA) and its tokenizer.
 
     Raises:
-        ConfigError: no such run, checkpoint or device; or the run's code may not be imported.
+        ConfigError: there is no such run, checkpoint or device, or klrl must not import the run's
+            code.
     """
     if trust:
         trust_run(run)

@@ -1,4 +1,4 @@
-"""``python -m klrl.diff``, which is ``klrl diff``."""
+"""Makes ``python -m klrl.diff`` run ``klrl diff``."""
 
 from klrl.cli.wrapper import as_module
 

@@ -1,6 +1,6 @@
-"""The two domains of the algorithm, control and language; no other module refers to both.
+"""Defines the two domains, control and language: their words and their functions.
 
-A domain's functions are imported on first use, so this module does not import torch.
+The functions are imported on first use, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from klrl.config.choices import resolve
 
 @dataclass(frozen=True)
 class Domain:
-    """A domain: its words in messages and charts, and its functions."""
+    """The words of a domain, for messages and charts, and its functions."""
 
     name: str
     axis: str  # the metric on the x-axis of charts; its value is ``Counters.frames``
-    unit: str  # what a mean KL is averaged over
-    episode: str  # what an episode is called
-    score: str  # what its return is called
-    drawn: str  # word before the score of a rollout, if evaluations do not sample by default
-    evaluation: str  # what an evaluation is called
-    mode: str  # how an evaluation plays the policy, unless actions are sampled
+    unit: str  # a mean KL is in nats per unit
+    episode: str  # the word for an episode
+    score: str  # the word for a return
+    drawn: str  # the word before the score of a rollout
+    evaluation: str  # the words for an evaluation
+    mode: str  # how an evaluation chooses actions with ``eval.sampled=false``
     digits: int  # significant digits of a printed score
-    plays: int  # episodes (responses) of ``klrl evaluate`` by default
-    #: Name -> "module:function". ``preflight`` checks a job; ``parts`` builds a run; ``load``,
-    #: ``evaluate``, ``film`` (control) and ``record`` use a stored policy; ``between`` compares
-    #: two; ``on_task`` changes a run's task; ``longest`` is the steps of the longest episode.
+    plays: int  # default number of episodes (responses) of ``klrl evaluate`` and ``klrl kl``
+    #: Name -> "module:function". ``preflight`` checks a job and ``parts`` builds a run. ``load``,
+    #: ``evaluate`` and, for control, ``film`` and ``record`` use a stored policy. ``between``
+    #: compares two policies, and ``on_task`` changes the task of a stored run. ``longest`` returns
+    #: the number of steps in the longest episode.
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
     def module(self) -> str:
-        """The module of the domain's :class:`Parts`."""
+        """The module that builds the domain's runs."""
         return self.functions["parts"].partition(":")[0]
 
     def how(self, config: JobConfig) -> str:
-        """Say in words how a run is evaluated."""
+        """Describe how the evaluations of a run choose actions."""
         if not config.eval.sampled:
             return self.mode
         if not isinstance(config.collector, SamplerConfig):
@@ -48,7 +49,7 @@ class Domain:
         return f"sampled at temperature {config.collector.temperature:g}"
 
     def evaluated(self, *, sampled: bool) -> Domain:
-        """Return the domain, with the words for evaluations with sampled actions if ``sampled``."""
+        """Return the domain; if ``sampled``, its words for an evaluation say so."""
         return replace(self, evaluation="sampled evaluation") if sampled else self
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -104,12 +105,12 @@ DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}
 
 
 def domain_of(config: JobConfig) -> Domain:
-    """Return the domain of a job."""
+    """Return the domain of a job, with the words for its evaluations."""
     return DOMAINS[config.domain].evaluated(sampled=config.eval.sampled)
 
 
 def recorded_domain(manifest: Mapping[str, object]) -> Domain:
-    """Return the domain of a run, from its manifest."""
+    """Return the domain that a run's manifest names, with the words for its evaluations."""
     return DOMAINS[str(manifest["domain"])].evaluated(
         sampled=manifest.get("evaluation") == "sampled"
     )

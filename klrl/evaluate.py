@@ -1,4 +1,4 @@
-"""``python -m klrl.evaluate``, which is ``klrl evaluate``."""
+"""Makes ``python -m klrl.evaluate`` run ``klrl evaluate``."""
 
 from klrl.cli.wrapper import as_module
 

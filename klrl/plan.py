@@ -1,4 +1,4 @@
-"""``python -m klrl.plan``, which is ``klrl plan``."""
+"""Makes ``python -m klrl.plan`` run ``klrl plan``."""
 
 from klrl.cli.wrapper import as_module
 

@@ -1,1 +1,1 @@
-"""Utilities for all of klrl: errors, files, text, signals. They import nothing else of klrl."""
+"""Utilities for all of klrl: errors, files, text, signals. They import no other part of klrl."""

@@ -1,4 +1,4 @@
-"""The user's cache folder (compiled updates, converted models) and state folder (code that ran)."""
+"""Finds and protects the user's cache folder (compiled updates, models) and state folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from klrl.base.files import expanded, replacing, writing
 
 
 def cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/klrl``, by default ``~/.cache/klrl``."""
+    """Return ``$XDG_CACHE_HOME/klrl``, by default ``~/.cache/klrl``."""
     return _home("XDG_CACHE_HOME", ".cache")
 
 
 def state_dir() -> Path:
-    """``$XDG_STATE_HOME/klrl``, by default ``~/.local/state/klrl``."""
+    """Return ``$XDG_STATE_HOME/klrl``, by default ``~/.local/state/klrl``."""
     return _home("XDG_STATE_HOME", ".local/state")
 
 
@@ -29,29 +29,29 @@ def _home(variable: str, default: str) -> Path:
     return (Path(given) if Path(given).is_absolute() else Path.home() / default) / "klrl"
 
 
-#: Environment variable with the trusted runs, one per line; a sweep's processes inherit it.
+#: Environment variable that lists the trusted runs, one per line. Child processes inherit it.
 _TRUSTED = "KLRL_TRUST"
 
 
 def trust(run: str | Path) -> None:
-    """Let this process, and its child processes, import the code that a run names."""
+    """Let this process and its child processes import the code that a run names."""
     os.environ[_TRUSTED] = f"{os.environ.get(_TRUSTED, '')}\n{expanded(run).resolve()}"
 
 
 def trusted(run: Path) -> bool:
-    """Whether :func:`trust` was called for a run."""
+    """Return whether :func:`trust` was called for a run."""
     return str(run.resolve()) in os.environ.get(_TRUSTED, "").splitlines()
 
 
 class Untrusted(Exception):
-    """Another user can write, or may have written, a file or folder of the cache."""
+    """A file or folder of klrl may have been written by another user, or is damaged."""
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder and its parent, accessible to this user alone.
+    """Make a folder and its parent; only this user can access new ones.
 
     Raises:
-        Untrusted: one of the two belongs to another user, or others can write it.
+        Untrusted: one of the two belongs to another user, or others can write to it.
         OSError: the folder cannot be made.
     """
     for folder in (path.parent, path):
@@ -61,11 +61,11 @@ def private_folder(path: Path) -> None:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Make torch's compiler keep its files below klrl's cache, unless the user set other folders.
+    """Make torch's compiler keep its files in klrl's cache, unless the user set other folders.
 
-    torch's default is ``$TMPDIR/torchinductor_USER``, which another user may have made first;
-    importing torch sets TORCHINDUCTOR_CACHE_DIR to that path. Precompiled headers ignore the
-    variable and follow TMPDIR. Errors as :func:`private_folder`.
+    torch's default, ``$TMPDIR/torchinductor_USER``, is unsafe: another user can make that folder
+    first. Importing torch sets TORCHINDUCTOR_CACHE_DIR to this default. Precompiled headers ignore
+    the variable and go below TMPDIR. Raises the errors of :func:`private_folder`.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -76,7 +76,7 @@ def compiling() -> Iterator[None]:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
     before = os.environ.get("TMPDIR"), tempfile.tempdir
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # the compiler's processes read TMPDIR
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # the compiler's processes inherit TMPDIR
     try:
         yield
     finally:
@@ -86,22 +86,22 @@ def compiling() -> Iterator[None]:
 
 
 def write_digest(path: Path, contents: Path) -> None:
-    """Write the SHA-256 of the file ``contents``, which the caller will move to ``path``.
+    """Write the SHA-256 of ``contents`` next to ``path``; the caller then moves the file there.
 
-    Only this user can then read or write the two files.
+    Makes ``contents`` and the new file private to this user.
     """
     with replacing(_digest_path(path)) as partial:
         with writing(partial) as file:
             file.write(f"{_sha256(contents)}\n".encode())
         for each in (partial, contents):
-            each.chmod(0o600)  # with umask 002 the group could write both
+            each.chmod(0o600)  # with umask 002 the group could write to both
 
 
 def check_digest(path: Path) -> None:
     """Refuse a file that was changed after klrl wrote it.
 
     Raises:
-        Untrusted: the file or its ``.sha256`` belongs to another user, or the two do not match.
+        Untrusted: others own or can write the file or its ``.sha256``, or the two do not match.
         OSError: one of the two cannot be read.
     """
     _check_owner(path)

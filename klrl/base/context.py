@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 def check_length(network: object, tokens: int) -> None:
-    """Refuse sequences that are longer than a model's context.
+    """Check that ``tokens`` tokens, of prompt and response, fit into the context of a model.
 
     Raises:
-        ValueError: ``tokens``, of prompt and response, exceed the context.
+        ValueError: they do not fit.
     """
     name, limit = _limit(getattr(network, "config", None))
     if limit is not None and limit < tokens:
@@ -18,22 +18,22 @@ def check_length(network: object, tokens: int) -> None:
 
 
 def context_of(config: object) -> int | None:
-    """The context length, in tokens, of a model with this config; None if it has no limit.
+    """Return a model's context length in tokens, from its config; None if it has no limit.
 
-    With longrope (Ding et al. 2024, arXiv:2402.13753) it is the length before extension: as soon as
-    one row of a batch is longer, ``transformers`` changes the rotation of all rows, so that a
-    sequence's log-probs would depend on the other rows.
+    With longrope (Ding et al. 2024, arXiv:2402.13753) this is the length before extension. If one
+    sequence of a batch is longer, ``transformers`` changes the rotary embedding of all sequences,
+    so a sequence's log-probs would depend on the rest of the batch.
     """
     return _limit(config)[1]
 
 
 def _limit(config: object) -> tuple[str, int | None]:
-    """The setting of a model's config that limits its context, and its value."""
+    """Return the entry of a model's config that limits its context, and the value."""
     name = "max_position_embeddings"
     limit = getattr(config, name, None)
-    limits = {name: limit} if limit is not None and limit > 0 else {}  # -1: no limit
+    limits = {name: limit} if limit is not None and limit > 0 else {}  # -1 means no limit
     rope = getattr(config, "rope_parameters", None) or {}
-    for each in (rope, *rope.values()):  # one for all layers, or one per layer type
+    for each in (rope, *rope.values()):  # parameters of all layers, or of each type of layer
         if isinstance(each, dict) and each.get("rope_type") == "longrope":
             name = "original_max_position_embeddings (its longrope changes beyond)"
             limits[name] = int(each["original_max_position_embeddings"])

@@ -1,19 +1,19 @@
-"""Formats numbers for people: a mean gets as many digits as its standard error allows."""
+"""Formats numbers for people. The digits of a mean depend on its standard error."""
 
 from __future__ import annotations
 
 import math
 
-#: Significant digits of a mean in a table; one less if its error is a tenth of the mean or more.
+#: Significant digits of a mean in a table.
 _SIGNIFICANT = 3
-#: Above this many decimal places, a number is written with significant digits, as 1.2e-07.
+#: A number that needs more decimal places gets significant digits instead, as 1.2e-07.
 _MOST_DECIMALS = 5
 
 
 def number(value: float, digits: int, *, signed: bool = False) -> str:
-    """Format a number with ``digits`` significant digits (0: as a whole number); zero has no sign.
+    """Format a number with ``digits`` significant digits; 0 digits give a whole number.
 
-    Large numbers are written in full: 1.2346e+05 is hard to read.
+    Large numbers below 1e12 are written in full. Zero has no sign.
     """
     plus = "+" if signed else ""
     in_full = digits == 0 or 10**digits - 0.5 <= abs(value) < 1e12
@@ -22,16 +22,16 @@ def number(value: float, digits: int, *, signed: bool = False) -> str:
 
 
 def mean_and_error(value: float, error: float | None, digits: int) -> str:
-    """A mean and its standard error, rounded to the second digit of the error: ``-152.7 +- 9.9``.
+    """Format a mean and its standard error, with two digits of the error: ``-152.7 +- 9.9``.
 
-    ``digits``: significant digits of the mean if its error is unknown (None), not finite, below
-    1e-4 or mere rounding noise.
+    If the error is None, not finite, below 1e-4 or rounding noise, the mean gets ``digits``
+    significant digits.
     """
     if error is None:
         return number(value, digits)
     decimals = None
     if _usable(error, value):
-        # Round the error first: 9.96 becomes 10, whose second digit is the unit.
+        # Count the decimals of the rounded error: 9.96 rounds to 10, with none.
         decimals = 1 - int(f"{error:.1e}".partition("e")[2])
     if decimals is None or decimals > _MOST_DECIMALS:
         return f"{number(value, digits)} +- {number(error, 2)}"
@@ -39,9 +39,10 @@ def mean_and_error(value: float, error: float | None, digits: int) -> str:
 
 
 def places(value: float, error: float | None) -> int | None:
-    """Decimal places of a mean, negative for tens and hundreds; None without a usable error.
+    """Return the decimal places of a mean: -1 rounds to tens. None if the error is not usable.
 
-    Keeps three digits of the larger of mean and error; two if the error >= a tenth of the mean.
+    The larger of mean and error gets three digits, or two if the error is at least a tenth of the
+    mean.
     """
     if not error or not _usable(error, value):
         return None
@@ -51,19 +52,19 @@ def places(value: float, error: float | None) -> int | None:
 
 
 def _usable(error: float, value: float) -> bool:
-    """Whether a mean can be rounded to an error that is neither zero nor mere rounding noise."""
+    """Return whether an error is finite, positive and above rounding noise."""
     return math.isfinite(error) and error > 0 and error >= 1e-12 * abs(value)
 
 
 def show(value: float, decimals: int | None, *, signed: bool = False) -> str:
-    """Format a number with ``decimals`` places: 4742.3 with -1 is ``4,740``. None: 3 digits."""
+    """Format a number with ``decimals`` places; -1 rounds to tens. None: 3 significant digits."""
     if decimals is None or decimals > _MOST_DECIMALS:
         return number(value, _SIGNIFICANT, signed=signed)
     return _fixed(value, decimals, signed=signed)
 
 
 def span(low: float, high: float, decimals: int | None) -> str:
-    """``95 to 112``."""
+    """Format an interval, as ``95 to 112``."""
     return f"{show(low, decimals)} to {show(high, decimals)}"
 
 

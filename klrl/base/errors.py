@@ -1,16 +1,16 @@
-"""The errors that klrl raises. Does not import torch: the command line imports this file first."""
+"""The errors that klrl raises, and functions that format errors in one line."""
 
 import traceback
 from pathlib import Path
 
-#: Folders whose files are not the user's: klrl's and the standard library's.
+#: The folders of klrl and of the standard library, whose files the user did not write.
 _NOT_USERS = (Path(__file__).parents[1], Path(traceback.__file__).parent)
 
 
 class ConfigError(ValueError):
-    """A setting cannot be run; the message names the setting, its value and the remedy.
+    """A setting is invalid; the message names the setting, its value and the remedy.
 
-    The command line prints the message in one line and exits with 2; nothing was written.
+    The command line prints the message in one line and exits with code 2.
     """
 
 
@@ -22,14 +22,14 @@ class NonFiniteError(FloatingPointError):
 
 
 class EnvError(RuntimeError):
-    """An environment raised, hung or broke Gymnasium's contract; the message names copy and step.
+    """An environment failed, hung or broke Gymnasium's API; the message names copy and step.
 
     The run stops with exit code 1 and keeps its last good checkpoint.
     """
 
 
 class RewardError(RuntimeError):
-    """A reward function raised, hung or returned no scores; the message names it and the sample.
+    """A reward function failed, hung or returned no scores; the message names it and the sample.
 
     The run stops with exit code 1 and keeps its last good checkpoint.
     """
@@ -38,12 +38,12 @@ class RewardError(RuntimeError):
 class WorkerError(RuntimeError):
     """Ray does not start, or its cluster has no room for the jobs of ``launcher=ray``.
 
-    The sweep stops with exit code 1; starting it again resumes its jobs.
+    The sweep stops with exit code 1; a second start of the sweep resumes its jobs.
     """
 
 
 class LossError(RuntimeError):
-    """The user's loss raised under ``klrl doctor --loss``; the message names the line."""
+    """The user's loss raised an error in ``klrl doctor --loss``; the message names the line."""
 
 
 class OwnerError(RuntimeError):
@@ -53,12 +53,12 @@ class OwnerError(RuntimeError):
     """
 
 
-#: Errors of a run that are printed in one line, with exit code 1; the checkpoint is kept.
+#: Errors that the command line prints in one line, with exit code 1.
 FAILURES = (NonFiniteError, EnvError, RewardError, WorkerError, OwnerError, LossError)
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop by a signal, wrote its checkpoint and ended cleanly.
+    """A signal, or a call that requests a stop, ended a run or a sweep.
 
     Not an ``Exception``, so that a sweep does not start its next job.
     """
@@ -69,7 +69,7 @@ class Interrupted(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """The exit code that shells expect of a process ended by this signal."""
+        """The exit code that shells expect from a process that this signal ended."""
         return 128 + self.signum
 
 
@@ -80,7 +80,7 @@ def in_one_line(error: BaseException, limit: int | None = 200) -> str:
 
 
 def with_line(error: BaseException) -> str:
-    """Format an error with the last line of its traceback that is outside packages and klrl."""
+    """Format an error, with the last line of its traceback that is in the user's code."""
     if isinstance(error, SyntaxError):
         return in_one_line(error)  # the text of a SyntaxError names the line
     users = [
@@ -96,11 +96,11 @@ def with_line(error: BaseException) -> str:
 
 
 def last_line(error: BaseException | None) -> str:
-    """The last line of an error's text, or its type; Ray's texts begin with a traceback."""
+    """Return the last line of an error's text, else its type; Ray's texts start with tracebacks."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type if the text is empty."""
+    """Return the first line of an error's text, or its type if the text is empty."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

@@ -1,10 +1,10 @@
 """Writes klrl's files: replaces them in one step, appends to them, or changes them in place.
 
-To replace a file, klrl writes a temporary file in the same folder, syncs it, renames it, and syncs
-the folder: a power cut leaves the old file or the new one.
+To replace a file, klrl writes and syncs a temporary file in the same folder, renames it, and syncs
+the folder. After a power cut, the old file or the new one is there, complete.
 
-A run folder may come from someone else. So klrl never writes through a symbolic link, and replaces
-a file that has hard links by a copy before it writes into the file.
+A run folder may come from someone else, so its files may be links to files elsewhere. klrl does not
+write through symbolic links, and replaces a file with several hard links by a copy first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def read_plain(path: Path) -> bytes:
-    """Read a regular file; refuse a pipe, which may block, and a device, which may have no end.
+    """Read a regular file; refuse others, since a pipe may block and a device may have no end.
 
     Raises:
         OSError: the file cannot be read, or is not a regular file.
@@ -39,11 +39,11 @@ def read_plain(path: Path) -> bytes:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Replace a file that only one process writes; a reader never sees half of it.
+    """Replace the text of a file that only one process writes; readers see the old or the new text.
 
     Raises:
         ConfigError: a folder has the name of the file or of its temporary file.
-        OSError: as on a full disk; the old file is kept.
+        OSError: writing failed, as on a full disk; the old file is kept.
     """
     partial = path.with_suffix(".tmp")
     for each in (path, partial):
@@ -52,7 +52,7 @@ def replace_file(path: Path, text: str) -> None:
     try:
         partial.unlink(missing_ok=True)  # an old temporary file may be a link
         with writing(partial) as file:
-            file.write(text.encode(errors="backslashreplace"))  # paths may not be UTF-8
+            file.write(text.encode(errors="backslashreplace"))  # a path may be invalid UTF-8
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
@@ -62,11 +62,11 @@ def replace_file(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Replace a file, or make a folder, that several processes may be writing.
+    """Replace a file, or make a folder, that several processes may write at the same time.
 
     Yields:
-        A path in a temporary folder next to ``path``, to be written by the caller and renamed to
-        ``path`` at the end. If writing fails, nothing is left. An existing folder is not replaced.
+        A path in a temporary folder, at which the caller makes the new file or folder. It is moved
+        to ``path`` at the end, or removed after an error, as when ``path`` is a folder with files.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         partial = Path(folder) / path.name
@@ -79,7 +79,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file for writing; refuse an existing one. Its contents are synced at the end."""
+    """Open a new file for writing, and sync it at the end; refuse an existing file."""
     with path.open("xb") as file:
         yield file
         file.flush()
@@ -87,17 +87,17 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def to_append(path: Path) -> BinaryIO:
-    """Open a file to append, unbuffered; create a missing one. Errors as :func:`open_in_place`."""
+    """Open or create a file for unbuffered appending; errors as :func:`open_in_place`."""
     return os.fdopen(open_in_place(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
 
 
 def to_update(path: Path) -> BinaryIO:
-    """Open a file for changes in place, unbuffered; create a missing one. Errors as above."""
+    """Open or create a file for unbuffered changes; errors as :func:`open_in_place`."""
     return os.fdopen(open_in_place(path, os.O_RDWR), "r+b", buffering=0)
 
 
 def open_in_place(path: Path, flags: int) -> int:
-    """Open a file without truncating it, and return the descriptor; create a missing file.
+    """Open a file without truncating it, or create it; return the file descriptor.
 
     Raises:
         ConfigError: the file is a link, or not a regular file.
@@ -115,14 +115,14 @@ def open_in_place(path: Path, flags: int) -> int:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder and its parents; refuse a link."""
+    """Make a folder and its parents; refuse a path that is a link."""
     refuse_link(path)
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def refuse_link(path: Path, name: str = "") -> None:
-    """Refuse to write through a link; ``name`` is the link's name in the message."""
+    """Refuse a path that is a link; the message starts with ``name``, by default the path."""
     if path.is_symlink():
         raise ConfigError(
             f"{name or f'{path}:'} is a link, whose target would be overwritten; replace it "

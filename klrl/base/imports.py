@@ -17,10 +17,10 @@ from klrl.base.text import nearest
 
 
 def lazy_attribute(module: str, where: Mapping[str, str], name: str) -> object:
-    """Serve a module's ``__getattr__``: import the name from its real module on first use.
+    """Import ``name`` from its module in ``where``, for the ``__getattr__`` of ``module``.
 
     Raises:
-        AttributeError: ``where`` does not list the name.
+        AttributeError: ``where`` lacks the name.
     """
     if name not in where:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -31,8 +31,8 @@ def lazy_attribute(module: str, where: Mapping[str, str], name: str) -> object:
 def collection_paused() -> Iterator[None]:
     """Pause the garbage collector while modules are imported.
 
-    Importing torch and TorchRL makes some hundred thousand permanent objects; searching them for
-    garbage again and again takes a tenth to a fifth of the import time.
+    Importing torch and TorchRL makes some hundred thousand permanent objects. The collector would
+    search them repeatedly, which takes a tenth to a fifth of the import time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -44,11 +44,11 @@ def collection_paused() -> Iterator[None]:
 
 
 def import_for_good(*modules: str) -> None:
-    """Import modules that klrl's process keeps until its end, and freeze all live objects.
+    """Import modules for the rest of the process, and exempt all live objects from collection.
 
-    The collector skips frozen objects: a full collection would take half a second and free none of
-    them. Freezing also keeps objects that could be freed later, so it happens only when a module is
-    new, not before each job of a process.
+    Otherwise each full collection would search the objects of these modules, for half a second.
+    Reference cycles among exempt objects are never freed, so this happens only if a module is new,
+    not before each job.
     """
     if all(module in sys.modules for module in modules):
         return
@@ -64,9 +64,9 @@ def import_user_module(setting: str, module: str, folder: str | None = None) -> 
     Args:
         setting: the setting that names the module, with its value: ``env.reward=mine:score``.
         module: the module's name.
-        folder: searched last, such as the folder where a stored run found the module.
+        folder: the last folder to search, such as that in which a stored run found the module.
     """
-    # Unlike python -m, the console script does not search the current folder.
+    # Unlike python -m, the installed command klrl does not search the current folder.
     for each in (str(Path.cwd()), folder):
         if each is not None and each not in sys.path:
             sys.path.append(each)
@@ -94,7 +94,7 @@ def import_named(setting: str, source: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look up their module
+    sys.modules[name] = module  # @dataclass looks up the module of a class by name
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # so that the file can import modules next to it
     try:
@@ -108,7 +108,7 @@ def import_named(setting: str, source: str) -> ModuleType:
 
 
 def named_in(setting: str, module: ModuleType, source: str, name: str) -> Callable[..., Any]:
-    """The class or function ``name`` (or ``Class.name``) of a module that ``source`` names."""
+    """Return a module's class or function ``name``; messages call the module ``source``."""
     found: object = module
     for each in name.split("."):
         if not hasattr(found, each):

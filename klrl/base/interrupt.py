@@ -1,4 +1,4 @@
-"""On Ctrl-C, SIGTERM and the like: finish the iteration, write the checkpoint, then stop."""
+"""Stops a run on Ctrl-C, SIGTERM or similar, after the iteration and with a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from klrl.base.errors import Interrupted
 from klrl.base.text import warn
 
-#: Signals of which a second stops the run at once.
+#: A second signal of these stops the run at once.
 _URGENT = (signal.SIGINT, signal.SIGTERM)
-#: Signals that may repeat without the user, so that a second must not stop the run at once: SIGHUP
-#: from the kernel and from the shell when a terminal is closed, SIGXCPU every second after the soft
-#: limit, and the WARNINGS from a queue whose time limit is near.
+#: Signals that a queue may send before a job's time limit.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+#: Signals that may repeat without the user, so a second one does not stop the run at once. Both
+#: kernel and shell send SIGHUP when a terminal closes; SIGXCPU comes each second over the limit.
 _NOTICES = (signal.SIGHUP, signal.SIGXCPU, *WARNINGS)
 
 Handler = Callable[[int, FrameType | None], object]
@@ -26,10 +26,11 @@ Handler = Callable[[int, FrameType | None], object]
 
 @contextmanager
 def stop_signals(handler: Handler) -> Iterator[None]:
-    """Inside the context, ``handler`` handles all signals that request a stop.
+    """Let ``handler`` handle the signals that request a stop, inside the context.
 
-    A notice that is ignored (as by ``nohup``), or that another library handles, is left alone.
-    Outside the main thread nothing changes: Python delivers no signals there.
+    Signals other than SIGINT and SIGTERM stay as they are if they are ignored (as by ``nohup``) or
+    if another library handles them. Outside the main thread nothing changes, since Python handles
+    signals only in the main thread.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -46,23 +47,23 @@ def stop_signals(handler: Handler) -> Iterator[None]:
 
 
 def stops_at_once(signum: int, before: int | None) -> bool:
-    """Whether a signal that follows ``before`` stops the run without a checkpoint; warns if so.
+    """Return whether a signal after ``before`` stops the run without a checkpoint; warn if so.
 
-    SLURM sends SIGTERM when a job's grace period begins, and several times when the period ends.
+    In a SLURM job only a second SIGINT does, since SLURM itself repeats SIGTERM.
     """
     urgent = (signal.SIGINT,) if os.environ.get("SLURM_JOB_ID") else _URGENT
     at_once = signum in urgent and before in urgent
     if at_once:
-        warn("")  # below ^C and the live line
+        warn("")  # ends the line with ^C
         warn("stopped at once; the last checkpoint is kept")
     return at_once
 
 
 class StopRequest:
-    """Inside the context, a signal requests a stop; a second SIGINT or SIGTERM stops at once.
+    """A context in which a signal requests a stop; a second one may stop the run at once.
 
-    The loop calls :meth:`obey` between iterations, where parameters, optimiser and counters are
-    consistent. Outside the main thread use :meth:`request`.
+    The loop calls :meth:`obey` between iterations, when parameters, optimiser and counters are
+    consistent. Outside the main thread, only :meth:`request` requests a stop.
     """
 
     def __init__(self) -> None:
@@ -92,17 +93,13 @@ class StopRequest:
         if before is None or signum in _URGENT:
             self.signum = signum
         if before is None:
-            warn("")  # below ^C and the live line
+            warn("")  # ends the line with ^C
             warn(
                 "stopping after this iteration, with a checkpoint; a second Ctrl-C or SIGTERM "
                 "stops at once"
             )
 
     def obey(self) -> None:
-        """Stop if a stop was requested.
-
-        Raises:
-            Interrupted: a signal arrived, or :meth:`request` was called.
-        """
+        """Raise Interrupted if a stop was requested."""
         if self.signum is not None:
             raise Interrupted(self.signum)

@@ -1,7 +1,4 @@
-"""Starts Ray on loopback, or joins a cluster by its address.
-
-Needs the extra ``klrl[ray]``.
-"""
+"""Starts Ray on loopback, or joins a Ray cluster by its address. Needs ``klrl[ray]``."""
 
 from __future__ import annotations
 
@@ -16,7 +13,8 @@ from types import ModuleType
 def start_ray(address: str | None = None, **options: object) -> ModuleType:
     """Import Ray; join the cluster at ``address`` or ``RAY_ADDRESS``, or start a local Ray.
 
-    A local Ray listens on loopback only, without a dashboard. ``options`` go to ``ray.init``.
+    A local Ray listens on loopback only, without a dashboard; a warning says if it does not.
+    ``options`` are arguments of ``ray.init``.
 
     Raises:
         ImportError: Ray is not installed.
@@ -37,7 +35,7 @@ def start_ray(address: str | None = None, **options: object) -> ModuleType:
         return ray
     _keep_to_loopback()
     with _own_sigterm():
-        # Without "local", Ray would join a cluster that runs here, and refuse the other arguments.
+        # Without "local", Ray would join a cluster on this machine, and refuse the other arguments.
         local = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         ray.init(**local, **options)
     if not ray.util.get_node_ip_address().startswith("127."):
@@ -51,7 +49,7 @@ def start_ray(address: str | None = None, **options: object) -> ModuleType:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep the program's SIGTERM handler: Ray installs one that exits at once."""
+    """Restore the program's SIGTERM handler, since Ray installs one that exits at once."""
     handler = signal.getsignal(signal.SIGTERM)
     yield
     if signal.getsignal(signal.SIGTERM) is not handler:
@@ -62,6 +60,6 @@ def _keep_to_loopback() -> None:
     """Stop Ray 2.60 from replacing a loopback address with the machine's external address."""
     from ray._private import ray_constants
 
-    # Ray's processes read the variable; this process, which has imported ray, reads the constant.
+    # Ray's processes read the variable. This process has already imported ray: set its constant.
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False

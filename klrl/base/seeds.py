@@ -1,4 +1,4 @@
-"""Seeds: one number in the config, one independent stream per use."""
+"""Derives independent seeds from the one seed of a config, and seeds global generators."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 
 
 def derived_seed(seed: int, use: str, index: int = 0) -> int:
-    """Derive a seed for one use, unrelated to the seeds derived from ``seed + 1`` and so on.
+    """Derive a seed for one use, independent of the seeds derived from ``seed + 1`` and so on.
 
-    Copy i of an environment is seeded with ``seed + i``: without derivation, runs with seeds 0 and
-    1 would share most of their episodes.
+    Copy i of an environment is seeded from the derived seed plus i. With ``seed + i`` instead, runs
+    with seeds 0 and 1 would share most of their episodes.
     """
     stream = np.random.SeedSequence([seed, zlib.crc32(use.encode()), index])
     return int(stream.generate_state(1)[0] >> 1)
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of Python, numpy and torch: a user's code may draw from each."""
+    """Seed the global generators of Python, numpy and torch; the user's code may use each."""
     import torch
 
     random.seed(seed)
@@ -31,7 +31,7 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the global generators of Python, numpy and torch at the end."""
+    """Restore the global generators of Python, numpy and torch at the end of the context."""
     from torchrl.checkpoint import GlobalRNGState
 
     generators = GlobalRNGState()

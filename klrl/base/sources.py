@@ -1,4 +1,4 @@
-"""Identifies the source of a user's module: its folder, a digest over its files, its version."""
+"""Identifies the source of a user's module by its folder, a digest of its files, or a version."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 
 _DIGITS = 12
-#: Folders into which package managers install.
+#: Names of the folders into which package managers install packages.
 _PACKAGES = {"site-packages", "dist-packages"}
-#: Folders inside a package whose files do not belong to its source.
+#: Names of folders inside a package that do not belong to its source.
 _NOT_SOURCE = {"__pycache__", "outputs", "site-packages", "node_modules"}
 #: ``module.inner:Name``; the regex group is the top-level module.
 _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*)[\w.]*:[A-Za-z_]\w*")
@@ -28,29 +28,28 @@ _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*)[\w.]*:[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Source:
-    """Where a module comes from."""
+    """The source of a module."""
 
-    folder: str  # the parent folder of its top-level module or package
-    #: Twelve hexadecimal digits of a SHA-256 over its files. None if the version identifies the
-    #: source: for a package from an index, and for a requirement of klrl.
+    folder: str  # the parent folder of the top-level module or package
+    #: Twelve hexadecimal digits of a SHA-256 over the files. None if the version identifies the
+    #: source, as for a package from an index or a requirement of klrl.
     digest: str | None
-    version: str | None  # the version of its distribution
+    version: str | None  # the version of the installed distribution; None without one
 
 
 def source_of(module: str, folders: Sequence[str] = ()) -> Source:
-    """The source of a module or ``path/file.py``, found without importing it.
+    """Find the source of a module or of ``path/file.py``, without importing it.
 
     The digest covers all ``.py`` files of the top-level package, or the single file. It also covers
-    the modules that these files import, at any depth and inside functions too, except modules that
-    a version identifies. Imports by a computed name are not found. ``folders`` are searched after
-    Python's path.
+    the modules that these files import, directly or not, except those that a version identifies.
+    An import by a computed name is missed. ``folders`` are searched after Python's path.
 
     Raises:
         ImportError: the module has no file.
     """
     file = Path(module).resolve() if module.endswith(".py") else None
     top = module.partition(".")[0] if file is None else str(file)
-    folders = folders if file is None else [*folders, str(file.parent)]  # for its imports
+    folders = folders if file is None else [*folders, str(file.parent)]  # to find its imports
     places = _source_paths(top, folders)
     if not places:
         raise ImportError(f"{top} has no source file")
@@ -59,7 +58,7 @@ def source_of(module: str, folders: Sequence[str] = ()) -> Source:
 
 
 def find(top: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
-    """The import spec of a top-level module or a file; ``folders`` come after Python's path."""
+    """Find the spec of a top-level module or a file; search ``folders`` after Python's path."""
     if top.endswith(".py"):
         path = Path(top).resolve()
         return spec_from_file_location(path.stem, path) if path.is_file() else None
@@ -73,7 +72,7 @@ def find(top: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
 
 @cache
 def requirements() -> frozenset[str]:
-    """The distributions that klrl and its extras require; lower case, underscores: ``ale_py``."""
+    """Return the distributions that klrl and its extras require, as names like ``ale_py``."""
     try:
         lines = importlib.metadata.requires("klrl") or ()
     except importlib.metadata.PackageNotFoundError:
@@ -83,13 +82,13 @@ def requirements() -> frozenset[str]:
 
 
 def belongs_to_klrl(top: str) -> bool:
-    """Whether a top-level module is klrl, or an installed requirement of klrl."""
+    """Return whether a top-level module is klrl or an installed requirement of klrl."""
     places = _source_paths(top) if top in requirements() else []
     return top == "klrl" or bool(places and _installed(places[0]))
 
 
 def _source_paths(top: str, folders: Sequence[str] = ()) -> list[Path]:
-    """The file of a top-level module, or the folders of a package; empty without source files."""
+    """Return the file of a top-level module, or a package's folders; empty without source files."""
     spec = find(top, folders)
     if spec is None:
         return []
@@ -100,22 +99,22 @@ def _source_paths(top: str, folders: Sequence[str] = ()) -> list[Path]:
 
 
 def _installed(place: Path) -> bool:
-    """Whether a path belongs to the standard library or to an installed package."""
+    """Return whether a path belongs to the standard library or to an installed package."""
     library = (Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
     return bool(_PACKAGES & set(place.parts)) or any(place.is_relative_to(each) for each in library)
 
 
 def _released(top: str, place: Path) -> bool:
-    """Whether a version identifies the code: part of Python, required by klrl, or from an index."""
+    """Return whether a version identifies the code, as for a package from an index."""
     if top in requirements() or not _PACKAGES & set(place.parts):
         return _installed(place)
     found = _distribution(top)
-    # pip writes this file for a package from a folder, a file or a repository.
+    # pip writes this file if it installed the package from a folder, a file or a repository.
     return found is not None and not found.read_text("direct_url.json")
 
 
 def _digest(top: str, folders: Sequence[str]) -> str:
-    """A digest over the names and bytes of all files that a top-level module reaches."""
+    """Return a digest over the names and bytes of all :func:`imported_files`."""
     digest = hashlib.sha256()
     for name, files in sorted(imported_files(top, folders).items()):
         for inner, file in files:
@@ -125,7 +124,10 @@ def _digest(top: str, folders: Sequence[str]) -> str:
 
 
 def imported_files(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
-    """``top`` and each module it imports -> its (name, file) pairs, empty if a version suffices."""
+    """Map ``top`` and each module that it imports, directly or not, to its files: (name, path).
+
+    The list is empty for a module that a version identifies.
+    """
     found: dict[str, list[tuple[str, Path]]] = {}
     waiting = [top]
     while waiting:
@@ -149,9 +151,9 @@ def _files(place: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _imported(file: Path) -> set[str]:
-    """The top-level modules that a file imports; relative imports stay inside its own package.
+    """Return the top-level modules that a file imports, except by relative imports.
 
-    A string like ``module:Name`` counts as an import: Gymnasium's ``entry_point``.
+    A string like ``module:Name``, as in Gymnasium's ``entry_point``, counts as an import.
     """
     try:
         tree = ast.parse(file.read_bytes())
@@ -174,8 +176,8 @@ def _version(top: str, *, installed: bool) -> str | None:
 
 
 def _distribution(top: str, *, by_name: bool = False) -> importlib.metadata.Distribution | None:
-    """The distribution of a top-level module; ``by_name``: only if it has the module's name."""
-    # ``by_name`` skips _owners(), which reads all distributions in a tenth of a second.
+    """Find the distribution of a top-level module; with ``by_name``, only one of the same name."""
+    # Without ``by_name``, _owners() reads all distributions, which takes a tenth of a second.
     for name in (top,) if by_name else (top, *_owners().get(top, ())):
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.distribution(name)

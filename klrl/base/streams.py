@@ -1,4 +1,4 @@
-"""Keeps a run alive when the reader of stdout or stderr ends: ``klrl ... | head -1`` trains on."""
+"""Keeps a run alive after the reader of its output has ended, as with ``klrl ... | head -1``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, TextIO
 
 
 class LastingStream:
-    """A text stream that drops text it cannot write, and reports that once on stderr.
+    """A text stream that survives write errors; the first error is reported on stderr.
 
-    An error redirects its descriptor to the null device, so that Python's flush at exit works.
+    An error redirects the descriptor to the null device, so that Python's flush at exit succeeds.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
@@ -23,13 +23,13 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text, and return its length."""
+        """Write a text if possible, and return its length."""
         with self._lasting():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write the buffered text."""
+        """Write the buffered text if possible."""
         with self._lasting():
             self._stream.flush()
 
@@ -54,7 +54,7 @@ def to_null(stream: TextIO) -> None:
 
 @contextmanager
 def lasting(name: str) -> Iterator[None]:
-    """Let ``stdout`` or ``stderr`` outlive its reader."""
+    """Replace ``sys.stdout`` or ``sys.stderr`` by a :class:`LastingStream` inside the context."""
     before = getattr(sys, name)
     setattr(sys, name, LastingStream(before, name))
     try:
@@ -65,15 +65,15 @@ def lasting(name: str) -> Iterator[None]:
 
 
 def open_closed_streams() -> None:
-    """Open each of stdin, stdout and stderr that is closed, as by ``>&-``, on the null device.
+    """Connect closed standard streams, as after ``>&-``, to the null device.
 
-    Otherwise the next file that klrl opens would get that descriptor, and all printed text.
+    Otherwise the next file that klrl opens would get the free descriptor, and the printed text.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            # os.open takes the lowest free descriptor: this one, since those below are open.
+            # os.open takes the lowest free descriptor, which is this one.
             os.open(os.devnull, os.O_RDWR)
             mode = "w" if descriptor else "r"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""Reads klrl's tables, each a YAML file next to its module; an error names the wrong entry."""
+"""Reads klrl's tables: YAML files next to the modules that use them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import yaml
 from klrl.base.errors import ConfigError
 
 Row = TypeVar("Row")
-#: libyaml's loader, if it is installed: ten times as fast.
+#: libyaml's loader where it is installed, since it is ten times as fast.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_table(path: Path, *parts: str) -> Any:
-    """Read a table; with ``parts`` it must be a dictionary with exactly these keys.
+    """Read a table; with ``parts``, it must be a dictionary with exactly these keys.
 
     Raises:
-        ConfigError: the table is broken, or has other keys.
+        ConfigError: the file is no valid YAML, or its keys are not ``parts``.
     """
     try:
         table = yaml.load(path.read_text("utf-8"), LOADER)
@@ -30,7 +30,7 @@ def read_table(path: Path, *parts: str) -> Any:
 
 
 def entry_of(row: type[Row], path: Path, entry: dict[str, object]) -> Row:
-    """Make a dataclass from an entry of a table.
+    """Make an instance of the dataclass ``row`` from an entry of a table.
 
     Raises:
         ConfigError: the entry has an unknown field, or lacks a field.

@@ -1,4 +1,4 @@
-"""Prints plain text for people: tables, warnings, and a line that is updated in place."""
+"""Formats and prints text for people: tables, warnings, and a status line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-#: Unicode's categories of control characters and of ends of lines and paragraphs.
+#: Unicode categories: control characters, line separators, paragraph separators.
 _CONTROL = ("Cc", "Zl", "Zp")
 
 
@@ -21,18 +21,18 @@ def warn(line: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the most similar known name, for an error message; empty if none is similar."""
+    """Suggest the most similar known name, for an error message; empty if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def counted(number: int, what: str) -> str:
-    """The number with its noun: 1 line, 2,000 lines."""
+    """Format a number with its noun: 1 line, 2,000 lines."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def escaped(text: str) -> str:
-    """A text in one line: line ends and control characters become Python escapes."""
+    """Replace line ends and control characters by Python escapes, so that the text is one line."""
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in _CONTROL else c
         for c in text
@@ -40,19 +40,19 @@ def escaped(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with ``?`` for each control character."""
+    """Replace each control character by ``?``."""
     return "".join("?" if unicodedata.category(c) == "Cc" else c for c in text)
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:
-    """Columns as wide as their widest cell, two spaces apart; no space at the end of a line.
+    """Format a table; columns are as wide as their widest cell and two spaces apart.
 
-    Control characters, which may come from a file and move a terminal's cursor, become ``?``.
+    Control characters become ``?``, since those of a file could move the terminal's cursor.
 
     Args:
-        rows: the cells, with the heads as first row; a short row is padded with empty cells.
-        right: the columns that are right-aligned, counted from 0.
-        indent: spaces before each line.
+        rows: the cells of each line, with the heads first; a short row is padded with empty cells.
+        right: the indices of the right-aligned columns, from 0.
+        indent: number of spaces before each line.
     """
     count = max(map(len, rows), default=0)
     filled = [[*map(printable, row), *[""] * (count - len(row))] for row in rows]
@@ -68,7 +68,7 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
 
 
 def _fitting(text: str, width: int) -> str:
-    """Drop the fields (``a | b``) that do not fit: a cut number would be a wrong number."""
+    """Drop fields of ``a | b | c`` that do not fit, since part of a number would be wrong."""
     first, *others = text.split(" | ")
     shown = first[:width]
     for each in others:
@@ -78,27 +78,27 @@ def _fitting(text: str, width: int) -> str:
 
 
 class LiveLine:
-    """A status line, updated in place on a terminal; elsewhere a new line for each text."""
+    """A status line: updated in place on a terminal, otherwise printed as a new line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._latest = stream, ""
         self.live = stream.isatty()  # whether the stream can replace a line
 
     def show(self, text: str) -> None:
-        """Replace the line by a text."""
+        """Replace the status line by a text."""
         self._latest = text
         if self.live:  # a terminal cannot replace a line that wraps
             text = _fitting(text, shutil.get_terminal_size().columns - 1)
         self._write(text + "\n" * (not self.live))
 
     def say(self, text: str) -> None:
-        """Write a permanent line above the live line."""
+        """Print a permanent line above the status line."""
         self._write(text + "\n")
         if self.live and self._latest:
             self.show(self._latest)
 
     def close(self) -> None:
-        """Continue on the next line."""
+        """End the status line, so that later text starts on a new line."""
         if self.live:
             self._stream.write("\n")
             self._stream.flush()

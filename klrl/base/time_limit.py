@@ -1,4 +1,4 @@
-"""A time limit on a call into code that may hang."""
+"""Limits the time of a call to code that may hang."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class TookTooLong(Exception):
 
 
 def within(timeout: float | None, call: Callable[[], T]) -> T:
-    """Call a function, on a separate thread if there is a time limit; return what it returns.
+    """Call a function and return its result; with a time limit, call it on a separate thread.
 
     Raises:
-        TookTooLong: the call took more than ``timeout`` seconds; its thread is left behind.
+        TookTooLong: the call took more than ``timeout`` seconds; its thread keeps running.
     """
     if timeout is None:
         return call()

@@ -1,4 +1,4 @@
-"""``klrl diff RUN RUN``: compares settings, versions and metrics of two runs, or their bits."""
+"""``klrl diff RUN RUN``: compares two runs' settings, versions and metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from klrl.cli.wrapper import Parser
 
 
 def diff_command(argv: list[str]) -> int:
-    """Print what differs between two runs; return 0 whether or not they differ."""
+    """Print the differences between two runs; return 0, even if there are some."""
     args = parser().parse_args(argv)
 
     if args.bits:
@@ -24,7 +24,7 @@ def diff_command(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """The argument list."""
+    """Return the command's argument parser."""
     parser = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
     parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
     parser.add_flag(

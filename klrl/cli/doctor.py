@@ -16,7 +16,7 @@ _OF_LOSS = ("placement", "divergence", "scope", "stale", "seeds")
 
 
 def doctor_command(argv: list[str]) -> int:
-    """Print the tables, or the verdict on ``--loss``; return 1 if something is off."""
+    """Print the tables, or the report on ``--loss``; return 1 if a check fails."""
     args = parser().parse_args(argv)
     if args.loss is not None:
         return _examine_loss(args)
@@ -45,7 +45,7 @@ def doctor_command(argv: list[str]) -> int:
 
 
 def _audit(folder: str, as_json: bool) -> int:
-    """Print the table of a folder of adapters; return 0 even if it shows faults."""
+    """Print a table of the losses in a folder of adapter files; return 0, even if one is wrong."""
     with redirect_stdout(sys.stderr):
         from klrl.doctor.audit import audit, audit_text
 
@@ -55,7 +55,7 @@ def _audit(folder: str, as_json: bool) -> int:
 
 
 def _print_installed(as_json: bool) -> int:
-    """Print what each use of klrl lacks; return 1 if klrl itself is incomplete."""
+    """Print the packages that each use of klrl lacks; return 1 if klrl itself lacks some."""
     from klrl.doctor.install import uses
 
     found = uses()
@@ -78,7 +78,7 @@ def _few(names: list[str]) -> str:
 
 
 def _examine_loss(args: Namespace) -> int:
-    """Print the verdict on a loss; output of the loss's code goes to stderr."""
+    """Print the report on a loss, and redirect output of the loss's code to stderr."""
     if args.audit is not None:
         raise ConfigError(f"--audit {args.audit}: not with --loss; give one of them")
     with redirect_stdout(sys.stderr):
@@ -95,7 +95,7 @@ def _examine_loss(args: Namespace) -> int:
 
 
 def parser() -> Parser:
-    """The argument list."""
+    """Return the command's argument parser."""
     parser = Parser(
         prog="klrl doctor",
         description="Are this machine's KL numbers true? Estimators and their gradients against "

@@ -13,7 +13,7 @@ from klrl.domains import CONTROL, LANGUAGE
 
 
 def evaluate_command(argv: list[str]) -> int:
-    """Print returns, or rewards, of a run's policy; return the exit code."""
+    """Print the returns (language: rewards) of a run's policy; return the exit code."""
     args = parser().parse_intermixed_args(argv)
 
     from klrl.runs.video import draw_without_display
@@ -47,7 +47,7 @@ def evaluate_command(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """The argument list."""
+    """Return the command's argument parser."""
     parser = Parser(
         prog="klrl evaluate",
         description=(
@@ -66,7 +66,7 @@ def parser() -> Parser:
 
 
 def checked_run(args: argparse.Namespace) -> Path:
-    """Return the run's folder; refuse a missing run or device, without importing torch."""
+    """Return the run folder; refuse a missing run or device, before torch is imported."""
     from klrl.config.checks import check_device_name
     from klrl.runs.find import find_run
     from klrl.runs.machine import check_device
@@ -77,7 +77,7 @@ def checked_run(args: argparse.Namespace) -> Path:
 
 
 def add_playing(parser: Parser) -> None:
-    """Add the options for the number of episodes, checkpoint, seed, device and output."""
+    """Add the options for playing a policy: episodes, checkpoint, seed, device and JSON output."""
     many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
     parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")

@@ -14,7 +14,7 @@ from klrl.runs.resume import stored_config
 
 
 def export_command(argv: list[str]) -> int:
-    """Write a policy; return the exit code."""
+    """Write a run's policy to a folder; return the exit code."""
     args = parser().parse_args(argv)
     check_language_run(args.run)
 
@@ -22,14 +22,14 @@ def export_command(argv: list[str]) -> int:
 
     folder = expanded(args.folder)
     if args.folder.startswith("~") and folder == Path(args.folder):
-        # An unknown ~user is an error, not the name of a folder.
+        # ``expanded`` leaves the path unchanged if there is no such user.
         raise ConfigError(f"FOLDER={args.folder}: no such user; give another")
     print(export_run(args.run, folder, which=args.which, merge=args.merge, model=args.model))
     return 0
 
 
 def parser() -> Parser:
-    """The argument list."""
+    """Return the command's argument parser."""
     parser = Parser(
         prog="klrl export",
         description="Write a language run's policy as save_pretrained does: all weights, or with "
@@ -44,7 +44,7 @@ def parser() -> Parser:
 
 
 def check_language_run(run: str) -> None:
-    """Refuse a run that is not of language, before torch and transformers are imported."""
+    """Refuse a control run, or missing language packages, before torch is imported."""
     config = stored_config(find_run(run, "RUN"))
     if not isinstance(config, LanguageConfig):
         raise ConfigError(f"RUN={run}: is a control run; give a language run")

@@ -1,4 +1,4 @@
-"""``klrl kl RUN --to OTHER``: measures how far two policies are apart, and in whose states."""
+"""``klrl kl RUN --to OTHER``: measures divergences between two policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DIGITS = 4
 
 
 def kl_command(argv: list[str]) -> int:
-    """Print the divergences of two policies; return the exit code."""
+    """Print the divergences between two policies; return the exit code."""
     args = parser().parse_intermixed_args(argv)
 
     checked_run(args)
@@ -64,7 +64,7 @@ def _as_text(found: PolicyKL, args: argparse.Namespace) -> str:
 
 
 def parser() -> Parser:
-    """The argument list."""
+    """Return the command's argument parser."""
     parser = Parser(
         prog="klrl kl",
         description=(

@@ -32,7 +32,7 @@ def ls_command(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """The argument list."""
+    """Return the command's argument parser."""
     parser = Parser(
         prog="klrl ls",
         description="List the runs and sweeps of a folder, or the jobs of a sweep, newest last.",
@@ -45,7 +45,7 @@ def parser() -> Parser:
 
 
 def _table(listed: Sequence[Entry], folder: Path) -> str:
-    """Format a line per entry, with a column for the best checkpoints if there are any."""
+    """Format a line per entry; add a column for the best checkpoints if a run has one."""
     scores = dict.fromkeys(entry.domain.score for entry in listed if entry.score is not None)
     score, best = ", ".join(scores) or "return", any(entry.best is not None for entry in listed)
     head = ["", "state", "progress", "", score, *["best"] * best, "KL(ref)", "started", ""]
@@ -54,13 +54,12 @@ def _table(listed: Sequence[Entry], folder: Path) -> str:
 
 
 def _cells(entry: Entry, folder: Path, *, best: bool) -> list[str]:
-    """Return the cells of an entry's line."""
     progress = percent = ""
     if entry.unit:
         total = "" if entry.total is None else f"/{entry.total:,}"
         progress = f"{entry.done:,}{total} {entry.unit}"
     if entry.unit and entry.total:
-        # Rounded down, so that only a finished entry shows 100; the last rollout may overshoot.
+        # Rounded down, so that only a finished entry shows 100 %. ``done`` may exceed the total.
         percent = f"{min(100 * entry.done // entry.total, 100)}%"
     return [
         entry.path.name if entry.path == folder else str(entry.path.relative_to(folder)),
@@ -88,7 +87,7 @@ def _local(started: str | None) -> str:
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
-    """Convert an entry to JSON; a sweep has ``jobs``, a run its last returns and ``kl``."""
+    """Convert an entry for JSON: a sweep with ``jobs``; a run with its returns and ``kl``."""
     shared: dict[str, Any] = {"path": str(entry.path), "state": entry.state, "unit": entry.unit}
     shared |= {"done": entry.done, "total": entry.total, "started": entry.started}
     own: dict[str, Any] = {"jobs": entry.jobs}

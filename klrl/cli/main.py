@@ -1,6 +1,6 @@
 """``klrl [COMMAND] ...``: finds the command and runs it.
 
-A command's module is imported only to run it, so that ``--version`` is fast.
+A command's module is imported only if the command runs, so that ``--version`` is fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line; exit with 0, 1, 2, 130 or 143, see docs/runs.md."""
+    """Run a command; exit with code 0, 1, 2, 130 or 143, see docs/runs.md."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else ""
     shown = "klrl" if name in ("", "run") else f"klrl {name}"
@@ -43,13 +43,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         command = _print_versions
     open_closed_streams()
     with lasting("stderr"):
-        # The wrapper also imports the command, so that it handles a Ctrl-C during the import.
+        # exit_code also imports the command, and so handles a Ctrl-C during the import.
         code = exit_code(shown, command, arguments)
     sys.exit(code)
 
 
 def _unnamed(argv: list[str]) -> int:
-    """Run ``run``, the default command, unless the first argument is a misspelt command."""
+    """Run the default command ``run``, unless the first argument is a misspelt command."""
     first = argv[0] if argv and argv[0].isalpha() else ""
     if first == "help":
         return run_command("run", ["--help"])
@@ -60,7 +60,7 @@ def _unnamed(argv: list[str]) -> int:
 
 
 def _print_versions(argv: list[str]) -> int:
-    """Print the versions of klrl and of the packages that affect its numbers; import none."""
+    """Print the versions of klrl, torch, torchrl and Hydra, without importing the packages."""
     print(f"klrl {__version__}")
     for package in ("torch", "torchrl", "hydra-core"):
         try:

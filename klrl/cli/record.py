@@ -12,7 +12,7 @@ from klrl.cli.wrapper import DONE, Parser
 
 
 def record_command(argv: list[str]) -> int:
-    """Write demonstrations; return the exit code."""
+    """Play a run's policy and write the episodes; return the exit code."""
     args = parser().parse_intermixed_args(argv)
     into = checked_run(args) / "demonstrations" if args.output is None else expanded(args.output)
     if into.exists():
@@ -32,7 +32,7 @@ def record_command(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """The argument list."""
+    """Return the command's argument parser."""
     parser = Parser(
         prog="klrl record",
         description=(

@@ -33,7 +33,7 @@ def report_command(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """The argument list."""
+    """Return the command's argument parser."""
     parser = Parser(prog="klrl report", description="Compare runs in one offline HTML page.")
     parser.add_argument("paths", nargs="+", metavar="PATH", help="run folders, or folders of them")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""``klrl run``: composes, checks everything, then runs; imports torch only after the checks."""
+"""``klrl run``: composes and checks a job, then runs it; imports torch only after the checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from klrl.runs.start import run_in_folder
 
 
 def run_command(argv: list[str]) -> int:
-    """Train, sweep, resume a run, or print settings; return the exit code."""
+    """Train, run a sweep, resume a run, or print help or settings; return the exit code."""
     args = parse_args(argv)
     register_schemas()
     if args.help:
@@ -57,13 +57,12 @@ def _is_hydras(override: str) -> bool:
 
 
 def _given(key: str, overrides: Sequence[str]) -> str | None:
-    """Return the value of an override that klrl parses before Hydra; None if it is not given."""
+    """Return the last value of a key that klrl reads itself; None if it is missing or null."""
     given = [value_of(each) for each in overrides if key_of(each) == key]
     return given[-1] if given and given[-1] not in ("", "null") else None
 
 
 def _single(overrides: list[str], args: argparse.Namespace) -> int:
-    """Check one job as the jobs of a sweep are checked, and run it in this process."""
     job = _job_overrides(overrides)
     with collection_paused():
         config = job_config(job, args.config_dir, args.config_name)
@@ -77,7 +76,7 @@ def _single(overrides: list[str], args: argparse.Namespace) -> int:
 
 
 def _job_overrides(overrides: Sequence[str]) -> list[str]:
-    """Return a single job's overrides without ``hydra.run.dir``; refuse other Hydra settings."""
+    """Drop ``hydra.run.dir`` from a single job's overrides; refuse settings of sweeps and Hydra."""
     job = []
     for override in overrides:
         key = key_of(override)
@@ -93,7 +92,7 @@ def _job_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:
-    """Resume a run in its own folder, with its own settings."""
+    """Resume a run in its folder, with its stored settings and the changes in ``overrides``."""
     if args.multirun:
         raise ConfigError(f"resume={path}: resumes one run; drop -m")
     from klrl.runs.resume import resumed_config

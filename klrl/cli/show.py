@@ -17,14 +17,14 @@ from klrl.config.compose import compose, job_config
 from klrl.config.nodes import notes_of
 from klrl.config.own import own_parts
 
-#: Settings of ``env=gym`` that a custom environment replaces by its own.
+#: Settings of ``env=gym`` that a custom environment does not read.
 _OF_GYM = ("id", "kwargs")
 
 
 def show_job(overrides: list[str], args: argparse.Namespace) -> str:
-    """Return the text of ``--cfg job``, with ``???`` for values that the user must still give.
+    """Return the text of ``--cfg job``, with ``???`` for missing values.
 
-    ``args`` has the flags ``config_dir`` and ``config_name``.
+    ``args`` contains the flags ``config_dir`` and ``config_name``.
     """
     config = None
     with suppress(NoValueError):
@@ -36,7 +36,7 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
         if dataclasses.is_dataclass(schema):
             notes |= notes_of(schema, f"{group}.") | {f"{group}.{NAME}": "set by the choice"}
     for setting, own in own_parts(config) if config is not None else ():
-        if not setting.endswith("]"):  # a wrapper is shown as it was given
+        if not setting.endswith("]"):  # an entry of env.wrappers keeps the user's form
             found = {k: v for k, v in dataclasses.asdict(own).items() if k not in _OF_GYM}
             OmegaConf.update(cfg, setting, found, merge=False, force_add=True)
             notes |= notes_of(OwnPart, f"{setting}.")
@@ -44,13 +44,13 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
 
 
 def annotated(text: str, notes: Mapping[str, str]) -> str:
-    """Add each comment to its setting's line in a YAML of :func:`OmegaConf.to_yaml`."""
+    """Add each note to its setting's line in the output of :func:`OmegaConf.to_yaml`."""
     lines, path = [*text.splitlines(), ""], [""]
     for i, line in enumerate(lines):
         if found := re.match(r"( *)(\w+):( .)?", line):
             path = [*path[: len(found[1]) // 2], found[2]]
             note = notes.get(".".join(path))
-            # After the first line of a multi-line text, a comment would become part of it.
+            # In a text of several lines, the comment would become part of the text.
             goes_on = found[3] and lines[i + 1].startswith(f"{found[1]} ")
             lines[i] += f"  # {note}" if note and not goes_on else ""
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``klrl verify RUN``: checks the record of a run by recomputing as much of it as possible."""
+"""``klrl verify RUN``: recomputes recorded values of a run, and compares them with the record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def verify_command(argv: list[str]) -> int:
-    """Print the errors of the record; return 1 if they exceed their bounds."""
+    """Print the result of the checks; return 1 if the record of the run is wrong."""
     args = parser().parse_args(argv)
 
     from klrl.runs.resume import stored_config
@@ -46,7 +46,7 @@ def verify_command(argv: list[str]) -> int:
 
 
 def _as_text(verdict: Verdict, run: str) -> str:
-    """Format the comparison of the samples' numbers."""
+    """Format the comparison of the samples' log-probs and KLs as a table."""
     largest, mean = verdict.bounds
     head = ["nats per token", "samples", "tokens", "max off", "mean off", "", ""]
     rows = [
@@ -82,7 +82,7 @@ def _as_json(each: Comparison) -> dict[str, object]:
 
 
 def parser() -> Parser:
-    """The argument list."""
+    """Return the command's argument parser."""
     parser = Parser(
         prog="klrl verify",
         description="Is the record of a run true? Rows and settings against the checkpoints' "

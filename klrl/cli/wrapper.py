@@ -1,4 +1,4 @@
-"""Runs every command: returns its exit code and prints an error in one line."""
+"""Runs a command: turns its outcome into an exit code, and prints an error in one line."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ DONE, FAILED, REFUSED = 0, 1, 2
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises its errors as ConfigError."""
+    """An argument parser that raises ConfigError for wrong arguments."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line."""
+        """Raise a ConfigError, where argparse would exit."""
         raise ConfigError(f"{message}; see {self.prog} --help")
 
     def add_flag(self, name: str, help: str) -> None:
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_command(name: str, argv: list[str]) -> int:
-    """Import a command, ``klrl.cli.NAME.NAME_command``, and run it; return its exit code."""
+    """Import and run the command ``klrl.cli.NAME.NAME_command``; return its exit code."""
     with collection_paused():
         command: Command = getattr(import_module(f"klrl.cli.{name}"), f"{name}_command")
     if name in _IMPORTING:
@@ -53,12 +53,12 @@ def run_command(name: str, argv: list[str]) -> int:
     return command(argv)
 
 
-#: Commands that import the code that a run names; they accept ``trust=RUN``.
+#: Commands that may import the code that a run names. They accept ``trust=RUN``.
 _IMPORTING = ("run", "evaluate", "record", "kl", "export", "verify", "plan")
 
 
 def execute(name: str, argv: Sequence[str] | None = None) -> None:
-    """Run a command on this process's arguments; exit the process unless the exit code is 0."""
+    """Run a command on ``argv``, by default ``sys.argv[1:]``; exit unless its exit code is 0."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     code = exit_code(f"klrl {name}", partial(run_command, name), arguments)
     if code != DONE:
@@ -66,7 +66,7 @@ def execute(name: str, argv: Sequence[str] | None = None) -> None:
 
 
 def as_module(command: str, name: str) -> Callable[..., None]:
-    """Make the ``main`` of the module ``name``; run it at once under ``python -m``."""
+    """Make the function ``main`` of the module ``name``; call it at once under ``python -m``."""
     main = partial(execute, command)
     if name == "__main__":
         main()
@@ -77,7 +77,7 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
     """Run a command and return its exit code; print an error to stderr in one line.
 
     Returns:
-        0 done, 1 failed, 2 refused, 128 + n stopped by signal n: 130 by Ctrl-C, 143 by SIGTERM.
+        0: done. 1: failed. 2: refused. 128 + n: stopped by signal n, so 130 after Ctrl-C.
     """
     if isinstance(sys.stdout, TextIOWrapper):  # a printed path may be invalid UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -109,14 +109,14 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """Handle a signal before a run has begun, or after it has ended."""
+    """Handle a signal outside a run; a run has its own handler."""
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
     raise Interrupted(signum)
 
 
 def _drop_unwritten() -> None:
-    """Redirect a broken stdout to the null device, so that the flush at exit prints no error."""
+    """Redirect a broken stdout to the null device, so that Python's flush at exit succeeds."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -131,10 +131,10 @@ def _print_error(line: str) -> None:
 
 
 def _stdout_closed() -> bool:
-    """Whether the reader of stdout has closed the pipe, as in ``klrl ls | head -1``."""
+    """Return whether the reader of stdout has closed the pipe, as in ``klrl ls | head -1``."""
     try:
         stdout = sys.stdout.fileno()
-    except OSError:  # not a file, as in a notebook
+    except OSError:  # stdout is no file, as in a notebook
         return False
     poll = select.poll()
     poll.register(stdout, select.POLLOUT)

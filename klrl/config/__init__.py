@@ -1,8 +1,8 @@
 # ruff: noqa: F401, F403 (these are the names of klrl.config)
-"""Declares every setting with its schema; ``rules`` checks settings against each other.
+"""Declares and checks all settings. To add a choice or a setting, see ``schemas/``.
 
-No file in here imports torch or gymnasium, so that ``--help`` and config errors print at once. To
-add a choice or a setting, see ``schemas/``.
+Importing this package imports neither torch nor gymnasium, so that ``--help`` and config errors
+print at once.
 """
 
 from klrl.config.choices import (

@@ -1,6 +1,6 @@
 """Lists every group, choice and setting of the command line, for hints and help.
 
-The lists come from the schemas and from the YAMLs of klrl and ``--config-dir``. No torch in here.
+The lists come from the schemas, and from the YAML files of klrl and ``--config-dir``.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from klrl.config.objectives import PRESETS
 class KnownSetting:
     """A setting of the command line."""
 
-    key: str  # as ``kl.estimator``
-    type: str  # the declared type, as ``list[int]``
-    schemas: tuple[str, ...] = ()  # the group's choices that have it; empty outside any group
+    key: str  # such as ``kl.estimator``
+    type: str  # the declared type, such as ``list[int]``
+    schemas: tuple[str, ...] = ()  # the choices that have the setting; empty outside any group
 
     @property
     def group(self) -> str:
-        """The part before the first dot; empty without one."""
+        """The part of the key before the first dot; empty if there is no dot."""
         return self.key.partition(".")[0] if "." in self.key else ""
 
     @property
     def name(self) -> str:
-        """The part after the last dot."""
+        """The part of the key after the last dot."""
         return self.key.rpartition(".")[2]
 
 
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
-    """The YAMLs of a group, klrl's and the user's; if two share a name, klrl's wins."""
+    """Map the names of a group's YAML files to paths; klrl's files override the user's."""
     folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
     return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
 
 
 def described(group: str, config_dir: str | None = None) -> dict[str, str]:
-    """Name of a choice that ``group=`` accepts -> its line in ``--help``."""
+    """Map each name that ``group=`` accepts to its line in ``--help``."""
     found = {}
     for name, path in choice_files(group, config_dir).items():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -55,20 +55,20 @@ def described(group: str, config_dir: str | None = None) -> dict[str, str]:
 
 
 def declared_in(group: str) -> list[str]:
-    """The files of klrl that declare the choices of a group."""
+    """List the files and folders of klrl that declare the choices of a group."""
     schemas = (each.schema.__module__ for each in ALL_CHOICES.get(group, {}).values())
     files = [f"{each.replace('.', '/')}.py" for each in dict.fromkeys(schemas)]
     return [*files, *["klrl/config/objectives.py"] * (group in PRESETS), f"conf/{group}"]
 
 
 def choices(group: str, config_dir: str | None = None) -> list[str]:
-    """The names that ``group=`` accepts."""
+    """List the names that ``group=`` accepts."""
     return list(described(group, config_dir))
 
 
 @cache
 def settings() -> dict[str, KnownSetting]:
-    """All settings that users can set, by key."""
+    """Return all settings that users can set, by key."""
     by_key: dict[str, KnownSetting] = {}
     for group, registered in ALL_CHOICES.items():
         for schema, choice in registered.items():
@@ -81,7 +81,7 @@ def settings() -> dict[str, KnownSetting]:
 
 
 def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[object]]]:
-    """The fields of a schema by dotted name; a nested schema is replaced by its fields."""
+    """Yield the dotted name and the field of each setting in a schema, nested ones included."""
     for each in fields(node):
         if nested := nested_schema(each):
             yield from _fields(nested, f"{prefix}{each.name}.")
@@ -91,7 +91,7 @@ def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[object]]]
 
 @cache
 def defaults() -> dict[str, str]:
-    """The default choice of each group."""
+    """Map each group to its default choice, if it has one."""
     texts = [(conf_dir() / f"{name}.yaml").read_text("utf-8") for name in ("config", "sweep")]
     return {
         group: name
@@ -102,7 +102,7 @@ def defaults() -> dict[str, str]:
 
 
 def chosen(group: str, overrides: Sequence[str], config_dir: str | None = None) -> str:
-    """A command line's choice of a group: the given choice, the experiment's, or the default."""
+    """Return a group's choice: from the overrides, else from the experiment, else the default."""
     given = dict(each.split("=", 1) for each in overrides if "=" in each)
     if group in given:
         return given[group]

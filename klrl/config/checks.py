@@ -1,7 +1,7 @@
-"""Types and checks a composed config; the result is a typed job, or an error in one line.
+"""Converts a composed config to a checked job with typed settings, or raises a one-line error.
 
-No torch in here. A setting's range is declared with its field; ``rules/`` checks settings against
-each other, and ``rules/unread.py`` refuses settings that a job never reads.
+A schema declares the range of each setting. ``rules/`` checks settings against each other, and
+``rules/unread.py`` refuses settings that a job never reads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NoValueError(ConfigError):
 
 
 def to_config(cfg: DictConfig) -> JobConfig:
-    """Type and check a config of Hydra, without its ``hydra`` node; ``env`` decides the domain.
+    """Convert a config composed by Hydra to a checked job; its ``env`` determines the domain.
 
     Raises:
         NoValueError: a value is missing.
@@ -65,7 +65,7 @@ def to_config(cfg: DictConfig) -> JobConfig:
 
 
 def _check_data(cfg: DictConfig) -> None:
-    """Refuse ``data`` without a value if a group takes ``${data}``, and with one if none does."""
+    """Require a value of ``data`` if a group refers to ``${data}``; else refuse a value."""
     given: Any = OmegaConf.to_container(cfg, resolve=False)
     data, groups = given.get("data"), (given.get("collector"), given.get("env"))
     read = any(isinstance(group, dict) and group.get("data") == "${data}" for group in groups)
@@ -77,12 +77,12 @@ def _check_data(cfg: DictConfig) -> None:
 
 
 _ROOT = {f.name: f for f in fields(RootConfig)}
-#: Settings outside any group.
+#: Settings of a job outside any group, except ``eval`` and ``checkpoint``.
 _NUMBERS = ("frames", "seed", "device", "threads")
 
 
 def check_config(config: JobConfig) -> JobConfig:
-    """Check typed settings that were made in Python; whole floats become ints where declared."""
+    """Check a job that was made or changed in Python, and return it with converted values."""
     schemas: dict[str, type] = dict.fromkeys(GROUPS, ChoiceConfig)
     schemas |= {"eval": EvalConfig, "checkpoint": CheckpointConfig}
     for name, schema in schemas.items():
@@ -109,12 +109,12 @@ def check_config(config: JobConfig) -> JobConfig:
     return checked
 
 
-#: env -> the experiment that uses it
+#: A language env -> an experiment that uses it.
 _STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text"}
 
 
 def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
-    """The domain of the chosen ``env``, which every other choice must support."""
+    """Return the domain of the chosen ``env``; refuse other choices that do not support it."""
     env = parts["env"]
     (domain,) = choice_of("env", env.name).domains
     for group in GROUPS:
@@ -135,7 +135,7 @@ def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
 
 
 def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfig]:
-    """Type and check some groups of a composed config."""
+    """Convert some groups of a composed config to their schemas, and check them."""
     parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
     for group, value in parts.items():
         schema = choice_of(group, value.name).schema
@@ -149,7 +149,7 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfi
 
 
 def typed_choice(group: str, settings: object) -> Any:
-    """Type and check a group's settings from a manifest, like those of a command line."""
+    """Convert a group's settings in a manifest to their schema, and check them."""
     node = settings.get(group) if isinstance(settings, Mapping) else None
     check_plain(f"{group}: its stored settings", node)
     cfg = OmegaConf.structured(RootConfig)
@@ -192,11 +192,11 @@ def _object(path: str, node: DictConfig) -> Any:
 
 
 def _check_fields(path: str, value: Any) -> None:
-    """Check ranges, of nested settings too; whole floats become ints."""
+    """Check each field of a schema, also of nested ones; set converted values in place."""
     for f in fields(value):
         key, setting = f"{path}.{f.name}", getattr(value, f.name)
         if str(f.type).startswith("list") and not isinstance(setting, list):
-            # The value of an interpolation, as ${kl}, may have any type.
+            # The value of an interpolation such as ${kl} may have any type.
             raise ConfigError(f"{key}={setting}: give a list")
         if f.metadata.get("own") and isinstance(setting, list):
             home = f.metadata.get("home", "")
@@ -212,7 +212,7 @@ def _check_fields(path: str, value: Any) -> None:
 
 
 def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
-    """Make a custom part from its target or its settings; ``home``: the default module."""
+    """Make a custom part from its target or its settings; ``home`` is the default module."""
     if value is None or isinstance(value, OwnPart):
         return value
     settings = {"target": value} if isinstance(value, str) else value
@@ -230,15 +230,15 @@ def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
     return part
 
 
-#: int64 ends below this size.
+#: Integers from this size on do not fit into int64.
 _TOO_LARGE = 2**63
 _SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 
 
 def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
-    """Check a value against its rule from :func:`klrl.config.fields.number` or ``choice``.
+    """Check a value against its rule from ``number`` or ``choice`` in :mod:`klrl.config.fields`.
 
-    Returns the value; a whole float becomes an int if the rule has ``whole``.
+    Return the value, as an int if the rule has ``whole``.
     """
     if not rule or (value is None and rule.get("optional", True)):
         return value
@@ -263,7 +263,7 @@ def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
 
 
 def check_device_name(device: str) -> None:
-    """Refuse a device name that klrl does not know."""
+    """Refuse an unknown device name."""
     if not re.fullmatch(r"auto|cpu|cuda(:0|:[1-9]\d*)?", str(device), re.ASCII):
         raise ConfigError(
             f"device={device}: choose auto, cpu, cuda, or one of several GPUs, as cuda:1"
@@ -271,18 +271,18 @@ def check_device_name(device: str) -> None:
 
 
 def check_names_unset(overridden: Iterable[str]) -> None:
-    """Refuse overrides of what klrl sets: the name of a choice, the source of a custom part."""
+    """Refuse overrides of settings that klrl sets, such as the source of a custom part."""
     for key in overridden:
         group, *names = key.split(".")
         if group in ALL_CHOICES and names == [NAME]:
             raise ConfigError(f"{key}: set by the choice; choose with {group}=...")
-        users = {"args", "kwargs"}.intersection(names)  # below these keys names are the user's
+        users = {"args", "kwargs"}.intersection(names)  # the user defines the names below these
         if group in ALL_CHOICES and not users and FOUND_OUT.intersection(names):
             raise ConfigError(f"{key}: klrl sets it; drop it")
 
 
 def check_plain(where: str, value: object) -> None:
-    """Refuse interpolations, as ``${oc.env:HOME}``, that remain in settings."""
+    """Refuse settings that still contain an interpolation, such as ``${oc.env:HOME}``."""
     if isinstance(value, str) and "${" in value:
         raise ConfigError(f"{where}: {value:.80} is an interpolation; write its value instead")
     if isinstance(value, dict | list):
@@ -291,7 +291,7 @@ def check_plain(where: str, value: object) -> None:
 
 
 def typed(settings: Mapping[str, object]) -> DictConfig:
-    """Give each group the schema of the choice that it names.
+    """Merge the settings of each group into the schema of the choice that the group names.
 
     Raises:
         OmegaConfBaseException: a setting is not in the schema of its choice.
@@ -304,7 +304,7 @@ def typed(settings: Mapping[str, object]) -> DictConfig:
 
 
 def typed_group(group: str, node: object) -> DictConfig | ListConfig:
-    """Merge a group's settings into the schema of the choice it names; errors as :func:`typed`."""
+    """Merge a group's settings into the schema of its choice; errors as :func:`typed`."""
     if not isinstance(node, Mapping) or NAME not in node:
         raise ConfigError(f"{group}: its stored settings name no choice")
     schema = choice_of(group, str(node[NAME])).schema

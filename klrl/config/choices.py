@@ -1,11 +1,11 @@
-"""The registry: group -> choice -> its schema, its factory in each domain, its free settings.
+"""The registry of choices: a schema of settings and a factory for each domain.
 
-An unregistered name is refused; there is no fallback. A run stores its choices by these names
-(``GROUP.name``), and a resume reads them back. To add a choice, write its settings as a class with
-:func:`registered` in ``schemas/`` (a sweep's in ``sweep.py``), and its factory.
+Unregistered names are refused. A run stores the names of its choices (``GROUP.name``), and a resume
+reads them. To add a choice, write a factory, and a class of settings with :func:`registered` in
+``schemas/`` (for a sweep, in ``sweep.py``).
 
-The registry stores factories by name, so that this file does not import torch. All factories of a
-group take the same arguments, listed above the group.
+The registry stores factories by name, so that this file does not import torch. :data:`CHOICES`
+lists the arguments of the factories, which are the same for all choices of a group in a domain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from klrl.base.imports import collection_paused
 from klrl.config.fields import ChoiceConfig
 
 CONTROL, LANGUAGE = "control", "language"
-#: The "domain" of a sweep's groups, which belong to no job.
+#: The "domain" of the groups ``launcher`` and ``search``, which belong to no job.
 SWEEP = "sweep"
 
 
@@ -31,12 +31,12 @@ class Choice:
 
     schema: type[ChoiceConfig]
     factories: Mapping[str, str]  # domain -> "module:factory"
-    what: str = ""  # for ``--help``
+    what: str = ""  # its line in ``--help``
     #: Setting -> its default value, if that differs from the schema's.
     values: Mapping[str, object] = field(default_factory=dict)
-    #: Settings that change no result; a job's identity leaves them out. ``*``: all.
+    #: Settings that change no result, so a job's identity omits them; ``*`` means all settings.
     free: tuple[str, ...] = ()
-    #: An optional package that the choice needs, and the remedy if it is not installed.
+    #: An optional package that the choice needs, and the remedy if it is missing.
     package: str = ""
     remedy: str = ""
 
@@ -46,11 +46,12 @@ class Choice:
         return tuple(self.factories)
 
 
-#: Groups of a job, in the order of ``--help``, with the signature of their factories.
+#: Groups of a job, in the order of ``--help``, with the signatures of their factories: ``config``
+#: contains the settings of the group, and ``job`` all settings.
 CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, *, seed, num_envs=None) -> EnvBase; language: (config, seed) -> Task
     "env": {},
-    # control: (config, env, *, normalize, separate) -> Agent;
+    # control: (config, env, *, normalize, separate, mixed) -> Agent;
     # language: (job, *, chat, say) -> Policy
     "actor": {},
     # (config) -> ReferenceRule
@@ -62,20 +63,20 @@ CHOICES: dict[str, dict[str, Choice]] = {
     # control: (config, critic, reward_scale, normalizer), language: (job, policy, kl) ->
     # a function that writes the advantage into a batch
     "advantage": {},
-    # (config, reference_estimator, divergence, reward_scale) -> PolicyLoss
+    # (config, reference_estimator, divergence, reward_scale=1) -> PolicyLoss
     "loss": {},
-    # (job, the domain's steps) -> a learner
+    # (job, steps: an object that makes gradient steps in the domain) -> Learner
     "learner": {},
-    # (config, parameters) -> the optimiser
+    # (config, parameters) -> an optimiser
     "optim": {},
-    # control: (env, agent, steps, device) -> Rollout; of data: (config, agent, env) -> the data;
+    # control: (env, agent, steps, device) -> Rollout; demonstrations: (job, agent, env) -> data;
     # language: (job, policy, sampler, task, prompts, iteration) -> Rollout
     "collector": {},
-    # (config, logged) -> a context manager that yields loggers
+    # (config, logged run) -> a context manager that yields loggers
     "logger": {},
 }
 
-#: Groups of a sweep; no job reads them.
+#: Groups of a sweep, which no job reads.
 SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
     # (config, jobs, folder) -> an iterator of outcomes, queued jobs and notices
     "launcher": {},
@@ -89,9 +90,9 @@ ALL_CHOICES = CHOICES | SWEEP_CHOICES
 #: All groups in the order of ``--help``; ``experiment`` is a preset over other groups.
 ALL_GROUPS = (*GROUPS, "experiment", *SWEEP_GROUPS)
 
-#: The setting that holds a choice's name, in every group.
+#: The setting, in every group, that contains the name of the choice.
 NAME = "name"
-#: Settings that klrl fills in; users cannot set them.
+#: Settings that klrl sets, and users cannot set.
 FOUND_OUT = frozenset((NAME, "source", "sources", "version"))
 
 
@@ -104,9 +105,10 @@ def registered(
 ) -> Callable[[Schema], Schema]:
     """Make a class of settings a dataclass, and register it as the schema of a choice.
 
-    ``what`` is its line in ``--help``, by default the docstring's first line. ``both`` is one
-    ``module:factory``, relative to klrl, for both domains; instead, ``control``, ``language`` and
-    ``sweep`` may each name one in ``more``. The rest of ``more`` are fields of :class:`Choice`.
+    ``what`` is the choice's line in ``--help``, by default the first line of the docstring.
+    ``both`` is the factory for both domains, as ``module:function`` relative to klrl. Otherwise the
+    keywords ``control``, ``language`` and ``sweep`` in ``more`` name a factory for each domain.
+    Other keywords are fields of :class:`Choice`.
     """
 
     def register(schema: Schema) -> Schema:
@@ -118,7 +120,7 @@ def registered(
         said = (schema.__doc__ or "").partition("\n")[0].removesuffix(".")
         said = said if said[1:2].isupper() else said[:1].lower() + said[1:]
         more.setdefault("remedy", f"pip install 'klrl[{more.get('package')}]'")
-        if name in ALL_CHOICES.get(group, (name,)):  # no such group, or the name is taken
+        if name in ALL_CHOICES.get(group, (name,)):  # the group is unknown, or the name is taken
             raise ConfigError(
                 f"@registered({group!r}, {name!r}) of {schema.__name__}: give an unused name in "
                 f"one of the groups {', '.join(ALL_CHOICES)}"
@@ -130,7 +132,7 @@ def registered(
 
 
 def choice_of(group: str, name: str) -> Choice:
-    """The registry's entry of a choice."""
+    """Return the entry of a choice in the registry."""
     known = ALL_CHOICES[group]
     if name not in known:
         raise ConfigError(
@@ -140,7 +142,7 @@ def choice_of(group: str, name: str) -> Choice:
 
 
 def factory(group: str, config: ChoiceConfig, domain: str) -> Callable[..., Any]:
-    """The factory of a choice in a domain; for a sweep's groups the domain is :data:`SWEEP`."""
+    """Import the factory of a choice in a domain, which is :data:`SWEEP` for groups of a sweep."""
     choice = choice_of(group, config.name)
     if domain not in choice.factories:
         raise ConfigError(
@@ -167,12 +169,12 @@ def resolve(path: str) -> Callable[..., Any]:
 
 
 def choices_for(group: str, domain: str) -> list[str]:
-    """The names of a domain's choices in a group."""
+    """List the names of a group's choices in a domain."""
     return [name for name, choice in ALL_CHOICES[group].items() if domain in choice.factories]
 
 
 def conf_dir() -> Path:
-    """The folder of the YAML files: inside the installed package, or next to it in a checkout."""
+    """Return the folder of YAML files, inside the installed package or next to it in a checkout."""
     package = Path(__file__).parent.parent
     packaged = package / "conf"
     return packaged if packaged.is_dir() else package.parent / "conf"

@@ -1,4 +1,4 @@
-"""Turns overrides into typed jobs: Hydra composes, ``klrl.config.checks`` types. No torch."""
+"""Turns overrides into checked jobs: Hydra composes configs, ``klrl.config.checks`` checks them."""
 
 from __future__ import annotations
 
@@ -34,17 +34,14 @@ from klrl.config.rules.unread import check_all_read, check_objective
 
 
 class Checked(NamedTuple):
-    """The overrides and the checked settings of a job."""
+    """A checked job, with the overrides that describe it."""
 
     overrides: list[str]
     config: JobConfig
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line into flags, and overrides in Hydra's grammar.
-
-    ``overrides`` get ``++`` where a key may be new in a dictionary, and quotes around paths.
-    """
+    """Parse a command line into flags and overrides; convert overrides to Hydra's grammar."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--multirun", "-m", action="store_true")
@@ -64,7 +61,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _without_dashes(argument: str) -> str:
-    """Turn ``--kl.coef=1``, as wandb agents write it, into ``kl.coef=1``; keep flags and typos."""
+    """Turn ``--kl.coef=1``, as wandb agents write it, into ``kl.coef=1``; keep other arguments."""
     setting = argument.removeprefix("--")
     known = key_of(setting).partition(".")[0] in _VALUES | _CHOSEN | {"sweep", "resume", "hydra"}
     return setting if known and "=" in argument else argument
@@ -87,30 +84,30 @@ _OPEN = re.compile(r"(env\.(template_)?kwargs|launcher\.slurm|\w+\.args|\w+\.own
 
 
 def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
-    """Let ``env.kwargs.g=9.81`` add a key: Hydra requires ``++`` for keys of open dictionaries."""
+    """Write ``env.kwargs.g=9.81`` with ``++``, which Hydra requires for a dictionary's new keys."""
     return [f"++{each}" if _OPEN.match(each) else each for each in overrides]
 
 
 def compose(
     overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
 ) -> DictConfig:
-    """Compose one job's config; ``config_dir`` and ``config_name`` are the values of the flags."""
+    """Compose one job's config with Hydra; the other arguments are values of Hydra's flags."""
     register_schemas()
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         return hydra.compose(config_name or "config", overrides=[*overrides, *extra])
 
 
-#: Hydra raises a plain ValueError for kl=null, YAML's own errors for a broken file, OverflowError
-#: for an integer beyond the floats, RecursionError for a YAML that includes itself, TypeError for
-#: shuffle(1).
+#: Errors of Hydra for a wrong override or file: ValueError for kl=null, OverflowError for an
+#: integer too large for a float, RecursionError for a YAML file that includes itself, TypeError
+#: for shuffle(1).
 _REFUSALS = (
     *(HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError),
     *(OverflowError, RecursionError, TypeError),
 )
 
 
-#: (YAML, time of its last change), so that an edit during a notebook session takes effect.
+#: Path and modification time of each YAML file, so that edits in a notebook session take effect.
 Stamp = tuple[tuple[str, int], ...]
 
 
@@ -118,15 +115,15 @@ Stamp = tuple[tuple[str, int], ...]
 def _composed(
     chosen: tuple[str, ...], config_dir: str | None, config_name: str | None, stamp: Stamp
 ) -> DictConfig:
-    """Compose a config from choices alone; the caller must not change it."""
+    """Compose a config from choices alone; callers must not change it, since it is cached."""
     return compose(chosen, config_dir, config_name)
 
 
 class Composer:
-    """Composes jobs; Hydra composes each set of choices once in a process.
+    """Composes jobs with Hydra, in a tenth of Hydra's time.
 
-    The values are merged into a copy of that config as Hydra merges them: after all choices, in the
-    given order. This takes a tenth of the time of composing every job from the start.
+    Hydra composes each set of choices once, and the config is cached. The values are merged into a
+    copy of the config in Hydra's order: after all choices, as given.
     """
 
     def __init__(self, config_dir: str | None = None, config_name: str | None = None) -> None:
@@ -136,13 +133,13 @@ class Composer:
         self._stamp = tuple((str(path), path.stat().st_mtime_ns) for path in files)
 
     def explained(self, overrides: Sequence[str]) -> DictConfig:
-        """One job's config; an error of Hydra, OmegaConf or YAML becomes a ConfigError."""
+        """Compose one job's config; an error of Hydra, OmegaConf or YAML becomes a ConfigError."""
         check_one_choice(overrides)
         with explained(overrides, self._from[0], *_REFUSALS, OSError):
             return self._merged(overrides)
 
     def job_config(self, overrides: list[str]) -> JobConfig:
-        """One job's settings, typed and checked."""
+        """Compose and check one job."""
         cfg = self.explained(overrides)
         given = keys(overrides)
         check_names_unset(given)
@@ -154,7 +151,7 @@ class Composer:
         return config
 
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
-        # Hydra composes all overrides up to the last that is no value or choice: ~kl.coef.
+        # Up to the last override that is neither value nor choice, as ~kl.coef, use Hydra itself.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
         start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
         chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))
@@ -166,18 +163,18 @@ class Composer:
                 key, add = override.key_or_group, override.is_force_add()
                 OmegaConf.update(cfg, key, override.value(), merge=True, force_add=add)
         except _REFUSALS:
-            # Hydra's error on the whole command line is the most precise.
+            # For the whole command line, Hydra raises a more precise error.
             return compose(overrides, *self._from)
         return cfg
 
 
-#: Keys without a dot that are values, not choices.
+#: Keys without a dot that have values, not choices.
 _VALUES = frozenset(f.name for f in fields(Ungrouped))
 _CHOSEN = frozenset(ALL_GROUPS)
 
 
 def _is_value(override: str) -> bool:
-    """Whether an override sets a value, as ``kl.coef=1`` and ``seed=0``."""
+    """Return whether an override sets a value, as ``kl.coef=1`` or ``seed=0``."""
     if override.startswith("~") or (override.startswith("+") and not override.startswith("++")):
         return False
     key = key_of(override)
@@ -187,7 +184,7 @@ def _is_value(override: str) -> bool:
 
 
 def _is_choice(override: str) -> bool:
-    """Whether an override makes a choice, as ``kl=legacy``."""
+    """Return whether an override makes a choice, as ``kl=legacy``."""
     group, _, name = override.partition("=")
     return group in _CHOSEN and re.fullmatch(r"\w+", name) is not None
 
@@ -195,10 +192,10 @@ def _is_choice(override: str) -> bool:
 def job_config(
     overrides: list[str], config_dir: str | None = None, config_name: str | None = None
 ) -> JobConfig:
-    """One job's settings, typed and checked."""
+    """Compose and check one job."""
     return Composer(config_dir, config_name).job_config(overrides)
 
 
 def keys(overrides: Sequence[str]) -> frozenset[str]:
-    """The keys that the overrides set."""
+    """Return the keys of overrides."""
     return frozenset(map(key_of, overrides))

@@ -1,4 +1,4 @@
-"""Writes the text of ``--help``, and a one-line message for each kind of wrong setting."""
+"""Writes the text of ``--help``, and one-line messages for wrong settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from klrl.config.choices import ALL_GROUPS
 
 
 def help_text(config_dir: str | None = None) -> str:
-    """The text of ``--help``: usage, then every group with its choices and a line on each."""
+    """Return the text of ``--help``: usage, then every group with its choices, one per line."""
     lines = []
     default = defaults()
     found = {group: described(group, config_dir) for group in ALL_GROUPS}
@@ -36,7 +36,7 @@ def help_text(config_dir: str | None = None) -> str:
 
 
 def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
-    """Turn an exception of ``hydra.compose`` into a line with setting, value and remedy."""
+    """Turn an exception of ``hydra.compose`` into a one-line error with a remedy."""
     text = str(error)
     if match := re.search(r"In '(\w+)/(\w+)': Could not load '(\w+)/(\w+)'", text):
         meant = nearest(match[4], choices(match[3], config_dir)) or "; name another"
@@ -79,7 +79,7 @@ _NO_MEMORY = (
     "'env.wrappers=[{target: FrameStackObservation, args: {stack_size: 4}}]'"
 )
 _WHOLE = "; klrl samples from the whole policy, since it measures its KL: see collector.temperature"
-#: A name in other libraries, or a setting that takes no list -> a hint at klrl's counterpart.
+#: A name in other libraries, or a setting that takes no list -> what to use in klrl.
 _ANSWERS = {
     "learning_rate": "; did you mean optim.lr?",
     "total_timesteps": "; did you mean frames?",
@@ -93,7 +93,7 @@ _ANSWERS = {
 
 
 def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> ConfigError:
-    """A YAML sets a key that the choice lacks, as with ``experiment=text collector=vector``."""
+    """Make the error for a YAML that sets a key which the schema of the choice does not have."""
     kind, name, group, key = match.groups()
     if kind == group:
         meant = nearest(key, [each.name for each in settings().values() if each.group == group])
@@ -109,7 +109,7 @@ def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> Co
 
 
 def expected(error: Exception, key: str, value: object) -> str:
-    """The remedy for a value of the wrong type."""
+    """Return the remedy for a value of the wrong type."""
     cause = str(error.__cause__ or error)
     if "Cannot convert 'list' to string" in cause:
         return f"give one value{_ANSWERS.get(key, '')}"
@@ -140,7 +140,7 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
-    """The error of an argument without ``=``: often a choice without its group, or a command."""
+    """Make the error for an argument without ``=``; it may be a choice without its group."""
     groups = [group for group in ALL_GROUPS if argument in choices(group, config_dir)]
     meant = " or ".join(f"{group}={argument}" for group in groups)
     hint = f"did you mean {meant}?" if meant else "write KEY=VALUE or GROUP=CHOICE, see --help"
@@ -148,7 +148,7 @@ def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
 
 
 def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
-    """The error of an unknown key: a setting of a different choice or group, or a typo."""
+    """Make the error for an unknown key: a setting of a different choice or group, or a typo."""
     value = next((o.lstrip("+~") for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
     known = settings()
     group = key.partition(".")[0]
@@ -171,12 +171,12 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     return ConfigError(f"{value}: no such setting{hint or '; see --help'}")
 
 
-#: The choice of a custom part; its settings are never suggested for an unknown key.
+#: The name, in every group, of the choice for a custom part.
 _OWN = "custom"
 
 
 def _elsewhere(key: str) -> str:
-    """A hint at settings of the same name in other groups; empty without any."""
+    """Suggest settings of the same name in other groups; empty if there are none."""
     end = f".{key.partition('.')[2] or key}"
     known = [each.key for each in settings().values() if each.schemas != (_OWN,)]
     same = sorted((each for each in known if f".{each}".endswith(end)), key=len)

@@ -9,15 +9,15 @@ from omegaconf import MISSING
 
 from klrl.base.text import nearest
 
-#: A declaration is assigned to a field of any type, hence Any.
+#: Any, since a declaration is assigned to fields of all types.
 Declaration = Any
 
 
 class Settings:
-    """Base of dataclasses of settings: refuses to set a name that is no field, such as a typo."""
+    """Base class for dataclasses of settings; refuses to set an attribute that is not a field."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set a field; for an unknown name the AttributeError suggests the nearest one."""
+        """Set a field; for an unknown name, raise an AttributeError that suggests a field."""
         known = getattr(type(self), "__dataclass_fields__", {})
         if name not in known:
             said = nearest(name, known) or f"; it has {', '.join(known)}"
@@ -27,13 +27,13 @@ class Settings:
 
 @dataclass
 class ChoiceConfig(Settings):
-    """The base of every choice's settings: its name, a key of :data:`klrl.config.CHOICES`."""
+    """Base class for the settings of a choice; ``name`` is the choice's name in its group."""
 
     name: str = field(default=MISSING, kw_only=True)
 
 
 def setting(value: object, **rule: object) -> Declaration:
-    """Declare a setting with its default value; MISSING: the user must give a value."""
+    """Declare a setting with a default value; with MISSING, the user must give a value."""
     return field(default=MISSING, metadata=rule if value is MISSING else {**rule, "value": value})
 
 
@@ -48,8 +48,8 @@ def number(
 ) -> Declaration:
     """Declare a numeric setting with its range.
 
-    ``whole`` declares an integer that may be written as 1e6 (a field of type Whole). ``optional``
-    allows null; for typed fields OmegaConf checks that.
+    ``whole``: an integer that may be written as 1e6, in a field of type Whole. ``optional``: null
+    is allowed, unless OmegaConf refuses it for the field's type.
     """
     return setting(value, ge=ge, gt=gt, le=le, whole=whole, optional=optional)
 
@@ -57,10 +57,10 @@ def number(
 def choice(
     *allowed: str, value: str | None = None, optional: bool = False, declared_in: str = ""
 ) -> Declaration:
-    """Declare a setting with a closed list of values.
+    """Declare a setting whose value is one of a list.
 
     The default is ``value``, else null if ``optional``, else the first of the list. ``declared_in``
-    names the file that declares the list.
+    is the file with the list, for error messages.
     """
     value = value if value or optional else allowed[0]
     where = f" (declared in {declared_in})" if declared_in else ""
@@ -68,24 +68,23 @@ def choice(
 
 
 def added(setting: Declaration, before: object) -> Declaration:
-    """Declare a setting that older runs lack; the value ``before`` keeps their behaviour.
+    """Declare a setting that older runs lack; the value ``before`` keeps the older behaviour.
 
-    Stored runs without the setting get ``before``; new runs too, if ``setting`` has no default. A
-    job's identity leaves the setting out while it equals ``before``, so that earlier sweeps can
-    resume.
+    Stored runs without the setting get ``before``, as do new runs if ``setting`` has no default. A
+    job's identity omits the setting if it equals ``before``, so that older sweeps can resume.
     """
     return field(default=before, metadata={**setting.metadata, "added": before})
 
 
 def nested_schema(of: Field[object]) -> type | None:
-    """The dataclass of a field with nested settings; None for a single setting."""
+    """Return the dataclass of a field with nested settings; None for a single setting."""
     made = of.default_factory
     return made if isinstance(made, type) and is_dataclass(made) else None
 
 
 @dataclass
 class OwnPart(Settings):
-    """A custom part: the class or function to call, and its arguments (docs/extending.md).
+    """The user's class or function for a part of klrl, and its arguments (docs/extending.md).
 
     klrl sets ``path``, ``source`` and ``version``; see :mod:`klrl.config.own`.
     """
@@ -102,5 +101,5 @@ class OwnPart(Settings):
 
 
 def own_part() -> Declaration:
-    """Declare a custom part within a group: null, a target, or an :class:`OwnPart`."""
+    """Declare a setting for a custom part: null, a target, or an :class:`OwnPart`."""
     return added(field(metadata={"own": True}), None)

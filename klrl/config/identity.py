@@ -11,35 +11,35 @@ from typing import NamedTuple
 from klrl.config.choices import CHOICES, choice_of
 from klrl.config.jobs import JobConfig
 
-#: Incremented when new code changes the rows of equal settings by more than rounding; a release
-#: alone does not increment it.
+#: The version of klrl's arithmetic. It is incremented when new code changes the recorded metrics
+#: of equal settings by more than rounding; a release alone does not increment it.
 NUMERICS = 4
 
 
 class Identity(NamedTuple):
-    """The identity of a job; jobs with equal identities compute the same rows."""
+    """The identity of a job; jobs with equal identities record the same metrics."""
 
     settings: str  # :func:`settings_hash`
-    numerics: int  # :data:`NUMERICS` of the klrl that computes the rows; 0 if unknown
+    numerics: int  # :data:`NUMERICS` of the klrl that runs the job; 0 if unknown
 
 
 def identity(config: JobConfig) -> Identity:
-    """The identity of a job that this klrl would run."""
+    """Return the identity of a job with the :data:`NUMERICS` of this klrl."""
     return Identity(settings_hash(config), NUMERICS)
 
 
 def settings_hash(config: JobConfig) -> str:
-    """Twelve hexadecimal digits of a SHA-256 over :func:`canonical`."""
+    """Return twelve hexadecimal digits of a SHA-256 over :func:`canonical`."""
     text = json.dumps(canonical(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def canonical(config: JobConfig) -> dict[str, object]:
-    """The settings that change a job's results, in a canonical form: 1 and 1.0 are the same.
+    """Return the settings that change a job's results, in a form in which 1 and 1.0 are equal.
 
-    Leaves out settings that change no result: the registry's free settings, the folder of a custom
-    part, and the evaluation settings of a run without evaluations. Also leaves out a newer setting
-    if its value keeps the earlier behaviour (``added`` in :mod:`klrl.config.fields`).
+    Omits settings that change no result: the registry's free settings, the folder of a custom part,
+    and the evaluation settings of a run without evaluations. Also omits a newer setting with the
+    value of the older behaviour (``added`` in :mod:`klrl.config.fields`).
     """
     settings: dict[str, object] = {}
     for f in dataclasses.fields(config):
@@ -47,7 +47,7 @@ def canonical(config: JobConfig) -> dict[str, object]:
         free = choice_of(f.name, value.name).free if f.name in CHOICES else ()
         settings[f.name] = {} if "*" in free else _canonical(value, free)
     if not config.eval.on:
-        settings["eval"] = {"every": 0}  # the other settings of eval are not read
+        settings["eval"] = {"every": 0}  # a run without evaluations reads no others
     return settings
 
 

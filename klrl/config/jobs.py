@@ -1,4 +1,4 @@
-"""The typed job of each domain."""
+"""Defines the job of each domain: a dataclass of typed settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from klrl.config.schemas.record import CheckpointConfig, EvalConfig, LoggerConfi
 
 @dataclass
 class JobConfig(Settings, ABC):
-    """The settings that the jobs of both domains share, checked and typed."""
+    """The settings of a job in either domain, typed and checked."""
 
     frames: int
     seed: int
@@ -55,27 +55,27 @@ class JobConfig(Settings, ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """The task's name in titles."""
+        """The name of the task, for titles."""
 
     @property
     def has_reference(self) -> bool:
-        """Whether KL(policy||reference) is measured; with ``kl=none`` there is no reference."""
+        """Whether the job has a reference; with ``kl=none`` it has none."""
         return self.kl.name != "none"
 
     @property
     def iterations(self) -> int:
-        """Whole rollouts that together cover at least ``frames``."""
+        """The smallest number of whole rollouts with at least ``frames`` frames."""
         return math.ceil(self.frames / self.frames_per_iteration)
 
     @property
     def gradient_steps(self) -> int:
-        """Gradient steps, one per minibatch, over the whole run."""
+        """Number of gradient steps, one per minibatch, in the whole run."""
         return self.iterations * self.learner.epochs * self.learner.minibatches
 
 
 @dataclass
 class Config(JobConfig):
-    """One control job."""
+    """A control job."""
 
     env: EnvConfig
     actor: ActorConfig
@@ -86,7 +86,7 @@ class Config(JobConfig):
 
     @property
     def frames_per_iteration(self) -> int:
-        """Frames in one rollout: num_envs x steps."""
+        """Frames in one rollout: ``env.num_envs`` x ``collector.steps``."""
         return self.env.num_envs * self.collector.steps
 
     @property
@@ -97,7 +97,7 @@ class Config(JobConfig):
 
 @dataclass
 class LanguageConfig(JobConfig):
-    """One language job; its frames are samples: responses to prompts."""
+    """A language job; its frames are samples, the responses to prompts."""
 
     env: LanguageEnvConfig
     actor: CausalLMConfig
@@ -107,25 +107,25 @@ class LanguageConfig(JobConfig):
     domain = LANGUAGE
 
     def __post_init__(self) -> None:
-        if self.loss.reduction == "mean":  # the domain's mean is over tokens
+        if self.loss.reduction == "mean":  # in language the mean over tokens
             self.loss = replace(self.loss, reduction="token")
 
     @property
     def frames_per_iteration(self) -> int:
-        """Responses in one rollout: prompts x group_size."""
+        """Responses in one rollout: ``collector.prompts`` x ``collector.group_size``."""
         return self.collector.prompts * self.collector.group_size
 
     @property
     def title(self) -> str:
-        """Task and reward."""
+        """The names of task and rewards."""
         return f"{self.env.name}, reward {' + '.join(self.env.rewards)}"
 
     @property
     def mixed(self) -> bool:
         """Whether float32 weights are trained with bfloat16 arithmetic.
 
-        True with ``learner.dtype=mixed``, and for a bfloat16 actor without adapters: bfloat16
-        weights are spaced too widely for an Adam step of 1e-6.
+        True with ``learner.dtype=mixed``, and for a bfloat16 actor without adapters, since an Adam
+        step of 1e-6 is smaller than the spacing of bfloat16 weights.
         """
         whole = self.actor.lora.r == 0
         return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")

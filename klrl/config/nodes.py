@@ -1,4 +1,4 @@
-"""Registers klrl's choices with Hydra: their schemas and their values."""
+"""Registers klrl's choices with Hydra: their schemas and their default values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from klrl.config.sweep import SweepRoot
 
 @cache
 def register_schemas() -> None:
-    """Register every choice with Hydra, once; the group ``schema`` has only the schemas."""
+    """Register every choice with Hydra, once; the Hydra group ``schema`` has only the schemas."""
     store = ConfigStore.instance().store
     store(group="schema", name="root", node=RootConfig)
     store(group="schema", name="sweep", node=SweepRoot)
@@ -33,7 +33,7 @@ def register_schemas() -> None:
 
 
 def notes_of(schema: type, prefix: str = "") -> dict[str, str]:
-    """Setting -> the comment of its declaration, read from the source."""
+    """Map each setting of a schema to the comment of its declaration, read from the source code."""
     found = {}
     for kind in reversed(schema.__mro__[:-1]):
         above: list[str] = []
@@ -52,7 +52,7 @@ def notes_of(schema: type, prefix: str = "") -> dict[str, str]:
 
 
 def values_of(schema: type) -> dict[str, object]:
-    """Setting -> the default value in its declaration; settings without one are left out."""
+    """Map each setting of a schema to its default value; omit settings without one."""
     found = {}
     for each in fields(schema):
         if "value" in each.metadata:

@@ -1,7 +1,7 @@
-"""Declares the published objectives of language jobs by name: ``loss=grpo advantage=grpo``.
+"""Declares published objectives for language jobs, such as ``loss=grpo advantage=grpo``.
 
-Each objective is two presets: ``loss=NAME``, which changes settings of ``loss=clip``, and
-``advantage=NAME``, which changes settings of ``advantage=group``.
+An objective has two presets: ``loss=NAME`` changes settings of ``loss=clip``, and
+``advantage=NAME`` changes settings of ``advantage=group``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
-    """A named variant of a choice: the choice ``below`` with different values of some settings."""
+    """A named variant of a choice, with different values of some settings."""
 
-    what: str
-    below: str
-    values: Mapping[str, object]
+    what: str  # its line in ``--help``
+    below: str  # the name of the choice
+    values: Mapping[str, object]  # setting -> value
 
 
 #: group -> name -> preset
@@ -24,7 +24,7 @@ PRESETS: dict[str, dict[str, Preset]] = {"loss": {}, "advantage": {}}
 
 
 def _objective(name: str, what: str, *, baseline: str, **loss: object) -> None:
-    """``baseline`` names a function of :mod:`klrl.language.run.advantage`."""
+    """Declare an objective's two presets; ``baseline`` is a value of ``advantage.baseline``."""
     loss = {"clip_epsilon": 0.2, "normalize_advantage": False, **loss}
     PRESETS["loss"][name] = Preset(f"language: {what}", "clip", loss)
     PRESETS["advantage"][name] = Preset(f"language: {what}", "group", {"baseline": baseline})
@@ -42,7 +42,7 @@ _objective(
 )
 _objective("rloo", "RLOO (Ahmadian 2024)", baseline="leave_one_out", reduction="sequence")
 
-#: The ``advantage.baseline`` that divides score and KL by the spread of the group's scores.
+#: The ``advantage.baseline`` that divides score and KL by the standard deviation of the scores.
 SHAPED = "normalized_shaped"
 _PUBLISHED = [str(each.values["baseline"]) for each in PRESETS["advantage"].values()]
 BASELINES = tuple(dict.fromkeys((*_PUBLISHED, SHAPED)))

@@ -1,6 +1,6 @@
-"""Separates the overrides of a sweep from those of its jobs, and lists the jobs.
+"""Parses overrides: separates those of a sweep from those of its jobs, and lists the jobs.
 
-The grammar and the order of the jobs are Hydra's (``a=1,2``, ``a=range(3)``, ``a=glob(*)``).
+The grammar (``a=1,2``, ``a=range(3)``, ``a=glob(*)``) and the order of the jobs are Hydra's.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from klrl.base.files import expanded
 from klrl.config import SWEEP_GROUPS
 from klrl.config.choices import ALL_GROUPS
 
-#: File systems allow 255 bytes.
+#: Longest name of a job's folder, in characters; file systems allow 255 bytes.
 _LONGEST_NAME = 180
 
 
 @dataclass(frozen=True)
 class SweepOverrides:
-    """The parts of a sweep's command line."""
+    """The overrides of a sweep, separated by purpose."""
 
-    name: str | None  # NAME in ``sweep=NAME``; None for a new folder
-    folder: str | None  # ``hydra.sweep.dir``, if given
+    name: str | None  # NAME in ``sweep=NAME``, if given
+    folder: str | None  # the value of ``hydra.sweep.dir``, if given
     own: list[str]  # overrides of launcher and search
-    job: list[str]  # overrides of the jobs, also those with several values
+    job: list[str]  # overrides of the jobs, including those with several values
 
 
 def key_of(override: str) -> str:
-    """``++env.kwargs.g=1`` -> ``env.kwargs.g``."""
+    """Return the key of an override: ``env.kwargs.g`` for ``++env.kwargs.g=1``."""
     return override.lstrip("+~").split("=")[0]
 
 
 def value_of(override: str) -> str:
-    """The value after the ``=``, without quotes around it."""
+    """Return the value of an override, without quotes around it."""
     value = override.partition("=")[2]
     quoted = len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]
     return value[1:-1] if quoted else value
 
 
 def is_own(override: str) -> bool:
-    """Whether an override sets how a sweep runs its jobs, not what the jobs compute."""
+    """Return whether an override belongs to a sweep itself, not to its jobs."""
     return key_of(override).split(".")[0] in ("sweep", *SWEEP_GROUPS)
 
 
-#: Override of Hydra's sweeps -> what to use in klrl instead.
+#: A setting of Hydra's sweeps -> the remedy.
 _REFUSED = {
     "hydra.run.dir": "a sweep never reads it; give hydra.sweep.dir, or sweep=NAME",
     "hydra.sweep.subdir": "klrl names the jobs' folders by what is swept; drop it",
@@ -65,7 +65,7 @@ _REFUSED = {
 
 
 def split_overrides(overrides: Sequence[str]) -> SweepOverrides:
-    """Separate a sweep's overrides from its jobs' overrides; refuse those of Hydra's sweeps."""
+    """Separate a sweep's overrides from its jobs' overrides; refuse settings of Hydra itself."""
     name = folder = None
     own: list[str] = []
     job: list[str] = []
@@ -96,10 +96,10 @@ def _checked_name(value: str) -> str:
 
 
 def quote_paths(overrides: Sequence[str]) -> list[str]:
-    """Quote values that are existing paths with ``=`` or ``,``, such as the folders of jobs.
+    """Quote values that are existing paths with ``=`` or ``,``, as in the folder names of jobs.
 
     Without quotes Hydra refuses ``actor.init=outputs/base/seed=0``, and reads a comma as a sweep.
-    An interpolation such as ``${seed}`` matches any part of a path.
+    An interpolation in a path, such as ``${seed}``, matches any text.
     """
     quoted = []
     for override in overrides:
@@ -114,7 +114,7 @@ def quote_paths(overrides: Sequence[str]) -> list[str]:
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides with Hydra; turn its errors into one line."""
+    """Parse overrides with Hydra; raise its errors as a one-line ConfigError."""
     with explained(overrides, None, HydraException):
         return parse_overrides(overrides)
 
@@ -123,7 +123,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 def explained(
     overrides: Sequence[str], config_dir: str | None, *kinds: type[Exception]
 ) -> Iterator[None]:
-    """Raise errors of Hydra, OmegaConf or YAML as a ConfigError of one line."""
+    """Raise errors of these ``kinds``, as of Hydra or OmegaConf, as a one-line ConfigError."""
     try:
         yield
     except ConfigError:
@@ -135,7 +135,7 @@ def explained(
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[Override]:
-    """Parse overrides with Hydra, and raise Hydra's own errors."""
+    """Parse overrides with Hydra; let Hydra's own errors pass."""
     return [_parsed(override) for override in overrides]
 
 
@@ -145,7 +145,7 @@ def _parsed(override: str) -> Override:
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each job of a sweep: every combination, the last key changing fastest."""
+    """List the overrides of each job of a sweep: all combinations; the last key changes fastest."""
     parsed = parse(overrides)
     for override in parsed:
         if override.is_sweep_override() and not override.is_discrete_sweep():
@@ -158,12 +158,12 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_keys(overrides: Sequence[str]) -> list[str]:
-    """Keys with several values, in the order given."""
+    """List the keys with several values, in the order of the overrides."""
     return [o.get_key_element() for o in parse(overrides) if o.is_sweep_override()]
 
 
 def job_name(overrides: Sequence[str], swept: Sequence[str]) -> str:
-    """A readable folder name from the keys with several values: ``kl=legacy,seed=1``."""
+    """Make a folder name from a job's values of the swept keys: ``kl=legacy,seed=1``."""
     parts = [each.lstrip("+") for each in overrides if each.partition("=")[0] in swept]
     name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts)) or "job"
     if len(name) <= _LONGEST_NAME:
@@ -172,7 +172,7 @@ def job_name(overrides: Sequence[str], swept: Sequence[str]) -> str:
 
 
 def check_one_choice(overrides: Sequence[str]) -> None:
-    """Refuse ``kl=[legacy,retrieve]``: Hydra would merge the two, and the last would win."""
+    """Refuse ``kl=[legacy,retrieve]``, since Hydra would merge the settings of both choices."""
     for override in overrides:
         group, _, value = override.lstrip("+").partition("=")
         first, *others = [each.strip() for each in value.strip("[]").split(",")]
@@ -182,7 +182,7 @@ def check_one_choice(overrides: Sequence[str]) -> None:
 
 
 def check_no_second_choice(overrides: Sequence[str]) -> None:
-    """Refuse ``kl=legacy ... kl=retrieve`` on a command line: Hydra would use the last."""
+    """Refuse ``kl=legacy ... kl=retrieve`` on a command line, since Hydra would use the last."""
     given: dict[str, str] = {}
     for override in overrides:
         group = override.lstrip("+").partition("=")[0]

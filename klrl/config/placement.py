@@ -1,4 +1,4 @@
-"""Says which estimator and divergence are allowed in which placement: docs/kl.md's tables."""
+"""Checks whether a penalty's estimator and divergence fit its placement, as in docs/kl.md."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from enum import Enum
 
 from klrl.base.errors import ConfigError
 
-#: Where the penalty is charged: in the reward, in the loss, or (split) in the reward, with each
-#: step's own KL also in the loss.
+#: Where the penalty is charged: in the reward, in the loss, or (split) in both. With split, the
+#: loss has each step's own KL, and the reward teaches earlier actions about the KL of later steps.
 PLACEMENTS = ("reward", "loss", "split")
 #: A custom function (``kl.own_estimator``, ``kl.own_divergence``). A custom estimator is checked
-#: like k2: it is sampled, and in the reward its gradient is not that of a KL.
+#: like k2, since it is sampled, and in the reward it has a wrong gradient.
 OWN = "custom"
-#: Divergences of policy and reference. The formulas: :mod:`klrl.kl.divergences`.
+#: Divergences of policy and reference; :mod:`klrl.kl.divergences` has the formulas.
 DIVERGENCES = ("reverse", "forward", "js")
 
 
 class Gradient(Enum):
-    """The expected gradient of a penalty, on actions that the policy itself sampled."""
+    """The expected gradient of a penalty, if the current policy sampled the actions."""
 
     EXACT = "the gradient of the whole penalty"
     OWN_STEP = "the gradient of each step's own KL; the part through later states is missing"
@@ -26,11 +26,10 @@ class Gradient(Enum):
     TWICE = "each step's own KL counted twice"
 
 
-#: Sampled estimator -> its gradient in the reward. The formula of an estimator is the function of
-#: the same name in :mod:`klrl.kl.estimators`.
+#: Sampled estimator -> its gradient in the reward; :mod:`klrl.kl.estimators` has the formulas.
 SAMPLED = {"k1": Gradient.EXACT, "k2": Gradient.WRONG, "k3": Gradient.WRONG}
 ESTIMATORS = (*SAMPLED, "exact")
-#: placement -> estimator -> its gradient.
+#: placement -> estimator -> gradient
 VERDICTS: Mapping[str, Mapping[str, Gradient]] = {
     "reward": {**SAMPLED, "exact": Gradient.WRONG},
     "loss": dict.fromkeys(ESTIMATORS, Gradient.OWN_STEP),
@@ -39,12 +38,12 @@ VERDICTS: Mapping[str, Mapping[str, Gradient]] = {
 
 
 def check_placement(placement: str, estimator: str, allow_biased: bool = False) -> None:
-    """Refuse a placement and an estimator whose gradient is wrong.
+    """Refuse a pair of placement and estimator with a wrong gradient.
 
-    ``allow_biased`` accepts a wrong gradient, but never a step that is counted twice.
+    ``allow_biased`` accepts a wrong gradient, but not one that counts steps twice.
 
     Raises:
-        ConfigError: a biased pair, or a split that would count a step twice.
+        ConfigError: the pair is refused.
     """
     gradient = VERDICTS[placement]["k2" if estimator == OWN else estimator]
     if gradient is Gradient.WRONG and not allow_biased:
@@ -61,14 +60,15 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
 
 
 def check_divergence(divergence: str, placement: str, estimator: str) -> None:
-    """Refuse a divergence whose gradient would be wrong; for reverse, see :func:`check_placement`.
+    """Refuse a divergence in the reward, or with a sampled estimator; accept the reverse KL.
 
-    With u = pi_ref / pi and D = E_pi[f(u)], a sampled reward would need f(u) - u f'(u) at a step's
-    own action and f(u) for the actions before it. Only for the reverse KL (f = -log u: k1) do the
-    two differ by a constant. Also, k1, k2 and k3 estimate only the reverse KL.
+    Let u = pi_ref / pi at the sampled action, and D = E_pi[f(u)]. To give the gradient of D, a
+    reward would have to be f(u) - u f'(u) for the step's own action, and f(u) for the actions
+    before it. These differ by a constant only for the reverse KL, f = -log u. The sampled
+    estimators k1, k2 and k3 estimate the reverse KL alone.
 
     Raises:
-        ConfigError: a divergence in the reward, or with a sampled estimator.
+        ConfigError: the divergence is refused.
     """
     if divergence == "reverse":
         return

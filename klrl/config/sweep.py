@@ -1,4 +1,4 @@
-"""Settings of a sweep: launcher and search. No job reads them."""
+"""Declares the settings of a sweep, launcher and search, which no job reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LauncherConfig(ChoiceConfig):
     """One job after the other, in this process."""
 
     def at_once(self, devices: int) -> int | None:
-        """The number of jobs that run at a time on ``devices`` CUDA devices; None: all that fit."""
+        """Return the number of jobs at a time on ``devices`` CUDA devices; None: as many as fit."""
         return 1
 
 
@@ -29,13 +29,13 @@ class JoblibConfig(LauncherConfig):
     jobs_per_device: int = number(1, ge=1)
 
     def at_once(self, devices: int) -> int:
-        """``n_jobs``; by default ``jobs_per_device`` on each device, or 2 without a device."""
+        """Return ``n_jobs``, by default ``jobs_per_device`` for each device, or 2 without one."""
         return self.n_jobs or devices * self.jobs_per_device or 2
 
 
 @registered("launcher", "submitit", sweep="sweep.queue:submitit", package="submitit")
 class SubmititConfig(LauncherConfig):
-    """A SLURM job each."""
+    """Each job as a SLURM job."""
 
     #: slurm, local (processes on this machine, for a trial) or auto (slurm if it is installed)
     cluster: str = choice("slurm", "local", "auto")
@@ -49,13 +49,13 @@ class SubmititConfig(LauncherConfig):
     slurm: Values = setting({})  # further options of sbatch, as '{account: lab}'
 
     def at_once(self, devices: int) -> int | None:
-        """``array_parallelism``; submitit's local executor starts all jobs."""
+        """Return ``array_parallelism``; None for the local cluster, which starts all jobs."""
         return None if self.cluster == "local" else self.array_parallelism
 
 
 @registered("launcher", "ray", sweep="sweep.cluster:ray", package="ray")
 class RayLauncherConfig(LauncherConfig):
-    """A task each on a Ray cluster, or on this machine's own Ray."""
+    """Each job as a task on a Ray cluster, or on a local Ray."""
 
     #: a cluster's HOST:PORT, as in HOST:6379; null: RAY_ADDRESS, else a local Ray on loopback
     address: Optional[str] = None
@@ -67,7 +67,7 @@ class RayLauncherConfig(LauncherConfig):
     cpus_timeout: float = number(60, ge=0)
 
     def at_once(self, devices: int) -> None:
-        """Return None: Ray schedules by ``cpus_per_job`` and ``jobs_per_device``."""
+        """Return None, since Ray schedules by ``cpus_per_job`` and ``jobs_per_device``."""
 
 
 @registered("search", "grid", sweep="sweep.run:run_grid")
@@ -86,5 +86,5 @@ class OptunaConfig(SearchConfig):
     seed: int = number(0, ge=0)  # of TPE's sampler
 
 
-#: The settings of a sweep that are not its jobs'.
+#: The settings of a sweep itself: launcher and search.
 SweepRoot = make_dataclass("SweepRoot", [(group, Group, None) for group in SWEEP_GROUPS])

@@ -1,4 +1,4 @@
-"""Types of settings that OmegaConf cannot read: it sees ``Any``, and klrl checks the values."""
+"""Types of settings that OmegaConf lacks; it sees ``Any``, and klrl checks the values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from klrl.config.fields import OwnPart
 
-#: The settings of a group: an object of its choice's schema.
+#: The settings of a group, an instance of the chosen schema.
 Group = Any
 
 if TYPE_CHECKING:

@@ -1,5 +1,8 @@
 # ruff: noqa: F401 (these are the names of klrl.config.own)
-"""Custom parts (docs/extending.md). No torch in here, but the user's module may import it."""
+"""Finds, calls and checks custom parts: the user's classes and functions (docs/extending.md).
+
+Importing this package does not import torch, but the user's modules may.
+"""
 
 from klrl.config.own.find import PartError, config_errors, import_target, make_own
 from klrl.config.own.parts import own_parts

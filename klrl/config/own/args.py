@@ -1,4 +1,4 @@
-"""Completes the ``args`` of a custom part, and types them by the target's annotations."""
+"""Completes the ``args`` of a custom part, and converts them to the annotated types."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from klrl.config.fields import OwnPart
 from klrl.config.own.find import arguments, import_target, setting_text
 from klrl.config.own.parts import GIVEN
 
-#: Types that a YAML can store.
+#: Types that a YAML file can store.
 _PLAIN = bool | int | float | str | list | dict | None
 
 
 def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
-    """The args of a part: given args converted to their types, and plain defaults of others."""
+    """Return a part's args, converted to the annotated types, and plain defaults of the others."""
     target = import_target(setting, part)
     text, given = setting_text(setting, part), GIVEN[setting.partition("[")[0]]
     takes, rest = arguments(text, target)
     own = {name: p for name, p in takes.items() if name not in given}
-    free = rest and takes.keys() >= set(given)  # otherwise klrl's arguments go to ``**kwargs``
+    free = rest and takes.keys() >= set(given)  # otherwise ``**kwargs`` is for klrl's arguments
     for name in part.args:
         key = f"{setting}.args.{name}"
         if name in given:
@@ -52,7 +52,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
 
 
 def _hints(target: Callable[..., object]) -> dict[str, object]:
-    """Argument -> its type; empty if a type does not resolve, as under ``TYPE_CHECKING``."""
+    """Map each argument to its annotated type; empty if a type cannot be resolved."""
     try:
         of = target.__init__ if inspect.isclass(target) else target
         return typing.get_type_hints(of, include_extras=True)
@@ -61,20 +61,20 @@ def _hints(target: Callable[..., object]) -> dict[str, object]:
 
 
 def _typed(key: str, value: object, hint: Any, default: object) -> object:
-    """Convert a value to its annotated type: ``float``, ``Annotated[int, Field(ge=1)]``."""
+    """Convert a value to its annotated type, as ``float`` or ``Annotated[int, Field(ge=1)]``."""
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     if default is None and value is None:
         return None
     try:
         adapter = TypeAdapter(hint, config={"coerce_numbers_to_str": True})
-    except (PydanticUserError, NameError, TypeError):  # a type that pydantic does not know
+    except (PydanticUserError, NameError, TypeError):  # pydantic does not support the type
         return value
     try:
         typed = adapter.validate_python(value)
     except ValidationError as error:
         why = error.errors()[0]["msg"].removeprefix("Input ")
         raise ConfigError(f"{key}={value}: {why}") from error
-    if isinstance(value, bool) and not isinstance(typed, bool):  # pydantic takes true for 1
+    if isinstance(value, bool) and not isinstance(typed, bool):  # pydantic converts true to 1
         raise ConfigError(f"{key}={value}: give a {type(typed).__name__}")
     return typed if isinstance(typed, _PLAIN) else value

@@ -1,7 +1,7 @@
 """Finds a custom part by its ``target``, and calls it.
 
-The target is called with keywords: its ``args``, and the arguments that klrl gives to the parts of
-its group (:data:`GIVEN`) if the target takes them. Its exceptions become errors of one line.
+The target gets its ``args`` as keywords, and those arguments of klrl that it takes
+(:data:`klrl.config.own.parts.GIVEN`). Its exceptions become one-line errors.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def make_own(
     kind: type[Made] = object,  # type: ignore[assignment]
     what: str = "",
 ) -> Made:
-    """Call a part of a completed job with its args and with klrl's arguments (:data:`GIVEN`).
+    """Call a custom part with its completed args, and with arguments of klrl from ``given``.
 
-    Refuse a result that is not of class ``kind``; ``what`` is the remedy in that message.
+    Refuse a result that is no instance of ``kind``; ``what`` is the remedy in the message.
     """
     target = import_target(setting, part)
     takes, rest = arguments(setting_text(setting, part), target)
@@ -42,12 +42,12 @@ def make_own(
 
 
 class PartError(Exception):
-    """A custom part made or returned the wrong thing; :func:`config_errors` names the part."""
+    """A custom part returned a wrong object or value; :func:`config_errors` adds its name."""
 
 
 @contextmanager
 def config_errors(setting: str, part: OwnPart) -> Iterator[None]:
-    """Turn exceptions of the user's code into one line: setting, value, error with its line."""
+    """Turn exceptions of the user's code into a ConfigError, with setting, value and code line."""
     text = setting_text(setting, part)
     args = f" with {setting}.args={dict(part.args)}" if part.args else ""
     try:
@@ -61,7 +61,7 @@ def config_errors(setting: str, part: OwnPart) -> Iterator[None]:
 
 
 def import_target(setting: str, part: OwnPart) -> Callable[..., Any]:
-    """The class or function that a part names."""
+    """Import the class or function that is a part's target."""
     if part.target is None:
         raise NoValueError(
             f"{setting}.target: has no value; give one, as in {setting}.target=package.module:Name"
@@ -81,7 +81,7 @@ def import_target(setting: str, part: OwnPart) -> Callable[..., Any]:
 
 
 def setting_text(setting: str, part: OwnPart) -> str:
-    """The setting with its value, the start of an error message."""
+    """Return the setting with its value, which starts an error message."""
     key = setting if setting.startswith("--") else f"{setting}.target"
     return f"{key}={part.target}"
 
@@ -89,7 +89,7 @@ def setting_text(setting: str, part: OwnPart) -> str:
 def arguments(
     text: str, target: Callable[..., object]
 ) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The keywords that a part takes, and whether it takes ``**kwargs``."""
+    """Return the keywords that a target takes, and whether it takes ``**kwargs``."""
     call = target
     if inspect.isclass(target):  # a metaclass may hide the arguments of ``__init__``
         call = target.__init__

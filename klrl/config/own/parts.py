@@ -13,7 +13,7 @@ from klrl.config.fields import ChoiceConfig, OwnPart
 from klrl.config.jobs import Env, JobConfig
 from klrl.config.schemas.language import LanguageEnvConfig
 
-#: Setting of a part -> the arguments that klrl gives it, by keyword.
+#: Setting of a custom part -> names of the arguments that klrl gives to the part.
 GIVEN: Mapping[str, tuple[str, ...]] = {
     "env": (),
     "actor": ("inputs", "outputs"),
@@ -32,13 +32,13 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
 
 
 def own_parts(config: JobConfig) -> Iterator[tuple[str, OwnPart]]:
-    """The custom parts of a job, each with its setting, as ``controller``."""
+    """Yield the custom parts of a job, each with its setting, such as ``controller``."""
     for group in CHOICES:
         yield from parts_in(group, getattr(config, group))
 
 
 def parts_in(group: str, part: ChoiceConfig) -> Iterator[tuple[str, OwnPart]]:
-    """The custom parts among the settings of one group."""
+    """Yield the custom parts of one group, each with its setting."""
     if isinstance(part, OwnPart):
         yield group, part
     for f in dataclasses.fields(part):
@@ -51,9 +51,9 @@ def parts_in(group: str, part: ChoiceConfig) -> Iterator[tuple[str, OwnPart]]:
 
 
 def env_code(env: Env) -> Iterator[tuple[str, str, object]]:
-    """The code of ``env.id=module:Id`` and ``env.reward=module:function``: setting, value, args.
+    """Yield setting, value and args of ``env.id=module:Id`` and ``env.reward=module:function``.
 
-    Leaves out environments of klrl and of the packages that klrl and its extras require.
+    Leaves out environments of klrl, and of the packages that klrl and its extras require.
     """
     if isinstance(env, LanguageEnvConfig):
         for name in map(str, env.rewards):
@@ -65,14 +65,14 @@ def env_code(env: Env) -> Iterator[tuple[str, str, object]]:
 
 
 def top_level(target: str) -> str:
-    """The top-level module of ``package.module:Name``, or the file of ``path/file.py:name``."""
+    """Return the module ``package`` of ``package.module:Name``, or the file of ``file.py:name``."""
     module = target.partition(":")[0]
     return module if module.endswith(".py") else module.partition(".")[0]
 
 
 def is_reward_model(module: str, attribute: str) -> bool:
-    """Whether ``model:X`` names a model's folder, not a function of the user's module ``model``."""
+    """Return whether ``model:X`` is a reward model in folder X, not a function of ``model.py``."""
     if module != "model" or not attribute.isidentifier() or Path(attribute).is_dir():
         return module == "model"
-    found = find_spec("model")  # its origin is None for a folder that is no package
+    found = find_spec("model")  # for a folder without __init__.py, the origin is None
     return not Path("model.py").is_file() and (found is None or found.origin is None)

@@ -1,4 +1,4 @@
-"""Records the sources of custom parts, and refuses a part whose source has changed."""
+"""Records the sources of custom parts, and refuses parts with changed sources."""
 
 from __future__ import annotations
 
@@ -17,21 +17,18 @@ from klrl.config.own.find import import_target, setting_text
 from klrl.config.own.parts import env_code, own_parts, top_level
 from klrl.config.own.trust import name_code
 
-#: Top-level module -> the module, and its source at the time when this process imported it.
+#: Name of a top-level module -> the module and its source when this process imported it.
 _IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
 
 
 def check_sources(config: JobConfig) -> None:
-    """Refuse a job if a custom part has changed since its source was recorded.
-
-    A logger may have changed.
-    """
+    """Refuse a job if a custom part, other than a logger, has changed since the run began."""
     for line in changed_sources(config, [group for group in CHOICES if group != "logger"]):
         raise ConfigError(f"{line}; restore it, or start a new run")
 
 
 def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES)) -> list[str]:
-    """One line for each part whose source differs from that in the job's settings."""
+    """Describe, in one line each, the parts whose sources differ from those in the settings."""
     pairs: dict[str, tuple[str, str]] = {}
     for setting, part in own_parts(config):
         if setting.partition(".")[0] not in groups:
@@ -52,10 +49,10 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
 
 
 def named_sources(env: Env) -> dict[str, str]:
-    """The sources of the modules behind ``env.id`` and ``env.reward``, as settings store them."""
+    """Map the code of ``env.id`` and ``env.reward`` to its source, as ``env.sources`` stores it."""
     found = {}
     for setting, value, _ in env_code(env):
-        if find(top_level(value), [str(Path.cwd())]):  # otherwise the import reports the error
+        if find(top_level(value), [str(Path.cwd())]):  # else the later import reports the error
             source = current_source(f"{setting}={value}", value)
             found[value] = _shown(source.digest, source.version)
     return found
@@ -66,9 +63,9 @@ def _shown(digest: str | None, version: str | None) -> str:
 
 
 def manifest_entries(config: JobConfig) -> dict[str, dict[str, str | None]]:
-    """The manifest's entry for custom code: setting -> target, source, version.
+    """Return a manifest's entries for custom code: setting -> target, source and version.
 
-    For the code of ``env.id`` and ``env.reward``: value -> source.
+    The code of ``env.id`` and ``env.reward`` has entries value -> source.
     """
     names = ("target", "source", "version")
     own = {
@@ -79,10 +76,10 @@ def manifest_entries(config: JobConfig) -> dict[str, dict[str, str | None]]:
 
 
 def current_source(text: str, target: str) -> Source:
-    """The source of ``package.module:Name`` that this process imported, or would import.
+    """Return the source of ``package.module:Name`` that this process imported, or would import.
 
     Raises:
-        ConfigError: the files have changed since the import, or do not exist. The message begins
+        ConfigError: the files have changed since the import, or there are none. The message starts
             with ``text``.
     """
     top = top_level(target)
@@ -92,7 +89,7 @@ def current_source(text: str, target: str) -> Source:
         remedy = "put its code into a .py file that Python can import"
         raise ConfigError(f"{text}: {error}; {remedy}") from error
     module, before = _IMPORTED.get(top, (None, now))
-    if module is None or module is not sys.modules.get(top):  # imported again, or not yet
+    if module is None or module is not sys.modules.get(top):  # not imported, or imported again
         before = now
     _IMPORTED[top] = sys.modules.get(top), before
     if before != now:
@@ -104,7 +101,7 @@ def current_source(text: str, target: str) -> Source:
 
 
 def complete(config: JobConfig) -> None:
-    """Complete the custom parts of a job in place: type their args, record their sources."""
+    """Complete the custom parts of a job in place: convert their args, record their sources."""
     for setting, part in own_parts(config):
         complete_part(setting, part)
         source = current_source(setting_text(setting, part), str(part.target))
@@ -116,5 +113,5 @@ def complete(config: JobConfig) -> None:
 
 
 def complete_part(setting: str, part: OwnPart) -> None:
-    """Type the args of one part in place; leave its source unchanged."""
+    """Complete and convert the args of one part in place; leave its source unchanged."""
     part.args = typed_args(setting, part)

@@ -1,4 +1,4 @@
-"""Tries a custom part once, to find state that a checkpoint would not restore."""
+"""Makes and uses a custom part on trial, to find state that a checkpoint would not restore."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from klrl.config.own.parts import top_level
 
 
 def has_state_dict(part: object) -> bool:
-    """Whether a part has ``state_dict`` and ``load_state_dict``."""
+    """Return whether a part has ``state_dict`` and ``load_state_dict``."""
     return all(callable(getattr(part, f"{name}state_dict", None)) for name in ("", "load_"))
 
 
@@ -31,25 +31,25 @@ def try_part(
     trial: Mapping[str, Callable[[], object]] | None = None,
     saved: bool = True,
 ) -> tuple[Any, bool]:
-    """Make a custom part; return it, and whether it has state that no checkpoint holds.
+    """Make a custom part; return it, and whether a resume would lose some of its state.
 
-    First, two trial parts are made and the first of them is used. If ``saved``, the second then
-    loads the first's ``state_dict``. A resume would lose state if the two still differ, or if the
-    use changed the user's modules.
+    To find out, make two trial parts and use the first. If ``saved``, the second then loads the
+    ``state_dict`` of the first. State would be lost if the two parts still differ, or if the use
+    changed the user's modules.
 
     Args:
         setting: the setting that names the part.
-        part: its settings.
-        given: as for :func:`klrl.config.own.make_own`, like ``kind``.
-        kind: the class that the made object must have.
-        use: calls the object as a run does, and refuses a wrong answer.
-        trial: argument -> function that makes it for a trial part, if a run would change it.
+        part: the settings of the part.
+        given: the arguments of klrl, as in :func:`klrl.config.own.make_own`.
+        kind: the class that the part must have.
+        use: a function that calls the part as a run does, and refuses wrong results.
+        trial: argument -> function that makes a new value of the argument for each trial part.
         saved: whether a checkpoint stores the part's ``state_dict``.
     """
-    from klrl.base.seeds import generators_kept  # imports numpy: too slow for a command line
+    from klrl.base.seeds import generators_kept  # numpy is slow to import
 
     def make(given: Mapping[str, object]) -> Any:
-        with generators_kept():  # both trial parts draw the same numbers
+        with generators_kept():  # so that both trial parts draw the same random numbers
             return make_own(setting, part, given, kind)
 
     first, second = ({**given, **{k: v() for k, v in (trial or {}).items()}} for _ in range(2))
@@ -60,21 +60,21 @@ def try_part(
         changed = _module_state(part) != before
         if saved and has_state_dict(used):
             fresh.load_state_dict(used.state_dict())
-        # An object that both trial parts received is klrl's, and klrl saves it.
+        # klrl itself saves an object that it gave to both trial parts.
         klrls = [each for name, each in first.items() if each is second[name]]
         unsaved = changed or _state_of(used, klrls) != _state_of(fresh, klrls)
     return make_own(setting, part, given, kind), unsaved
 
 
 def changes_state(part: OwnPart, function: object, use: Callable[[], object]) -> bool:
-    """Whether a call changes the state of a custom function or of the user's modules."""
+    """Call ``use``; return whether this changed a custom function or the user's modules."""
     before = _module_state(part), _state_of(function, ())
     use()
     return (_module_state(part), _state_of(function, ())) != before
 
 
 def _state_of(part: object, given: Iterable[object]) -> object:
-    """The state of an object, to compare; unequal to all others if the object cannot be pickled."""
+    """Return an object's state for comparison; a state that cannot be pickled equals no other."""
     part = getattr(part, "__self__", part)  # the object of a bound method
     if isinstance(part, types.FunctionType):
         part = [cell.cell_contents for cell in part.__closure__ or ()], vars(part)
@@ -82,7 +82,7 @@ def _state_of(part: object, given: Iterable[object]) -> object:
 
 
 def _module_state(part: OwnPart) -> dict[tuple[int, str], object]:
-    """The attributes of the user's modules and of their classes and functions, to compare."""
+    """Return the attributes of the user's modules, classes and functions, for comparison."""
     named = imported_files(top_level(str(part.target)), [str(Path.cwd())])
     tops = {name for name, files in named.items() if files}
     modules = [m for name, m in sys.modules.items() if name.partition(".")[0] in tops]
@@ -126,10 +126,10 @@ class _Pickler(pickle.Pickler):
         return id(obj) if known else None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType):  # two functions of one ``def`` share its code
+        if isinstance(obj, types.FunctionType):  # functions of one ``def`` share a code object
             cells = [cell.cell_contents for cell in obj.__closure__ or ()]
             return tuple, ([id(obj.__code__), obj.__defaults__, obj.__kwdefaults__, cells],)
-        if hasattr(obj, "untyped_storage"):  # a tensor, whose default pickle holds an address
+        if hasattr(obj, "untyped_storage"):  # a tensor; its default pickle contains an address
             import torch
 
             raw = obj.detach().cpu().contiguous().flatten().view(torch.uint8)

@@ -1,10 +1,12 @@
-"""Which code klrl may import for a stored run: what this user named, ran before, or trusts.
+"""Decides whether klrl may import the code that a stored run names.
 
 A run folder may come from anyone, and its settings name modules to import and functions to call.
-So each run that this user starts leaves digests in the user's state folder. A digest covers the
-function, its args, its folder and its source; source alone is not enough, since a ``.pyc`` may lie
-next to the ``.py`` files. A run that this user started may import its code from the same folder
-even after the source has changed.
+klrl imports only code that this user named in this process, ran before, or trusts.
+
+When this user starts a run, klrl stores digests of the run's code in the user's state folder. A
+digest covers function, args, folder and source. The source is not enough: in a different folder,
+the same ``.py`` files may lie next to a malicious ``.pyc``. A run that this user started may import
+its code from the same folder even after the source has changed.
 """
 
 from __future__ import annotations
@@ -24,32 +26,32 @@ from klrl.config.fields import OwnPart
 from klrl.config.jobs import Env, JobConfig
 from klrl.config.own.parts import env_code, own_parts, top_level
 
-#: What the user named in this process: digests of code, and overrides (``env.id=module:Id``).
+#: Code that the user named in this process: digests, and overrides such as ``env.id=module:Id``.
 NAMED: set[str] = set()
 
 Parts = Iterable[tuple[str, OwnPart]]
 
 
 class _Code(NamedTuple):
-    """Code that a setting names, with the folder of its module and its digest or version."""
+    """Code that a setting names."""
 
     setting: str
-    call: str
-    folder: str
-    source: str
+    call: str  # module, name and args
+    folder: str  # of the module
+    source: str  # the digest or version of the module
 
 
 def name_code(config: JobConfig) -> None:
-    """Remember, in this process, the code that the user's job names."""
+    """Add the code of a job to :data:`NAMED`."""
     NAMED.update(map(_digest, _codes(own_parts(config), config.env)))
 
 
 def record_code(run: Path, config: JobConfig) -> None:
-    """Record in the state folder the code of a run that this user starts.
+    """Record the code of a run that this user starts, in the user's state folder.
 
     Raises:
-        Untrusted: others can write the state folder.
-        OSError: this user cannot write it.
+        Untrusted: others own the state folder, or can write to it.
+        OSError: this user cannot write to it.
     """
     found = _codes(own_parts(config), config.env)
     for key in [_run_key(run, found), *map(_digest, found)] if found else ():
@@ -57,10 +59,10 @@ def record_code(run: Path, config: JobConfig) -> None:
 
 
 def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
-    """Refuse a run that names code which this user neither named, nor ran, nor trusts.
+    """Refuse a run with code that this user has not named, run or trusted.
 
-    Sets each part's ``path`` to the folder of its module, so that no stored folder is searched.
-    ``env`` adds the code behind ``env.id`` and ``env.reward``.
+    ``env`` adds the code of ``env.id`` and ``env.reward``. Each part's ``path`` becomes the folder
+    in which its module was found, or None.
     """
     listed = list(parts)
     found = _codes(listed, env)
@@ -82,7 +84,7 @@ def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
 
 
 def _codes(parts: Parts, env: Env | None = None) -> list[_Code]:
-    """The code that the settings would import now; modules that are not found are left out."""
+    """List the code that the settings would import now; leave out modules that are not found."""
     listed = list(parts)
     folders = [str(Path.cwd()), *(part.path for _, part in listed if part.path)]
     calls = [(f"{setting}.target", str(part.target), part.args) for setting, part in listed]
@@ -91,7 +93,7 @@ def _codes(parts: Parts, env: Env | None = None) -> list[_Code]:
         top = top_level(target)
         if (spec := find(top, folders)) is not None:
             at = str(spec.origin), ""
-            with suppress(ImportError):  # a compiled module, as posix, has no source
+            with suppress(ImportError):  # a compiled module such as posix has no source
                 source = source_of(top, folders)
                 at = source.folder, source.digest or f"version {source.version}"
             found.append(_Code(setting, f"{target} with {args}" if args else target, *at))
@@ -103,7 +105,7 @@ def _digest(words: Iterable[str]) -> str:
 
 
 def _run_key(run: Path, found: Iterable[_Code]) -> str:
-    """A digest of a run's folder and of the code that it names, without the code's source."""
+    """Return a digest of a run's folder and of its code, except the source of the code."""
     return _digest([str(run.resolve()), *(repr(code[:3]) for code in found)])
 
 

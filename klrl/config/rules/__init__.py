@@ -1,10 +1,9 @@
-"""Rules that check settings against each other, in one file per domain; none imports torch.
+"""Rules that check the settings of a job against each other.
 
-To add a rule, write a function in ``control.py``, ``language.py`` or ``both.py``, where every
-function is a rule: it takes a typed job of its domain, and raises a ConfigError that names setting,
-value and remedy. ``unread.py`` checks the command line: it refuses settings that the job does not
-read, and a loss without its objective's advantage. ``klrl.runs.machine`` and each domain's
-``preflight`` check the machine.
+Each function in ``control.py``, ``language.py`` and ``both.py`` is a rule. It takes a job of its
+domain, and raises a ConfigError that names setting, value and remedy. ``unread.py`` checks the
+command line: it refuses settings that the job does not read, and an objective's loss without its
+advantage. ``klrl.runs.machine`` and each domain's ``preflight`` check the machine.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from klrl.base.errors import ConfigError
 
 
 def rules_of(domain: str) -> list[Callable[[Any], None]]:
-    """The rules of a domain, then those of both domains; the first that fails is reported."""
+    """Return the rules of a domain, then those of both domains."""
     files = [import_module(f"{__name__}.{name}") for name in (domain, "both")]
     found = [(file.__name__, each) for file in files for each in vars(file).values()]
     return [each for file, each in found if isfunction(each) and each.__module__ == file]
 
 
 def refuse_empty(setting: str, path: str | None, remedy: str) -> None:
-    """Refuse an empty path, as from an unset shell variable: it would mean the current folder."""
+    """Refuse an empty path, as from an unset shell variable; it would mean the current folder."""
     if path is not None and not path.strip():
         raise ConfigError(f"{setting}: has no value; {remedy}")

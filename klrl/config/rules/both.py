@@ -1,4 +1,4 @@
-"""Rules of both domains. ``klrl/config/placement.py`` says which KL may be charged where."""
+"""Rules for jobs of both domains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REDUCTIONS = {
         "sequence (sum over a response, mean over responses)",
     ),
 }
-#: domain -> the allowed values of ``controller.unit`` and ``loss.unit``, and the remedy for others
+#: domain -> the allowed values of ``controller.unit`` and ``loss.unit``, remedy for other values
 _UNITS = {
     CONTROL: (("step",), "language only; a frame is a step: choose step"),
     LANGUAGE: (
@@ -44,7 +44,7 @@ _UNITS = {
 
 
 def check_domain_values(c: JobConfig) -> None:
-    """The reduction of a loss and the unit of a target exist in the domain."""
+    """The domain has the reduction of the loss and the unit of a target."""
     for group, name, of in (
         ("loss", "reduction", _REDUCTIONS),
         ("controller", "unit", _UNITS),
@@ -56,7 +56,7 @@ def check_domain_values(c: JobConfig) -> None:
 
 
 def check_lr(c: JobConfig) -> None:
-    """The learning rate must not rise."""
+    """The initial learning rate is above its floor, or with kl_adaptive within its bounds."""
     if c.optim.lr_floor > c.optim.lr and c.optim.rate == "linear":
         raise ConfigError(
             f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
@@ -70,12 +70,12 @@ def check_lr(c: JobConfig) -> None:
 
 
 def check_actor_init(c: JobConfig) -> None:
-    """``actor.init`` is not empty."""
+    """``actor.init`` is not an empty path."""
     refuse_empty("actor.init", c.actor.init, "give a trained run: actor.init=outputs/RUN")
 
 
 def check_beta(c: JobConfig) -> None:
-    """Beta starts inside its bounds; the forward rule has no bounds."""
+    """Beta starts within its bounds, except with the forward rule, which has none."""
     loss = c.loss
     if not isinstance(loss, KLPENConfig):
         return
@@ -107,7 +107,7 @@ def check_kl(c: JobConfig) -> None:
 
 
 def check_kl_apply(c: JobConfig) -> None:
-    """An environment that charges the KL at each step does so in the reward, as reverse KL."""
+    """With ``kl.apply=step``, the reverse KL is charged in the reward."""
     if not isinstance(c.kl, RetrieveKLConfig) or c.kl.apply != "step":
         return
     if c.kl.placement == "loss":
@@ -122,7 +122,7 @@ def check_kl_apply(c: JobConfig) -> None:
 
 
 def check_controller_target(c: JobConfig) -> None:
-    """The divergence can reach the target."""
+    """The target of a Jensen-Shannon divergence is below ln 2, its largest value."""
     controller = c.controller
     if not isinstance(c.kl, RetrieveKLConfig) or c.kl.divergence != "js":
         return
@@ -136,7 +136,7 @@ def check_controller_target(c: JobConfig) -> None:
 
 
 def check_reward_weight(c: JobConfig) -> None:
-    """If the reward has weight 0, a penalty must be charged."""
+    """If the reward has weight 0, a penalty is charged."""
     rises = isinstance(c.controller, ScheduleControllerConfig) and c.controller.end > 0
     charged = isinstance(c.kl, LegacyKLConfig) and (c.kl.coef > 0 or rises)
     if c.advantage.reward_weight == 0 and not charged:
@@ -148,7 +148,7 @@ def check_reward_weight(c: JobConfig) -> None:
 
 
 def check_coef_bounds(c: JobConfig) -> None:
-    """A coefficient that the controller multiplies starts inside its bounds, above 0."""
+    """A coefficient that the controller multiplies starts within its bounds."""
     controller = c.controller
     if not isinstance(c.kl, LegacyKLConfig) or not isinstance(controller, TargetControllerConfig):
         return
@@ -162,7 +162,7 @@ def check_coef_bounds(c: JobConfig) -> None:
 
 
 def check_logger_also(c: JobConfig) -> None:
-    """``logger.also`` lists only other loggers without settings, each once."""
+    """``logger.also`` lists loggers without settings, other than ``logger``, each once."""
     plain = [name for name, each in CHOICES["logger"].items() if each.schema is LoggerConfig]
     fitting = sorted({*plain} - {"none", c.logger.name})
     if sorted(map(str, c.logger.also)) not in ([], *([each] for each in fitting), fitting):
@@ -173,7 +173,7 @@ def check_logger_also(c: JobConfig) -> None:
 
 
 def check_imitation(c: JobConfig) -> None:
-    """Data are learned from by their likelihood or a custom loss, and without a reference."""
+    """A job that imitates data uses loss=nll or a custom loss, and no reference."""
     data, imitates = f"collector={c.collector.name}", c.collector.imitates
     if imitates and c.loss.name not in ("nll", "custom"):
         raise ConfigError(

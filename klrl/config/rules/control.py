@@ -1,16 +1,16 @@
-"""Rules of a control job."""
+"""Rules for control jobs."""
 
 from __future__ import annotations
 
 from klrl.base.errors import ConfigError
 from klrl.config import Config, CustomActorConfig
 
-#: Two layers of this width have 4e9 weights between them.
+#: The largest width of a layer; two such layers have 4e9 weights between them.
 _WIDEST = 65_536
 
 
 def check_minibatches_of_frames(c: Config) -> None:
-    """Minibatches have equally many frames, and at least two if advantages are normalised."""
+    """All minibatches have the same number of frames, at least two if advantages are normalised."""
     batch = c.frames_per_iteration
     if batch % c.learner.minibatches:
         raise ConfigError(
@@ -26,7 +26,7 @@ def check_minibatches_of_frames(c: Config) -> None:
 
 
 def check_window(c: Config) -> None:
-    """No copy opens a window: closing an evaluation's window would end the run."""
+    """Environments open no windows, since closing the window of an evaluation would end the run."""
     if c.env.kwargs.get("render_mode") == "human":
         raise ConfigError(
             "env.kwargs.render_mode=human: training opens no windows; drop it, "
@@ -35,7 +35,7 @@ def check_window(c: Config) -> None:
 
 
 def check_hidden(c: Config) -> None:
-    """Every hidden layer has a width from 1 to ``_WIDEST``."""
+    """There are hidden layers, and each has a width from 1 to ``_WIDEST``."""
     if not c.actor.hidden or not all(1 <= width <= _WIDEST for width in c.actor.hidden):
         raise ConfigError(
             f"actor.hidden={c.actor.hidden}: give widths >= 1 (and <= {_WIDEST}), as in [64,64]"
@@ -43,7 +43,7 @@ def check_hidden(c: Config) -> None:
 
 
 def check_trpo(c: Config) -> None:
-    """With loss=trpo only the natural step changes the policy; Adam trains the critic."""
+    """With loss=trpo, only the natural-gradient step changes the policy; Adam trains the critic."""
     if c.loss.name != "trpo":
         return
     if c.actor.share_trunk:
@@ -63,7 +63,7 @@ def check_trpo(c: Config) -> None:
 
 
 def check_share_trunk(c: Config) -> None:
-    """Custom networks share no trunk."""
+    """Custom networks of policy and critic share no layers."""
     if isinstance(c.actor, CustomActorConfig) and c.actor.share_trunk:
         raise ConfigError(
             "actor.share_trunk=true: networks of your own share nothing; set it to false"

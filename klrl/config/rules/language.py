@@ -1,4 +1,4 @@
-"""Rules of a language job."""
+"""Rules for language jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation"
 
 
 def check_reward(c: LanguageConfig) -> None:
-    """Each reward is named once, and belongs to the task or to the user."""
+    """Each reward is listed once, and is a function of the task or of the user."""
     names = c.env.rewards
     shown = f"[{','.join(map(str, names))}]" if isinstance(c.env.reward, list) else c.env.reward
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -61,7 +61,7 @@ def check_reward_weights(c: LanguageConfig) -> None:
 
 
 def check_data(c: LanguageConfig) -> None:
-    """Data files are named, training data remain, and template arguments are not klrl's own."""
+    """Data files are given, some data remain for training, and no template argument is klrl's."""
     if not isinstance(c.env, TextConfig):
         return
     refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
@@ -75,7 +75,7 @@ def check_data(c: LanguageConfig) -> None:
 
 
 def check_model(c: LanguageConfig) -> None:
-    """A model is named, except for sort_digits, which has a small one."""
+    """``actor.model`` is given; env=sort_digits may do without, since it has a small model."""
     remedy = "give a folder written by save_pretrained, a hub id, or smollm2"
     own = isinstance(c.env, SortDigitsConfig)
     null = ", or null for a small one" if own else ""
@@ -85,7 +85,7 @@ def check_model(c: LanguageConfig) -> None:
 
 
 def check_sort_digits(c: LanguageConfig) -> None:
-    """Lists have valid lengths; klrl's base model gets no shots, since it was trained without."""
+    """Lengths of lists are valid, and klrl's base model gets no worked examples (``env.shots``)."""
     env = c.env
     if not isinstance(env, SortDigitsConfig):
         return
@@ -102,7 +102,7 @@ def check_sort_digits(c: LanguageConfig) -> None:
 
 
 def check_group_size(c: LanguageConfig) -> None:
-    """A group has at least two responses to compare."""
+    """``advantage=group`` has at least two responses per prompt; data have one answer."""
     size = c.collector.group_size
     if isinstance(c.collector, AnswersConfig):
         if size != 1:
@@ -116,7 +116,7 @@ def check_group_size(c: LanguageConfig) -> None:
 
 
 def check_minibatches_of_prompts(c: LanguageConfig) -> None:
-    """Minibatches have equally many prompts."""
+    """All minibatches have the same number of prompts."""
     if c.collector.prompts % c.learner.minibatches:
         raise ConfigError(
             f"learner.minibatches={c.learner.minibatches}: does not divide collector.prompts="
@@ -125,7 +125,7 @@ def check_minibatches_of_prompts(c: LanguageConfig) -> None:
 
 
 def check_shaped(c: LanguageConfig) -> None:
-    """A baseline that divides the KL by the spread needs the KL in the reward."""
+    """A baseline that divides the KL by the scores' spread requires the KL in the reward."""
     if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
         return
     words = f"advantage.baseline={SHAPED}: divides score and KL by the spread of the group, and"
@@ -139,7 +139,7 @@ def check_shaped(c: LanguageConfig) -> None:
 
 
 def check_adapter_off(c: LanguageConfig) -> None:
-    """``reference=adapter_off`` needs a policy with adapters."""
+    """``reference=adapter_off`` requires a policy with adapters."""
     if c.reference.name == "adapter_off" and c.actor.lora.r == 0 and c.has_reference:
         raise ConfigError(
             "reference=adapter_off: actor.lora.r=0 has no adapters to switch off; set "
@@ -148,7 +148,7 @@ def check_adapter_off(c: LanguageConfig) -> None:
 
 
 def check_lora(c: LanguageConfig) -> None:
-    """Adapters have no dropout, which would change the policy, and valid ``target_modules``."""
+    """Adapters have valid ``target_modules``, and no dropout, since it would change the policy."""
     lora = c.actor.lora
     if lora.dropout:
         raise ConfigError(
@@ -164,7 +164,7 @@ def check_lora(c: LanguageConfig) -> None:
 
 
 def check_language_step(c: LanguageConfig) -> None:
-    """``kl.apply=step`` works only with log-probs of sampled tokens, and not in bfloat16."""
+    """With ``kl.apply=step``, the estimator uses sampled tokens, and arithmetic is not bfloat16."""
     if not isinstance(c.kl, LegacyKLConfig) or c.kl.apply != "step":
         return
     if isinstance(c.kl, RetrieveKLConfig) and c.kl.estimator == "exact":

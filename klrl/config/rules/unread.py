@@ -1,6 +1,6 @@
-"""Refuses overrides that a job never reads, and a named loss without its named advantage.
+"""Refuses overrides that a job never reads, and an objective's loss without its advantage.
 
-To declare that a setting is not read, add an entry to ``unread.yaml``.
+To declare that a job does not read a setting, add an entry to ``unread.yaml``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Values = Mapping[str, Sequence[object]]
 
 @dataclass(frozen=True)
 class Unread:
-    """A rule on settings or whole groups; the top of the YAML explains its fields."""
+    """An entry of ``unread.yaml``, whose first lines explain the fields."""
 
     keys: str
     reason: str
@@ -30,13 +30,13 @@ class Unread:
     anyway: object = ...
 
     def applies(self, config: JobConfig) -> bool:
-        """Whether a job never reads the settings ``keys``."""
+        """Return whether a job never reads the settings ``keys``."""
         there = all(_value(config, key) in values for key, values in self.where.items())
         return there and not any(_value(config, key) in of for key, of in self.unless.items())
 
 
 def _value(config: JobConfig, setting: str) -> object:
-    """A setting of a job; ``...``, which no YAML holds, if its choice lacks the setting."""
+    """Return a setting of a job, or ``...`` if the job's choice lacks the setting."""
     try:
         return attrgetter(setting)(config)
     except AttributeError:
@@ -48,12 +48,12 @@ _RULES = {
     part: [entry_of(Unread, _TABLE, entry) for entry in entries]
     for part, entries in read_table(_TABLE, "both", CONTROL, LANGUAGE).items()
 }
-#: domain -> the rules of its jobs
+#: domain -> the entries for its jobs
 UNREAD = {domain: [*_RULES["both"], *_RULES[domain]] for domain in (CONTROL, LANGUAGE)}
 
 
 def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
-    """Refuse an override, given by its key, that the job never reads."""
+    """Refuse overridden keys that the job never reads."""
     given = sorted(overridden)
     for rule in UNREAD[config.domain]:
         for setting in rule.keys.split():
@@ -65,7 +65,7 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
 
 
 def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
-    """Refuse a named objective's loss if its advantage is not used and none was chosen."""
+    """Refuse an objective's loss with a different advantage, unless the user chose an advantage."""
     words = dict(each.partition("=")[::2] for each in overrides)
     name = words.get("loss", "")
     here = c.advantage.baseline if isinstance(c.advantage, GroupConfig) else None

@@ -1,8 +1,8 @@
-"""Declares the choices of a job: settings with type, range, value and comment, and factories.
+"""Declares the choices of a job: their factories, and settings with type, range and default.
 
-``control`` and ``language`` declare the groups of one domain, ``penalty``, ``learning`` and
-``record`` those of both, and ``root`` the settings outside any group.
+``control`` and ``language`` declare groups of one domain; ``penalty``, ``learning`` and ``record``
+declare groups of both. ``root`` declares the settings outside any group.
 
-``--cfg job`` prints the comment of a setting, which follows on the same line or precedes it after
-``#:``. Presets are YAMLs in ``conf/``. OmegaConf reads ``Optional[...]``, but not ``... | None``.
+The comment of a setting stands on the same line, or above it after ``#:``; ``--cfg job`` prints it.
+Presets are YAML files in ``conf/``. OmegaConf reads ``Optional[...]``, but not ``... | None``.
 """

@@ -1,4 +1,4 @@
-"""Declares settings of control: the environment, the network, the rollout."""
+"""Declares settings of control jobs: the environment, the network, the rollout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EnvConfig(ChoiceConfig):
     reward_scale: float = number(1.0, gt=0)  # factor on the shaped reward, for the learner only
     #: true: for the learner only, divide by the running std of the discounted rewards
     normalize_reward: bool = added(field(), False)
-    #: seconds that a step of all copies may take, then the run ends; null = no limit
+    #: seconds that a step of all copies may take before the run ends; null = no limit
     step_timeout: Optional[float] = added(number(gt=0), None)
     #: Gymnasium wrappers of each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
     wrappers: list[Part] = field(
@@ -33,9 +33,9 @@ class EnvConfig(ChoiceConfig):
     )
     #: the keys of a Dict observation to use, as in [image, direction]
     observation_keys: Optional[list[str]] = added(field(), None)
-    #: which actions can be taken: auto (the observation's action_mask), info (info's) or none
+    #: the mask of allowed actions: auto (action_mask in the observation), info (in info) or none
     action_mask: str = added(choice("auto", "info", "none"), "auto")
-    # Set by klrl: the module behind ``id`` -> its source.
+    # Set by klrl: the module in ``id`` -> its source.
     sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
     #: The setting that holds the environment's arguments.
@@ -43,7 +43,7 @@ class EnvConfig(ChoiceConfig):
 
     @property
     def named(self) -> str:
-        """The setting that names the environment, with its value, for errors."""
+        """``env.id`` with its value, for errors."""
         return f"env.id={self.id}"
 
 
@@ -64,16 +64,17 @@ class CustomEnvConfig(OwnPart, EnvConfig):
 
 @registered("actor", "categorical", control="control.actor:categorical_agent")
 class ActorConfig(ChoiceConfig):
-    """A categorical over discrete actions."""
+    """A categorical distribution over discrete actions."""
 
     hidden: list[int] = setting([64, 64])  # widths of the hidden layers, policy and critic alike
     activation: str = choice(*ACTIVATIONS)  # tanh, relu, elu, silu, gelu
     share_trunk: bool = setting(False)  # true: policy and critic share their hidden layers
     init: Optional[str] = None  # a run folder to start from: its weights, critic and normaliser
-    init_which: str = added(choice("last", "best"), "last")  # which of its checkpoints
+    init_which: str = added(choice("last", "best"), "last")  # the checkpoint of that run
 
-    #: The setting that chooses the distribution, and its value that means: by the action space.
+    #: The setting that chooses the distribution.
     distribution_setting: ClassVar[str] = "actor"
+    #: The value of that setting with which the action space determines the distribution.
     fitting: ClassVar[str] = "mlp"
 
     @property
@@ -120,7 +121,7 @@ class CNNActorConfig(GaussianActorConfig):
     #: nature (Mnih et al. 2015, at least 36 x 36) or impala (Espeholt et al. 2018, small; any size)
     arch: str = choice("nature", "impala")
     scale: float = number(255.0, gt=0)  # pixels are divided by this, their largest value
-    #: widths of the layers after the CNN; with several keys the first is each encoder's output, too
+    #: widths of the layers after the CNN; with several keys, each encoder's output has the first
     hidden: list[int] = setting([512])
     activation: str = choice(*ACTIVATIONS, value="relu")  # of the hidden layers
     share_trunk: bool = setting(
@@ -131,13 +132,13 @@ class CNNActorConfig(GaussianActorConfig):
 @registered("collector", "torchrl", "TorchRL's Collector", control="control.rollout:TorchRLRollout")
 @registered("collector", "vector", control="control.vector:VectorRollout")
 class CollectorConfig(ChoiceConfig):
-    """A native loop over the batched environment, in this process; the batch is TorchRL's."""
+    """A native loop over the batched environment, in this process; batches in TorchRL's format."""
 
     steps: int = number(128, ge=1)  # steps of each copy per rollout
 
-    #: Whether it reads actions of another policy, and how long it does without a better likelihood.
+    #: Whether the batches contain recorded actions of another policy.
     imitates: ClassVar[bool] = False
-    patience: ClassVar[Optional[int]] = None
+    patience: ClassVar[Optional[int]] = None  # a setting of the choices that imitate
 
 
 @registered("collector", "demonstrations", control="control.demonstrations:Demonstrations")
@@ -145,10 +146,10 @@ class DemonstrationsConfig(CollectorConfig):
     """Frames of another policy, from a folder in TorchRL's format; part of experiment=clone."""
 
     data: str = MISSING  # a folder that klrl record, TensorDict.memmap or ReplayBuffer.dumps wrote
-    steps: int = number(32, ge=1)  # consecutive frames in a piece; env.num_envs of them per rollout
-    #: share of the episodes that are not learned from; their likelihood chooses the best checkpoint
+    steps: int = number(32, ge=1)  # consecutive frames in a piece; env.num_envs pieces per rollout
+    #: share of episodes held out from training; their likelihood determines the best checkpoint
     held_out: float = number(0.1, ge=0, le=0.9)
-    #: the run ends after so many rollouts without a better likelihood of these; null = never
+    #: the run ends after so many rollouts without a better held-out likelihood; null = never
     patience: Optional[int] = number(50, ge=1)  # type: ignore[misc]
 
     imitates = True

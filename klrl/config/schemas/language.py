@@ -1,4 +1,4 @@
-"""Declares settings of language: the task, the model, the sampler."""
+"""Declares settings of language jobs: the task, the model, the sampler."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class LanguageEnvConfig(ChoiceConfig):
     """Prompts and reward functions; a response is an episode of one step."""
 
     reward: Words = MISSING
-    reward_weights: Optional[list[float]] = added(field(), None)  # of a list; null = 1 each
-    # Python can wait for a thread 9.2e9 seconds at most.
+    reward_weights: Optional[list[float]] = added(field(), None)  # of listed rewards; null = 1 each
+    # At most 1e9, since Python waits for a thread at most 9.2e9 seconds.
     #: seconds that a call of the reward function may take; null = no limit
     reward_timeout: Optional[float] = number(None, gt=0, le=1e9)
-    # Set by klrl: the module behind ``reward`` -> its source.
+    # Set by klrl: the module in ``reward`` -> its source.
     sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
-    #: The rewards that belong to the task.
+    #: The names of the task's own rewards.
     own_rewards: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -64,9 +64,9 @@ class TextConfig(LanguageEnvConfig):
     #: JSON lines, a JSON list, parquet or a folder; rows have prompt or messages, and your fields
     data: str = MISSING
     split: str = added(field(), "train")  # of a folder with files like train-0.parquet
-    eval_data: Optional[str] = None  # other data for evaluation; null = the same
-    eval_split: Optional[str] = added(field(), None)  # its split, as test; null = the same
-    #: share of the prompts that is held out for evaluation where no other data is named
+    eval_data: Optional[str] = None  # data for evaluation; null = env.data
+    eval_split: Optional[str] = added(field(), None)  # their split, as test; null = env.split
+    #: share of the prompts held out for evaluation, if eval_data and eval_split are null
     eval_share: float = added(number(ge=0), 0.0)
     #: arguments of the chat template, as in env.template_kwargs.enable_thinking=false
     template_kwargs: Values = field(default_factory=dict, metadata={"added": {}})
@@ -80,7 +80,7 @@ class TextConfig(LanguageEnvConfig):
 
 @dataclass
 class LoraConfig(Settings):
-    """Low-rank adapters in place of the weights; r = 0 trains the weights."""
+    """Low-rank adapters, trained instead of the weights; r = 0 trains the weights."""
 
     r: int = number(0, ge=0)  # rank of the adapters; 0 = no adapters, all weights are trained
     alpha: float = number(16.0, gt=0)  # the adapters' update is scaled by alpha / r
@@ -102,7 +102,7 @@ class CausalLMConfig(ChoiceConfig):
     gradient_checkpointing: bool = setting(False)
     lora: LoraConfig = field(default_factory=LoraConfig)
     init: Optional[str] = None  # a run to start from: its weights or adapters, and its value head
-    init_which: str = added(choice("last", "best"), "last")  # which of its checkpoints
+    init_which: str = added(choice("last", "best"), "last")  # the checkpoint of that run
 
 
 @registered(
@@ -115,15 +115,15 @@ class SamplerConfig(ChoiceConfig):
     """Responses sampled from a language model with a KV cache."""
 
     prompts: int = number(32, ge=1)  # prompts per rollout
-    group_size: int = number(8, ge=1)  # responses to each
+    group_size: int = number(8, ge=1)  # responses to each prompt
     max_new_tokens: int = number(16, ge=1)  # a longer response is cut off, and flagged
     temperature: float = number(1.0, gt=0)  # of softmax(logits / temperature), for scoring too
     samples_every: int = number(5, ge=0)  # iterations between entries in samples.jsonl; 0 = never
     samples_count: int = number(4, ge=1)  # responses per entry
 
-    #: Whether it reads answers of another policy, and how long it does without a better likelihood.
+    #: Whether the batches contain answers from data instead of sampled responses.
     imitates: ClassVar[bool] = False
-    patience: ClassVar[Optional[int]] = None
+    patience: ClassVar[Optional[int]] = None  # a setting of the choices that imitate
 
 
 @registered(

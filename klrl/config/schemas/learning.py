@@ -33,7 +33,8 @@ class CustomAdvantageConfig(OwnPart, AdvantageConfig):
 class GroupConfig(ChoiceConfig):
     """The score relative to the other responses to the prompt; then the KL is subtracted."""
 
-    #: (s - mean) / std; ..._shaped: KL / std too; mean: s - mean; leave_one_out: s - others' mean
+    #: normalized: (score - mean) / std; normalized_shaped: KL / std, too; mean: score - mean;
+    #: leave_one_out: score - mean of the others
     baseline: str = choice(*BASELINES, declared_in="klrl/config/objectives.py")
     #: factor on the baselined score, not on the penalty; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
@@ -44,13 +45,13 @@ class LossConfig(ChoiceConfig):
     """The settings that all policy losses share."""
 
     entropy_bonus: bool = setting(True)  # subtract entropy_coeff * entropy from the loss
-    entropy_coeff: float = number(0.0, ge=0)  # weight of the entropy (documented default 0.01)
+    entropy_coeff: float = number(0.0, ge=0)  # weight of the entropy (TorchRL's default 0.01)
     samples_mc_entropy: int = number(1, ge=1)  # for an entropy without closed form (tanh_normal)
-    critic_coeff: float = number(0.5, ge=0)  # weight of the critic's loss (documented default 1.0)
-    loss_critic_type: str = choice("l1", "l2", "smooth_l1", value="l2")  # documented: smooth_l1
+    critic_coeff: float = number(0.5, ge=0)  # weight of the critic's loss (TorchRL's default 1.0)
+    loss_critic_type: str = choice("l1", "l2", "smooth_l1", value="l2")  # TorchRL's: smooth_l1
     #: a number: bound on the change of a state's value from its value in the rollout
     clip_value: Optional[float] = number(None, gt=0)
-    normalize_advantage: bool = setting(True)  # in each minibatch (documented default false)
+    normalize_advantage: bool = setting(True)  # in each minibatch (TorchRL's default false)
     separate_losses: bool = setting(False)  # true: the critic's loss does not reach a shared trunk
     #: mean, sum; language: token (mean over all), response (mean of means), sequence (mean of sums)
     reduction: str = choice("mean", "sum", "token", "response", "sequence")
@@ -70,16 +71,17 @@ class KLPENConfig(LossConfig):
     """PPO with a penalty beta * KL(old||new); beta follows a rule, once per iteration."""
 
     dtarg: float = number(0.01, gt=0)  # target of KL(old||new) after an iteration, nats per unit
-    #: a number: dtarg falls (or rises) linearly to it over the frames
+    #: a number: dtarg changes linearly to it over the frames
     dtarg_end: Optional[float] = added(number(gt=0), None)
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
-    #: state; action: dtarg is per dimension of an action (1 of a categorical, else its heads)
+    #: state, or action: dtarg is per dimension of an action; a categorical head is one dimension
     dtarg_per: str = added(choice("state", "action"), "state")
     beta: float = number(1.0, ge=0)  # coefficient of KL(old||new) to start from
     increment: float = number(2.0, ge=1)  # factor on beta when KL > 1.5 dtarg; >= 1
     decrement: float = number(0.5, gt=0, le=1)  # factor on beta when KL < dtarg / 1.5; <= 1
-    #: doubling (documented), proportional, forward (TorchRL's, each minibatch) or custom
+    #: doubling (TorchRL's documented rule), proportional, forward (TorchRL's code, which changes
+    #: beta in each minibatch) or custom
     beta_rule: str = choice("doubling", "proportional", "forward", "custom")
     gain: float = number(0.5, gt=0)  # proportional: beta *= (KL / dtarg)^gain, within 1/4 .. 4
     #: none; back: shorten steps above 1.5 dtarg; both: lengthen those below dtarg / 1.5 too
@@ -88,7 +90,7 @@ class KLPENConfig(LossConfig):
     beta_min: float = number(1e-4, gt=0)  # beta never falls below
     beta_max: float = number(1e4, gt=0)  # beta never rises above
     kl_old: str = choice("exact", "sampled")  # exact (closed form) or sampled (to compare)
-    samples_mc_kl: int = number(1, ge=1)  # samples of that estimate
+    samples_mc_kl: int = number(1, ge=1)  # samples per state of kl_old=sampled
     own_beta_rule: Part = own_part()  # beta_rule=custom: own_beta_rule.target=package.module:Name
 
 
@@ -97,7 +99,8 @@ class ClipConfig(LossConfig):
     """PPO with a clipped probability ratio."""
 
     clip_epsilon: float = number(0.2, gt=0)  # the ratio is clipped to 1 +- clip_epsilon
-    clip_epsilon_high: Optional[float] = added(number(gt=0), None)  # above: 1 + this (DAPO: 0.28)
+    #: a number: the upper limit of the ratio is 1 + clip_epsilon_high (DAPO: 0.28)
+    clip_epsilon_high: Optional[float] = added(number(gt=0), None)
     #: a number: stop the epochs once the batch's KL(old||new), nats per unit, exceeds 1.5 times it
     target_kl: Optional[float] = number(None, gt=0)
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
@@ -109,11 +112,11 @@ class TRPOConfig(LossConfig):
     """TRPO: one natural-gradient step of the policy per iteration, scaled to KL(old||new)."""
 
     dtarg: float = number(0.01, gt=0)  # KL(old||new) of each iteration, nats per step
-    #: a number: dtarg falls (or rises) linearly to it over the frames
+    #: a number: dtarg changes linearly to it over the frames
     dtarg_end: Optional[float] = number(None, gt=0)
-    #: state; action: dtarg is per dimension of an action (1 of a categorical, else its heads)
+    #: state, or action: dtarg is per dimension of an action; a categorical head is one dimension
     dtarg_per: str = choice("state", "action")
-    cg_steps: int = number(15, ge=1)  # of conjugate gradients, each a pass over the rollout
+    cg_steps: int = number(15, ge=1)  # steps of conjugate gradients, each a pass over the rollout
     damping: float = number(0.1, ge=0)  # added to the Fisher matrix's diagonal
 
 
@@ -137,10 +140,10 @@ class LearnerConfig(ChoiceConfig):
     minibatches: int = number(16, ge=1)  # per pass; divides env.num_envs * collector.steps
     #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot
     compile: Switch = choice("auto", "false", "jit", "aot")
-    #: language, and control's actor=cnn: float32, mixed (arithmetic in bfloat16), or null: float32,
-    #: and mixed for actor.dtype=bfloat16
+    #: language, and control with actor=cnn: float32, or mixed (arithmetic in bfloat16); null: mixed
+    #: for actor.dtype=bfloat16 without LoRA, else float32
     dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)
-    #: language: most prompts, with their groups, in one pass; null = a whole minibatch
+    #: language: largest number of prompts, with their groups, in a pass; null = a whole minibatch
     micro_batch: Optional[int] = added(number(ge=1), None)
 
 
@@ -149,20 +152,20 @@ class OptimConfig(ChoiceConfig):
     """Gradient clipping, Adam, learning rate annealed to a floor."""
 
     lr: float = number(3e-4, gt=0)  # learning rate at the start
-    lr_floor: float = number(0.0, ge=0)  # at the end; it falls linearly over the frames
+    lr_floor: float = number(0.0, ge=0)  # learning rate at the end, with rate=linear
     #: linear: from lr to lr_floor; kl_adaptive (rsl_rl): after a minibatch, lr / 1.5 if its
-    #: KL(old||new) > 2 kl_target, lr * 1.5 if < kl_target / 2, within lr_min .. lr_max; in
-    #: .30 to .63 of iterations it is within a factor 1.5 of kl_target, loss=klpen_held in .97
+    #: KL(old||new) > 2 kl_target, lr * 1.5 if < kl_target / 2, within lr_min .. lr_max. Share of
+    #: iterations with KL(old||new) within a factor 1.5 of kl_target: .30 to .63; klpen_held: .97
     rate: str = added(choice("linear", "kl_adaptive"), "linear")
-    kl_target: float = added(number(gt=0), 0.01)  # nats per step, or token
+    kl_target: float = added(number(gt=0), 0.01)  # of a kl_adaptive rate, nats per step or token
     lr_min: float = added(number(gt=0), 1e-5)  # lower bound of a kl_adaptive rate
-    lr_max: float = added(number(gt=0), 1e-2)  # upper bound
+    lr_max: float = added(number(gt=0), 1e-2)  # upper bound of a kl_adaptive rate
     eps: float = number(1e-5, gt=0)  # Adam's epsilon
     max_grad_norm: float = number(0.5, gt=0)  # the gradient is scaled down to this Euclidean norm
 
 
 @registered("optim", "adamw", control="control.step:adamw", language="language.run.update:adamw")
 class AdamWConfig(OptimConfig):
-    """As adam, with decoupled weight decay."""
+    """Adam with decoupled weight decay."""
 
     weight_decay: float = number(0.01, ge=0)  # decoupled weight decay

@@ -1,4 +1,4 @@
-"""Declares settings of both domains: pi_ref, the penalty, the controller of kl.coef."""
+"""Declares settings of both domains: the reference, the KL penalty, the controller of kl.coef."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheckpointReferenceConfig(ReferenceConfig):
     """The policy of another run, as in reference=checkpoint reference.path=outputs/NAME."""
 
     path: str = MISSING  # the run folder
-    which: str = choice("last", "best")  # last or best: which of its checkpoints
+    which: str = choice("last", "best")  # the checkpoint: last or best
 
 
 @registered("reference", "model", language="kl.reference:OtherPolicyReference")
@@ -44,26 +44,26 @@ class CustomReferenceConfig(OwnPart, ReferenceConfig):
 
 @registered("reference", "ema", both="kl.reference:EMAReference")
 class EMAReferenceConfig(ReferenceConfig):
-    """A moving average of the policy: the anchor follows, slowly."""
+    """An exponential moving average of the policy."""
 
     decay: float = number(0.99, ge=0, le=1)  # share of the old reference that stays, per iteration
 
 
 @registered("reference", "periodic", both="kl.reference:PeriodicReference")
 class PeriodicReferenceConfig(ReferenceConfig):
-    """The policy as of the last reset: the anchor jumps."""
+    """A copy of the policy, renewed at intervals."""
 
     every: int = number(10, ge=1)  # iterations between two resets
 
 
 @registered("kl", "none", control="control.kl:no_kl", language="language.run.kl:no_kl")
 class KLConfig(ChoiceConfig):
-    """No reference: nothing measured, nothing charged."""
+    """No reference, so no KL is measured or charged."""
 
 
 @registered("kl", "legacy", control="control.kl:legacy", language="language.run.kl:legacy")
 class LegacyKLConfig(KLConfig):
-    """One transform: the sampled log-ratio (k1) charged to the reward, nothing else."""
+    """One transform, which charges the sampled log-ratio (k1) to the reward."""
 
     coef: float = number(0.1, ge=0)  # reward per nat of KL(policy||reference); 0 still measures
     #: rollout: once, on the batch; step: in the environment (language: TorchRL's ChatEnv, slow)
@@ -72,7 +72,7 @@ class LegacyKLConfig(KLConfig):
 
 @registered("kl", "retrieve", control="control.kl:retrieve", language="language.run.kl:retrieve")
 class RetrieveKLConfig(LegacyKLConfig):
-    """Log-probs of policy and reference retrieved, then the KL computed and charged."""
+    """Three transforms: log-probs of the policy, those of the reference, and the KL."""
 
     #: k1, k2, k3 (sampled), exact, or custom: own_estimator; in the reward only k1 is unbiased
     estimator: str = choice(*ESTIMATORS, OWN, declared_in="klrl/config/placement.py")
@@ -91,21 +91,21 @@ class RetrieveKLConfig(LegacyKLConfig):
 
 @registered("controller", "fixed", both="kl.controllers:FixedKLController")
 class ControllerConfig(ChoiceConfig):
-    """kl.coef stays as it is."""
+    """Keeps kl.coef constant."""
 
 
 @registered("controller", "schedule", both="kl.controllers:ScheduledKLController")
 class ScheduleControllerConfig(ControllerConfig):
-    """kl.coef changes to another value over the frames."""
+    """Changes kl.coef to a second value over the frames."""
 
     shape: str = choice("linear", "cosine")  # linear or cosine
     end: float = number(0.0, ge=0)  # coefficient at the end
-    frames: Whole = number(None, gt=0, whole=True)  # frames until then; null = the whole run
+    frames: Whole = number(None, gt=0, whole=True)  # frames of the change; null = the whole run
 
 
 @dataclass
 class TargetControllerConfig(ControllerConfig):
-    """kl.coef is multiplied towards a target KL, within bounds."""
+    """Multiplies kl.coef so that the KL approaches a target."""
 
     target: float = number(0.1, gt=0)  # of KL(policy||reference), nats per unit
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
@@ -116,7 +116,7 @@ class TargetControllerConfig(ControllerConfig):
 
 @registered("controller", "adaptive", both="kl.controllers:AdaptiveKLController")
 class AdaptiveControllerConfig(TargetControllerConfig):
-    """kl.coef is multiplied so that KL(policy||reference) meets a target (Ziegler et al. 2019)."""
+    """Multiplies kl.coef so that KL(policy||reference) meets a target (Ziegler et al. 2019)."""
 
     #: frames in which kl.coef may change by a fifth; null: ten rollouts
     horizon: Optional[float] = number(None, gt=0)
@@ -124,17 +124,17 @@ class AdaptiveControllerConfig(TargetControllerConfig):
 
 @registered("controller", "dual", both="kl.controllers:DualKLController")
 class DualControllerConfig(TargetControllerConfig):
-    """Log kl.coef ascends on the constraint KL(policy||reference) <= target."""
+    """Dual ascent in log kl.coef on the constraint KL(policy||reference) <= target."""
 
     lr: float = number(0.1, gt=0)  # ln coef += lr * (KL / target - 1), per iteration
 
 
 @registered("controller", "held", both="kl.controllers:HeldKLController")
 class HeldControllerConfig(TargetControllerConfig):
-    """kl.coef follows KL(policy||reference) / target - 1 by two gains, lower if the KL swings."""
+    """PI control of log kl.coef towards a target KL; the gains fall if the KL oscillates."""
 
     integral: float = number(0.2, ge=0)  # ln coef += integral * (KL / target - 1), per iteration
-    proportional: float = number(2.0, ge=0)  # the same gain on the change of KL / target - 1
+    proportional: float = number(2.0, ge=0)  # ln coef += proportional * change of KL / target - 1
     limit: float = number(1.0, gt=0)  # KL / target - 1 is clipped to -limit .. limit
 
 

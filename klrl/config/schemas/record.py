@@ -1,4 +1,4 @@
-"""Declares settings of both domains: logger, evaluations, checkpoints."""
+"""Declares settings of both domains: the logger, evaluations, checkpoints."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ALL = ("*",)
     remedy="pip install 'klrl[tensorboard]', or choose logger=none",
 )
 class LoggerConfig(ChoiceConfig):
-    """``metrics.jsonl``, and what needs no settings: ``tensorboard``."""
+    """A logger without settings; every run also writes ``metrics.jsonl``."""
 
-    #: loggers in addition to it: tensorboard
+    #: further loggers: tensorboard
     also: list[str] = field(default_factory=list, metadata={"added": []})
 
 
@@ -38,7 +38,7 @@ class LoggerConfig(ChoiceConfig):
     remedy="pip install wandb, or choose logger=none",
 )
 class WandbConfig(LoggerConfig):
-    """Wandb in addition to metrics.jsonl; offline unless a key is found."""
+    """Wandb, in addition to metrics.jsonl; offline unless a key is found."""
 
     #: auto (WANDB_MODE, else online with a key, else offline), offline or online
     mode: str = choice("auto", "offline", "online")
@@ -56,15 +56,13 @@ class CustomLoggerConfig(OwnPart, LoggerConfig):
 class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
-    #: iterations between evaluations, at any cost; 0 = none; null: see evaluations
+    #: iterations between evaluations, whatever they cost; 0 = none; null: see evaluations
     every: Optional[int] = number(ge=0)
-    episodes: int = number(ge=1)  # of an evaluation during the run; language: responses
-    #: most evaluations in a run: the first before the first update, the last after the last one;
-    #: 0 = none
+    episodes: int = number(ge=1)  # episodes (responses) of an evaluation during the run
+    #: most evaluations in a run, from before the first update to after the last; 0 = none
     evaluations: int = added(number(ge=0), 10)
     steps: int = added(number(ge=1), 10_000)  # most steps of one evaluation during the run
-    #: environment steps of these evaluations / those of training; 1 takes less than 10 % of the
-    #: training's time
+    #: all these evaluations take at most this share of the training's environment steps
     share: float = added(number(gt=0), 1.0)
     #: episodes after the last iteration, from other start states; 0 = none
     final: int = added(number(ge=0), 0)
@@ -79,7 +77,7 @@ class EvalConfig(Settings):
 
 @dataclass
 class CheckpointConfig(Settings):
-    """How often a checkpoint is written."""
+    """The frequency of checkpoints."""
 
     #: iterations between checkpoints; the last iteration always writes one
     every: int = number(ge=1)

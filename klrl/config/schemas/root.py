@@ -1,4 +1,4 @@
-"""Declares the settings outside any group, and the root of a job's config."""
+"""Declares the settings outside any group, and the root schema of a job's config."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from klrl.config.types import Group, Whole
 class Ungrouped:
     """The settings outside any group."""
 
-    #: environment steps to train for, all copies counted; the last rollout is whole
+    #: environment steps of training, summed over all copies; the last rollout is whole
     frames: Whole = number(gt=0, whole=True, optional=False)
     #: seeds parameters, actions, minibatches, environments, and the global generators of Python
     #: and numpy
@@ -25,14 +25,14 @@ class Ungrouped:
     #: auto (cuda where there is one), cpu, cuda, or one of several: cuda:1
     device: str = MISSING
     threads: int = number(ge=1, le=4096)  # CPU threads of torch; small networks are fastest with 1
-    #: of experiment=clone a folder of demonstrations, of experiment=sft rows with answers
+    #: experiment=clone: a folder of demonstrations; experiment=sft: rows with answers
     data: Optional[str] = None
-    resume: Optional[str] = None  # a run folder to go on with, as in resume=outputs/NAME
+    resume: Optional[str] = None  # the folder of a run to continue, as in resume=outputs/NAME
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
-#: The ungrouped settings, and a field for each group, which takes the schema of its choice.
+#: The ungrouped settings, and a field for each group; its value is an instance of a schema.
 RootConfig = make_dataclass(
     "RootConfig", [(group, Group, None) for group in GROUPS], bases=(Ungrouped,)
 )
