@@ -124,7 +124,7 @@ def prepare(
     example: Sequence[Tensor],
     say: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
-    """Make the step in the mode that :func:`choose` returns; an eager step if that fails.
+    """Make the step in the mode that :func:`choose` returns, or an eager step if that fails.
 
     ``example``: a step's arguments (flat, exp_avg, exp_avg_sq, count, rows, coefficients); later
     arguments must have the same layout.

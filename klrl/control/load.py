@@ -54,7 +54,7 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
 
 
 def trained_reference(run: Path, which: str, device: str) -> Agent:
-    """Load a checkpoint's reference, frozen, as the policy of an agent with an untrained critic."""
+    """Load a checkpoint's reference, frozen, as an agent's policy; the critic is untrained."""
     agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
     if isinstance(part := control_config(run).reference, CustomReferenceConfig):
         from klrl.control.own_reference import own_reference
