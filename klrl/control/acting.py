@@ -25,9 +25,10 @@ from klrl.control.distributions import (
 from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
-#: With fewer parameters, an MLP on a GPU acts in numpy. For 8 environments, numpy takes 41 us a
-#: step with 67,000 parameters and 66 us with 125,000 (one EPYC core). By published latencies, a GPU
-#: takes 35 to 50 us at any size: two memory copies of 10 us and three launches of 5 to 10 us.
+#: An MLP with fewer parameters acts in numpy even if the device is a GPU. For 8 environments, numpy
+#: takes 41 us a step with 67,000 parameters and 66 us with 125,000 (one EPYC core). From published
+#: latencies, a GPU takes 35 to 50 us for any MLP: two memory copies of 10 us each, and three kernel
+#: launches of 5 to 10 us each.
 LARGE = 75_000
 
 
@@ -38,7 +39,7 @@ class Acting(Protocol):
         """Draw noise for ``steps`` steps; actions are deterministic until the first call."""
 
     def sample(self, step: int, observation: Array) -> Array:
-        """Sample [N, A] or [N] at observations [N, D], with the noise of ``step``."""
+        """Return samples [N, A] or [N] for observations [N, D], with the noise of ``step``."""
 
     def action(self, sample: Array) -> Array:
         """Convert a sample to the action."""
@@ -78,7 +79,7 @@ def runs_in_numpy(net: PolicyNet) -> bool:
 
 
 class NumpyActing:
-    """An MLP policy in numpy; its arrays are views of CPU parameters, or copies of a GPU's."""
+    """An MLP policy in numpy; it reads parameters on a CPU in place, and copies those on a GPU."""
 
     def __init__(self, net: PolicyNet, family: Family) -> None:
         self._net, self._family = net, family
@@ -144,7 +145,7 @@ class NumpyActing:
 
 
 def arrays_of(tensors: Sequence[Tensor], *, copied: bool) -> list[Array]:
-    """Convert tensors of one dtype and device to arrays: views, or slices of one copy."""
+    """Convert tensors of one dtype and device to arrays: views, or parts of one flat copy."""
     tensors = [tensor.detach() for tensor in tensors]
     if copied:
         flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()

@@ -1,4 +1,4 @@
-"""The supported action spaces, and the conversion of policies' actions to them. Imports no torch.
+"""The supported action spaces, and the conversion of the policy's actions. Imports no torch.
 
 A policy's action is a number (Discrete) or a flat vector. The environment gets the action in the
 shape, dtype and range of its space.
@@ -52,7 +52,7 @@ def require_served(setting: str, space: Space) -> None:
 
 
 def kind_of(space: Space) -> object:
-    """Describe a space for comparison: number of actions, one number per choice, or shape."""
+    """Return the number of actions, one number per choice, or the shape, to compare two spaces."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -72,14 +72,14 @@ def joint_actions(space: Space) -> int | None:
 def conversion(space: Space) -> Convert | None:
     """Return a function that reshapes, shifts or casts the policy's actions to fit a space.
 
-    None if the actions fit already: a Discrete space that starts at 0, or a one-dimensional Box.
+    Return None if the actions fit already: for a Discrete that starts at 0, or a 1-D Box.
     """
     shape, dtype = space.shape or (), space.dtype
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return None if start == 0 else lambda action: action + start
     if isinstance(space, spaces.Box):
-        # A list, since iterating over an array [N] would give numbers, not arrays of shape ().
+        # A list: iterating over an array [N] gives numbers, but a Box of shape () needs arrays.
         return None if len(shape) == 1 else lambda action: [x.reshape(shape) for x in action]
     first = space.start if isinstance(space, spaces.MultiDiscrete) else 0
     return lambda action: [(x.reshape(shape) + first).astype(dtype) for x in action]

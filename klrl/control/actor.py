@@ -56,7 +56,7 @@ class Agent:
     actor: ProbabilisticTensorDictSequential
     critic: TensorDictModule  # observation -> ``state_value`` [..., 1]
     family: Family
-    normalizer: ObservationNormalizer | None  # shared by both networks; None: not normalised
+    normalizer: ObservationNormalizer | None  # shared by both networks; None without normalisation
     layout: Layout | None = None  # None if an observation is a plain vector
 
     @property
@@ -87,7 +87,7 @@ class Agent:
 
 
 class PreTanhSampler(ProbabilisticTensorDictModule):
-    """Sampler of TanhNormals; it also stores the value before tanh, to compute log-probs.
+    """Sampler of a TanhNormal; it also stores the value before tanh, to compute log-probs.
 
     It writes ``action``, ``pre_tanh`` and ``action_log_prob``. :meth:`log_prob` reads ``pre_tanh``;
     for a batch without ``pre_tanh`` it uses TorchRL's inverse of tanh.
@@ -121,7 +121,7 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
             random = exploration_type() in (None, ExplorationType.RANDOM)
             u = dist.base_dist.sample() if random else dist.base_dist.mean
             out.set("pre_tanh", u)
-            # Rounding may put the action on a bound, which is outside the distribution's support.
+            # Log-probs need u: rounding may put the action on a bound, outside the support.
             out.set("action", dist.transforms[0](u))
         params = {key: tensordict.get(key) for key in self.family.param_keys}
         out.set("action_log_prob", self.family.log_prob(params, out.get("pre_tanh")))
@@ -178,8 +178,8 @@ def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
 
 
 def _logits_of(spec: TensorSpec) -> tuple[Family, int] | None:
-    """Return the distribution of discrete actions and its number of logits; None if continuous."""
-    if isinstance(spec, Binary):  # before Categorical, its base class
+    """Return family and number of logits for discrete actions; None for continuous actions."""
+    if isinstance(spec, Binary):  # must precede Categorical, its base class
         bits = spec.shape[-1]
         return Bernoulli(bits), bits
     if isinstance(spec, MultiCategoricalSpec):

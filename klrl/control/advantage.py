@@ -70,7 +70,7 @@ def learned_reward(
         batch: a rollout; its recorded rewards are not changed.
         config: the settings of the advantage; only ``reward_weight`` is read.
         reward_scale: factor on the weighted reward.
-        normalizer: gives a second factor, and changes at each call; so call once per rollout.
+        normalizer: gives a second factor; each call updates it, so call once per rollout.
     """
     after = batch.get("next")
     charged = after.get("reward")
@@ -104,7 +104,7 @@ class OwnAdvantage:
     """Wrapper of the user's function that writes the advantages of a rollout."""
 
     part: Any  # saved in checkpoints if it has state_dict and load_state_dict
-    unsaved: bool  # whether it has state that no checkpoint saves
+    unsaved: bool  # whether ``part`` has state that no checkpoint saves
 
     @torch.no_grad()
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
@@ -160,7 +160,7 @@ def _made_up(critic: TensorDictModule) -> TensorDict:
 def _values_after(
     batch: TensorDictBase, value: Tensor, value_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """V(s_{t+1}) [N, T, 1]: the next ``value``; ``value_of`` where an episode or rollout ends."""
+    """Return V(s_{t+1}) [N, T, 1]; call ``value_of`` only where an episode or the rollout ends."""
     ends = batch.get(("next", "done"))[..., 0].clone()
     ends[:, -1] = True
     after = value.roll(-1, dims=1)
@@ -169,7 +169,7 @@ def _values_after(
 
 
 def discounted(delta: Tensor, decay: Tensor) -> Tensor:
-    """A_t = delta_t + decay_t A_{t+1}, backwards over T; [N, T, 1], on any device.
+    """Compute A_t = delta_t + decay_t A_{t+1} backwards over T; tensors are [N, T, 1].
 
     The loop uses Python floats: 0.1 us per entry, while a single tensor operation takes 2 us.
     """
@@ -188,12 +188,12 @@ _EPSILON = 1e-8
 
 
 class RewardNormalizer:
-    """Running factor 1 / std(G) on rewards; G_t = r_t + gamma G_{t-1} sums past rewards r.
+    """Running factor 1 / std(G) for rewards r, with the discounted sum G_t = r_t + gamma G_{t-1}.
 
     ``gymnasium.wrappers.vector.NormalizeReward`` (Engstrom et al. 2020, "reward scaling") differs
-    in two ways: its factor changes within a rollout, and its G continues after a truncated episode.
-    Here a rollout first enters the statistics; then all its frames get the same factor, so that an
-    advantage sums rewards of one unit. The mean is not subtracted.
+    in two ways: its factor changes within a rollout, and with Gymnasium's default autoreset its G
+    continues after a truncated episode. Here a rollout is first added to the statistics; then all
+    its rewards get the same factor, so that an advantage sums rewards of one scale.
     """
 
     def __init__(self, gamma: float) -> None:
@@ -205,7 +205,7 @@ class RewardNormalizer:
     def update(self, reward: Tensor, done: Tensor) -> float:
         """Add a rollout's rewards and ends of episodes [N, T, 1]; return the rollout's factor.
 
-        Row n must continue row n of the rollout before.
+        Row n must continue row n of the previous rollout.
         """
         rows = reward[..., 0].tolist()
         if len(self._sums) != len(rows):  # the first rollout, or new episodes
@@ -245,6 +245,6 @@ class RewardNormalizer:
 
 
 def _discounted(rewards: list[float], decays: list[float], before: float) -> list[float]:
-    """G_t = r_t + decay_{t-1} G_{t-1} [T] of one copy; ``before`` is decay * G before t = 0."""
+    """Compute G_t = r_t + decay_{t-1} G_{t-1} of one copy, [T]; ``before`` is decay_{-1} G_{-1}."""
     pairs = zip(rewards[1:], decays, strict=False)
     return list(accumulate(pairs, lambda g, x: x[0] + x[1] * g, initial=rewards[0] + before))

@@ -51,10 +51,10 @@ def require_picture(picture: object) -> np.ndarray:
 
 
 def require_number(reward: object) -> float:
-    """Convert a reward, a real number or an array of one number, to a float.
+    """Convert a reward to a float; it must be a real number or an array of one.
 
     Raises:
-        Misfit: ``reward`` is not a number.
+        Misfit: ``reward`` is anything else.
     """
     array = _array("reward", reward)
     if array.size != 1:
@@ -63,7 +63,7 @@ def require_number(reward: object) -> float:
 
 
 def require_flag(name: str, flag: object) -> bool:
-    """Convert ``terminated`` or ``truncated``, which must be a bool, 0 or 1, to a bool.
+    """Convert ``terminated`` or ``truncated`` to a bool; the flag must be a bool, 0 or 1.
 
     Raises:
         Misfit: ``flag`` is anything else.
@@ -75,7 +75,7 @@ def require_flag(name: str, flag: object) -> bool:
 
 
 def fault(error: Exception) -> str:
-    """Describe an environment's error in one line; for an exception, with its file and line."""
+    """Describe an environment's error in one line; except for a Misfit, name its file and line."""
     if isinstance(error, Misfit):
         return str(error)
     at = traceback.extract_tb(error.__traceback__)[-1]

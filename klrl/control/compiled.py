@@ -4,7 +4,7 @@
     jit     torch.compile: 20 to 30 s in each new process, some seconds with a warm cache
     aot     an ahead-of-time package: a C++ compiler builds it once, in half a minute; later runs
             load it from the user's cache in a hundredth of a second
-    auto    on a GPU jit; on a CPU a package from the cache; if there is none, aot for long runs
+    auto    on a GPU jit; on a CPU aot if the cache has the package or if the run is long
             (:data:`AUTO_STEPS`), else false
 
 :func:`prepare` makes the step at the first minibatch. If anything fails, the update runs eagerly,
@@ -12,8 +12,9 @@ and a printed line gives the reason. On a GPU, ``aot`` means jit, and a compiled
 captured as a CUDA graph.
 
 A package is machine code. It is loaded only if no other user can write its folder, and if its hash
-is the one stored at the build (klrl/base/cache.py). With inputs of different shapes, strides or
-dtypes it would silently compute wrong numbers, so :func:`check_inputs` compares them.
+is the one stored at the build (klrl/base/cache.py). With inputs of other shapes, strides or
+dtypes than at the build, it would silently compute wrong numbers; :func:`check_inputs` refuses such
+inputs.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from klrl.config import Config, OwnPart, RetrieveKLConfig
 from klrl.control.step import Step, StepParts, eager_step, pure_step
 from klrl.runs.machine import cxx
 
-#: ``auto`` builds a package from this many gradient steps on; it saves about 0.7 ms a step.
+#: ``auto`` builds a package if a run has at least this many gradient steps. A package saves about
+#: 0.7 ms a step.
 AUTO_STEPS = 10_000
 
 #: Loss settings that a package does not depend on: a step does not read them, or reads their value
@@ -122,7 +124,7 @@ def prepare(
     example: Sequence[Tensor],
     say: Callable[[str], None] = lambda _: None,
 ) -> Prepared:
-    """Make the step in the mode that :func:`choose` returns; an eager step if that fails.
+    """Make the step in the mode that :func:`choose` returns, or an eager step if that fails.
 
     ``example``: a step's arguments (flat, exp_avg, exp_avg_sq, count, rows, coefficients); later
     arguments must have the same layout.
@@ -143,7 +145,7 @@ def prepare(
 def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
     """Compile a step now, by a trial call that leaves the parameters unchanged."""
     with _torchs_own_warnings(), compiling():
-        # Without isolation, torch would refuse to compile a ninth kind of update in a process.
+        # Without isolation, torch compiles at most eight different steps in a process.
         how = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
         step: Step = torch.compile(pure_step(problem), **how)  # type: ignore[call-overload]
         if example[0].device.type == "cuda":
@@ -235,7 +237,7 @@ class BadPackage(Exception):
 
 
 def _load(path: Path) -> Any:
-    """Load a package, to be called from one thread; return None if it does not exist."""
+    """Load a package for calls from a single thread; return None if it does not exist."""
     try:
         if not path.exists():
             return None
@@ -265,7 +267,7 @@ def build_package(problem: StepParts, example: Sequence[Tensor], path: Path) -> 
 
 @contextmanager
 def _torchs_own_warnings() -> Iterator[None]:
-    """Ignore warnings about torch 2.13's own code, which ``-W error`` would turn into errors."""
+    """Ignore warnings about torch 2.13's own code; ``-W error`` would turn them into errors."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         warnings.filterwarnings("ignore", "`torch.jit.script_method`", DeprecationWarning)

@@ -1,12 +1,12 @@
 """Copies of a Gymnasium environment as one batched environment of TorchRL.
 
-A plain loop steps the copies. A separate call resets those that are done, so that
+A plain loop steps the copies. A separate call resets the copies whose episode has ended, so that
 ``("next", "observation")`` is always the result of the step.
 
-The libraries' own loops are slower. TorchRL's GymEnv converts observations at every step (135 us of
-CPU against 10 for Gymnasium's own step), and SAME_STEP autoreset moves an episode's last
-observation to the info. Gymnasium's SyncVectorEnv merges infos, which klrl does not read: 2 us a
-step, 20 us with a single MuJoCo copy.
+The libraries' own loops are slower. TorchRL's GymEnv converts observations at every step, which
+takes 135 us of CPU; Gymnasium's own step takes 10 us. Gymnasium's SyncVectorEnv merges infos, which
+klrl does not read; this takes 2 us a step, or 20 us for a single MuJoCo copy. With SAME_STEP
+autoreset, it also moves an episode's last observation to the info.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 class VectorGymEnv(EnvBase):
     """``num_envs`` copies of a Gymnasium environment, stepped in this process.
 
-    The copies are stepped one by one; in some MuJoCo tasks as one batch, with the same results
-    (:mod:`klrl.control.mujoco_batch`).
+    The copies are stepped one by one. Those of some MuJoCo tasks are stepped as one batch, with the
+    same results (:mod:`klrl.control.mujoco_batch`).
 
     ``observation`` [N, D] is a float32 vector, or entries packed as float32 or uint8
     (:mod:`klrl.control.observation`). Actions are flat (:mod:`klrl.control.action_space`): float32
@@ -75,7 +75,7 @@ class VectorGymEnv(EnvBase):
         make: a function that makes a copy; default ``gymnasium.make`` of the id.
         setting: the name of the environment in errors; default ``env.id=...``.
         action_mask: the value of ``env.action_mask``.
-        batch: whether MuJoCo may step the copies as one batch; ``make`` must make equal copies.
+        batch: whether MuJoCo may step the copies as one batch, which requires equal copies.
     """
 
     def __init__(
@@ -304,9 +304,9 @@ class VectorGymEnv(EnvBase):
         """Copy numbers [N, ...] to a float32 tensor.
 
         Raises:
-            NonFiniteError: a number is NaN, or infinite in float32 (such as 1e39); names the copy.
+            NonFiniteError: a number is NaN, or infinite in float32 (such as 1e39).
         """
-        # numpy warns about 1e39; np.errstate would hide the warning, but costs 2 us a step.
+        # numpy warns when it casts 1e39; np.errstate would hide the warning, but takes 2 us.
         tensor = torch.from_numpy(np.array(value, dtype=np.float32, copy=True))
         if not torch.isfinite(tensor).all():
             bad = (~torch.isfinite(tensor)).nonzero()

@@ -23,7 +23,7 @@ def capture(function: Callable[[], T], device: torch.device) -> tuple[torch.cuda
     Returns the graph and the function's outputs, which each replay overwrites.
 
     Raises:
-        RuntimeError: a graph cannot contain what the function does, such as reading a number.
+        RuntimeError: a graph cannot contain a call in the function, such as ``Tensor.item``.
         UserWarning: the graph is empty, since the function ran on a different device.
     """
     graph = torch.cuda.CUDAGraph()
@@ -39,7 +39,7 @@ def capture(function: Callable[[], T], device: torch.device) -> tuple[torch.cuda
             try:
                 with torch.cuda.graph(graph, stream=stream):
                     outputs = function()
-            except RuntimeError as error:  # comes from the end of the capture; its context says why
+            except RuntimeError as error:  # raised when the capture ends; its context is the cause
                 raise (error.__context__ or error) from None
         outer.wait_stream(stream)
     return graph, outputs

@@ -51,12 +51,12 @@ class Family(ABC):
     sample_key = "action"
 
     def to(self, device: torch.device) -> None:
-        """Move the tensors that the log-density reads."""
+        """Move the tensors that the log-density reads to a device."""
         return  # most families have none
 
     @abstractmethod
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
-        """Log-density of the action at ``sample``, shape [...]."""
+        """Log-density of the action that ``sample`` stands for, shape [...]."""
 
     @abstractmethod
     def kl(self, p: Params, q: Params) -> Tensor:
@@ -88,7 +88,7 @@ class Family(ABC):
 
     @abstractmethod
     def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
-        """Draw noise for :meth:`act`, one row [width] for each entry of ``shape``."""
+        """Draw noise [*shape, width] for :meth:`act`."""
 
     @abstractmethod
     def act(self, params: Params, noise: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Family(ABC):
 
     @abstractmethod
     def sample(self, params: Params, samples: int) -> Tensor:
-        """Draws without gradient, shape [samples, ...]."""
+        """Draw samples without gradient, shape [samples, ...]."""
 
     @abstractmethod
     def distribution(self, **params: Tensor) -> Distribution:
@@ -110,7 +110,7 @@ class Family(ABC):
 class Normal(Family):
     """Independent Gaussians, summed over the action's last dimension.
 
-    Parameters ``loc`` (mu, m) and ``scale`` (sigma, s) [..., A]; the sample is the action a.
+    Parameters ``loc`` (mu) and ``scale`` (sigma) [..., A]; the sample is the action a.
     """
 
     name = "normal"
@@ -124,7 +124,7 @@ class Normal(Family):
         return -_HALF_LOG_2PI * z.shape[-1] - cost
 
     def kl(self, p: Params, q: Params) -> Tensor:
-        """sum_i log(sq/sp) + (sp^2 + (mp - mq)^2) / (2 sq^2) - 1/2."""
+        """sum_i log(sq/sp) + (sp^2 + (mp - mq)^2) / (2 sq^2) - 1/2, with loc m and scale s."""
         ratio = p["scale"] / q["scale"]
         variance_ratio = ratio * ratio
         shift = (p["loc"] - q["loc"]) / q["scale"]
@@ -174,7 +174,7 @@ class Normal(Family):
         return params["loc"] + params["scale"] * noise
 
     def sample(self, params: Params, samples: int) -> Tensor:
-        """Draws of the Gaussian, shape [samples, ..., A]."""
+        """Draw samples of the Gaussian, shape [samples, ..., A]."""
         shape = (samples, *params["loc"].shape)
         noise = torch.randn(shape, dtype=params["loc"].dtype, device=params["loc"].device)
         return (params["loc"] + params["scale"] * noise).detach()
@@ -275,7 +275,7 @@ class Categorical(Family):
         return (params["logits"] + noise).argmax(-1)
 
     def sample(self, params: Params, samples: int) -> Tensor:
-        """Draws [samples, ...]."""
+        """Draw actions, shape [samples, ...]."""
         return torch.distributions.Categorical(logits=params["logits"].detach()).sample((samples,))
 
     def distribution(self, **params: Tensor) -> Distribution:
@@ -330,7 +330,7 @@ class MultiCategorical(Categorical):
         return self.factors({"logits": params["logits"] + noise}).argmax(-1)
 
     def sample(self, params: Params, samples: int) -> Tensor:
-        """Draws [samples, ..., M]."""
+        """Draw actions, shape [samples, ..., M]."""
         return super().sample(self._each(params), samples)
 
     def distribution(self, **params: Tensor) -> Distribution:
@@ -348,7 +348,7 @@ class MultiCategorical(Categorical):
 
 
 class Bernoulli(MultiCategorical):
-    """Independent bits: parameter ``logits`` [..., A] of being 1, sample int64 [..., A]."""
+    """Independent bits: ``logits`` [..., A] are the log-odds of 1; the sample is int64 [..., A]."""
 
     name = "bernoulli"
 

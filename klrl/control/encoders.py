@@ -1,8 +1,8 @@
 """Encode an observation's entries, one encoder per entry, and concatenate the outputs.
 
 An image passes through a CNN, an index through an embedding. A vector passes through one linear
-layer and an activation, or, if it is the only entry, goes to the trunk unchanged. The mask is not
-encoded; :class:`klrl.control.networks.PolicyNet` applies it to the logits.
+layer and an activation, or, if it is the only entry, goes to the trunk unchanged. An action mask is
+not encoded; :class:`klrl.control.networks.PolicyNet` applies it to the logits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Encoders(nn.Module):
         self.encoders = nn.ModuleDict()
         self.out_features = 0
         for place, entry in enumerate(read):
-            # Named by position: a key may contain dots, the name of a module may not.
+            # Encoders are named by position: keys may contain dots, but module names may not.
             encoder, features = _encoder(entry, width if several else None, activation, cnn, scale)
             self.encoders[str(place)] = encoder
             self.out_features += features
@@ -49,7 +49,7 @@ class Encoders(nn.Module):
         return torch.cat([encoder(part) for encoder, part in read], -1)
 
     def extra_repr(self) -> str:
-        """Print the entries, since the key of a compiled package contains the networks' text."""
+        """Add the entries to the ``repr``, which is part of a compiled package's key."""
         return self.layout.line
 
 
@@ -79,7 +79,7 @@ def cpu_has_bfloat16() -> bool:
 def _encoder(
     entry: ObservationPart, width: int | None, activation: str, cnn: str | None, scale: float
 ) -> tuple[nn.Module, int]:
-    """Make an entry's encoder; also return its output width. ``width`` is None for one entry."""
+    """Make an entry's encoder; also return its output width. ``width`` is None for a sole entry."""
     if entry.kind == "vector":
         if width is None:
             return _Numbers(), entry.size
@@ -109,7 +109,7 @@ class _Numbers(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Sum of the embeddings [..., F] of M integers [..., M]; the i-th is below ``counts[i]``.
+    """Sum of the embeddings [..., F] of M integers [..., M]; integer i is below ``counts[i]``.
 
     It equals a linear layer without bias on one-hot inputs, but skips the products with 0.
     """
@@ -151,7 +151,7 @@ class Images(nn.Module):
         return self.cnn(images).reshape(*leading, -1)
 
     def extra_repr(self) -> str:
-        """Print the scale, since the key of a compiled package contains the networks' text."""
+        """Add the scale to the ``repr``, which is part of a compiled package's key."""
         return f"scale={self.scale:g}"
 
 
@@ -203,7 +203,7 @@ class Residual(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape of x."""
+        """Apply the block; the output has the shape of x."""
         return x + self.inner(x)
 
 
@@ -243,7 +243,7 @@ class Unpacked(nn.Module):
         return out.reshape(*leading, -1)
 
     def extra_repr(self) -> str:
-        """Print the entries, since the key of a compiled package contains the networks' text."""
+        """Add the entries to the ``repr``, which is part of a compiled package's key."""
         return self.layout.line
 
 
@@ -271,7 +271,7 @@ def _given(entry: ObservationPart, part: Tensor) -> Tensor:
 
 
 def given_sizes(layout: Layout) -> Size | dict[str, Size]:
-    """Shapes of :func:`given` without B: S, K, or (channels, height, width) for images."""
+    """Return the shapes of :func:`given` without B: S, K, or (channels, height, width)."""
     sizes: dict[str, Size] = {
         entry.key: entry.pixels if entry.kind == "image" else sum(entry.counts) or entry.size
         for entry in layout.entries

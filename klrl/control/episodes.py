@@ -25,7 +25,7 @@ from klrl.base.time_limit import TookTooLong, within
 
 #: Longest episode that is saved, in steps.
 LONGEST = 20_000
-#: Steps that one copy plays before the comparison; largest number of compared steps per episode.
+#: Steps that one copy plays before the comparison, and the most steps compared per episode.
 _PAST, _COMPARED = 40, 24
 
 Call = Callable[[Callable[[], Any]], Any]

@@ -36,8 +36,8 @@ from klrl.train.schedule import USUAL_STEPS, Size
 
 A = TypeVar("A", bound=Acting)
 
-#: In an environment without a TimeLimit, longer episodes are cut off and do not count, since some
-#: environments never end an episode.
+#: Without a TimeLimit, an episode is cut off after this many steps at the latest, and then does not
+#: count, since some environments never end an episode.
 MAX_STEPS = 10_000
 MAX_COPIES = 100
 #: Noise is drawn for this many steps at a time.
@@ -56,7 +56,7 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play episodes in fresh copies of the environment, one from each start state.
 
-    If ``size`` has too few steps for all episodes, only as many start together as surely fit.
+    If ``size`` limits the steps, only as many episodes start together as are sure to fit.
     Sampling does not change torch's global generator. With a ``reference``, KL(policy||reference)
     and KL(reference||policy) are measured in every state of the episodes.
     """
@@ -73,7 +73,7 @@ def evaluate_policy(
 def waves(
     make: Callable[[], A], config: EnvConfig, starts: Starts, size: Size, sampled: bool
 ) -> Iterator[tuple[A, Scores, list[int]]]:
-    """Play episodes in waves; yield each wave's policy, scores and episode lengths."""
+    """Play episodes in waves; for each wave, yield the policy made for it, scores and lengths."""
     episodes, left = size
     copies = min(episodes, MAX_COPIES)
     if not copies:
@@ -220,7 +220,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
 
 #: Draws per state, from which js and tv of Gaussians with several dimensions are estimated.
 DRAWS = 64
-#: Divergences are measured when this many states, or states with this many entries, are stored.
+#: Divergences are measured whenever this many states, or this many numbers in all, are stored.
 _STATES, _NUMBERS = 2**13, 2**20
 
 #: Maps states [..., D] to {name of a divergence: values [...]}.
@@ -237,7 +237,7 @@ class Watched:
         self._measured: list[dict[str, Array]] = []
 
     def sample(self, step: int, observation: Array) -> Array:
-        """The wrapped policy's sample at observations [N, D]."""
+        """Store observations [N, D]; return the wrapped policy's sample."""
         self._seen.append(observation.copy())
         count = len(self._seen)
         if count * len(observation) >= _STATES or count * observation.size >= _NUMBERS:

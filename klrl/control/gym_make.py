@@ -20,7 +20,7 @@ _WRAPPED = "name a gymnasium.Wrapper, or a function that returns a wrapped envir
 
 
 def make_one(config: EnvConfig) -> gymnasium.Env:
-    """Make one copy of the environment of ``config``, with its wrappers and chosen keys."""
+    """Make one copy of the environment of ``config``, with its wrappers and observation keys."""
     env = _bare(config)
     for i, part in enumerate(config.wrappers):
         env = _in_wrapper(env, f"env.wrappers[{i}]", part)
@@ -48,7 +48,7 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
 def _bare(config: EnvConfig) -> gymnasium.Env:
     if isinstance(config, CustomEnvConfig):
         made: object = make_own("env", config, {})
-        with config_errors("env", config):  # TorchRL environments may compute specs only when read
+        with config_errors("env", config):  # reading TorchRL's specs may fail
             if "torchrl.envs" in sys.modules:  # else ``made`` cannot be a TorchRL environment
                 from klrl.control.torchrl_env import as_gym
 
@@ -63,7 +63,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, object]) -> gymnasium.Env:
-    """Make the environment of an id or ``module:id``; log MuJoCo's warnings by Python's logging."""
+    """Make the environment ``id`` or ``module:id``; send MuJoCo's warnings to Python's logging."""
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)

@@ -47,7 +47,7 @@ class AnnotatedReference(LivePolicy):
 
     All transforms together then need one forward per rollout. For a batch without stored outputs,
     such as a single step of an environment, the reference is evaluated. The wrapped policy is not
-    copied, since a reference rule may change it.
+    copied, since its weights may change during the run.
     """
 
     def log_prob(self, tensordict: TensorDictBase, **how: object) -> Tensor:
@@ -182,8 +182,8 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
     """Compute :func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per frame.
 
-    pi_theta is the policy that sampled the batch, which contains its parameters and log-probs. If a
-    divergence other than the reverse KL is charged, adds :func:`klrl.kl.measure.mean_charged`.
+    The batch contains the distribution parameters and log-probs of the policy that sampled it. If a
+    divergence other than the reverse KL is charged, :func:`klrl.kl.measure.mean_charged` is added.
     """
     policy = {key: batch.get(key) for key in family.param_keys}
     ref = {key: batch.get(("ref", key)) for key in family.param_keys}
@@ -205,7 +205,7 @@ OBSERVATIONS = 64
 def preflight_checks(
     agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
 ) -> list[str]:
-    """Check that the KL is 0 in a fresh run whose reference is the initial policy; return lines."""
+    """Check that the KL is 0 in a fresh run whose reference is the initial policy."""
     if reference is None or not fresh or reference.rule.source != THE_POLICY:
         return []
     like = next(agent.actor.parameters())

@@ -54,20 +54,20 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
 
 
 def trained_reference(run: Path, which: str, device: str) -> Agent:
-    """Load a checkpoint's reference, frozen, as the policy of an agent with an untrained critic."""
+    """Load a checkpoint's reference, frozen, as an agent's policy; the critic is untrained."""
     agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
     if isinstance(part := control_config(run).reference, CustomReferenceConfig):
         from klrl.control.own_reference import own_reference
 
         agent.actor = own_reference("reference", part, agent)
-    # Not reported twice: loading the policy has already reported damaged checkpoint entries.
+    # Silent, since loading the policy has already reported damaged checkpoint entries.
     load_component(run, which, "reference", agent.actor, torch.device(device), say=lambda _: None)
     agent.modules.to(device).requires_grad_(False).eval()
     return agent
 
 
 def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
-    """Build networks for a run's task, shaped as ``described``, or as the run's policy if None."""
+    """Build networks for a run's task from ``described``; if None, from the run's own settings."""
     config = control_config(run)
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(described or describe_policy(config), env)
@@ -82,7 +82,7 @@ def load_agent(run: str, which: str, agent: Agent) -> None:
 
 
 def describe_policy(config: Config) -> dict[str, object]:
-    """Return the settings that, with the environment's specs, determine a run's networks."""
+    """Return the settings that determine a run's networks, given the environment's specs."""
     described = {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
     return described | {"mixed": config.learner.dtype == "mixed"}
 
@@ -90,8 +90,7 @@ def describe_policy(config: Config) -> dict[str, object]:
 def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = None) -> Agent:
     """Build networks with fresh weights from a description by :func:`describe_policy`.
 
-    ``run``: the run of the description; refused if it names custom code that the user does not
-    trust. Without ``run``, that code was checked before.
+    ``run``: the described run; if given, refuse its custom code unless the user trusts it.
     """
     actor = typed_choice("actor", described)
     if run is not None:

@@ -21,7 +21,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from klrl.base.errors import first_line
 
 Array = np.ndarray
-#: Copies and steps that are compared with Gymnasium's.
+#: How many copies and how many steps are compared with Gymnasium's.
 _COPIES, _STEPS = 2, 128
 #: Specs of environments whose batch has passed the comparison in this process.
 _compared: set[str] = set()
@@ -140,7 +140,7 @@ class MujocoBatch:
         return self._shown, self._qvel
 
     def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        """Compute reward and terminated [N], in Gymnasium's order; ``before`` is the last x [N]."""
+        """Compute reward and terminated [N], rounded as in Gymnasium; ``before``: the old x [N]."""
         return self._progress(before) - self._effort(actions), self._never
 
     def _progress(self, before: Array) -> Array:
@@ -151,9 +151,10 @@ class MujocoBatch:
 
 
 class WalkerBatch(MujocoBatch):
-    """Hopper and Walker2d: the reward adds w_healthy while every state variable is in its range.
+    """Hopper and Walker2d: the reward includes w_healthy if all state variables are in range.
 
-    Otherwise the task may end the episode. Observed velocities are clipped to +-10.
+    If they are not, the episode ends, unless the task disables this. Observed velocities are
+    clipped to +-10.
     """
 
     def _find(self) -> None:

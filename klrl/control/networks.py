@@ -69,7 +69,7 @@ class ObservationNormalizer(nn.Module):
 
 
 class VectorNormalizer(ObservationNormalizer):
-    """Normaliser of the vectors in packed observations [..., D], the first ``size`` numbers."""
+    """Normaliser of the first ``size`` numbers of packed observations [..., D], the vectors."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalise the vectors of [..., D]."""

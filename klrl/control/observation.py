@@ -6,14 +6,14 @@ An observation is a list of *entries*, one for each key of a Dict or index of a 
     vector   Box, MultiBinary                             an MLP
     index    Discrete, MultiDiscrete                      an embedding
     image    Box of uint8 with 3 or 4 dimensions, or      a CNN (``actor=cnn``), or the user's
-             with 2 whose values go to 255                networks (``actor=custom``)
-    mask     the key ``action_mask``, or the info's       the policy's logits
+             with 2 if the upper bound is 255             networks (``actor=custom``)
+    mask     ``action_mask`` of the Dict or the info      the policy, to exclude actions
 
 For storage, the entries of a step are packed into one array [D], the *transport*, in the order of
-the table. It is uint8 if there are only images, and masks and indices of at most 256 values; else
-float32, which is exact for integers up to 2^24. :class:`Layout` lists the entries. A single space
-that is no image has no layout, unless the info has a mask: it is flattened to a vector (integers
-one-hot).
+the table. Its dtype is uint8 if there are no vectors, and if indices and masks have at most 256
+values; else float32, which is exact for integers up to 2^24. :class:`Layout` lists the entries. A
+Dict, a Tuple, an image or a mask in the info requires a layout. Any other observation is flattened
+to a vector, with integers one-hot.
 
 Imports no torch.
 """
@@ -126,7 +126,7 @@ class Layout:
     def pack(self, observation: object, mask: object = None, *, ended: bool = False) -> np.ndarray:
         """Pack an observation, and the info's mask if the layout has one, into a transport [D].
 
-        If the episode has ``ended``, a mask may allow no action, and the info may lack it.
+        If the episode has ``ended``, the mask may allow no action or be missing from the info.
         """
         packed = np.empty(self.size, self.dtype)
         for entry, place in self.places():
@@ -163,7 +163,7 @@ class Layout:
         return np.array([[int(np.argmax(choice)) for choice in allowed]])
 
     def drawn(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draw transports [count, D]: normal vectors, uniform pixels and indices, full masks."""
+        """Draw transports [count, D]: normal vectors, uniform pixels and indices, masks of ones."""
         drawn = np.ones((count, self.size), self.dtype)
         for entry, place in self.places():
             shape = (count, entry.size)
@@ -187,7 +187,7 @@ class Layout:
 def layout_of(
     setting: str, observation: Space, action: Space, action_mask: str = "auto"
 ) -> Layout | None:
-    """Make the layout of a space; None if it needs none. ``setting`` names the environment."""
+    """Make the layout of a space; None if it needs no layout. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
     from_info = action_mask == "info"
     has_mask = (MASK,) in parts and action_mask == "auto"

@@ -203,7 +203,7 @@ class ControlParts(Parts):
         return super().resume if self.data is not None else self._episodes.manifest
 
     def components(self) -> dict[str, Component]:
-        """Return networks, optimiser, rollout; if any, reference, reward normaliser, advantage."""
+        """Return what checkpoints save: networks, optimiser, rollout and the optional parts."""
         components = {
             "agent": self.agent.modules,
             "optimizer": self.learner.steps.optimizer,

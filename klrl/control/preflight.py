@@ -49,7 +49,7 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
     """Check a control job; arguments as in :func:`klrl.runs.machine.check_machine`."""
     space = check_env(config.env, config.actor, overridden)
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
-        # A product's KL is a sum over its factors; other divergences sum over all joint actions.
+        # KLs of independent choices add up; other divergences are sums over all joint actions.
         count, divergence = joint_actions(space), config.kl.divergence
         if count is not None and count > MOST_JOINT:
             raise ConfigError(
@@ -66,7 +66,7 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
 
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> Space:
-    """Make the environment and take a step; refuse errors, and spaces that do not fit the actor.
+    """Make the environment and step it once; refuse it if it fails or does not fit the actor.
 
     Returns the action space.
     """
@@ -129,7 +129,7 @@ class PolicyKind(NamedTuple):
 
 
 def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
-    """Return the kind of policy that ``actor`` gives in an environment; makes and closes a copy."""
+    """Make a copy of an environment; return the kind of policy that ``actor`` gives in it."""
     copy = _make(env)
     chosen = actor.chosen if actor.chosen in ("tanh_normal", "categorical") else "normal"
     family = FAMILIES.get(type(copy.action_space), chosen)

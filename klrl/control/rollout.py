@@ -82,7 +82,7 @@ ControlRollout = VectorRollout | TorchRLRollout
 
 
 class RunningEpisodes:
-    """Checkpoint component of a rollout: running episodes, and data for the next rollout."""
+    """Checkpoint component with the running episodes and the state of their collector."""
 
     def __init__(self) -> None:
         self.repeatable = self.new = False
@@ -100,7 +100,7 @@ class RunningEpisodes:
 
     @property
     def manifest(self) -> dict[str, str]:
-        """Manifest entries: whether episodes can be replayed, and whether a resume does so."""
+        """Manifest entries: whether episodes can be replayed, and whether a resume replays them."""
         return {
             "repeatable": "yes" if self.repeatable else "no",
             "resume": "anew" if self._why else "exact",
@@ -120,13 +120,13 @@ class RunningEpisodes:
     ) -> ControlRollout:
         """Make the rollout, and restore the loaded state.
 
-        If that fails, ``reseed`` seeds new episodes. ``say`` prints a line if this resume, or a
-        later one, begins new episodes.
+        If restoring fails, ``reseed`` seeds new episodes. ``say`` prints a line if this resume or a
+        later resume begins new episodes.
         """
         loaded, self._loaded = self._loaded, {}
         if "episodes" in loaded:
             why = self._go_on(loaded, make, reseed)
-            if why:  # the replay failed, which overrides the check
+            if why:  # the failed replay overrides the result of prove()
                 self.repeatable, self._why = False, why
         else:
             self._rollout = make()
@@ -145,7 +145,7 @@ class RunningEpisodes:
         make: Callable[[], ControlRollout],
         reseed: Callable[[], None],
     ) -> str:
-        """Make the rollout and restore a state; return why that failed, else an empty string."""
+        """Make the rollout and restore a state; return why restoring failed, or an empty string."""
         with generators_kept():  # TorchRL's collector draws random numbers when it is made
             rollout = self._rollout = make()
             try:

@@ -141,7 +141,7 @@ def score(
 
     ``batch`` contains ``action_log_prob, advantage, value_target, state_value`` [B], the family's
     sample, the old policy's parameters and the noise of :func:`draw`. If the loss charges the KL to
-    the reference, it also contains ``ref_log_prob`` [B] and ``ref_<parameter>``.
+    the reference, ``batch`` also contains ``ref_log_prob`` [B] and ``ref_<parameter>``.
     """
     exact_ref = None
     log_prob = family.log_prob(params, batch[family.sample_key])
@@ -172,7 +172,7 @@ def draw(loss: PolicyLoss, family: Family, batch: Minibatch) -> dict[str, Tensor
 
     ``entropy_noise`` [B, samples, A] if the entropy has no closed form; ``old_sample``
     [B, samples_mc_kl, ...] if KL(old||new) is sampled; ``divergence_noise``
-    [B, samples_mc_js, A] if the loss charges a divergence without closed form or sum.
+    [B, samples_mc_js, A] if the loss charges a divergence that is estimated from draws.
     """
     drawn, old = {}, _old(family, batch)
     noise = family.entropy_noise(old, loss.config.samples_mc_entropy)
@@ -293,7 +293,7 @@ def eager_step(problem: StepParts) -> Step:
     ) -> Tensor:
         batch = problem.columns.unpack(rows)
         terms = loss_terms(problem, networks(batch["observation"]), batch, coef)
-        natural = problem.loss.natural  # if so, no gradient reaches the policy
+        natural = problem.loss.natural  # if true, no gradient reaches the policy
         gradients = torch.autograd.grad(terms.total, parameters, materialize_grads=natural)
         with torch.no_grad():
             gradient = torch.cat([g.reshape(-1) for g in gradients])
@@ -316,8 +316,8 @@ def pure_step(problem: StepParts) -> Step:
         batch = problem.columns.unpack(rows)
         parts = zip(flat.split(sizes), shapes, strict=True)
         weights = {name: part.view(shape) for part, (name, shape) in parts}
-        # A shared trunk is one module with two names. Tying the names would swap its tensors twice
-        # and not restore them (torch 2.13).
+        # A shared trunk is one module with two names. With tied weights, torch 2.13 would swap its
+        # tensors twice and not restore them.
         outputs = torch.func.functional_call(
             networks, weights, (batch["observation"],), tie_weights=False
         )

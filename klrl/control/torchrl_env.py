@@ -1,6 +1,6 @@
 """Wrap a custom TorchRL environment (``EnvBase``) as one copy of a Gymnasium environment.
 
-Its specs become spaces, and the wrapper stores the data for the next step (``step_mdp``). TorchRL's
+The specs become spaces, and the wrapper stores the data for the next step (``step_mdp``). TorchRL's
 ``register_gym`` is not used: it passes a number to an environment with one-hot actions, and turns a
 mask into a Discrete(2).
 
@@ -50,7 +50,7 @@ class TorchRLEnv(gymnasium.Env):
         self.base = base
         self._action_key, self._reward_key = base.action_keys[0], base.reward_keys[0]
         self._action_spec: TensorSpec = base.full_action_spec[self._action_key]
-        spec = self._action_spec  # the policy's action is a number, also if the spec is one-hot
+        spec = self._action_spec  # the policy's action is a number even if the spec is one-hot
         plain = spec.to_categorical_spec() if isinstance(spec, OneHot) else spec
         self.action_space = _space(f"{setting}: its action_spec", plain)
         whole = _space(f"{setting}: its observation_spec", base.observation_spec)
@@ -91,7 +91,7 @@ class TorchRLEnv(gymnasium.Env):
 
     def render(self) -> object:
         """Return the picture of the wrapped environment's ``render``."""
-        drawn = self.base.render()  # a method of subclasses; EnvBase has none
+        drawn = self.base.render()  # subclasses may have this method; EnvBase does not
         return drawn.cpu().numpy() if isinstance(drawn, Tensor) else drawn
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class TorchRLEnv(gymnasium.Env):
             after = self.base._step(start.copy())
             for spec in (before, self.base.full_reward_spec):
                 _require_entries("step", after, spec)
-            logger.setLevel(logging.WARNING)  # hides its line on success
+            logger.setLevel(logging.WARNING)  # hide the line that check_env_specs logs on success
             try:
                 check_env_specs(self.base)
             except AssertionError as error:

@@ -28,7 +28,7 @@ def _leaves(transform: Transform) -> list[Transform]:
 
 
 def add_policy(agent: Agent, batch: TensorDictBase) -> None:
-    """Add the policy's parameters and its log-probs of the actions, in one forward."""
+    """Add the distribution's parameters and the log-probs of the actions, by one forward."""
     family = agent.family
     outputs = agent.policy_net(batch.get("observation"))
     params = dict(zip(family.param_keys, outputs, strict=True))
@@ -38,7 +38,7 @@ def add_policy(agent: Agent, batch: TensorDictBase) -> None:
 
 
 class VectorRollout:
-    """Collector with ``steps`` steps per copy and rollout; deterministic if not ``sampled``."""
+    """Collector with ``steps`` steps per copy and rollout; deterministic unless ``sampled``."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class VectorRollout:
     def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
         """Write the sums [N, T, 1] of ``value`` since the start of each episode to "next".
 
-        Sums continue from the last rollout, and add in time order to round like TorchRL's.
+        Sums continue from the last rollout. They are added in time order, to round as in TorchRL.
         """
         ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
         values = value[..., 0].cpu().numpy()
