@@ -70,7 +70,7 @@ def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
     """Build networks for a run's task from ``described``; if None, from the run's own settings."""
     config = control_config(run)
     env = make_env(config.env, seed=0, num_envs=1)
-    agent = agent_like(described or describe_policy(config), env)
+    agent = agent_like(described or describe_policy(config), env, str(run) if described else None)
     env.close()
     return agent
 

@@ -160,8 +160,9 @@ def test_python_is_refused_too(foreign, marker: Path) -> None:
     assert marker.exists()
 
 
-def test_a_manifest_describes_a_reference(foreign, marker: Path, capsys) -> None:
-    """A resumed run builds it from there."""
+@pytest.mark.parametrize("door", ["resume", "evaluate"])
+def test_a_manifest_describes_a_reference(foreign, marker: Path, capsys, door: str) -> None:
+    """A resumed run, and KL in an evaluation, build it from there."""
     run = foreign(reference={"name": "checkpoint", "path": "gone", "which": "last"})
     (run / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n", encoding="utf-8")
     file = run / "manifest.json"
@@ -170,8 +171,9 @@ def test_a_manifest_describes_a_reference(foreign, marker: Path, capsys) -> None
     network = {"name": "custom", "distribution": "auto", "target": "evil:make", "path": str(run)}
     manifest["reference"] = {"actor": {**actor, **network}, "normalize": True}
     file.write_text(json.dumps(manifest), encoding="utf-8")
-    assert exits(f"resume={run}", "frames=128") == 2
-    assert "gone: actor.target would import and call evil:make" in capsys.readouterr().err
+    words = (f"resume={run}", "frames=128") if door == "resume" else ("evaluate", str(run))
+    assert exits(*words) == 2
+    assert "actor.target would import and call evil:make" in capsys.readouterr().err
     assert not marker.exists()
 
 
