@@ -189,7 +189,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
 def _load(
     folder: Path, components: Mapping[str, Component], device: torch.device, say: Say, setting: str
 ) -> tuple[CheckpointEntry, list[Path]]:
-    """Restore components from the newest intact entry; return it, and the newer, damaged paths."""
+    """Restore components from the newest intact entry; return it, and newer, damaged entries."""
     refused: dict[Path, DamagedEntry] = {}
     for path in _candidates(folder):
         try:

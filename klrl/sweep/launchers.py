@@ -93,7 +93,7 @@ class _Pool(Backend):
         return outcomes
 
     def _runs(self, job: Job) -> bool:
-        """Return True if a job's log was opened since the pool started, give or take a second."""
+        """Return True if a log was opened after the pool started, or up to a second before."""
         return job.log.exists() and job.log.stat().st_mtime > self._began - 1
 
     def close(self) -> None:

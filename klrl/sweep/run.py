@@ -272,7 +272,7 @@ def _pid(job: Job) -> int | None:
 
 
 def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
-    """Check every job before the first runs; check the machine once per kind of job.
+    """Check every job before the first job runs; check the machine once per kind of job.
 
     Raises:
         ConfigError: a job cannot run.
@@ -288,7 +288,8 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
         seen.add(machine)
     for group in GROUPS:
         of = {getattr(each.config, group).name: each.config for each in checked}
-        for config in of.values() if len(of) > 1 else ():  # else the first job's start checks it
+        # If all jobs have the same choice, the first job to start checks it.
+        for config in of.values() if len(of) > 1 else ():
             factory(group, getattr(config, group), config.domain)
     return checked
 
