@@ -73,7 +73,7 @@ def final(run: ReadRun, *metrics: str) -> float:
 
 
 def in_band(run: ReadRun) -> float:
-    """Return the share of iterations from the eleventh on whose KL(old||new) is in band."""
+    """Return the share of iterations with KL(old||new) in band, from the eleventh iteration on."""
     kl, annealed = (
         column(run, name)[run.trained][WARM_UP:] for name in ("kl/old/exact", "kl/old/target")
     )

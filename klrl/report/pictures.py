@@ -303,7 +303,7 @@ def _interval(of: Estimate | None) -> list[float]:
 
 
 def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None:
-    """Draw a setting's mean, interval and seeds; on a log axis, raise the interval's ends <= 0."""
+    """Draw a setting's mean, interval and seeds; on a log axis, make the interval positive."""
     x = np.array([point.x for point in points])
     middle, low, high = np.array([[p.y.value, p.y.low, p.y.high] for p in points], float).T
     seeds = np.array([point.seeds for point in points], float).T

@@ -208,7 +208,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         run = before.get("id") or uuid4().hex
         if before and before.get("config_hash") != key.settings:
-            # If the process is killed before the last write, ``config_hash`` or ``next_hash`` fits.
+            # If a kill prevents the last write, ``config_hash`` or ``next_hash`` fits the settings.
             self._write({**before, "next_hash": key.settings})
         self._store_config(config, f"# run {run}\n")
         argv = self._given_argv

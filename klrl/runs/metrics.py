@@ -60,7 +60,7 @@ class Metric:
     title: str
     what: str
     unit: str = ""  # the unit of its values; empty without a unit
-    digits: int | None = 4  # significant digits; 0 for a count; None: the domain's, for a score
+    digits: int | None = 4  # significant digits; 0 for a count; None for a score: Domain.digits
     panel: str | None = None  # its key in PANELS; None if it is not drawn
     short: str = ""  # its label in the progress line; empty if it is not shown there
     domain: str | None = None  # name of the only domain that records it; None if both do

@@ -76,7 +76,7 @@ class Progress:
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
-        # Time and frames after iteration 1; the speed leaves that out, since it may compile.
+        # Time and frames after iteration 1, which may compile; the speed leaves out iteration 1.
         self._first: tuple[float, int] | None = None
         self._phases = phases or Phases()
         self._row: Row = {domain.axis: done}

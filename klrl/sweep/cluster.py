@@ -89,7 +89,7 @@ class _Tasks(Backend):
 
     def _ready(self) -> Sequence[object]:
         """Wait until all tasks end, at most ``_POLL`` seconds; return the ended tasks."""
-        if not self._running:  # the open jobs wait until their lost processes are dead
+        if not self._running:  # each open job is held until its lost process is dead
             time.sleep(_POLL)
             return ()
         try:

@@ -102,7 +102,7 @@ def run_jobs(
     outcomes: list[Outcome] = []
     local = launcher.name == "local"
     passing: AbstractContextManager[list[int]] = nullcontext([])
-    if not local:  # with local, the job in this process handles signals
+    if not local:  # a local job runs in this process, and handles signals itself
         passing = passed_on(folder, todo, uses_slurm(launcher))
     try:
         with passing as signals:
@@ -223,7 +223,7 @@ def _locked(path: Path, setting: str) -> Iterator[None]:
 
 @contextmanager
 def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iterator[list[int]]:
-    """In the context, a first signal asks running jobs to stop; a second stops the sweep at once.
+    """In the context, a signal asks running jobs to stop; a second SIGINT or SIGTERM stops klrl.
 
     Args:
         folder: the sweep's folder.
