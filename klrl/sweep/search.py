@@ -52,7 +52,7 @@ class Space:
         return [[*self.fixed, *words(values), seed] for seed in self.seeds]
 
     def ends(self) -> list[list[str]]:
-        """Return the jobs to check before a search: together, all choices and ends of intervals."""
+        """Return jobs for the checks before a search: they cover all choices and interval ends."""
         ends = {
             key: getattr(of, "choices", ()) or (of.low, of.high)
             for key, of in self.dimensions.items()
