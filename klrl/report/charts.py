@@ -26,7 +26,7 @@ from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
 #: Number of settings drawn at first, one per colour; check boxes on the page add others.
 SHOWN = 7
-#: A longer curve has about this many points; each averages the rows since the previous point.
+#: A curve has at most about this many points; each averages the rows since the previous point.
 POINTS = 60
 #: Points with larger numbers are not drawn: matplotlib's arithmetic would overflow.
 MOST = 1e100
@@ -49,8 +49,8 @@ class Point(NamedTuple):
     x: float
     y: Estimate
     seeds: Sequence[float] = ()  # y of each run of the setting; NaN for a run without a value
-    across: Estimate | None = None  # return against KL only: the estimate of x
-    places: Sequence[float] = ()  # return against KL only: x of each run
+    across: Estimate | None = None  # the estimate of x; only in charts of return against KL
+    places: Sequence[float] = ()  # x of each run; only in charts of return against KL
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Chart:
 
     @property
     def floor(self) -> float | None:
-        """Lower limit of a log axis: the first KLs are rounding errors, far below all others."""
+        """Lower limit of a log axis, above the first iterations' KLs, which are rounding errors."""
         values = [point.y.value for points in self.series.values() for point in points]
         return float(np.quantile(values, 0.1)) / 10 if values else None
 

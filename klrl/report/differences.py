@@ -35,9 +35,9 @@ class Difference:
     low: float
     high: float
     p: float  # two-sided, adjusted by Holm's method over all pairs
-    more: float  # probability that a run of a has more than a run of b; a tie counts half
+    more: float  # probability that a run of a has a higher value than a run of b; ties count half
     least: float  # the smallest true difference that the test detects with probability POWER
-    paired: bool = False  # True if the test pairs runs of equal seed and equal trained start
+    paired: bool = False  # True if the test pairs the runs of each seed; see shares_starts
 
     @property
     def significant(self) -> bool:

@@ -31,7 +31,7 @@ def equal_kl(lines: Sequence[Line]) -> EqualKL:
 
     For each seed, the final return is interpolated linearly in sqrt(KL) between the family's runs.
     The levels are 1/4, 1/2 and 3/4 of the way through the range of sqrt(KL) that all seeds of all
-    families cover. At levels that only some seeds reach, families would differ by their seeds.
+    families cover. Beyond that range, families would be compared on different seeds.
     """
     runs = [run for line in lines for run in line.setting.runs]
     families: dict[str, dict[int, list[tuple[float, float]]]] = {}

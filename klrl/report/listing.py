@@ -44,10 +44,10 @@ class Entry:
     done: int = 0
     total: int | None = None  # the value of ``done`` at the end; None if unknown
     score: float | None = None
-    error: float | None = None  # standard error of ``score``, if it is of several episodes
+    error: float | None = None  # standard error of ``score``, if an evaluation gave it
     best: float | None = None  # return of the best checkpoint in the closing evaluation
     best_error: float | None = None
-    kl: float | None = None  # last row's KL(policy||reference), nats: of evaluation, else training
+    kl: float | None = None  # last row's eval/kl_ref, else kl/ref/exact, in nats
     started: str | None = None  # start time in ISO 8601; None before the start
     note: str = ""  # an error, in one line
     jobs: dict[str, int] = field(default_factory=dict)  # of a sweep: state -> number of jobs
@@ -117,7 +117,7 @@ def _sweep(folder: Path) -> Entry:
 
 
 def _state(run: RunFolder, job: JobEntry) -> tuple[str, dict[str, Any]]:
-    """Return a job's state, and its manifest; {} if the job has not begun."""
+    """Return a job's state and its manifest; the manifest is {} if it cannot be read."""
     if not run.exists:
         return ("waiting" if job.status == "running" else job.status), {}
     try:

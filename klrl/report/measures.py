@@ -12,8 +12,9 @@ from klrl.report.settings import Setting
 from klrl.report.statistics import Array, Estimate, estimate
 from klrl.runs.metrics import METRICS, Metric, Row, metric_of
 
-#: KL(old||new) within this factor of its target is in band; WARM_UP iterations are skipped.
+#: KL(old||new) is in band if it is within this factor of its target.
 BAND = 1.5
+#: Number of iterations at the start that :func:`in_band` leaves out.
 WARM_UP = 10
 
 #: Keys of the measures that are a return or a score.
@@ -24,7 +25,7 @@ _REWARDS = (EPISODE_REWARD, "reward/raw")
 #: KL metrics in order of preference: closed forms, then k3, an unbiased estimator that is >= 0.
 _KLS = ("kl/ref/exact_seq", "kl/ref/exact", "kl/ref/k3_seq", "kl/ref/k3")
 
-#: Describes the measure of :func:`in_band`, which is not recorded in rows.
+#: The metric of :func:`in_band`; ``metrics.yaml`` lacks it, since no row contains it.
 _IN_BAND = Metric(
     "in_band",
     "in band",
@@ -39,8 +40,8 @@ class Measure:
 
     key: str
     metric: Metric
-    how: str  # final, last, median or sum over iterations; empty if the unit implies it
-    of: Callable[[ReadRun], float]  # run -> its number; NaN for a run without one
+    how: str  # reduction over iterations: final, last, median or sum; empty for in_band
+    of: Callable[[ReadRun], float]  # computes a run's number; NaN if the run has none
     score: bool = False  # True if a failed run may get the lowest value of the task's runs
 
 
@@ -57,9 +58,9 @@ def recorded_metrics(runs: Iterable[ReadRun]) -> list[str]:
 
 
 def final(run: ReadRun, *metrics: str) -> float:
-    """Average the first of ``metrics`` with a value over the last tenth of the iterations.
+    """Average a metric over the last tenth of the iterations: the first metric that has a value.
 
-    If that tenth has no value, since no episode ended, return the metric's last value.
+    If that tenth has no value, since no episode ended in it, return the metric's last value.
     """
     for metric in metrics:
         values = column(run, metric)[run.trained]
@@ -72,7 +73,7 @@ def final(run: ReadRun, *metrics: str) -> float:
 
 
 def in_band(run: ReadRun) -> float:
-    """Return the share of iterations from the eleventh on whose KL(old||new) is in band."""
+    """Return the share of iterations with KL(old||new) in band, from the eleventh iteration on."""
     kl, annealed = (
         column(run, name)[run.trained][WARM_UP:] for name in ("kl/old/exact", "kl/old/target")
     )
@@ -91,7 +92,7 @@ def seconds(run: ReadRun) -> float:
 
 
 def speed(run: ReadRun) -> float:
-    """Return the median over iterations of frames (language: samples) per second."""
+    """Return the median speed of the iterations, in frames (language: samples) per second."""
     values = column(run, f"time/{run.axis}_per_second")
     return float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
 
@@ -103,7 +104,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
     columns = [
         _of("return", reward, "final", runs),
         _of("eval_return", "eval/return", "last", runs),
-        # All seeds are evaluated from the same start states, so their range omits this error.
+        # The spread over seeds lacks this error: all seeds are evaluated from the same states.
         _of("eval_error", "eval/return_se", "last", runs),
         _of("eval_best", "eval/best_return", "last", runs),
         _of("gold", "reward/gold", "final", runs),
@@ -142,7 +143,7 @@ def _last(run: ReadRun, metric: str) -> float:
 
 
 def last_evaluated(run: ReadRun, metric: str) -> Row:
-    """Return the last row with a value of this metric, without NaNs; {} if there is none."""
+    """Return the last row that has a value of a metric, without NaNs; {} without such a row."""
     at = np.flatnonzero(np.isfinite(column(run, metric)))
     if not len(at):
         return {}
@@ -161,7 +162,7 @@ def kl_metric(runs: Sequence[ReadRun]) -> str:
 
 
 def compared_by(runs: Sequence[ReadRun], name: str) -> str:
-    """Replace a reward or KL metric by its variant that most runs recorded; keep other names."""
+    """Return ``name`` or, for the reward or the KL, the variant that most runs recorded."""
     by = {_REWARDS[0]: reward_metric, _KLS[1]: kl_metric}.get(name)
     return by(runs) if by else name
 
@@ -197,8 +198,8 @@ class Line:
 def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Line]:
     """Make one line per setting of a task.
 
-    If a failed run has no value of a score, it gets the lowest value of any run of the task. With
-    ``failed=worst``, it gets the lowest value in any case.
+    A failed run without a score gets the lowest score of any run of the task. With
+    ``failed=worst``, every failed run gets the lowest score.
     """
     columns = measures([run for setting in settings for run in setting.runs])
     every = [
@@ -216,7 +217,7 @@ def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Lin
 
 
 def _let_failed_count(values: Sequence[Array], settings: Sequence[Setting], failed: str) -> None:
-    """Give failed runs the lowest value of any run, if they have none or ``failed`` is worst."""
+    """Give failed runs the lowest value of any run if they lack a value, or ``failed`` is worst."""
     recorded = np.concatenate([*values, np.zeros(0)])
     recorded = recorded[np.isfinite(recorded)]
     if not len(recorded):

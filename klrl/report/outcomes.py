@@ -64,7 +64,7 @@ def label(line: Line) -> str:
 
 
 def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
-    """Count the runs that ended early: index of a setting -> number; settings without are left out.
+    """Map the index of each setting to the number of its runs that ended early, if it is not 0.
 
     A run ended early if it has fewer frames than the largest ``frames`` of any setting of the task
     (if unknown, than the longest run). Failed runs are not counted here.
@@ -81,7 +81,7 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
 
 
 def remarks(settings: Sequence[Setting]) -> list[str]:
-    """Return a sentence if evaluations of some runs were sampled, and of others not; else []."""
+    """Return a remark if only some of the runs sampled actions in evaluations; else []."""
     runs = [run for setting in settings for run in setting.runs if "eval/return" in run.columns]
     sampled = sum(run.domain.evaluation.startswith("sampled") for run in runs)
     if not 0 < sampled < len(runs):

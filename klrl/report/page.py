@@ -101,7 +101,7 @@ def _file(name: str) -> Markup:
 
 
 def _policy(script: str, style: str) -> Markup:
-    """Make the content security policy: allow only this script, this style, and data: images."""
+    """Make the content security policy: allow only this script, this style, and inline images."""
     return Markup(
         f"default-src 'none'; script-src {_source_hash(script)}; "
         f"style-src {_source_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'"

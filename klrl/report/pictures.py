@@ -49,7 +49,7 @@ _LOOK = {
 
 
 class Look(NamedTuple):
-    """A setting's colour, line and marker; settings of equal colour differ in line and marker."""
+    """A setting's colour, line and marker."""
 
     colour: str
     line: str
@@ -72,7 +72,7 @@ def look_of(i: int) -> Look:
 
 
 def boxes(lines: Sequence[Line], shown: Sequence[int]) -> list[dict[str, Any]]:
-    """Make the settings' check boxes; settings drawn at first come first."""
+    """Make the settings' check boxes: first those of the settings in ``shown``."""
     looks = [
         {"i": i, "name": label(line), "ink": _NAMES[look_of(i).colour.lower()], "look": look_of(i)}
         for i, line in enumerate(lines)
@@ -168,7 +168,7 @@ def _save(figure: Any, stem: Path) -> list[str]:
 
 
 def _inline(figure: Any) -> Markup:
-    """Convert a figure to SVG; remove inline styles, which the page's policy forbids, and ids."""
+    """Convert a figure to SVG, without ids and inline styles: the page's policy forbids styles."""
     _lay_out(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
@@ -207,7 +207,7 @@ def _points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> list[
 
 
 class _Short(EngFormatter):
-    """Formats 10,000 as 10k and two million as 2M; small numbers unchanged."""
+    """Formats 10,000 as 10k and two million as 2M; leaves small numbers unchanged."""
 
     ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "G"}  # noqa: RUF012
 
@@ -216,7 +216,7 @@ class _Short(EngFormatter):
 
 
 def _ends(chart: Chart, i: int) -> list[float | None]:
-    """Return the x at which each run of a setting failed; None for a run that did not."""
+    """Return the x at which each run of a setting failed; None for a run that did not fail."""
     return [run.end if run.failed else None for run in chart.lines[i].setting.runs]
 
 
@@ -235,7 +235,7 @@ def _told(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list
 
 
 def _span(of: Estimate, digits: int) -> str:
-    """Format a value with its interval or, with too few seeds, with their range."""
+    """Format a value with its interval or, if there is none, with the range of the seeds."""
     ends = _interval(of) or [of.least, of.most]
     value, low, high = (number(each, digits) for each in (of.value, *ends))
     return value if of.seeds == 1 else f"{value} ({low} to {high})"
@@ -303,7 +303,7 @@ def _interval(of: Estimate | None) -> list[float]:
 
 
 def _draw_line(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> None:
-    """Draw a setting's mean, interval and seeds; on a log axis, raise lower ends that are <= 0."""
+    """Draw a setting's mean, interval and seeds; on a log axis, make the interval positive."""
     x = np.array([point.x for point in points])
     middle, low, high = np.array([[p.y.value, p.y.low, p.y.high] for p in points], float).T
     seeds = np.array([point.seeds for point in points], float).T

@@ -192,7 +192,7 @@ def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Read ``metrics.jsonl`` as metric -> values, [rows]; this takes less memory than its rows.
+    """Read ``metrics.jsonl`` as metric -> values, [rows]; a list of rows would take more memory.
 
     Lines that are no rows of the run are skipped and reported by :func:`klrl.runs.rows.each_row`.
 
@@ -229,7 +229,7 @@ _PATHS = ("actor.init", "reference.path")
 def mark_own_seeds(
     settings: Sequence[dict[str, object]], seeds: Sequence[int]
 ) -> list[dict[str, object]]:
-    """Replace a run's own seed by ``seed=*`` in the paths of trained runs, if they differ by seed.
+    """Replace ``seed=N`` by ``seed=*`` in paths of trained runs, if each seed has its own path.
 
     If seed 0 starts from ``outputs/base/seed=0`` and seed 1 from ``outputs/base/seed=1``, their
     settings become equal. If both start from ``outputs/base/seed=0``, the paths are unchanged.

@@ -1,4 +1,4 @@
-"""Groups runs that differ only in their seed into settings; lists unfinished and replaced jobs."""
+"""Groups runs into settings, by all but their seed; lists unfinished and replaced jobs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def identity(run: ReadRun) -> str:
 def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """List the keys whose values differ between settings, or that some settings lack.
 
-    Choices come first, then keys that all settings have.
+    The choices of groups, as ``loss``, come first, then keys that all settings have.
     """
     keys = dict.fromkeys(key for each in settings for key in each)
     unequal = [
@@ -98,7 +98,7 @@ def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def name_settings(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """Name each setting by its values of a few keys, as many as distinguish the settings."""
+    """Name each setting by its values of the few keys that distinguish all settings."""
     kept: list[str] = []
     classes: list[tuple[str, ...]] = [() for _ in settings]
     for key in differing(settings):

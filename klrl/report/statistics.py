@@ -70,8 +70,8 @@ def welch_all(sums: Sequence[Weighted]) -> list[Contrast]:
 def log_ratios(pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]]) -> list[Contrast]:
     """Estimate, for each pair (a, b), the mean over tasks of log(mean a / mean b).
 
-    a and b have a sample per task, as in :func:`welch`, with a positive mean. By the delta method,
-    se(log(mean x)) = se(mean x) / mean x. Swapping a and b changes only signs.
+    a and b contain one sample per task, of two or more values with a positive mean. By the delta
+    method, se(log(mean x)) = se(mean x) / mean x. Swapping a and b changes only signs.
     """
     moments = []
     for a, b in pairs:
@@ -100,7 +100,7 @@ def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float,
     value = sum(w * float(x.mean()) for w, x in zip(weights, samples, strict=True))
     parts = [w**2 * float(x.var(ddof=1)) / len(x) for w, x in zip(weights, samples, strict=True)]
     variance = sum(parts)
-    # A smaller standard error or value is a rounding error, and counts as 0.
+    # Standard errors and values up to this size are rounding errors, and count as 0.
     least = 1e-13 * max(float(np.abs(w * x).max()) for w, x in zip(weights, samples, strict=True))
     if variance <= least**2:
         return (0.0 if abs(value) <= least else value), 0.0, 1.0
@@ -142,7 +142,7 @@ def estimate_curve(values: Array) -> list[Estimate | None]:
     """Apply :func:`estimate` to each point of a curve, [seeds, points]."""
     recorded = np.isfinite(values)
     estimates: list[Estimate | None] = [None] * values.shape[1]
-    # Estimate all points with the same seeds together: there are few such groups.
+    # Estimate together all points at which the same seeds have values: such groups are few.
     for mask in np.unique(recorded, axis=1).T:
         n = int(mask.sum())
         if not n:
@@ -219,6 +219,6 @@ def quantile(level: float, df: ArrayLike) -> Array:
 
 
 def density(t: Array, df: Array) -> Array:
-    """Student's Gamma((df+1)/2) / (sqrt(df pi) Gamma(df/2)) (1 + t^2/df)^(-(df+1)/2)."""
+    """Student's density, Gamma((df+1)/2) / (sqrt(df pi) Gamma(df/2)) (1 + t^2/df)^(-(df+1)/2)."""
     front = _lgamma((df + 1) / 2) - _lgamma(df / 2) - np.log(df * np.pi) / 2
     return np.exp(front - (df + 1) / 2 * np.log1p(t**2 / df))

@@ -46,7 +46,7 @@ class Table(NamedTuple):
 
 
 def stacked(text: str, *below: str) -> Markup:
-    """Make a cell: text, and below it smaller lines, except empty ones."""
+    """Make a cell: a text, and below it the non-empty texts in small lines."""
     small = Markup("<small>{}</small>")
     return escape(text) + Markup().join(small.format(each) for each in below if each)
 

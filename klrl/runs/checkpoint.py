@@ -141,8 +141,8 @@ class Checkpoints:
         """Remove entries beyond the number to keep, and entries that ``load_last`` refused."""
         others = [path for path in _newest_first(written.parent) if path != written]
         refused = [path for path in others if path in self._refused]
-        # Keep the new entry even if an older one has more frames: a killed run resumes from
-        # ``last``, and ``best`` may be ahead of that.
+        # Keep the new entry even if an older entry has more frames: a killed run resumes from
+        # ``last``, and ``best`` may have more frames.
         whole = [written, *(path for path in others if path not in refused)]
         for path in [*whole[_KEPT[written.parent.name] :], *refused]:
             self._remove(path)
@@ -189,7 +189,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
 def _load(
     folder: Path, components: Mapping[str, Component], device: torch.device, say: Say, setting: str
 ) -> tuple[CheckpointEntry, list[Path]]:
-    """Restore components from the newest intact entry; return it, and the newer, damaged paths."""
+    """Restore components from the newest intact entry; return it, and newer, damaged entries."""
     refused: dict[Path, DamagedEntry] = {}
     for path in _candidates(folder):
         try:

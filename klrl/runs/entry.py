@@ -148,7 +148,7 @@ class CheckpointEntry:
         return present
 
     def digests(self, components: Iterable[str]) -> dict[str, str]:
-        """Return component -> SHA-256 of its tensors in the manifest; :meth:`check` verifies it."""
+        """Return component -> its tensors' SHA-256 in the manifest; call :meth:`check` first."""
         named = {name: self._files.get(f"{name}.safetensors") for name in components}
         return {name: listed[1] for name, listed in named.items() if listed is not None}
 

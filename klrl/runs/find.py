@@ -11,7 +11,7 @@ from klrl.runs.folder import BrokenRun, read_manifest
 
 
 def find_run(path: str, setting: str) -> Path:
-    """Return the run folder that a setting names; refuse it without a manifest or a checkpoint."""
+    """Return the run folder that a setting names; refuse it if it lacks a required file."""
     run = find_manifest(path, setting)
     if not (run / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")
@@ -26,7 +26,7 @@ def _has_checkpoint(run: Path, which: str) -> bool:
 
 
 def find_manifest(path: str, setting: str) -> Path:
-    """Return the run folder that a setting names; refuse it without a readable manifest."""
+    """Return the run folder that a setting names; refuse a folder without a readable manifest."""
     run = expanded(path)
     if not run.is_dir():
         raise ConfigError(f"{setting}={path}: no such folder; give a run folder below outputs/")

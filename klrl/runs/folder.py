@@ -56,7 +56,7 @@ class BrokenRun(ValueError):
     """A file of a run folder cannot be read; the message names the file and the reason."""
 
 
-#: Exceptions that reading a run folder may raise. In a stranger's folder, values have any type.
+#: Exceptions that reading a run folder may raise. In a stranger's folder, values may have any type.
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
@@ -208,7 +208,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         run = before.get("id") or uuid4().hex
         if before and before.get("config_hash") != key.settings:
-            # After a kill between the writes of the two files, one of the two hashes still fits.
+            # If a kill prevents the last write, ``config_hash`` or ``next_hash`` fits the settings.
             self._write({**before, "next_hash": key.settings})
         self._store_config(config, f"# run {run}\n")
         argv = self._given_argv

@@ -153,7 +153,7 @@ def check_machine(
 
 
 def device_of(name: str) -> torch.device:
-    """Return a device: ``auto`` is cuda if available, else cpu; ``cuda`` is torch's current one."""
+    """Return a device: ``auto`` is cuda if available, else cpu; ``cuda`` is torch's current GPU."""
     import torch
 
     if name == "auto":

@@ -1,17 +1,17 @@
 """Declares each recorded metric once: name, title, unit, digits, panel.
 
 A row of ``metrics.jsonl`` is one iteration; row 0 is an evaluation before the first iteration. KLs
-and entropies are means over the rollout, in nats per frame. Rewards are means per frame, before any
-scaling for the learner. Every iteration satisfies reward/shaped == reward/raw - kl/ref/penalty.
+and entropies are means over the rollout, in nats per frame. ``reward/raw`` and ``reward/shaped``
+are means per frame, before any scaling for the learner; they differ by ``kl/ref/penalty``.
 
 For language, a frame is a valid token, an episode is a response, and the x-axis counts samples,
 that is, responses. A metric with the suffix ``_seq`` is summed over a response, and averaged over
 responses.
 
-To add a metric, declare it in ``metrics.yaml``, and compute it. A loss stores one number per
-position in ``measured``, and the row gets the mean; ``rewards_of`` of a domain computes metrics of
-a rollout. The progress line, ``curves.png``, wandb, the report and ``klrl diff`` read the
-declaration.
+To add a metric, declare it in ``metrics.yaml``, and compute it. For a metric of a loss, the loss
+stores a value per frame in ``LossTerms.measured``, and klrl writes their mean. For a metric of a
+rollout, the domain's function ``rewards_of`` computes the number. The progress line,
+``curves.png``, wandb, the report and ``klrl diff`` read the declaration.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Metric:
     title: str
     what: str
     unit: str = ""  # the unit of its values; empty without a unit
-    digits: int | None = 4  # significant digits; 0 for a count; None: the domain's, for a score
+    digits: int | None = 4  # significant digits; 0 for a count; None for a score: Domain.digits
     panel: str | None = None  # its key in PANELS; None if it is not drawn
     short: str = ""  # its label in the progress line; empty if it is not shown there
     domain: str | None = None  # name of the only domain that records it; None if both do
@@ -146,7 +146,7 @@ PART = "reward/part/"
 
 
 def metric_of(name: str, domain: Domain) -> Metric:
-    """Return a metric with the domain's terms; for an undeclared metric, one with only a name."""
+    """Return a metric with the domain's terms; an undeclared metric has only a name."""
     metric = METRICS.get(name)
     if metric is None and name.startswith(PART):
         label, unit = name.removeprefix(PART), f"reward per {domain.episode}"

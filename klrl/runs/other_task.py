@@ -31,7 +31,7 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
 
 
 def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Put ``env.id`` first; refuse overrides except of ``keys`` and keys below those."""
+    """Refuse overrides of keys outside ``keys``; return the overrides with ``env.id`` first."""
     for override in map(str, overrides):
         key = key_of(override)
         if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):

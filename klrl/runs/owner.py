@@ -34,8 +34,9 @@ _FOLDERS = (".hydra", "tensorboard", "videos", "wandb", "checkpoints/last", "che
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
 _PROCESSES = Path("/proc")  # missing on macOS
-#: Prefix of temporary folders; then all temporary files and folders that a killed owner may leave.
+#: Prefix of the names of temporary folders.
 STAGING = ".staging-"
+#: Temporary files and folders that a killed owner may leave.
 _LEFTOVERS = (
     f"checkpoints/{STAGING}*",
     *("manifest.tmp", "metrics.tmp", "samples.tmp"),
@@ -218,7 +219,7 @@ class Claim:
         # Two threads may call this at once when a suspended process continues. Ignore disk errors:
         # if rows cannot be written, the run ends anyway.
         with self._beating, suppress(OSError):
-            # Read by name: a network file system shows other machines' writes only on a new open.
+            # Open the file again: otherwise, a network file system may hide other machines' writes.
             if self._path.exists() and self._path.read_bytes() != self._text:
                 self._lost = True
             else:

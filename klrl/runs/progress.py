@@ -55,7 +55,7 @@ class Progress:
     """Shows a live line on a terminal; elsewhere a plain line every 10 s.
 
     While no new row arrives, the line shows the phase: every second on a terminal, elsewhere once
-    per phase. ``done`` is the number of frames before a resume.
+    per phase. ``done``: the number of frames that the run had done before it resumed.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class Progress:
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
-        self._first: tuple[float, int] | None = None  # after iteration 1, which may compile
+        # Time and frames after iteration 1, which may compile; the speed leaves out iteration 1.
+        self._first: tuple[float, int] | None = None
         self._phases = phases or Phases()
         self._row: Row = {domain.axis: done}
         self._shown: tuple[Row, str] | None = None

@@ -43,7 +43,7 @@ def recording_status(files: RunFolder, config: JobConfig, counters: Counters) ->
         with suppress(OSError):  # raise the first error instead
             files.close(status, **{axis: counters.frames}, error=text)
         if status == "failed":
-            with suppress(Exception):  # as above
+            with suppress(Exception):  # raise the first error instead
                 _draw(files, config, status)
         else:
             files.guard.call("curves.png", _draw, files, config, status)

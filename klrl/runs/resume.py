@@ -39,7 +39,7 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
 
 
 def edited_settings(run: Path) -> str | None:
-    """Return an error message if a run's settings have neither of the manifest's hashes, else None.
+    """Return an error message if a run's settings fit neither hash in its manifest, else None.
 
     A resume that changes settings writes ``next_hash`` to the manifest, then the settings, then
     ``config_hash``, so that one hash always fits. Returns None if the manifest has no hash.

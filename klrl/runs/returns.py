@@ -24,14 +24,14 @@ def final_return(last: Mapping[str, float]) -> float | None:
     """Choose the final return from the last value of each metric; None if there is no return.
 
     The evaluation's return comes first, then the return of training episodes, then the mean reward.
-    If the run imitates, only the first counts: its training episodes are the data.
+    In imitation, only the evaluation's return counts: the training episodes are demonstrations.
     """
     names = _RETURNS[:1] if "nll/held_out" in last else _RETURNS
     return next((float(last[name]) for name in names if name in last), None)
 
 
-#: A summary reports a penalty share of at least this. With kl.coef=0.1, it was .22 and .41 on tasks
-#: with rewards of 0 and 1, where runs learned too little, and .01 on pendulum and cartpole.
+#: The smallest penalty share that a summary reports. With kl.coef=0.1, the share was .22 and .41 on
+#: two tasks with binary rewards, where runs learned too little, and .01 on pendulum and cartpole.
 LARGE_SHARE = 0.15
 
 

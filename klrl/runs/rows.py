@@ -118,7 +118,7 @@ def each_row(
             bad += [number] * (number < len(lines))
             continue
         at = row.get("iteration")
-        if run_named_in(line, run) != run or (at is not None and not at > last):  # or NaN
+        if run_named_in(line, run) != run or (at is not None and not at > last):  # refuses NaN, too
             other.append(number)
         else:
             last = last if at is None else at
@@ -188,7 +188,7 @@ def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
 
 
 def _end_of_kept(content: bytes, axis: str, after: int) -> tuple[int, list[int]]:
-    """Find the length in bytes of the rows up to ``after`` frames, and the bad lines among them."""
+    """Return the length in bytes of the rows up to ``after`` frames; and the bad lines' numbers."""
     lines = content.split(b"\n")
     values = [(_parse(line) or {}).get(axis) for line in lines]
     frames = [value if isinstance(value, int | float) else None for value in values]

@@ -43,7 +43,7 @@ class OwnFolder:
             raise ConfigError(f"{self._setting}: cannot be written: {error}") from error
 
     def remove_unstarted(self) -> None:
-        """Unless a run began, remove the files and folders that were added."""
+        """If no run began, remove the files and folders that are new since ``__init__``."""
         if not self.path.is_dir() or any(self.path.glob("**/manifest.json")):
             return
         for path in set(self.path.iterdir()) - (self._before or set()):

@@ -16,7 +16,7 @@ from klrl.runs.machine import require
 if TYPE_CHECKING:
     import numpy as np
 
-#: A GIF's largest width and height in pixels; its pictures per second: many viewers play no more.
+#: A GIF's maximum width and height in pixels; its maximum number of pictures per second.
 _WIDTH, _SPEED = 320, 20
 
 

@@ -61,8 +61,8 @@ class _Tasks(Backend):
     def __init__(self, config: RayLauncherConfig, started: Any, gpus: float) -> None:
         self._config, self._ray, self._gpus = config, started, gpus
         same = {"num_cpus": config.cpus_per_job, "max_retries": 0}
-        # With GPUs, a process runs a single job (max_calls=1): it would use the same GPU for the
-        # next job, even if Ray assigned a different one.
+        # With GPUs, a process runs a single job (max_calls=1): it would run the next job on the
+        # same GPU, even if Ray assigned a different GPU.
         self._tasks = {
             share: started.remote(num_gpus=share, max_calls=int(share > 0), **same)(run_logged)
             for share in (0.0, gpus)
@@ -89,7 +89,7 @@ class _Tasks(Backend):
 
     def _ready(self) -> Sequence[object]:
         """Wait until all tasks end, at most ``_POLL`` seconds; return the ended tasks."""
-        if not self._running:  # the open jobs wait until their lost processes are dead
+        if not self._running:  # each open job is held until its lost process is dead
             time.sleep(_POLL)
             return ()
         try:

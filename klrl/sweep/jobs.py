@@ -105,7 +105,7 @@ def recorded(folder: Path) -> dict[Identity, Path]:
 
 
 def by_status(jobs: Iterable[Job]) -> dict[str, list[Job]]:
-    """Group the jobs by state, as their folders' manifests give it."""
+    """Group the jobs by state, according to their manifests and :attr:`Job.queued`."""
     result: dict[str, list[Job]] = {each: [] for each in (FINISHED, ELSEWHERE, *OPEN)}
     known = {"finished": FINISHED, "running": ELSEWHERE, "": NEW}
     for job in jobs:
@@ -125,8 +125,8 @@ def counted(status: Mapping[str, Sequence[Job]]) -> str:
 def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
     """Make the jobs of a sweep, and choose their folders.
 
-    A job that began, or is in ``sweep.json``, keeps its folder. Any other job gets a new folder,
-    called by its name; if a different job has that folder, the hash of the settings is appended.
+    A job that began, or is in ``sweep.json``, keeps its folder. Any other job gets a new folder
+    with the job's name; if a different job has that folder, the settings' hash is appended.
 
     Args:
         folder: the sweep's folder.

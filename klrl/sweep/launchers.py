@@ -58,7 +58,7 @@ class _Pool(Backend):
     def poll(self) -> Iterator[Event | Lost]:
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        if not self._waiting:  # the open jobs wait until their lost processes are dead
+        if not self._waiting:  # each open job is held until its lost process is dead
             time.sleep(0.2)
             return
         if self._outcomes is None:
@@ -93,7 +93,7 @@ class _Pool(Backend):
         return outcomes
 
     def _runs(self, job: Job) -> bool:
-        """Return True if a job's log was opened since the pool started, give or take a second."""
+        """Return True if the job's log was opened since the pool started (or up to 1 s before)."""
         return job.log.exists() and job.log.stat().st_mtime > self._began - 1
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class Ledger:
         self.notes: list[str] = []
 
     def set(self, job: Job, status: str) -> None:
-        """Add a job with its status before the sweep runs jobs."""
+        """Add a job, with the status that it has before the sweep runs jobs."""
         queue, before = next(
             ((e.queue, e.run) for e in self.before.entries if e.name == job.name), (None, None)
         )

@@ -37,7 +37,7 @@ from klrl.sweep.worker import STOP_FILE, run_logged
 
 #: The folder of submitit's files, below the sweep's folder.
 SUBMISSIONS = ".submitit"
-#: Seconds between polls for outcomes; between queries to SLURM; between those while stopping.
+#: Seconds between polls for outcomes, between queries to SLURM, and between queries while stopping.
 _POLL, _ASK, _ASK_STOPPING = 0.5, 10.0, 1.0
 
 
@@ -142,8 +142,8 @@ class _Slurm(Backend):
         time.sleep(_POLL)
         there: dict[str, Path] = {}
         for folder in self._submissions.iterdir():
-            with suppress(OSError):  # this makes a network file system show new files
-                os.utime(folder)
+            with suppress(OSError):
+                os.utime(folder)  # makes a network file system show new files
                 there |= {path.name: folder for path in folder.iterdir()}
         for queue, job in list(self._waiting.items()):
             into = there.get(_outcome_file(queue))
@@ -168,7 +168,8 @@ class _Slurm(Backend):
                 slurm.cancel(running, "--signal=INT")  # stops with a checkpoint, as by Ctrl-C
             self._interrupted = True
         for queue, job in list(self._waiting.items()):
-            if queue not in states and queue in self._gone:  # absent twice: its file may come late
+            # Wait until two queries lack the job: its outcome file may appear late.
+            if queue not in states and queue in self._gone:
                 del self._waiting[queue]
                 yield self._without_outcome(queue, job)
             elif states.get(queue) == "PENDING" and self._states.get(queue) == "RUNNING":

@@ -102,7 +102,7 @@ def run_jobs(
     outcomes: list[Outcome] = []
     local = launcher.name == "local"
     passing: AbstractContextManager[list[int]] = nullcontext([])
-    if not local:  # with local, the job in this process handles signals
+    if not local:  # a local job runs in this process, and handles signals itself
         passing = passed_on(folder, todo, uses_slurm(launcher))
     try:
         with passing as signals:
@@ -223,7 +223,7 @@ def _locked(path: Path, setting: str) -> Iterator[None]:
 
 @contextmanager
 def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iterator[list[int]]:
-    """In the context, a first signal asks running jobs to stop; a second stops the sweep at once.
+    """In the context, a signal asks running jobs to stop; a second SIGINT or SIGTERM stops klrl.
 
     Args:
         folder: the sweep's folder.
@@ -272,7 +272,7 @@ def _pid(job: Job) -> int | None:
 
 
 def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
-    """Check every job before the first runs; check the machine once per kind of job.
+    """Check every job before the first job runs; check the machine once per kind of job.
 
     Raises:
         ConfigError: a job cannot run.
@@ -288,7 +288,8 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
         seen.add(machine)
     for group in GROUPS:
         of = {getattr(each.config, group).name: each.config for each in checked}
-        for config in of.values() if len(of) > 1 else ():  # else the first job's start checks it
+        # If all jobs have the same choice, the first job to start checks it.
+        for config in of.values() if len(of) > 1 else ():
             factory(group, getattr(config, group), config.domain)
     return checked
 

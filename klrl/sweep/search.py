@@ -52,7 +52,7 @@ class Space:
         return [[*self.fixed, *words(values), seed] for seed in self.seeds]
 
     def ends(self) -> list[list[str]]:
-        """Return jobs to check before the search, with each choice or end of each setting."""
+        """Return jobs for the checks before a search: they cover all choices and interval ends."""
         ends = {
             key: getattr(of, "choices", ()) or (of.low, of.high)
             for key, of in self.dimensions.items()
@@ -98,7 +98,7 @@ def _dimension(override: Override) -> BaseDistribution:
 def run_search(
     sweep: SweepOverrides, config: OptunaConfig, launcher: LauncherConfig, args: argparse.Namespace
 ) -> int:
-    """Run trials until there are ``search.trials``; return 0 if all jobs are finished, else 1."""
+    """Run trials until the study has ``search.trials``; return 0 if all jobs finished, else 1."""
     space = space_of(sweep.job)
     check_jobs(space.ends(), args)
     with sweep_folder(sweep) as folder:
@@ -176,7 +176,7 @@ class Search:
         self._study.set_user_attr("space", space)
 
     def next_trials(self) -> Sequence[BaseTrial]:
-        """Return the trials to run now: unfinished ones, else new ones; none at the end."""
+        """Return the trials to run now: unfinished ones, else new ones; [] when all have run."""
         begun, real = [], 0
         for trial in self._study.get_trials(deepcopy=False):
             if trial.params.keys() == self._space.dimensions.keys():

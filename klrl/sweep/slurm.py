@@ -23,7 +23,7 @@ def here() -> bool:
 
 
 def in_queue(submissions: Path) -> dict[str, str] | None:
-    """Map the ids of queued jobs with a batch file below a folder to states: "12_3" -> "RUNNING".
+    """Return id -> state ("12_3" -> "RUNNING") of queued jobs whose batch files are in a folder.
 
     Returns None if SLURM does not answer.
     """

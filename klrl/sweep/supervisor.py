@@ -76,7 +76,7 @@ def supervise(backend: Backend, jobs: Sequence[Job], folder: Path) -> Iterator[E
 
 
 class _Supervisor:
-    """Tracks each job's starts, and which jobs are open, lost, or held for their lost process."""
+    """Tracks the starts of jobs, and which are open, lost, or held until their owner is dead."""
 
     def __init__(self, backend: Backend, folder: Path) -> None:
         self._backend, self._folder = backend, folder
@@ -87,7 +87,7 @@ class _Supervisor:
         self._starts: dict[str, list[int]] = defaultdict(list)  # frames at each start
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
-        # Clear ``queued``: if an adopted job is held later, it must be submitted again.
+        # Clear ``queued``: only the first start, below, adopts jobs from SLURM's queue.
         self._open = {job.name: dataclasses.replace(job, queued=None) for job in jobs}
         asked = False
         try:
