@@ -52,7 +52,7 @@ class Instructions:
 
 
 def topics(split: str) -> list[str]:
-    """Return the topics of a split, by their checksums."""
+    """Return the topics of a split; the checksum of a topic determines its split."""
     return [t for t in TOPICS if (zlib.crc32(t.encode()) % EVAL_MODULUS > 0) == (split == "train")]
 
 

@@ -46,7 +46,7 @@ class Extras:
     """Data on B responses, in addition to their texts.
 
     ``truncated``: the response was cut off at ``collector.max_new_tokens``. Ids exclude padding;
-    those of a response include its EOS.
+    the ids of a response include its EOS.
     """
 
     truncated: Sequence[bool]

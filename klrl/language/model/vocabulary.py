@@ -107,7 +107,7 @@ def _learned(tables: Sequence[Tensor]) -> bool:
 def _by_autograd(
     logits: Tensor, tokens: Tensor, others: Sequence[Other], temperature: float
 ) -> Tensor:
-    """Extend :func:`log_probs_and_kls` to any divergence and to gradients into each q."""
+    """Like :func:`log_probs_and_kls`, but for any divergence and with gradients into each q."""
     log_p = tempered_log_softmax(logits, temperature)
     rows = [chosen_of(log_p, tokens)]
     for other in others:

@@ -46,7 +46,7 @@ from klrl.train.preflight import Check, kl_at_start, run_checks
 
 #: Number of prompts to which the preflight samples responses.
 PROMPTS = 4
-#: The answer that tests the template's mask; a template might trim an answer from the data.
+#: A fixed answer to test the template's mask: a template might strip spaces from a real answer.
 ANSWER = "1234"
 #: The preflight reports the KL due to rounding alone if it exceeds this; nats per token.
 SHOWN_FLOOR = 1e-6
@@ -146,7 +146,7 @@ def _checks(
         source = reference.rule.source
         untrained = source == NO_ADAPTERS and config.actor.init is None  # init loads adapters
         if fresh and (source == THE_POLICY or untrained):
-            # As the run will: use rescored states in low precision, else those from sampling.
+            # The run uses rescored states in low precision, else states from sampling.
             kl = exact_token_kl(measured, ref, mask)
             remedy = "an untrained policy must equal its reference; try another actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)

@@ -72,7 +72,7 @@ def shown_rows(config: LanguageConfig) -> range:
 
 
 class ShownSamples(Callback):
-    """Records responses at iteration 1, every ``collector.samples_every`` iterations, at the end.
+    """Records samples at iteration 1, every ``collector.samples_every`` iterations and at the end.
 
     The field ``weights`` is the number of samples that the policy had learned from when it drew a
     response. At the end, the policy of the last checkpoint draws the responses, so ``klrl verify``
