@@ -47,10 +47,10 @@ def read_prompts(
         path: a file of JSON lines, a JSON list (``.json``) or parquet; a folder of such files;
             or a folder that ``Dataset.save_to_disk`` wrote.
         setting: the setting that gives ``path``, for messages.
-        split: the split to read. Data without splits are read whole. In a folder of data files,
-            names of files and folders determine the splits, see :meth:`_Split._split_of`.
-        set_by: the setting that requests this split; None if ``split`` is a default. A requested
-            split is refused if the data have no splits.
+        split: the split to read. In a folder of data files, names of files and folders determine
+            the splits, see :meth:`_Split._split_of`.
+        set_by: the setting that requests this split; None if ``split`` is a default. Data without
+            splits are read whole by default, and refused if a split is requested.
     """
     folder, where = expanded(path), f"{setting}={path}"
     chosen = _Split(split, where, set_by)

@@ -174,7 +174,7 @@ def encode(
     Args:
         prompt: plain text or a conversation.
         tokenizer: with a chat template for conversations.
-        limit: maximum length in tokens: the model's context minus the longest response, or None.
+        limit: maximum length in tokens, which leaves room for a response; None for no limit.
         template: arguments of the chat template.
     """
     if isinstance(prompt.content, str):

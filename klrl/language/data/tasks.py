@@ -126,7 +126,7 @@ class Task:
     def trial_batch(
         self, tokenizer: Tokenizer, limit: int | None, count: int, split: str = "train"
     ) -> PromptBatch:
-        """Encode preflight prompts: the shortest and longest of ``checked``, the first of a split.
+        """Encode trial prompts: the shortest and longest of ``checked``, and the first of a split.
 
         Args:
             tokenizer: the policy's tokenizer.
@@ -232,7 +232,7 @@ def text(config: TextConfig, seed: int) -> Task:
 def _splits(
     config: TextConfig, prompts: Sequence[Prompt]
 ) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
-    """Return training prompts, evaluation prompts, and any lines to print about the latter."""
+    """Return training prompts, evaluation prompts, and any lines to print about the evaluation."""
     path, split = config.eval_data, config.eval_split
     if path is not None or split is not None:
         where = (config.data, "env.data") if path is None else (path, "env.eval_data")

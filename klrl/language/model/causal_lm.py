@@ -17,7 +17,7 @@ from klrl.kl.reference import evaluating
 
 #: Hidden states [..., D] -> logits [..., V].
 Head: TypeAlias = Callable[[Tensor], Tensor]
-#: Attribute of a mixed model (float32 weights, bfloat16 arithmetic); its value is bfloat16.
+#: Name of an attribute that marks a mixed model (float32 weights, bfloat16 arithmetic).
 COMPUTES_IN = "klrl_computes_in"
 
 

@@ -1,4 +1,4 @@
-"""Checks log-probs against plain log-probs, those of the model's own forward.
+"""Computes plain log-probs, by the model's own forward; checks other log-probs against them.
 
 :func:`plain_log_probs` feeds the model one unpadded row at a time. :func:`packed_states` feeds it
 many rows at once, with all padding on the right. Neither uses a cache, a mask or position ids.

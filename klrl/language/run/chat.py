@@ -61,7 +61,7 @@ def in_environment(
     transform: Any
     if isinstance(config.kl, RetrieveKLConfig):
         gen = scoring(policy.model, log_probs_key="log_probs")
-        # The input is token ids, so the response mask selects the charged tokens.
+        # assistant_only=True needs conversations. With token ids, the response mask selects tokens.
         transform = RetrieveKL(gen, ref, estimator=kl.estimator, assistant_only=False, **how)
         coef = (transform.computation, "coef")
     else:

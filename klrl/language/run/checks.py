@@ -77,7 +77,7 @@ def preflight_checks(
         reference: pi_ref; None for ``kl=none``.
         sampler: the run's sampler; switched to a slower way if a faster way is wrong.
         prompts: a few prompts.
-        fresh: whether the run is new; only then is KL(policy||reference) = 0 checked at the start.
+        fresh: whether the run is new; the policy of a resumed run may differ from its reference.
 
     Returns:
         The layouts that the run must score with, and the lines to print when the run begins.

@@ -62,7 +62,7 @@ _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
 #: Prompts per call of the sampler.
 CHUNK = 256
-#: Prompts reserved for each evaluation set of an endless task; no evaluation takes as many.
+#: Number of prompts reserved for each evaluation of an endless task; no evaluation uses as many.
 _APART = 10**9
 
 

@@ -214,7 +214,7 @@ def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> Langua
 def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
     """Return ``config`` with the network of the run's reference, if that is a different policy.
 
-    If both networks have the same base model, ``config`` gives its current folder.
+    If policy and reference have the same base model, ``config`` gives its current folder.
     """
     if not isinstance(config.reference, CheckpointReferenceConfig | ModelReferenceConfig):
         return config

@@ -134,7 +134,7 @@ class PromptCache(Decoder):
 
 
 class SharedCache(PromptCache):
-    """One row per prompt: its keys, then those of the responses' first tokens, second tokens, .."""
+    """One row per prompt: keys of the prompt, of the G first tokens, of the G second tokens, ..."""
 
     words = "cache shared by a prompt's responses"
 

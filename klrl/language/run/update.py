@@ -50,7 +50,8 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         layout: how the policy is scored.
         reference: pi_ref. If the loss charges the exact KL, the reference's head is applied to the
             reference's hidden states, which the rollout contains.
-        estimator: how the loss charges KL(policy||reference): exact, k1, k2, k3; None: not at all.
+        estimator: the loss's estimator of KL(policy||reference): exact, k1, k2, k3 or a function;
+            None: no KL.
         divergence: the divergence that the loss charges if the estimator is exact.
     """
 
@@ -140,7 +141,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             yield take_prompts(minibatch, prompts, group_size), share, spread
 
     def _learned(self, batch: TensorDictBase) -> Tensor:
-        """Return the mask [B, R] of the tokens in the loss: all, or those of complete responses."""
+        """Return the loss's mask [B, R]; with ``mask_truncated``, without truncated responses."""
         mask = response_mask(batch)
         return mask & ~batch["next", "truncated"] if self.config.loss.mask_truncated else mask
 

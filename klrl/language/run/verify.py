@@ -243,11 +243,11 @@ def unmixed(config: LanguageConfig) -> LanguageConfig:
 
 
 class Sources:
-    """Restores the policy and the reference that a sample was drawn with, if their weights exist.
+    """Restores the policy that drew a sample, and the reference of that time, if weights exist.
 
     Args:
         folder: the run folder.
-        config: its settings.
+        config: the run's settings.
 
     Attributes:
         policy: the run's network; :meth:`at` loads different weights into it.
