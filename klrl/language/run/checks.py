@@ -216,9 +216,9 @@ def template_marks(
 ) -> Check:
     """Count positions where the template's assistant mask and the mask by position disagree.
 
-    By position, the prompt is the rendered conversation with the generation prompt, and the
-    response is the answer's tokens and the EOS. A template without ``{% generation %}`` marks
-    nothing: the check then passes and says that only positions are used.
+    The mask by position is 0 at the rendered conversation and its generation prompt, 1 at the
+    tokens of the answer and at the EOS. A template without ``{% generation %}`` marks nothing: the
+    check then passes and says that only positions are used.
 
     Args:
         tokenizer: of ``transformers``, with a chat template.

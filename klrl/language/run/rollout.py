@@ -95,7 +95,7 @@ class PromptRollout:
         return batch
 
     def score(self, batch: TensorDictBase) -> None:
-        """Write scores and any gold scores; with several reward functions, also the scores of each."""
+        """Write scores and any gold scores; with several reward functions, the scores of each."""
         self.phase("reward")
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)

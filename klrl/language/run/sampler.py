@@ -40,7 +40,7 @@ from klrl.train.preflight import Check
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids that end a response, and the id that pads its row, which may be an EOS."""
+    """The ids that end a response, and the pad id, which may be one of these."""
 
     eos: tuple[int, ...]
     pad: int
