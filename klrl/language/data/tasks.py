@@ -100,7 +100,7 @@ class Task:
         train: i -> training prompt number i.
         evaluate: i -> prompt number i of the evaluation split.
         reward: the reward that the policy learns from.
-        gold: the intended score, which is only measured; None if ``reward`` is that score.
+        gold: the intended score, which is only measured; None if it is the reward or unknown.
         checked: prompts to render before the run: all prompts of a file, or a generator's examples.
         evaluations: number of evaluation prompts; None if they are endless.
         template: arguments of the chat template.
