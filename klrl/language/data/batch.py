@@ -14,7 +14,7 @@ Log-probs are in nats, at the sampling temperature; they are 0 outside the respo
 | ("log_probs", "full") | [B, P+R] | log pi_old |
 | ("next", "ref_log_probs", "full") | [B, P+R] | log pi_ref |
 | ("next", "reward_raw") | [B, 1, 1] | the score of the whole response |
-| ("next", "reward") | [B, R, 1] | the score, at the last token, minus each token's coef * KL |
+| ("next", "reward") | [B, R, 1] | the score at the last token, 0 at others; minus any coef * KL |
 | advantage | [B, R, 1] | advantage of each token |
 | ("next", "done"), ("next", "truncated") | [B, 1] | done: always True; truncated: no EOS |
 """
@@ -37,11 +37,11 @@ REWARD = ("next", "reward")
 
 @dataclass(frozen=True)
 class Responses:
-    """G responses to each of N prompts: B = N x G rows, with those of a prompt adjacent.
+    """G responses to each of N prompts: B = N x G rows; the rows of a prompt are adjacent.
 
     Attributes:
         tokens: [B, R] int64, right-padded, EOS included.
-        mask: [B, R] bool, real tokens by position.
+        mask: [B, R] bool, True at tokens, False at padding.
         log_probs: [B, R] log softmax(logits / temperature) of the tokens, nats, 0 at padding.
         truncated: [B] bool, no EOS within ``max_new_tokens``.
         states: [B, R, D] hidden states that predict the tokens, if the sampler stores them;
@@ -132,7 +132,7 @@ def check_batch(batch: TensorDictBase) -> None:
     """Refuse a batch that breaks the layout.
 
     Raises:
-        ValueError: an entry or a row is wrong; the message names the first.
+        ValueError: an entry or a row is wrong; the message names the first fault.
     """
     tokens, size = batch["tokens"], batch.batch_size[0]
     width = prompt_length(batch) + tokens["response"].shape[1]

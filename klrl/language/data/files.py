@@ -1,6 +1,7 @@
-"""Reads a split's prompts from files and folders: JSON lines directly, the rest with ``datasets``.
+"""Reads the prompts of a split from a file or a folder.
 
-Nothing is downloaded: ``env.data`` is a path on this machine.
+The package ``datasets`` reads all formats except JSON lines. Nothing is downloaded: ``env.data`` is
+a path on this machine.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ def read_prompts(
         path: a file of JSON lines, a JSON list (``.json``) or parquet; a folder of such files;
             or a folder that ``Dataset.save_to_disk`` wrote.
         setting: the setting that gives ``path``, for messages.
-        split: the split to read. Data without splits are read whole. File names and folder names
-            determine the splits, see :meth:`_Split._split_of`.
-        set_by: the setting that requests this split; data without splits are then refused. None
-            if ``split`` is a default.
+        split: the split to read. In a folder of data files, names of files and folders determine
+            the splits, see :meth:`_Split._split_of`.
+        set_by: the setting that requests this split; None if ``split`` is a default. Data without
+            splits are read whole by default, and refused if a split is requested.
     """
     folder, where = expanded(path), f"{setting}={path}"
     chosen = _Split(split, where, set_by)
@@ -155,7 +156,7 @@ _NOT_A_WORD = re.compile(r"[-._ \d]+")
 
 @dataclass(frozen=True)
 class _Split:
-    """A split of the data ``where``; ``set_by`` is the setting that requests it, or None."""
+    """The split ``name``; ``where`` names the data, ``set_by`` is as in :func:`read_prompts`."""
 
     name: str
     where: str
@@ -167,7 +168,10 @@ class _Split:
         return f"{self.set_by or 'env.split'}={self.name}"
 
     def check(self, there: Collection[str]) -> None:
-        """Refuse a split that is not in ``there``; if ``there`` is empty, accept only a default."""
+        """Refuse the split if it is not one of ``there``, the splits of the data.
+
+        If the data have no splits, accept a default split, but refuse a requested split.
+        """
         if there and self.name not in there:
             names = ", ".join(sorted(there))
             raise ConfigError(

@@ -52,7 +52,7 @@ class Instructions:
 
 
 def topics(split: str) -> list[str]:
-    """Return the topics of a split, by their checksums."""
+    """Return the topics of a split; the checksum of a topic determines its split."""
     return [t for t in TOPICS if (zlib.crc32(t.encode()) % EVAL_MODULUS > 0) == (split == "train")]
 
 
@@ -75,7 +75,7 @@ def followed_share(
 
 
 def parts(response: str, row: Fields) -> tuple[bool, bool, bool]:
-    """Return whether each part is followed: (one sentence, number of words, names the topic).
+    """Return which parts are followed: (one sentence, allowed number of words, names the topic).
 
     A sentence begins with a capital letter, has at least four words, and has one end mark, as its
     last character. A response that is cut off before its end mark is no sentence.

@@ -38,7 +38,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def find_model(model: str | Path, key: str = "actor.model") -> Path:
-    """Return the folder of a model; download a hub id first. ``key`` is the setting, for messages.
+    """Return a model's folder; download it if ``model`` is a hub id. ``key`` names the setting.
 
     Raises:
         ConfigError: no such folder and no such hub id, or the hub cannot be reached.

@@ -174,7 +174,7 @@ def encode(
     Args:
         prompt: plain text or a conversation.
         tokenizer: with a chat template for conversations.
-        limit: maximum length in tokens: the model's context minus the longest response, or None.
+        limit: maximum length in tokens, which leaves room for a response; None for no limit.
         template: arguments of the chat template.
     """
     if isinstance(prompt.content, str):
@@ -208,7 +208,7 @@ def variables_of(template: str) -> set[str]:
         raise ConfigError(f"the chat template cannot be parsed ({first_line(error)})") from error
 
 
-#: Parses chat templates like ``transformers``, but without its ``{% generation %}`` tag.
+#: Parses chat templates as ``transformers`` does, except for its ``{% generation %}`` tag.
 _JINJA = Environment(extensions=["jinja2.ext.loopcontrols"])
 _MARKS = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
 

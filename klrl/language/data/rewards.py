@@ -7,7 +7,7 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 
 - prompts: as in the data, texts or lists of {"role", "content"};
 - responses: texts, without the EOS that ended them;
-- rows: all fields of the prompts' rows of data, or the fields that a generated task defines.
+- rows: one mapping per prompt, with all fields of its row of data or of its generated problem.
 
 All three are copies, which the function may change.
 
@@ -46,7 +46,7 @@ class Extras:
     """Data on B responses, in addition to their texts.
 
     ``truncated``: the response was cut off at ``collector.max_new_tokens``. Ids exclude padding;
-    those of a response include its EOS.
+    the ids of a response include its EOS.
     """
 
     truncated: Sequence[bool]

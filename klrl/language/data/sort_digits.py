@@ -34,7 +34,7 @@ class SortDigits:
         longest: maximum number of digits; the number is uniform between the two limits.
         shots: number of worked examples before the question, as earlier turns.
         seed: fixes the problems.
-        split: "train" or "eval". No digit string is in both, whatever the seeds.
+        split: "train" or "eval". No question is in both, whatever the seeds.
     """
 
     shortest: int = 4
@@ -89,7 +89,7 @@ def exact(
 def proxy(
     prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
-    """Return a flawed score: the share of the row's ``digits`` in :func:`sorted_start`.
+    """Return a flawed score: the share of the row's digits that :func:`sorted_start` contains.
 
     Extra digits cost nothing, so a policy can hack the score: the response "00112235789" scores
     well on many problems. The proxy score then rises while the gold score falls. A correct answer

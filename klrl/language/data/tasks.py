@@ -60,7 +60,7 @@ class WeightedRewards:
     def parts(
         self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> dict[str, Tensor]:
-        """Return label -> unweighted scores [B] of each function; arguments of :class:`Reward`."""
+        """Return label -> unweighted scores [B] of each function; see :meth:`Reward.__call__`."""
         return {name: reward(prompts, responses, extras) for name, reward in self._rewards.items()}
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:
@@ -83,7 +83,7 @@ class WeightedRewards:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return the name of each function or folder; the full name where two short names are equal."""
+    """Return a label per reward: the name of its function or folder; the full name if ambiguous."""
     short = [Path(name.partition(":")[2] or name).name for name in names]
     count = Counter(short)
     return [
@@ -100,7 +100,7 @@ class Task:
         train: i -> training prompt number i.
         evaluate: i -> prompt number i of the evaluation split.
         reward: the reward that the policy learns from.
-        gold: the intended score, if ``reward`` differs from it; it is only measured.
+        gold: the intended score, which is only measured; None if it is the reward or unknown.
         checked: prompts to render before the run: all prompts of a file, or a generator's examples.
         evaluations: number of evaluation prompts; None if they are endless.
         template: arguments of the chat template.
@@ -126,7 +126,7 @@ class Task:
     def trial_batch(
         self, tokenizer: Tokenizer, limit: int | None, count: int, split: str = "train"
     ) -> PromptBatch:
-        """Encode test prompts: the shortest and longest of ``checked``, and the first of a split.
+        """Encode trial prompts: the shortest and longest of ``checked``, and the first of a split.
 
         Args:
             tokenizer: the policy's tokenizer.
@@ -232,7 +232,7 @@ def text(config: TextConfig, seed: int) -> Task:
 def _splits(
     config: TextConfig, prompts: Sequence[Prompt]
 ) -> tuple[Sequence[Prompt], Sequence[Prompt], Sequence[str]]:
-    """Return training prompts, evaluation prompts, and any lines to print about the latter."""
+    """Return training prompts, evaluation prompts, and any lines to print about the evaluation."""
     path, split = config.eval_data, config.eval_split
     if path is not None or split is not None:
         where = (config.data, "env.data") if path is None else (path, "env.eval_data")

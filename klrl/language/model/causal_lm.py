@@ -17,7 +17,7 @@ from klrl.kl.reference import evaluating
 
 #: Hidden states [..., D] -> logits [..., V].
 Head: TypeAlias = Callable[[Tensor], Tensor]
-#: Attribute of a mixed model (float32 weights, bfloat16 arithmetic); its value is bfloat16.
+#: Name of an attribute that marks a mixed model (float32 weights, bfloat16 arithmetic).
 COMPUTES_IN = "klrl_computes_in"
 
 
@@ -183,7 +183,7 @@ class _KnownLogits(nn.Module):
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:
-    """Return the dtype that a model computes in: its parameters' dtype, unless it is mixed."""
+    """Return the dtype that a model computes in: bfloat16 if mixed, else its parameters' dtype."""
     mixed: torch.dtype | None = getattr(unwrapped(model), COMPUTES_IN, None)
     return next(model.parameters()).dtype if mixed is None else mixed
 
@@ -267,8 +267,8 @@ def positions(mask: Tensor) -> Tensor:
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Inside this context, use evaluation mode, unless gradient checkpointing needs training mode.
 
-    ``transformers`` checkpoints activations only in training mode. Such a model must have no
-    dropout or other noise; the preflight compares both modes.
+    ``transformers`` checkpoints activations only in training mode. A model that does so must have
+    no dropout or other noise; the preflight compares both modes.
     """
     if torch.is_grad_enabled() and checkpoints_gradients(model):
         yield

@@ -1,4 +1,4 @@
-"""Checks log-probs against plain log-probs, those of the model's own forward.
+"""Computes plain log-probs, by the model's own forward; checks other log-probs against them.
 
 :func:`plain_log_probs` feeds the model one unpadded row at a time. :func:`packed_states` feeds it
 many rows at once, with all padding on the right. Neither uses a cache, a mask or position ids.
@@ -64,7 +64,7 @@ def first_right(
     off_by: Callable[[WayT], float],
     wrong: Sequence[str] = (),
 ) -> tuple[WayT, Check]:
-    """Choose the fastest way to sample or score whose log-probs equal the model's, up to rounding.
+    """Choose the fastest way to sample or score that gives plain log-probs, up to rounding.
 
     Args:
         model: a causal LM.
@@ -130,8 +130,8 @@ def rows_to_compare(batch: TensorDictBase, group_size: int) -> Tensor:
 def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float:
     """Return the largest error, in nats, of the log-probs in a batch sampled at temperature 1.
 
-    One row per prompt is compared with :func:`plain_log_probs`, all rows with log-probs from
-    :func:`packed_states`. The latter are also compared with the plain log-probs.
+    Three sources of log-probs are compared pairwise: the batch, :func:`packed_states` and, in one
+    row per prompt, :func:`plain_log_probs`.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     sampled = response_part(batch, LOG_PROBS)
@@ -151,7 +151,7 @@ def max_off(*pairs: tuple[Tensor, Tensor]) -> float:
 def packed_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
     """Compute hidden states by the plain forward, one row per response, all padding on the right.
 
-    A causal model ignores later tokens, so this needs no mask and no position ids. Padding on the
+    A causal model ignores later tokens, so no mask and no position ids are needed. Padding on the
     left would change the state of a recurrent model.
 
     Args:

@@ -62,7 +62,7 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
         with warnings.catch_warnings():
             # peft 0.21 reads a property that transformers 5.23 deprecates.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-            # Adapters on one of two tied weights cannot be merged: klrl export --merge refuses.
+            # Adapters on one of two tied weights cannot be merged; export --merge refuses them.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
             model: PreTrainedModel = peft.get_peft_model(network, config)
             return model
@@ -137,7 +137,7 @@ def load_causal_lm(
         device: where to put the model.
         gradient_checkpointing: drop activations and recompute them in the backward pass.
         lora: settings of low-rank adapters, which are then trained instead of the weights.
-        say: called with each line to print: automatic choices, and progress of a large model.
+        say: prints a line, such as an automatic choice or the progress of a large model.
     """
     folder, setting = find_model(model, key), f"{key}={model}"
     config = read_config(folder, setting)
@@ -273,8 +273,8 @@ def end_tokens(
     """Collect the ids that end a response: the tokenizer's EOS, and any ids that the model lists.
 
     Chat models have several: Llama 3 lists the end of a turn, of a tool message and of a text. If
-    the generation config has a single id instead of a list, it is ignored: it may be a default of
-    ``transformers`` (2 for Llama) that does not fit the tokenizer.
+    the generation config has a single id instead of a list, that id is ignored: it may be a default
+    of ``transformers`` (2 for Llama) that does not fit the tokenizer.
 
     Args:
         tokenizer: has an EOS.

@@ -24,7 +24,7 @@ from klrl.language.model.causal_lm import Head, weights_cast_once
 #: Logits per chunk: each policy keeps at most this many for a backward pass; 268 MB in float32.
 CHUNK_ELEMENTS = 2**26
 #: Pieces per chunk: few if the backward pass recomputes logits, since each piece then allocates a
-#: gradient of the head's size; more without a backward pass, since pieces of 27 MB are fastest.
+#: gradient of the head's size. Without a backward pass, pieces of 27 MB are fastest.
 _PART_RECOMPUTED, _PART_WITHOUT_GRADIENT = 4, 10
 LARGE_VOCABULARY = 2**18
 
@@ -107,7 +107,7 @@ def _learned(tables: Sequence[Tensor]) -> bool:
 def _by_autograd(
     logits: Tensor, tokens: Tensor, others: Sequence[Other], temperature: float
 ) -> Tensor:
-    """Extend :func:`log_probs_and_kls` to any divergence and to gradients into each q."""
+    """Like :func:`log_probs_and_kls`, but for any divergence and with gradients into each q."""
     log_p = tempered_log_softmax(logits, temperature)
     rows = [chosen_of(log_p, tokens)]
     for other in others:

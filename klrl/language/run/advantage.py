@@ -24,7 +24,7 @@ _NO_SPREAD = 1e-6
 
 
 Baseline = Callable[[Tensor, int], Tensor]
-#: ``advantage.baseline`` -> function (scores [B], G) -> scores relative to their groups [B].
+#: ``advantage.baseline`` -> function of scores [B] and G; it returns scores relative to groups [B].
 BASELINES: dict[str, Baseline] = {}
 
 
@@ -109,11 +109,11 @@ def group_advantage(
     coef: float | Tensor,
     weight: float = 1.0,
 ) -> Tensor:
-    """A_t = weight * BASELINES[baseline](score) - coef * (sum of the KLs from token t on).
+    """A_t = weight * BASELINES[baseline](score) - coef * kl_to_go_t.
 
     ``normalized`` divides the score by the group's spread, but not the KL: in units of the score,
-    the KL's coefficient is then coef * spread. ``normalized_shaped`` divides both, so the advantage
-    is that of score - coef * KL, up to a positive factor per group.
+    the KL's coefficient is then coef * spread. ``normalized_shaped`` divides both: its advantage is
+    that of ``mean``, divided by the spread.
 
     Args:
         score: one per response [B].

@@ -54,14 +54,14 @@ _DRAWN = (
 def in_environment(
     kl: ReferenceKL, config: LanguageConfig, policy: Policy, reference: Reference
 ) -> ReferenceKL:
-    """Return the KL with a transform that charges it at each step of the environment."""
+    """Return ``kl`` with a transform that charges it at each step of the environment."""
     scoring = partial(_wrapped, TransformersWrapper, policy=policy, generate=False)
     ref = scoring(reference, log_probs_key="ref_log_probs")
     how: dict[str, Any] = {"coef": kl.coef, "temperature": config.collector.temperature}
     transform: Any
     if isinstance(config.kl, RetrieveKLConfig):
         gen = scoring(policy.model, log_probs_key="log_probs")
-        # The input is token ids, so the response mask selects the charged tokens.
+        # assistant_only=True needs conversations. With token ids, the response mask selects tokens.
         transform = RetrieveKL(gen, ref, estimator=kl.estimator, assistant_only=False, **how)
         coef = (transform.computation, "coef")
     else:
@@ -87,7 +87,7 @@ class ChatPolicy(TransformersWrapper):
     """TorchRL's policy wrapper, with klrl's sampler in place of its own generation.
 
     When TorchRL 0.14.1's ``TransformersWrapper`` generates, it draws from torch's global generator.
-    It sets the first token's log-prob to 0, and ignores the temperature in the others. It finds
+    It sets the first token's log-prob to 0, and ignores the temperature in all log-probs. It finds
     padding by token id, so the EOS is lost if pad == eos. tests/language/test_chat.py fails when
     TorchRL fixes these faults.
     """

@@ -46,7 +46,7 @@ from klrl.train.preflight import Check, kl_at_start, run_checks
 
 #: Number of prompts to which the preflight samples responses.
 PROMPTS = 4
-#: The answer that tests the template's mask; a template might trim an answer from the data.
+#: A fixed answer to test the template's mask: a template might strip spaces from a real answer.
 ANSWER = "1234"
 #: The preflight reports the KL due to rounding alone if it exceeds this; nats per token.
 SHOWN_FLOOR = 1e-6
@@ -77,7 +77,7 @@ def preflight_checks(
         reference: pi_ref; None for ``kl=none``.
         sampler: the run's sampler; switched to a slower way if a faster way is wrong.
         prompts: a few prompts.
-        fresh: whether the run is new; only then is KL(policy||reference) = 0 checked at the start.
+        fresh: whether the run is new; the policy of a resumed run may differ from its reference.
 
     Returns:
         The layouts that the run must score with, and the lines to print when the run begins.
@@ -146,7 +146,7 @@ def _checks(
         source = reference.rule.source
         untrained = source == NO_ADAPTERS and config.actor.init is None  # init loads adapters
         if fresh and (source == THE_POLICY or untrained):
-            # As the run will: use rescored states in low precision, else those from sampling.
+            # The run uses rescored states in low precision, else states from sampling.
             kl = exact_token_kl(measured, ref, mask)
             remedy = "an untrained policy must equal its reference; try another actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
@@ -216,9 +216,9 @@ def template_marks(
 ) -> Check:
     """Count positions where the template's assistant mask and the mask by position disagree.
 
-    By position, the prompt is the rendered conversation with the generation prompt, and the
-    response is the answer's tokens and the EOS. A template without ``{% generation %}`` marks
-    nothing: the check then passes and says that only positions are used.
+    The mask by position is 0 at the rendered conversation and its generation prompt, 1 at the
+    tokens of the answer and at the EOS. A template without ``{% generation %}`` marks nothing: the
+    check then passes and says that only positions are used.
 
     Args:
         tokenizer: of ``transformers``, with a chat template.

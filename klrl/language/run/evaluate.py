@@ -62,7 +62,7 @@ _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
 #: Prompts per call of the sampler.
 CHUNK = 256
-#: Prompts reserved for each evaluation set of an endless task; no evaluation takes as many.
+#: Number of prompts reserved for each evaluation of an endless task; no evaluation uses as many.
 _APART = 10**9
 
 
@@ -153,9 +153,10 @@ class Player:
 def places(starts: Starts, count: int, among: int | None, chosen: bool = False) -> range:
     """Return the indices of an evaluation's prompts.
 
-    In a file, evaluations during a run use the first half, the closing evaluation the second half.
+    Evaluations during a run use the first half of a file, the closing evaluation the second half.
     ``klrl evaluate`` uses the whole file, whatever its seed; for the best checkpoint it uses only
-    the second half, since the first half selected it. A file of one prompt is not divided.
+    the second half, since the first half selected that checkpoint. A single prompt is in both
+    halves.
 
     Args:
         starts: during the run, closing, or ``klrl evaluate`` with its seed.

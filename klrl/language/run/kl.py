@@ -163,9 +163,9 @@ def measure(batch: TensorDictBase) -> dict[str, Tensor]:
     """Apply :func:`klrl.kl.measure.mean_kl` to an annotated rollout.
 
     Returns:
-        Means over valid tokens, nats; under names with ``_seq``, means over responses of the sum
-        over a response's tokens. If the charged divergence is not the reverse KL, also the means
-        of :func:`klrl.kl.measure.mean_charged`.
+        Means over valid tokens, nats; under names with ``_seq``, sums over a response's tokens,
+        averaged over responses. If the charged divergence is not the reverse KL, also the means of
+        :func:`klrl.kl.measure.mean_charged`.
 
     Raises:
         NonFiniteError: a mean is NaN or infinite.

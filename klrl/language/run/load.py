@@ -101,7 +101,7 @@ def make_policy(
 
 
 def find_base(config: LanguageConfig) -> str | Path:
-    """Return the hub id or folder of the base model; if ``actor.model`` is null, klrl's own."""
+    """Return the base model's hub id or folder; klrl's own model if ``actor.model`` is null."""
     if config.actor.model == smollm.NAME:
         return smollm.smollm()
     return BASE_MODEL if config.actor.model is None else config.actor.model
@@ -127,8 +127,8 @@ def trained_policy(
         device: where to put the policy.
         setting: the setting that gives ``run``, for messages, such as ``reference.path``.
         compared_with: a job whose precision the policy should have, see :func:`_computing_as`.
-        model: current folder of the run's base model; None: the path stored in the run. The base
-            weights must match the digest in the checkpoint, if it contains one.
+        model: current folder of the run's base model; None: the path stored in the run. With a
+            folder or LoRA, the base weights must match the checkpoint's digest, if it has one.
 
     Raises:
         ConfigError: no such run or checkpoint, a control run, or a missing or changed base model.
@@ -214,7 +214,7 @@ def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> Langua
 def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
     """Return ``config`` with the network of the run's reference, if that is a different policy.
 
-    If both networks have the same base model, ``config`` gives its current folder.
+    If policy and reference have the same base model, ``config`` gives its current folder.
     """
     if not isinstance(config.reference, CheckpointReferenceConfig | ModelReferenceConfig):
         return config
@@ -305,7 +305,7 @@ class Weights:
         model: a causal LM.
         value_head: the critic, if there is one.
         whole: store every parameter, trained or not, as for a reference.
-        base: digest of the weights that are not stored; saved with the state, compared on load.
+        base: digest of the base model's weights; saved with the state, compared on load.
     """
 
     def __init__(

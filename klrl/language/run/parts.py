@@ -84,7 +84,7 @@ class LanguageParts(Parts):
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, config.actor.init_which, "agent", self.weights, self.device)
-        # The manifest describes a reference that is not made from the policy.
+        # The manifest describes the reference only if it is not made from the policy.
         described = before.get("reference") if before else None
         self.reference = None
         if self.kl is not None:

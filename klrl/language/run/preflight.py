@@ -23,9 +23,10 @@ _CHANGEABLE = (
 
 
 def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
-    """Refuse a job if packages, data, its reward function, or a model or run it names is missing.
+    """Refuse a job if a package, its data, a reward function or a run that it loads is missing.
 
-    Arguments as :func:`klrl.runs.machine.check_machine`.
+    Also refuse a file as ``actor.model``, and an ``actor.init`` with a different network. Arguments
+    as :func:`klrl.runs.machine.check_machine`.
     """
     check_language_packages(config)
     # These modules import torch, and the packages whose presence was just checked.

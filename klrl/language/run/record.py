@@ -72,12 +72,12 @@ def shown_rows(config: LanguageConfig) -> range:
 
 
 class ShownSamples(Callback):
-    """Records responses at iteration 1, every ``collector.samples_every`` iterations, at the end.
+    """Records samples at iteration 1, every ``collector.samples_every`` iterations and at the end.
 
     The field ``weights`` is the number of samples that the policy had learned from when it drew a
     response. At the end, the policy of the last checkpoint draws the responses, so ``klrl verify``
-    can recompute their numbers. They get the next iteration's number, so a resumed run drops them.
-    They have no reward, since the policy does not learn from them.
+    can recompute their numbers. These samples get the next iteration's number, so a resumed run
+    drops them. They have no reward, since the policy does not learn from them.
 
     Args:
         config: the job.

@@ -61,7 +61,7 @@ class PromptRollout:
         sampler: samples from the policy.
         task: gives the reward.
         prompts: the stream of training prompts.
-        iteration: number of the next rollout; seeds its samples, so a resumed run draws the same.
+        iteration: number of the next rollout; also seeds its samples.
         phase: called with each phase's name when the phase starts.
         scored_prompts, responses: prompts and texts of the latest rollout, B each.
         built: the TorchRL objects that the rollout uses.
@@ -95,7 +95,7 @@ class PromptRollout:
         return batch
 
     def score(self, batch: TensorDictBase) -> None:
-        """Write the scores, any gold scores and, if several, each reward function's scores."""
+        """Write scores and any gold scores; with several reward functions, the scores of each."""
         self.phase("reward")
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)
@@ -115,7 +115,7 @@ class PromptRollout:
 def sample(
     policy: Policy, sampler: CacheSampler, prompts: PromptBatch, config: LanguageConfig, seed: int
 ) -> TensorDict:
-    """Sample responses to prompts as in training, as a batch [B] without scores."""
+    """Sample responses with the settings of training; return a batch [B] without scores."""
     generator = torch.Generator(model_device(policy.model)).manual_seed(seed)
     return respond(sampler, prompts, config.collector.group_size, decoding_of(config), generator)
 

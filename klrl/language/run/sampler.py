@@ -40,7 +40,7 @@ from klrl.train.preflight import Check
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids that end a response, and the id that pads its row, which may be an EOS."""
+    """The ids that end a response, and the pad id, which may be one of these."""
 
     eos: tuple[int, ...]
     pad: int
@@ -50,8 +50,8 @@ class SpecialTokens:
 class Decoding:
     """Settings for choosing tokens.
 
-    Tokens are drawn from the whole softmax(logits / temperature). ``greedy`` takes the likeliest
-    token instead, which is only meant for evaluation: log-probs remain those of the softmax.
+    Tokens are drawn from the whole softmax(logits / temperature). ``greedy``, for evaluation,
+    takes the likeliest token instead; log-probs remain those of the softmax.
     """
 
     max_new_tokens: int
@@ -134,7 +134,7 @@ class PromptCache(Decoder):
 
 
 class SharedCache(PromptCache):
-    """One row per prompt: its keys, then those of the responses' first tokens, second tokens, .."""
+    """One row per prompt: keys of the prompt, of the G first tokens, of the G second tokens, ..."""
 
     words = "cache shared by a prompt's responses"
 
@@ -289,7 +289,7 @@ class CacheSampler:
 
     @torch.no_grad()
     def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
-        """Switch to the fastest way whose log-probs of a few sampled tokens equal the plain ones.
+        """Switch to the fastest way that reproduces the plain forward's log-probs of a few tokens.
 
         The current way is tried first, then slower ways.
 
@@ -330,7 +330,7 @@ class CacheSampler:
         generator: torch.Generator | None,
         ends: Ends,
     ) -> Responses:
-        """Sample until all B = N x G responses end; ``rows`` are those that are in the cache."""
+        """Sample until all N x G responses end; ``rows`` are the responses still in the cache."""
         pad, longest = self.special.pad, decoding.max_new_tokens
         decoder = WAYS[self.way](self.model, *prompts, group_size, longest)
         states = decoder.start()

@@ -24,7 +24,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
 from klrl.train.verify import Record
 
-#: Tolerance, relative above 1: recorded numbers are rounded, and means are sums of float32.
+#: Tolerance for rounding errors: absolute for numbers up to 1, relative for larger numbers.
 _ROUNDING = 1e-4
 
 _Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
@@ -35,8 +35,9 @@ _Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
 class Sample(BaseModel):
     """A line of ``samples.jsonl``; log-probs and KL are nats, one number per response token.
 
-    ``iteration`` is the rollout's number, ``samples`` the run's number of samples after it, and
-    ``weights`` the number that the policy had learned from. Samples after training have no reward.
+    ``iteration`` is the rollout's number. ``samples`` counts the samples of the run up to the end
+    of this rollout, ``weights`` those that the policy had learned from. Samples after training have
+    no reward.
     """
 
     line: int
@@ -64,7 +65,7 @@ RECORDED = {"policy": "log_probs", "reference": "ref_log_probs", "KL": "kl"}
 
 
 def recorded_names(config: LanguageConfig) -> list[str]:
-    """Return the keys of :data:`RECORDED` for a run: all, or only policy without a reference."""
+    """Return the keys of :data:`RECORDED` for a run: all; "policy" alone if it has no reference."""
     return list(RECORDED) if config.has_reference else ["policy"]
 
 
@@ -183,7 +184,7 @@ def check_samples(
 def _prompts_of(
     config: LanguageConfig, policy: Policy, task: Task, found: Mapping[int, Sequence[Sample]]
 ) -> dict[int, PromptBatch]:
-    """Return line number of a sample -> its prompt; samples beyond the job's number have none."""
+    """Return line number of a sample -> its prompt; surplus samples of an iteration have none."""
     collector, prompts = config.collector, {}
     limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
     stream = task.stream(policy.causal.tokenizer, limit)
@@ -233,7 +234,7 @@ def _missing(
 
 
 def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Iterator[str]:
-    """Yield a problem for each metric that differs from its mean over a whole rollout's samples."""
+    """Yield a problem for each metric of a rollout that differs from the mean over its samples."""
     count, tokens = len(samples), sum(len(sample.response_ids) for sample in samples)
     means = {
         "reward/episode": sum(sample.reward or 0.0 for sample in samples) / count,

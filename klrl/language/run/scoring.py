@@ -167,7 +167,7 @@ class ScoringLayout:
     def rollout_states(
         self, model: nn.Module, batch: TensorDictBase, prompts_at_a_time: int
     ) -> Tensor:
-        """Compute a rollout's states without gradient, ``prompts_at_a_time`` per forward."""
+        """Compute a rollout's states without gradient, a few prompts per forward."""
         count = batch.batch_size[0] // self.group_size
         device = batch["tokens", "full"].device
         pieces = torch.arange(count, device=device).split(prompts_at_a_time)

@@ -48,9 +48,10 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         config: the job.
         policy: trained in place.
         layout: how the policy is scored.
-        reference: pi_ref. If the loss charges the exact KL, its head is applied to its hidden
-            states, which the rollout contains.
-        estimator: how the loss charges KL(policy||reference): exact, k1, k2, k3; None: not at all.
+        reference: pi_ref. If the loss charges the exact KL, the reference's head is applied to the
+            reference's hidden states, which the rollout contains.
+        estimator: the loss's estimator of KL(policy||reference): exact, k1, k2, k3 or a function;
+            None: no KL.
         divergence: the divergence that the loss charges if the estimator is exact.
     """
 
@@ -82,7 +83,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         return self.policy.actor_parameters
 
     def lay_out(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the batch [B] unchanged; keep a copy of the sampling head, for KL(old||new)."""
+        """Return the batch [B] unchanged; store the sampling policy's head, for KL(old||new)."""
         now: nn.Module = head(self.policy.model)  # type: ignore[assignment]
         moves = any(p.requires_grad for p in now.parameters())
         self._old_head = deepcopy(now).requires_grad_(False) if moves else now
@@ -94,7 +95,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def minibatches(self, frames: TensorDictBase) -> Iterator[TensorDictBase]:
         """Yield minibatches of whole groups, each group once, in random order."""
         size = self.config.collector.group_size
-        # The order comes from the CPU's generator, the same on every device.
+        # The order comes from the CPU's generator, so it is the same on every device.
         order = torch.randperm(frames.batch_size[0] // size).to(frames["advantage"].device)
         for prompts in order.chunk(self.config.learner.minibatches):
             yield take_prompts(frames, prompts, size)
@@ -120,9 +121,10 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             return torch.cat([metrics, norm.reshape(1)]).float()
 
     def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
-        """Yield micro-batches, each with its loss's weight and the spread that divided advantages.
+        """Yield each micro-batch, the weight of its loss, and the divisor of its advantages.
 
-        Both are None for a single micro-batch; the spread also without ``normalize_advantage``.
+        Weight and divisor are None for a single micro-batch; the divisor is also None without
+        ``normalize_advantage``.
         """
         size, group_size = self.config.learner.micro_batch, self.config.collector.group_size
         count = minibatch.batch_size[0] // group_size
@@ -139,7 +141,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             yield take_prompts(minibatch, prompts, group_size), share, spread
 
     def _learned(self, batch: TensorDictBase) -> Tensor:
-        """Return the mask [B, R] of the tokens in the loss: all, or those of complete responses."""
+        """Return the loss's mask [B, R]; with ``mask_truncated``, without truncated responses."""
         mask = response_mask(batch)
         return mask & ~batch["next", "truncated"] if self.config.loss.mask_truncated else mask
 

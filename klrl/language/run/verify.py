@@ -1,9 +1,10 @@
 """Checks the recorded numbers of a language run against the model's own forward.
 
 Log-probs and KLs are recomputed from the token ids in ``samples.jsonl``: one sample per forward,
-without padding, in float32 (or float64), with softmax in float64. klrl's code only loads the
-weights. A sample can be recomputed if the weights that drew it still exist: in a checkpoint or,
-before the first update, in the base model. A reference that never changes serves all samples.
+without padding, in float32 (or float64), with softmax in float64. klrl's code for sampling and
+scoring is not used. A sample can be recomputed if the weights that drew it still exist: in a
+checkpoint or, before the first update, in the base model. A reference that never changes serves all
+samples.
 """
 
 from __future__ import annotations
@@ -188,10 +189,10 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
 def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float]:
     """Return the bounds on the largest and on the mean difference, by the precision of the run.
 
-    In 16 bits, rounding alone gives a KL > 0, which the run recorded as its floor. KL = E[d^2] / 2
-    for small differences d of log-probs, so the mean of |d| is at most sqrt(2 floor). If sampling
-    and scoring round alike, the floor is near 0, but both differ from float32; so the bound is at
-    least :data:`_ROUNDING`. The bound on the largest |d| is at least :data:`_TAIL` times as large.
+    In 16 bits, rounding alone gives a KL > 0, the run's ``kl/ref/floor``. KL = E[d^2] / 2 for small
+    differences d of log-probs, so the mean of |d| is at most sqrt(2 floor). If sampling and scoring
+    round alike, the floor is near 0, but both differ from float32; so the mean's bound is at least
+    :data:`_ROUNDING`. The bound on the largest |d| is at least :data:`_TAIL` times the mean bound.
     """
     if config.actor.dtype in ("float32", "float64") and not config.mixed:
         return LARGEST, MEAN
@@ -217,7 +218,7 @@ def _bound_kl(measures: Mapping[str, Comparison]) -> None:
 
 
 def _fits(policy: Policy, sample: Sample, record: Record) -> bool:
-    """Return whether the model can read a sample; add a problem if not, or if its text differs."""
+    """Return whether the model can read a sample; add a problem if not, or if its text is wrong."""
     network, ids = unwrapped(policy.model), [*sample.prompt_ids, *sample.response_ids]
     size = len(weight_of(network.get_input_embeddings()))
     try:
@@ -242,16 +243,16 @@ def unmixed(config: LanguageConfig) -> LanguageConfig:
 
 
 class Sources:
-    """Restores the policy and the reference that a sample was drawn with, if their weights exist.
+    """Restores the policy that drew a sample, and the reference of that time, if weights exist.
 
     Args:
         folder: the run folder.
-        config: its settings.
+        config: the run's settings.
 
     Attributes:
         policy: the run's network; :meth:`at` loads different weights into it.
-        vouched: whether the base model is known to be unchanged. It is unknown if the run starts
-            from it, and no checkpoint has a digest of it.
+        vouched: True if a checkpoint has the base model's digest, or if the run starts from
+            ``actor.init`` instead of the base model.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
@@ -286,7 +287,7 @@ class Sources:
         return model
 
     def at(self, samples: int) -> tuple[nn.Module | None, nn.Module | None]:
-        """Load policy and reference as of ``samples`` samples; call with ascending numbers.
+        """Load policy and reference at ``samples`` samples of the run; call with ascending numbers.
 
         Return None in place of a model whose weights are gone.
         """
