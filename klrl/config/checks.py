@@ -135,7 +135,7 @@ def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
 
 
 def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfig]:
-    """Convert some groups of a composed config to their schemas, and check them."""
+    """Convert some groups of a composed config to instances of their schemas; check the values."""
     parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
     for group, value in parts.items():
         schema = choice_of(group, value.name).schema
@@ -192,7 +192,7 @@ def _object(path: str, node: DictConfig) -> Any:
 
 
 def _check_fields(path: str, value: Any) -> None:
-    """Check each field of a schema, also of nested ones; set converted values in place."""
+    """Check each field of a schema and of its nested schemas; set converted values in place."""
     for f in fields(value):
         key, setting = f"{path}.{f.name}", getattr(value, f.name)
         if str(f.type).startswith("list") and not isinstance(setting, list):
@@ -230,7 +230,7 @@ def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
     return part
 
 
-#: Integers from this size on do not fit into int64.
+#: Integers of this size or larger do not fit into int64.
 _TOO_LARGE = 2**63
 _SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 

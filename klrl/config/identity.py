@@ -47,7 +47,7 @@ def canonical(config: JobConfig) -> dict[str, object]:
         free = choice_of(f.name, value.name).free if f.name in CHOICES else ()
         settings[f.name] = {} if "*" in free else _canonical(value, free)
     if not config.eval.on:
-        settings["eval"] = {"every": 0}  # a run without evaluations reads no others
+        settings["eval"] = {"every": 0}  # no other eval setting is read
     return settings
 
 

@@ -33,8 +33,8 @@ class CustomAdvantageConfig(OwnPart, AdvantageConfig):
 class GroupConfig(ChoiceConfig):
     """The score relative to the other responses to the prompt; then the KL is subtracted."""
 
-    #: normalized: (score - mean) / std; normalized_shaped: KL / std, too; mean: score - mean;
-    #: leave_one_out: score - mean of the others
+    #: normalized: (score - mean) / std; normalized_shaped: the same, and KL / std; mean: score -
+    #: mean; leave_one_out: score - mean of the others
     baseline: str = choice(*BASELINES, declared_in="klrl/config/objectives.py")
     #: factor on the baselined score, not on the penalty; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
@@ -101,7 +101,7 @@ class ClipConfig(LossConfig):
     clip_epsilon: float = number(0.2, gt=0)  # the ratio is clipped to 1 +- clip_epsilon
     #: a number: the upper limit of the ratio is 1 + clip_epsilon_high (DAPO: 0.28)
     clip_epsilon_high: Optional[float] = added(number(gt=0), None)
-    #: a number: stop the epochs once the batch's KL(old||new), nats per unit, exceeds 1.5 times it
+    #: a number: stop the epochs once the batch's KL(old||new) is above 1.5 target_kl; nats per unit
     target_kl: Optional[float] = number(None, gt=0)
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
@@ -109,7 +109,7 @@ class ClipConfig(LossConfig):
 
 @registered("loss", "trpo", control="losses.policy:TRPOLoss")
 class TRPOConfig(LossConfig):
-    """TRPO: one natural-gradient step of the policy per iteration, scaled to KL(old||new)."""
+    """TRPO: one natural-gradient step of the policy per iteration, with KL(old||new) = dtarg."""
 
     dtarg: float = number(0.01, gt=0)  # KL(old||new) of each iteration, nats per step
     #: a number: dtarg changes linearly to it over the frames
@@ -155,7 +155,7 @@ class OptimConfig(ChoiceConfig):
     lr_floor: float = number(0.0, ge=0)  # learning rate at the end, with rate=linear
     #: linear: from lr to lr_floor; kl_adaptive (rsl_rl): after a minibatch, lr / 1.5 if its
     #: KL(old||new) > 2 kl_target, lr * 1.5 if < kl_target / 2, within lr_min .. lr_max. Share of
-    #: iterations with KL(old||new) within a factor 1.5 of kl_target: .30 to .63; klpen_held: .97
+    #: iterations with KL(old||new) within a factor 1.5 of kl_target: .30 to .63 (klpen_held: .97)
     rate: str = added(choice("linear", "kl_adaptive"), "linear")
     kl_target: float = added(number(gt=0), 0.01)  # of a kl_adaptive rate, nats per step or token
     lr_min: float = added(number(gt=0), 1e-5)  # lower bound of a kl_adaptive rate
