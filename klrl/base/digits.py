@@ -39,7 +39,7 @@ def mean_and_error(value: float, error: float | None, digits: int) -> str:
 
 
 def places(value: float, error: float | None) -> int | None:
-    """Return the decimal places of a mean: -1 rounds to tens. None if the error is not usable.
+    """Return the decimal places of a mean: -1 rounds to tens. None without a usable error.
 
     The larger of mean and error gets three digits, or two if the error is at least a tenth of the
     mean.

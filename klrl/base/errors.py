@@ -29,7 +29,7 @@ class EnvError(RuntimeError):
 
 
 class RewardError(RuntimeError):
-    """A reward function failed, hung or returned no scores; the message names it and the sample.
+    """A reward function failed, hung or returned no scores; the message names function and sample.
 
     The run stops with exit code 1 and keeps its last good checkpoint.
     """

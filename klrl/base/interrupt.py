@@ -13,11 +13,11 @@ from typing import Any
 from klrl.base.errors import Interrupted
 from klrl.base.text import warn
 
-#: Signals from the user. The second of them stops the run at once.
+#: If two of these signals arrive, the second stops the run at once.
 _URGENT = (signal.SIGINT, signal.SIGTERM)
 #: Signals that a queue may send before a job's time limit.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-#: Signals that may repeat without the user, so a second one does not stop the run at once. Both
+#: Signals that the system may repeat, so a second signal does not stop the run at once. Both
 #: kernel and shell send SIGHUP when a terminal closes. The kernel repeats SIGXCPU each second.
 _NOTICES = (signal.SIGHUP, signal.SIGXCPU, *WARNINGS)
 

@@ -176,7 +176,7 @@ def _version(top: str, *, installed: bool) -> str | None:
 
 
 def _distribution(top: str, *, by_name: bool = False) -> importlib.metadata.Distribution | None:
-    """Find the distribution of a top-level module; ``by_name``: only by the same name."""
+    """Find the distribution of a top-level module; with ``by_name``, it must have the same name."""
     # Without ``by_name``, _owners() reads all distributions, which takes a tenth of a second.
     for name in (top,) if by_name else (top, *_owners().get(top, ())):
         with suppress(importlib.metadata.PackageNotFoundError):

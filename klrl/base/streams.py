@@ -74,7 +74,7 @@ def open_closed_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            # os.open takes the lowest free descriptor, which is this one.
+            # os.open takes the lowest free descriptor, which is the closed one.
             os.open(os.devnull, os.O_RDWR)
             mode = "w" if descriptor else "r"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115

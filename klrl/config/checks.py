@@ -114,7 +114,7 @@ _STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text
 
 
 def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
-    """Return the domain of the chosen ``env``; refuse other choices that do not support it."""
+    """Return the domain of the chosen ``env``; refuse choices of other groups that lack it."""
     env = parts["env"]
     (domain,) = choice_of("env", env.name).domains
     for group in GROUPS:
@@ -304,7 +304,7 @@ def typed(settings: Mapping[str, object]) -> DictConfig:
 
 
 def typed_group(group: str, node: object) -> DictConfig | ListConfig:
-    """Merge a group's settings into the schema of its choice; errors as :func:`typed`."""
+    """Merge a group's settings into the schema of its choice; raise as :func:`typed` does."""
     if not isinstance(node, Mapping) or NAME not in node:
         raise ConfigError(f"{group}: its stored settings name no choice")
     schema = choice_of(group, str(node[NAME])).schema

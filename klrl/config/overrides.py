@@ -135,7 +135,7 @@ def explained(
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[Override]:
-    """Parse overrides with Hydra; let Hydra's own errors pass."""
+    """Parse overrides with Hydra; raise Hydra's errors unchanged."""
     return [_parsed(override) for override in overrides]
 
 

@@ -56,7 +56,7 @@ def check_domain_values(c: JobConfig) -> None:
 
 
 def check_lr(c: JobConfig) -> None:
-    """The initial learning rate is not below its floor, or with kl_adaptive within its bounds."""
+    """The learning rate starts at or above its floor; with kl_adaptive, within its bounds."""
     if c.optim.lr_floor > c.optim.lr and c.optim.rate == "linear":
         raise ConfigError(
             f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "

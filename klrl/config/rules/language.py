@@ -61,7 +61,7 @@ def check_reward_weights(c: LanguageConfig) -> None:
 
 
 def check_data(c: LanguageConfig) -> None:
-    """Data paths are not empty, data remain for training, and klrl sets its template arguments."""
+    """Paths are not empty, ``eval_share`` < 1, and ``template_kwargs`` has no argument of klrl."""
     if not isinstance(c.env, TextConfig):
         return
     refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
