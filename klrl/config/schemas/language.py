@@ -117,7 +117,7 @@ class SamplerConfig(ChoiceConfig):
     prompts: int = number(32, ge=1)  # prompts per rollout
     group_size: int = number(8, ge=1)  # responses to each prompt
     max_new_tokens: int = number(16, ge=1)  # a longer response is cut off, and flagged
-    temperature: float = number(1.0, gt=0)  # of softmax(logits / temperature), for scoring too
+    temperature: float = number(1.0, gt=0)  # of the policy: softmax(logits / temperature)
     samples_every: int = number(5, ge=0)  # iterations between entries in samples.jsonl; 0 = never
     samples_count: int = number(4, ge=1)  # responses per entry
 

@@ -82,11 +82,11 @@ class RetrieveKLConfig(LegacyKLConfig):
     allow_biased: bool = setting(False)  # true: accept a gradient that differs from the KL's
     #: reverse: KL(policy||reference); forward, js, custom (own_divergence): exact, in loss or split
     divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
-    #: draws per state for js and custom of Gaussians (js: from each of the two policies)
+    #: samples per state for js and custom with Gaussian policies (js: from each of the two)
     samples_mc_js: int = added(number(ge=2), 16)
     #: estimator=custom: own_estimator.target=package.module:function of log_ratio
     own_estimator: Part = own_part()
-    #: divergence=custom: own_divergence.target=...; it ignores actions that the policy never takes
+    #: divergence=custom: own_divergence.target=...; actions that the policy never takes are ignored
     own_divergence: Part = own_part()
 
 

@@ -17,7 +17,7 @@ from klrl.config.types import Group, Whole
 class Ungrouped:
     """The settings outside any group."""
 
-    #: environment steps of training (language: samples), over all copies; rounded up to rollouts
+    #: environment steps (language: samples) of all copies in training; rounded up to whole rollouts
     frames: Whole = number(gt=0, whole=True, optional=False)
     #: seeds parameters, actions, minibatches, environments, and the global generators of Python,
     #: numpy and torch
