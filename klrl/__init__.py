@@ -1,6 +1,6 @@
 """klrl: a laboratory for KL-regularised reinforcement learning on TorchRL.
 
-The command line ``klrl`` (or ``python -m klrl``) trains a policy, as :func:`run` does from Python.
+To train a policy, use the command line ``klrl`` (or ``python -m klrl``), or :func:`run` in Python.
 ``klrl.kl`` and ``klrl.losses`` contain parts for training loops that you write with TorchRL.
 ``import klrl`` does not import torch.
 """

@@ -105,8 +105,8 @@ class Run(os.PathLike[str]):
         """The run's ``status``, its ``frames`` (language: samples) so far, and its last metrics.
 
         The metrics are ``return``, ``kl/ref/exact``, ``kl/ref/coef``, ``kl/old/exact`` and
-        ``kl/old/beta``; one that the run has not recorded is None. ``return`` comes from the last
-        evaluation, else from training episodes, else it is the mean reward.
+        ``kl/old/beta``; a metric that the run has not recorded is None. ``return`` comes from the
+        last evaluation, else from training episodes, else it is the mean reward.
         """
         rows = self.rows
         axis = recorded_domain(self.manifest).axis
@@ -160,14 +160,14 @@ class Run(os.PathLike[str]):
             other: the run folder of the other policy; or a model's folder (language), or
                 ``module:name`` of your policy (control). None: this run's reference.
             overrides: changes to the task, as in ``"env.kwargs.g=14"``.
-            on: the run whose policy plays the episodes, in whose states divergences are measured;
-                None: this run.
+            on: the run whose policy plays the episodes; None: this run. Divergences are measured
+                in the states of these episodes.
             episodes: number of episodes (responses); None: the default of ``klrl kl``.
             how: see :class:`How`.
 
         Returns:
-            An object with ``distances``, by names such as ``KL(run||other) on run``; and ``row``,
-            a dictionary with the same numbers.
+            An object with ``distances``, a dictionary whose keys are names such as
+            ``KL(run||other) on run``; and ``row``, a dictionary with the same numbers.
         """
         from klrl.train.policy_kl import kl_between
 
@@ -208,7 +208,7 @@ def run(
     It seeds the global random generators of Python, numpy and torch, and does not restore them.
 
     Args:
-        overrides: as on the command line; or a single config: from :func:`compose`, from Hydra, or
+        overrides: as on the command line; or a single config from :func:`compose`, from Hydra, or
             from the ``.hydra/config.yaml`` of a run.
         folder: the run folder; default: a new folder below ``outputs/``.
         callbacks: objects that the training loop calls, :class:`klrl.train.callbacks.Callback`.
@@ -218,7 +218,7 @@ def run(
         ConfigError: the job is invalid.
         RewardError: a reward function failed; the last good checkpoint is kept.
         NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
-        Interrupted: Ctrl-C, SIGTERM or ``training.stop()`` stopped the run.
+        Interrupted: Ctrl-C, SIGTERM or a callback's ``training.stop()`` stopped the run.
     """
     _check_callbacks(callbacks)
     given: list[str] | None = None
@@ -240,7 +240,8 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
 
     Args:
         folder: the run folder.
-        trust: let this process import the code that the run names, even if another user made it.
+        trust: let this process import the code that the run names, even if another user made the
+            run.
 
     Raises:
         ConfigError: the folder contains no run.
@@ -272,7 +273,7 @@ def _typed(settings: Mapping[str, object]) -> JobConfig:
 
 
 def _check_callbacks(callbacks: object) -> None:
-    """Refuse objects that are not Callback instances, such as their classes."""
+    """Refuse objects that are not instances of Callback, such as a subclass of Callback."""
     from klrl.train.callbacks import Callback, check_hooks
 
     listed = list(callbacks) if isinstance(callbacks, Iterable) else [None]

@@ -1,4 +1,4 @@
-"""Defines the two domains, control and language: their words and their functions.
+"""Defines the two domains, control and language: their words for messages, and their functions.
 
 The functions are imported on first use, so this module does not import torch.
 """
@@ -20,8 +20,8 @@ class Domain:
     """The words of a domain, for messages and charts, and its functions."""
 
     name: str
-    axis: str  # the metric on the x-axis of charts; its value is ``Counters.frames``
-    unit: str  # a mean KL is in nats per unit
+    axis: str  # the metric on the x-axis of charts
+    unit: str  # the word for a step; a mean KL is in nats per step
     episode: str  # the word for an episode
     score: str  # the word for a return
     drawn: str  # the word before the score of a rollout
@@ -49,7 +49,7 @@ class Domain:
         return f"sampled at temperature {config.collector.temperature:g}"
 
     def evaluated(self, *, sampled: bool) -> Domain:
-        """Return the domain; if ``sampled``, its words for an evaluation say so."""
+        """Return the domain; if ``sampled``, :attr:`evaluation` becomes "sampled evaluation"."""
         return replace(self, evaluation="sampled evaluation") if sampled else self
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -105,12 +105,12 @@ DOMAINS = {domain.name: domain for domain in (CONTROL, LANGUAGE)}
 
 
 def domain_of(config: JobConfig) -> Domain:
-    """Return the domain of a job, with the words for its evaluations."""
+    """Return the domain of a job; its ``evaluation`` depends on ``eval.sampled``."""
     return DOMAINS[config.domain].evaluated(sampled=config.eval.sampled)
 
 
 def recorded_domain(manifest: Mapping[str, object]) -> Domain:
-    """Return the domain that a run's manifest names, with the words for its evaluations."""
+    """Return the domain that a run's manifest names, with the run's ``evaluation``."""
     return DOMAINS[str(manifest["domain"])].evaluated(
         sampled=manifest.get("evaluation") == "sampled"
     )

@@ -48,10 +48,10 @@ class Untrusted(Exception):
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder and its parent; only this user can access new ones.
+    """Make a folder and its parent with mode 700, unless they exist.
 
     Raises:
-        Untrusted: one of the two belongs to another user, or others can write to it.
+        Untrusted: the folder or its parent belongs to another user, or others can write to it.
         OSError: the folder cannot be made.
     """
     for folder in (path.parent, path):
@@ -65,7 +65,7 @@ def compiling() -> Iterator[None]:
 
     torch's default, ``$TMPDIR/torchinductor_USER``, is unsafe: another user can make that folder
     first. Importing torch sets TORCHINDUCTOR_CACHE_DIR to this default. Precompiled headers ignore
-    the variable and go below TMPDIR. Raises the errors of :func:`private_folder`.
+    that variable and are written below TMPDIR. Raises the errors of :func:`private_folder`.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -86,9 +86,9 @@ def compiling() -> Iterator[None]:
 
 
 def write_digest(path: Path, contents: Path) -> None:
-    """Write the SHA-256 of ``contents`` next to ``path``; the caller then moves the file there.
+    """Write the digest of the file ``contents``, which the caller then moves to ``path``.
 
-    Makes ``contents`` and the new file private to this user.
+    The digest file is next to ``path``. Makes both files private to this user.
     """
     with replacing(_digest_path(path)) as partial:
         with writing(partial) as file:
@@ -101,8 +101,9 @@ def check_digest(path: Path) -> None:
     """Refuse a file that was changed after klrl wrote it.
 
     Raises:
-        Untrusted: others own or can write the file or its ``.sha256``, or the two do not match.
-        OSError: one of the two cannot be read.
+        Untrusted: the file or its ``.sha256`` belongs to another user, others can write to it, or
+            the digest does not match.
+        OSError: the file or its ``.sha256`` cannot be read.
     """
     _check_owner(path)
     _check_owner(_digest_path(path))

@@ -28,7 +28,7 @@ def context_of(config: object) -> int | None:
 
 
 def _limit(config: object) -> tuple[str, int | None]:
-    """Return the entry of a model's config that limits its context, and the value."""
+    """Return the name and the value of the config entry that limits a model's context."""
     name = "max_position_embeddings"
     limit = getattr(config, name, None)
     limits = {name: limit} if limit is not None and limit > 0 else {}  # -1 means no limit

@@ -6,7 +6,7 @@ import math
 
 #: Significant digits of a mean in a table.
 _SIGNIFICANT = 3
-#: A number that needs more decimal places gets significant digits instead, as 1.2e-07.
+#: A number that needs more decimal places is shown with significant digits, as 1.2e-07.
 _MOST_DECIMALS = 5
 
 
@@ -31,7 +31,7 @@ def mean_and_error(value: float, error: float | None, digits: int) -> str:
         return number(value, digits)
     decimals = None
     if _usable(error, value):
-        # Count the decimals of the rounded error: 9.96 rounds to 10, with none.
+        # Count the decimals of the rounded error: 9.96 rounds to 10, which has none.
         decimals = 1 - int(f"{error:.1e}".partition("e")[2])
     if decimals is None or decimals > _MOST_DECIMALS:
         return f"{number(value, digits)} +- {number(error, 2)}"
@@ -39,7 +39,7 @@ def mean_and_error(value: float, error: float | None, digits: int) -> str:
 
 
 def places(value: float, error: float | None) -> int | None:
-    """Return the decimal places of a mean: -1 rounds to tens. None if the error is not usable.
+    """Return the decimal places of a mean: -1 rounds to tens. None without a usable error.
 
     The larger of mean and error gets three digits, or two if the error is at least a tenth of the
     mean.

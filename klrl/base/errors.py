@@ -29,7 +29,7 @@ class EnvError(RuntimeError):
 
 
 class RewardError(RuntimeError):
-    """A reward function failed, hung or returned no scores; the message names it and the sample.
+    """A reward function failed, hung or returned no scores; the message names function and sample.
 
     The run stops with exit code 1 and keeps its last good checkpoint.
     """
@@ -60,7 +60,7 @@ FAILURES = (NonFiniteError, EnvError, RewardError, WorkerError, OwnerError, Loss
 class Interrupted(BaseException):
     """A signal, or a call that requests a stop, ended a run or a sweep.
 
-    Not an ``Exception``, so that a sweep does not start its next job.
+    Not an ``Exception``, since a sweep catches a job's exceptions and starts the next job.
     """
 
     def __init__(self, signum: int) -> None:
@@ -96,7 +96,7 @@ def with_line(error: BaseException) -> str:
 
 
 def last_line(error: BaseException | None) -> str:
-    """Return the last line of an error's text, else its type; Ray's texts start with tracebacks."""
+    """Return the last line of an error's text (Ray's begin with a traceback), else its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 

@@ -65,8 +65,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """Replace a file, or make a folder, that several processes may write at the same time.
 
     Yields:
-        A path in a temporary folder, at which the caller makes the new file or folder. It is moved
-        to ``path`` at the end, or removed after an error, as when ``path`` is a folder with files.
+        A path in a temporary folder. The caller makes the new file or folder there; it is moved to
+        ``path`` at the end, or removed after an error, as when ``path`` is a folder with files.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         partial = Path(folder) / path.name
@@ -87,12 +87,12 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def to_append(path: Path) -> BinaryIO:
-    """Open or create a file for unbuffered appending; errors as :func:`open_in_place`."""
+    """Open or create a file for unbuffered appending; raise as :func:`open_in_place` does."""
     return os.fdopen(open_in_place(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
 
 
 def to_update(path: Path) -> BinaryIO:
-    """Open or create a file for unbuffered changes; errors as :func:`open_in_place`."""
+    """Open or create a file for unbuffered changes; raise as :func:`open_in_place` does."""
     return os.fdopen(open_in_place(path, os.O_RDWR), "r+b", buffering=0)
 
 

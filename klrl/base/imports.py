@@ -47,8 +47,8 @@ def import_for_good(*modules: str) -> None:
     """Import modules for the rest of the process, and exempt all live objects from collection.
 
     Otherwise each full collection would search the objects of these modules, for half a second.
-    Reference cycles among exempt objects are never freed, so this happens only if a module is new,
-    not before each job.
+    Reference cycles among exempt objects are never freed. So objects are exempted only if a module
+    is new, not before each job.
     """
     if all(module in sys.modules for module in modules):
         return
@@ -64,7 +64,7 @@ def import_user_module(setting: str, module: str, folder: str | None = None) -> 
     Args:
         setting: the setting that names the module, with its value: ``env.reward=mine:score``.
         module: the module's name.
-        folder: the last folder to search, such as that in which a stored run found the module.
+        folder: a folder to search last, such as the folder that a stored run names.
     """
     # Unlike python -m, the installed command klrl does not search the current folder.
     for each in (str(Path.cwd()), folder):

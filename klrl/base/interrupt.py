@@ -13,12 +13,12 @@ from typing import Any
 from klrl.base.errors import Interrupted
 from klrl.base.text import warn
 
-#: A second signal of these stops the run at once.
+#: If two of these signals arrive, the second stops the run at once.
 _URGENT = (signal.SIGINT, signal.SIGTERM)
 #: Signals that a queue may send before a job's time limit.
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-#: Signals that may repeat without the user, so a second one does not stop the run at once. Both
-#: kernel and shell send SIGHUP when a terminal closes; SIGXCPU comes each second over the limit.
+#: Signals that the system may repeat, so a second signal does not stop the run at once. Both
+#: kernel and shell send SIGHUP when a terminal closes. The kernel repeats SIGXCPU each second.
 _NOTICES = (signal.SIGHUP, signal.SIGXCPU, *WARNINGS)
 
 Handler = Callable[[int, FrameType | None], object]
@@ -47,23 +47,23 @@ def stop_signals(handler: Handler) -> Iterator[None]:
 
 
 def stops_at_once(signum: int, before: int | None) -> bool:
-    """Return whether a signal after ``before`` stops the run without a checkpoint; warn if so.
+    """Return whether ``signum`` stops the run at once, after the signal ``before``; warn if so.
 
-    In a SLURM job only a second SIGINT does, since SLURM itself repeats SIGTERM.
+    In a SLURM job only a second SIGINT stops the run at once, since SLURM repeats SIGTERM.
     """
     urgent = (signal.SIGINT,) if os.environ.get("SLURM_JOB_ID") else _URGENT
     at_once = signum in urgent and before in urgent
     if at_once:
-        warn("")  # ends the line with ^C
+        warn("")  # ends the line on which the terminal shows ^C
         warn("stopped at once; the last checkpoint is kept")
     return at_once
 
 
 class StopRequest:
-    """A context in which a signal requests a stop; a second one may stop the run at once.
+    """A context in which a signal requests a stop; a second signal may stop the run at once.
 
-    The loop calls :meth:`obey` between iterations, when parameters, optimiser and counters are
-    consistent. Outside the main thread, only :meth:`request` requests a stop.
+    The training loop calls :meth:`obey` between iterations, when parameters, optimiser and counters
+    are consistent. Outside the main thread, only :meth:`request` requests a stop.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class StopRequest:
         if before is None or signum in _URGENT:
             self.signum = signum
         if before is None:
-            warn("")  # ends the line with ^C
+            warn("")  # ends the line on which the terminal shows ^C
             warn(
                 "stopping after this iteration, with a checkpoint; a second Ctrl-C or SIGTERM "
                 "stops at once"

@@ -13,7 +13,7 @@ from types import ModuleType
 def start_ray(address: str | None = None, **options: object) -> ModuleType:
     """Import Ray; join the cluster at ``address`` or ``RAY_ADDRESS``, or start a local Ray.
 
-    A local Ray listens on loopback only, without a dashboard; a warning says if it does not.
+    A local Ray listens on loopback only, without a dashboard; if it listens elsewhere, klrl warns.
     ``options`` are arguments of ``ray.init``.
 
     Raises:
@@ -60,6 +60,6 @@ def _keep_to_loopback() -> None:
     """Stop Ray 2.60 from replacing a loopback address with the machine's external address."""
     from ray._private import ray_constants
 
-    # Ray's processes read the variable. This process has already imported ray: set its constant.
+    # Ray's child processes read the variable. This process has imported Ray: set Ray's constant.
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False

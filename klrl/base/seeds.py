@@ -13,15 +13,15 @@ import numpy as np
 def derived_seed(seed: int, use: str, index: int = 0) -> int:
     """Derive a seed for one use, independent of the seeds derived from ``seed + 1`` and so on.
 
-    Copy i of an environment is seeded from the derived seed plus i. With ``seed + i`` instead, runs
-    with seeds 0 and 1 would share most of their episodes.
+    Copy i of an environment is seeded with the derived seed plus i. If copy i were seeded with
+    ``seed + i``, runs with seeds 0 and 1 would share most of their episodes.
     """
     stream = np.random.SeedSequence([seed, zlib.crc32(use.encode()), index])
     return int(stream.generate_state(1)[0] >> 1)
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of Python, numpy and torch; the user's code may use each."""
+    """Seed the global generators of Python, numpy and torch, which the user's code may use."""
     import torch
 
     random.seed(seed)

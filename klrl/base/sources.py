@@ -1,4 +1,4 @@
-"""Identifies the source of a user's module by its folder, a digest of its files, or a version."""
+"""Identifies the source of a user's module: its folder, and a digest of its files or a version."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Source:
 
     folder: str  # the parent folder of the top-level module or package
     #: Twelve hexadecimal digits of a SHA-256 over the files. None if the version identifies the
-    #: source, as for a package from an index or a requirement of klrl.
+    #: source, as for a package from PyPI or a requirement of klrl.
     digest: str | None
     version: str | None  # the version of the installed distribution; None without one
 
@@ -49,7 +49,7 @@ def source_of(module: str, folders: Sequence[str] = ()) -> Source:
     """
     file = Path(module).resolve() if module.endswith(".py") else None
     top = module.partition(".")[0] if file is None else str(file)
-    folders = folders if file is None else [*folders, str(file.parent)]  # to find its imports
+    folders = folders if file is None else [*folders, str(file.parent)]  # for the file's imports
     places = _source_paths(top, folders)
     if not places:
         raise ImportError(f"{top} has no source file")
@@ -105,7 +105,7 @@ def _installed(place: Path) -> bool:
 
 
 def _released(top: str, place: Path) -> bool:
-    """Return whether a version identifies the code, as for a package from an index."""
+    """Return whether a version identifies the code, as for a package from PyPI."""
     if top in requirements() or not _PACKAGES & set(place.parts):
         return _installed(place)
     found = _distribution(top)
@@ -176,7 +176,7 @@ def _version(top: str, *, installed: bool) -> str | None:
 
 
 def _distribution(top: str, *, by_name: bool = False) -> importlib.metadata.Distribution | None:
-    """Find the distribution of a top-level module; with ``by_name``, only one of the same name."""
+    """Find the distribution of a top-level module; with ``by_name``, it must have the same name."""
     # Without ``by_name``, _owners() reads all distributions, which takes a tenth of a second.
     for name in (top,) if by_name else (top, *_owners().get(top, ())):
         with suppress(importlib.metadata.PackageNotFoundError):

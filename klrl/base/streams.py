@@ -12,7 +12,7 @@ from typing import Any, TextIO
 class LastingStream:
     """A text stream that survives write errors; the first error is reported on stderr.
 
-    An error redirects the descriptor to the null device, so that Python's flush at exit succeeds.
+    After an error the descriptor is the null device, so that Python's flush at exit succeeds.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
@@ -67,13 +67,14 @@ def lasting(name: str) -> Iterator[None]:
 def open_closed_streams() -> None:
     """Connect closed standard streams, as after ``>&-``, to the null device.
 
-    Otherwise the next file that klrl opens would get the free descriptor, and the printed text.
+    Otherwise the next file that klrl opens would get the free descriptor, and klrl would print
+    into that file.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            # os.open takes the lowest free descriptor, which is this one.
+            # os.open takes the lowest free descriptor, which is the closed one.
             os.open(os.devnull, os.O_RDWR)
             mode = "w" if descriptor else "r"
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))  # noqa: SIM115

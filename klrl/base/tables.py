@@ -10,7 +10,7 @@ import yaml
 from klrl.base.errors import ConfigError
 
 Row = TypeVar("Row")
-#: libyaml's loader where it is installed, since it is ten times as fast.
+#: libyaml's loader, which is ten times as fast, or PyYAML's loader without libyaml.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

@@ -68,7 +68,7 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
 
 
 def _fitting(text: str, width: int) -> str:
-    """Drop fields of ``a | b | c`` that do not fit, since part of a number would be wrong."""
+    """Drop fields of ``a | b | c`` that do not fit; a truncated number would be wrong."""
     first, *others = text.split(" | ")
     shown = first[:width]
     for each in others:

@@ -30,7 +30,7 @@ def within(timeout: float | None, call: Callable[[], T]) -> T:
         except BaseException as error:  # raised again in the caller's thread
             raised.append(error)
 
-    # A daemon thread: a call that hangs must not keep the process from ending.
+    # A daemon thread, so that the process can end while the call hangs.
     thread = threading.Thread(target=work, daemon=True, name="time limit")
     thread.start()
     thread.join(timeout)

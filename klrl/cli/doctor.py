@@ -1,4 +1,4 @@
-"""``klrl doctor``: checks this install's numbers, or the gradient of a user's loss."""
+"""``klrl doctor``: checks klrl's numbers on this machine, or the gradient of a user's loss."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def doctor_command(argv: list[str]) -> int:
 
 
 def _audit(folder: str, as_json: bool) -> int:
-    """Print a table of the losses in a folder of adapter files; return 0, even if one is wrong."""
+    """Print a table of the losses in a folder of adapters; return 0 even if a loss is wrong."""
     with redirect_stdout(sys.stderr):
         from klrl.doctor.audit import audit, audit_text
 

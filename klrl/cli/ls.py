@@ -87,7 +87,7 @@ def _local(started: str | None) -> str:
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
-    """Convert an entry for JSON: a sweep with ``jobs``; a run with its returns and ``kl``."""
+    """Convert an entry for JSON. A sweep has ``jobs``; a run has returns and ``kl``."""
     shared: dict[str, Any] = {"path": str(entry.path), "state": entry.state, "unit": entry.unit}
     shared |= {"done": entry.done, "total": entry.total, "started": entry.started}
     own: dict[str, Any] = {"jobs": entry.jobs}

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         command = _print_versions
     open_closed_streams()
     with lasting("stderr"):
-        # exit_code also imports the command, and so handles a Ctrl-C during the import.
+        # run_command imports the command inside exit_code, which handles Ctrl-C during the import.
         code = exit_code(shown, command, arguments)
     sys.exit(code)
 

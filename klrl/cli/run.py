@@ -57,7 +57,7 @@ def _is_hydras(override: str) -> bool:
 
 
 def _given(key: str, overrides: Sequence[str]) -> str | None:
-    """Return the last value of a key that klrl reads itself; None if it is missing or null."""
+    """Return the last value of a key, such as ``resume``; None if it is missing or null."""
     given = [value_of(each) for each in overrides if key_of(each) == key]
     return given[-1] if given and given[-1] not in ("", "null") else None
 

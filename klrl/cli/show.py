@@ -36,7 +36,7 @@ def show_job(overrides: list[str], args: argparse.Namespace) -> str:
         if dataclasses.is_dataclass(schema):
             notes |= notes_of(schema, f"{group}.") | {f"{group}.{NAME}": "set by the choice"}
     for setting, own in own_parts(config) if config is not None else ():
-        if not setting.endswith("]"):  # an entry of env.wrappers keeps the user's form
+        if not setting.endswith("]"):  # show entries of env.wrappers as given
             found = {k: v for k, v in dataclasses.asdict(own).items() if k not in _OF_GYM}
             OmegaConf.update(cfg, setting, found, merge=False, force_add=True)
             notes |= notes_of(OwnPart, f"{setting}.")

@@ -58,7 +58,7 @@ _IMPORTING = ("run", "evaluate", "record", "kl", "export", "verify", "plan")
 
 
 def execute(name: str, argv: Sequence[str] | None = None) -> None:
-    """Run a command on ``argv``, by default ``sys.argv[1:]``; exit unless its exit code is 0."""
+    """Run a command on ``argv``, by default ``sys.argv[1:]``; exit if the exit code is not 0."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     code = exit_code(f"klrl {name}", partial(run_command, name), arguments)
     if code != DONE:

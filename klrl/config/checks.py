@@ -114,7 +114,7 @@ _STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text
 
 
 def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
-    """Return the domain of the chosen ``env``; refuse other choices that do not support it."""
+    """Return the domain of the chosen ``env``; refuse choices of other groups that lack it."""
     env = parts["env"]
     (domain,) = choice_of("env", env.name).domains
     for group in GROUPS:
@@ -135,7 +135,7 @@ def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
 
 
 def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfig]:
-    """Convert some groups of a composed config to their schemas, and check them."""
+    """Convert some groups of a composed config to instances of their schemas; check the values."""
     parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
     for group, value in parts.items():
         schema = choice_of(group, value.name).schema
@@ -192,7 +192,7 @@ def _object(path: str, node: DictConfig) -> Any:
 
 
 def _check_fields(path: str, value: Any) -> None:
-    """Check each field of a schema, also of nested ones; set converted values in place."""
+    """Check each field of a schema and of its nested schemas; set converted values in place."""
     for f in fields(value):
         key, setting = f"{path}.{f.name}", getattr(value, f.name)
         if str(f.type).startswith("list") and not isinstance(setting, list):
@@ -230,7 +230,7 @@ def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
     return part
 
 
-#: Integers from this size on do not fit into int64.
+#: Integers of this size or larger do not fit into int64.
 _TOO_LARGE = 2**63
 _SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 
@@ -304,7 +304,7 @@ def typed(settings: Mapping[str, object]) -> DictConfig:
 
 
 def typed_group(group: str, node: object) -> DictConfig | ListConfig:
-    """Merge a group's settings into the schema of its choice; errors as :func:`typed`."""
+    """Merge a group's settings into the schema of its choice; raise as :func:`typed` does."""
     if not isinstance(node, Mapping) or NAME not in node:
         raise ConfigError(f"{group}: its stored settings name no choice")
     schema = choice_of(group, str(node[NAME])).schema

@@ -91,7 +91,7 @@ def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
 def compose(
     overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
 ) -> DictConfig:
-    """Compose one job's config with Hydra; the other arguments are values of Hydra's flags."""
+    """Compose one job's config with Hydra; the optional arguments are Hydra's flags."""
     register_schemas()
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
@@ -107,7 +107,8 @@ _REFUSALS = (
 )
 
 
-#: Path and modification time of each YAML file, so that edits in a notebook session take effect.
+#: Path and modification time of each YAML file. The cache key includes them, so that edits take
+#: effect in a running notebook.
 Stamp = tuple[tuple[str, int], ...]
 
 
@@ -123,7 +124,7 @@ class Composer:
     """Composes jobs with Hydra, in a tenth of Hydra's time.
 
     Hydra composes each set of choices once, and the config is cached. The values are merged into a
-    copy of the config in Hydra's order: after all choices, as given.
+    copy of the config as Hydra would: after all choices, in the order in which they are given.
     """
 
     def __init__(self, config_dir: str | None = None, config_name: str | None = None) -> None:
@@ -151,7 +152,7 @@ class Composer:
         return config
 
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
-        # Up to the last override that is neither value nor choice, as ~kl.coef, use Hydra itself.
+        # Hydra applies all overrides up to the last that is neither value nor choice, as ~kl.coef.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
         start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
         chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))

@@ -93,7 +93,7 @@ _ANSWERS = {
 
 
 def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> ConfigError:
-    """Make the error for a YAML that sets a key which the schema of the choice does not have."""
+    """Make the error for a YAML that sets a key which the choice's schema lacks."""
     kind, name, group, key = match.groups()
     if kind == group:
         meant = nearest(key, [each.name for each in settings().values() if each.group == group])

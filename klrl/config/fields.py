@@ -70,7 +70,7 @@ def choice(
 def added(setting: Declaration, before: object) -> Declaration:
     """Declare a setting that older runs lack; the value ``before`` keeps the older behaviour.
 
-    Stored runs without the setting get ``before``, as do new runs if ``setting`` has no default. A
+    Stored runs without the setting get ``before``; new runs too, if ``setting`` has no default. A
     job's identity omits the setting if it equals ``before``, so that older sweeps can resume.
     """
     return field(default=before, metadata={**setting.metadata, "added": before})
@@ -95,9 +95,9 @@ class OwnPart(Settings):
     args: dict[str, Any] = field(default_factory=dict)
     #: a further folder to search; klrl stores the folder in which it found the module
     path: Optional[str] = field(default=None, metadata={"free": True})
-    #: a digest over its local files, part of the job's identity; set by klrl
+    #: a digest over the module's local files, part of the job's identity; set by klrl
     source: Optional[str] = None
-    version: Optional[str] = None  # of its distribution, where it has one; set by klrl
+    version: Optional[str] = None  # of the module's distribution, if any; set by klrl
 
 
 def own_part() -> Declaration:

@@ -37,9 +37,9 @@ def settings_hash(config: JobConfig) -> str:
 def canonical(config: JobConfig) -> dict[str, object]:
     """Return the settings that change a job's results, in a form in which 1 and 1.0 are equal.
 
-    Omits settings that change no result: the registry's free settings, the folder of a custom part,
-    and the evaluation settings of a run without evaluations. Also omits a newer setting with the
-    value of the older behaviour (``added`` in :mod:`klrl.config.fields`).
+    Omits settings that change no result: those marked ``free``, such as the folder of a custom
+    part, and the evaluation settings of a run without evaluations. Also omits a newer setting with
+    the value of the older behaviour (``added`` in :mod:`klrl.config.fields`).
     """
     settings: dict[str, object] = {}
     for f in dataclasses.fields(config):
@@ -47,7 +47,7 @@ def canonical(config: JobConfig) -> dict[str, object]:
         free = choice_of(f.name, value.name).free if f.name in CHOICES else ()
         settings[f.name] = {} if "*" in free else _canonical(value, free)
     if not config.eval.on:
-        settings["eval"] = {"every": 0}  # a run without evaluations reads no others
+        settings["eval"] = {"every": 0}  # no other eval setting is read
     return settings
 
 

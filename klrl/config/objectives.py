@@ -15,7 +15,7 @@ class Preset:
     """A named variant of a choice, with different values of some settings."""
 
     what: str  # its line in ``--help``
-    below: str  # the name of the choice
+    below: str  # the name of that choice
     values: Mapping[str, object]  # setting -> value
 
 

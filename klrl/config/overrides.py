@@ -55,7 +55,7 @@ def is_own(override: str) -> bool:
     return key_of(override).split(".")[0] in ("sweep", *SWEEP_GROUPS)
 
 
-#: A setting of Hydra's sweeps -> the remedy.
+#: A setting of Hydra that a sweep refuses -> the remedy.
 _REFUSED = {
     "hydra.run.dir": "a sweep never reads it; give hydra.sweep.dir, or sweep=NAME",
     "hydra.sweep.subdir": "klrl names the jobs' folders by what is swept; drop it",
@@ -123,7 +123,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 def explained(
     overrides: Sequence[str], config_dir: str | None, *kinds: type[Exception]
 ) -> Iterator[None]:
-    """Raise errors of these ``kinds``, as of Hydra or OmegaConf, as a one-line ConfigError."""
+    """Turn errors of these ``kinds``, such as Hydra's errors, into a one-line ConfigError."""
     try:
         yield
     except ConfigError:
@@ -135,7 +135,7 @@ def explained(
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[Override]:
-    """Parse overrides with Hydra; let Hydra's own errors pass."""
+    """Parse overrides with Hydra; raise Hydra's errors unchanged."""
     return [_parsed(override) for override in overrides]
 
 

@@ -8,10 +8,10 @@ from enum import Enum
 from klrl.base.errors import ConfigError
 
 #: Where the penalty is charged: in the reward, in the loss, or (split) in both. With split, the
-#: loss has each step's own KL, and the reward teaches earlier actions about the KL of later steps.
+#: loss has each step's own KL, and the reward charges an action for the KL of later steps.
 PLACEMENTS = ("reward", "loss", "split")
 #: A custom function (``kl.own_estimator``, ``kl.own_divergence``). A custom estimator is checked
-#: like k2, since it is sampled, and in the reward it has a wrong gradient.
+#: like k2, since it too is sampled and has a wrong gradient in the reward.
 OWN = "custom"
 #: Divergences of policy and reference; :mod:`klrl.kl.divergences` has the formulas.
 DIVERGENCES = ("reverse", "forward", "js")
@@ -60,12 +60,12 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
 
 
 def check_divergence(divergence: str, placement: str, estimator: str) -> None:
-    """Refuse a divergence in the reward, or with a sampled estimator; accept the reverse KL.
+    """Refuse a divergence other than the reverse KL, in the reward or with a sampled estimator.
 
     Let u = pi_ref / pi at the sampled action, and D = E_pi[f(u)]. To give the gradient of D, a
     reward would have to be f(u) - u f'(u) for the step's own action, and f(u) for the actions
-    before it. These differ by a constant only for the reverse KL, f = -log u. The sampled
-    estimators k1, k2 and k3 estimate the reverse KL alone.
+    before it. The two rewards differ by a constant only for the reverse KL, f = -log u. The
+    sampled estimators k1, k2 and k3 estimate the reverse KL alone.
 
     Raises:
         ConfigError: the divergence is refused.

@@ -29,7 +29,7 @@ class JoblibConfig(LauncherConfig):
     jobs_per_device: int = number(1, ge=1)
 
     def at_once(self, devices: int) -> int:
-        """Return ``n_jobs``, by default ``jobs_per_device`` for each device, or 2 without one."""
+        """Return ``n_jobs``, else ``jobs_per_device`` on each device, else 2 without devices."""
         return self.n_jobs or devices * self.jobs_per_device or 2
 
 
@@ -45,7 +45,7 @@ class SubmititConfig(LauncherConfig):
     gpus_per_node: int = number(0, ge=0)  # of each job
     mem_gb: float = number(4, gt=0)  # a control job needs about 0.6
     array_parallelism: int = number(64, ge=1)  # jobs of the sweep that SLURM runs at a time
-    partition: Optional[str] = None  # the queue; null = the default one
+    partition: Optional[str] = None  # the queue; null = SLURM's default
     slurm: Values = setting({})  # further options of sbatch, as '{account: lab}'
 
     def at_once(self, devices: int) -> int | None:

@@ -19,7 +19,7 @@ _PLAIN = bool | int | float | str | list | dict | None
 
 
 def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
-    """Return a part's args, converted to the annotated types, and plain defaults of the others."""
+    """Return a part's args in the annotated types, and plain defaults of its other arguments."""
     target = import_target(setting, part)
     text, given = setting_text(setting, part), GIVEN[setting.partition("[")[0]]
     takes, rest = arguments(text, target)

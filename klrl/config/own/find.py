@@ -42,7 +42,7 @@ def make_own(
 
 
 class PartError(Exception):
-    """A custom part returned a wrong object or value; :func:`config_errors` adds its name."""
+    """A custom part returned a wrong object or value; :func:`config_errors` names the part."""
 
 
 @contextmanager

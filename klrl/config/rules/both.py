@@ -44,7 +44,7 @@ _UNITS = {
 
 
 def check_domain_values(c: JobConfig) -> None:
-    """The domain has the reduction of the loss and the unit of a target."""
+    """The loss's reduction and the target's unit are allowed in the domain."""
     for group, name, of in (
         ("loss", "reduction", _REDUCTIONS),
         ("controller", "unit", _UNITS),
@@ -56,7 +56,7 @@ def check_domain_values(c: JobConfig) -> None:
 
 
 def check_lr(c: JobConfig) -> None:
-    """The initial learning rate is above its floor, or with kl_adaptive within its bounds."""
+    """The learning rate starts at or above its floor; with kl_adaptive, within its bounds."""
     if c.optim.lr_floor > c.optim.lr and c.optim.rate == "linear":
         raise ConfigError(
             f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
@@ -75,7 +75,7 @@ def check_actor_init(c: JobConfig) -> None:
 
 
 def check_beta(c: JobConfig) -> None:
-    """Beta starts within its bounds, except with the forward rule, which has none."""
+    """Beta starts within its bounds; the forward rule has no bounds."""
     loss = c.loss
     if not isinstance(loss, KLPENConfig):
         return
@@ -162,7 +162,7 @@ def check_coef_bounds(c: JobConfig) -> None:
 
 
 def check_logger_also(c: JobConfig) -> None:
-    """``logger.also`` lists loggers without settings, other than ``logger``, each once."""
+    """``logger.also`` lists loggers without settings, each once, and not the chosen ``logger``."""
     plain = [name for name, each in CHOICES["logger"].items() if each.schema is LoggerConfig]
     fitting = sorted({*plain} - {"none", c.logger.name})
     if sorted(map(str, c.logger.also)) not in ([], *([each] for each in fitting), fitting):

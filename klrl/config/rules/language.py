@@ -61,7 +61,7 @@ def check_reward_weights(c: LanguageConfig) -> None:
 
 
 def check_data(c: LanguageConfig) -> None:
-    """Data files are given, some data remain for training, and no template argument is klrl's."""
+    """Paths are not empty, ``eval_share`` < 1, and ``template_kwargs`` has no argument of klrl."""
     if not isinstance(c.env, TextConfig):
         return
     refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
@@ -75,7 +75,7 @@ def check_data(c: LanguageConfig) -> None:
 
 
 def check_model(c: LanguageConfig) -> None:
-    """``actor.model`` is given; env=sort_digits may do without, since it has a small model."""
+    """``actor.model`` or ``actor.init`` is given; env=sort_digits has a default model."""
     remedy = "give a folder written by save_pretrained, a hub id, or smollm2"
     own = isinstance(c.env, SortDigitsConfig)
     null = ", or null for a small one" if own else ""
@@ -85,7 +85,7 @@ def check_model(c: LanguageConfig) -> None:
 
 
 def check_sort_digits(c: LanguageConfig) -> None:
-    """Lengths of lists are valid, and klrl's base model gets no worked examples (``env.shots``)."""
+    """Numbers of digits are valid; klrl's base model gets no worked examples (``env.shots``)."""
     env = c.env
     if not isinstance(env, SortDigitsConfig):
         return
@@ -102,7 +102,7 @@ def check_sort_digits(c: LanguageConfig) -> None:
 
 
 def check_group_size(c: LanguageConfig) -> None:
-    """``advantage=group`` has at least two responses per prompt; data have one answer."""
+    """``advantage=group`` has at least two responses per prompt; a row of data has one answer."""
     size = c.collector.group_size
     if isinstance(c.collector, AnswersConfig):
         if size != 1:
@@ -148,7 +148,7 @@ def check_adapter_off(c: LanguageConfig) -> None:
 
 
 def check_lora(c: LanguageConfig) -> None:
-    """Adapters have valid ``target_modules``, and no dropout, since it would change the policy."""
+    """Adapters have valid ``target_modules``, and no dropout, which would change the policy."""
     lora = c.actor.lora
     if lora.dropout:
         raise ConfigError(

@@ -23,7 +23,7 @@ class EnvConfig(ChoiceConfig):
     num_envs: int = number(8, ge=1)  # copies in this process
     normalize_observation: bool = setting(True)  # by running statistics inside the policy
     reward_scale: float = number(1.0, gt=0)  # factor on the shaped reward, for the learner only
-    #: true: for the learner only, divide by the running std of the discounted rewards
+    #: true: for the learner only, divide the reward by the running std of the discounted rewards
     normalize_reward: bool = added(field(), False)
     #: seconds that a step of all copies may take before the run ends; null = no limit
     step_timeout: Optional[float] = added(number(gt=0), None)
@@ -74,7 +74,7 @@ class ActorConfig(ChoiceConfig):
 
     #: The setting that chooses the distribution.
     distribution_setting: ClassVar[str] = "actor"
-    #: The value of that setting with which the action space determines the distribution.
+    #: The value of ``distribution_setting`` that lets the action space determine the distribution.
     fitting: ClassVar[str] = "mlp"
 
     @property
@@ -121,7 +121,7 @@ class CNNActorConfig(GaussianActorConfig):
     #: nature (Mnih et al. 2015, at least 36 x 36) or impala (Espeholt et al. 2018, small; any size)
     arch: str = choice("nature", "impala")
     scale: float = number(255.0, gt=0)  # pixels are divided by this, their largest value
-    #: widths of the layers after the CNN; with several keys, each encoder's output has the first
+    #: widths of the layers after the CNN; with several keys, each encoder has hidden[0] outputs
     hidden: list[int] = setting([512])
     activation: str = choice(*ACTIVATIONS, value="relu")  # of the hidden layers
     share_trunk: bool = setting(
@@ -149,7 +149,7 @@ class DemonstrationsConfig(CollectorConfig):
     steps: int = number(32, ge=1)  # consecutive frames in a piece; env.num_envs pieces per rollout
     #: share of episodes held out from training; their likelihood determines the best checkpoint
     held_out: float = number(0.1, ge=0, le=0.9)
-    #: the run ends after so many rollouts without a better held-out likelihood; null = never
+    #: the run ends after this many rollouts without a better held-out likelihood; null = never
     patience: Optional[int] = number(50, ge=1)  # type: ignore[misc]
 
     imitates = True

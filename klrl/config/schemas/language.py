@@ -65,7 +65,7 @@ class TextConfig(LanguageEnvConfig):
     data: str = MISSING
     split: str = added(field(), "train")  # of a folder with files like train-0.parquet
     eval_data: Optional[str] = None  # data for evaluation; null = env.data
-    eval_split: Optional[str] = added(field(), None)  # their split, as test; null = env.split
+    eval_split: Optional[str] = added(field(), None)  # split of evaluations; null = env.split
     #: share of the prompts held out for evaluation, if eval_data and eval_split are null
     eval_share: float = added(number(ge=0), 0.0)
     #: arguments of the chat template, as in env.template_kwargs.enable_thinking=false
@@ -84,7 +84,7 @@ class LoraConfig(Settings):
 
     r: int = number(0, ge=0)  # rank of the adapters; 0 = no adapters, all weights are trained
     alpha: float = number(16.0, gt=0)  # the adapters' update is scaled by alpha / r
-    #: 0: dropout would make the updated policy differ from the one that sampled
+    #: must be 0: dropout would make the updated policy differ from the policy that sampled
     dropout: float = number(0.0, ge=0, le=1)
     #: a list of layers, or all-linear: all but the head
     target_modules: Words = setting("all-linear")
@@ -94,7 +94,7 @@ class LoraConfig(Settings):
 class CausalLMConfig(ChoiceConfig):
     """A causal language model of transformers."""
 
-    #: a folder of save_pretrained, or a hub id; null = klrl's own for sort_digits
+    #: a folder of save_pretrained, or a hub id; null = klrl's own model for sort_digits
     model: Optional[str] = None
     #: of the weights; adapters stay in float32; bfloat16 without LoRA means learner.dtype=mixed
     dtype: str = choice("float32", "bfloat16", "float64")
@@ -117,7 +117,7 @@ class SamplerConfig(ChoiceConfig):
     prompts: int = number(32, ge=1)  # prompts per rollout
     group_size: int = number(8, ge=1)  # responses to each prompt
     max_new_tokens: int = number(16, ge=1)  # a longer response is cut off, and flagged
-    temperature: float = number(1.0, gt=0)  # of softmax(logits / temperature), for scoring too
+    temperature: float = number(1.0, gt=0)  # of the policy: softmax(logits / temperature)
     samples_every: int = number(5, ge=0)  # iterations between entries in samples.jsonl; 0 = never
     samples_count: int = number(4, ge=1)  # responses per entry
 
@@ -136,7 +136,7 @@ class AnswersConfig(SamplerConfig):
     """The answers of the data's rows, in place of sampled responses; part of experiment=sft."""
 
     group_size: int = setting(1)  # one answer to a prompt
-    #: the run ends after so many rollouts without a better likelihood of the evaluation split's
+    #: the run ends after this many rollouts without a better likelihood of the evaluation split's
     #: answers; null = never
     patience: Optional[int] = number(10, ge=1)  # type: ignore[misc]
 

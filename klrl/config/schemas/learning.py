@@ -33,8 +33,8 @@ class CustomAdvantageConfig(OwnPart, AdvantageConfig):
 class GroupConfig(ChoiceConfig):
     """The score relative to the other responses to the prompt; then the KL is subtracted."""
 
-    #: normalized: (score - mean) / std; normalized_shaped: KL / std, too; mean: score - mean;
-    #: leave_one_out: score - mean of the others
+    #: normalized: (score - mean) / std; normalized_shaped: the same, and KL / std; mean: score -
+    #: mean; leave_one_out: score - mean of the others
     baseline: str = choice(*BASELINES, declared_in="klrl/config/objectives.py")
     #: factor on the baselined score, not on the penalty; 0: learn from the penalty alone
     reward_weight: float = added(number(ge=0), 1.0)
@@ -49,11 +49,12 @@ class LossConfig(ChoiceConfig):
     samples_mc_entropy: int = number(1, ge=1)  # for an entropy without closed form (tanh_normal)
     critic_coeff: float = number(0.5, ge=0)  # weight of the critic's loss (TorchRL's default 1.0)
     loss_critic_type: str = choice("l1", "l2", "smooth_l1", value="l2")  # TorchRL's: smooth_l1
-    #: a number: bound on the change of a state's value from its value in the rollout
+    #: a number: bound on the change of the critic's value of a state since the rollout
     clip_value: Optional[float] = number(None, gt=0)
     normalize_advantage: bool = setting(True)  # in each minibatch (TorchRL's default false)
     separate_losses: bool = setting(False)  # true: the critic's loss does not reach a shared trunk
-    #: mean, sum; language: token (mean over all), response (mean of means), sequence (mean of sums)
+    #: mean or sum; language: token (mean over all tokens), response (mean of the responses' means)
+    #: or sequence (mean of the responses' sums)
     reduction: str = choice("mean", "sum", "token", "response", "sequence")
     #: language, true: truncated responses are left out of the loss (DAPO: overlong filtering)
     mask_truncated: bool = added(field(), False)
@@ -71,7 +72,7 @@ class KLPENConfig(LossConfig):
     """PPO with a penalty beta * KL(old||new); beta follows a rule, once per iteration."""
 
     dtarg: float = number(0.01, gt=0)  # target of KL(old||new) after an iteration, nats per unit
-    #: a number: dtarg changes linearly to it over the frames
+    #: a number: dtarg changes linearly to this value by the end of the run
     dtarg_end: Optional[float] = added(number(gt=0), None)
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
@@ -84,7 +85,7 @@ class KLPENConfig(LossConfig):
     #: beta in each minibatch) or custom
     beta_rule: str = choice("doubling", "proportional", "forward", "custom")
     gain: float = number(0.5, gt=0)  # proportional: beta *= (KL / dtarg)^gain, within 1/4 .. 4
-    #: none; back: shorten steps above 1.5 dtarg; both: lengthen those below dtarg / 1.5 too
+    #: none; back: shorten a step if KL > 1.5 dtarg; both: also lengthen a step if KL < dtarg / 1.5
     line_search: str = choice("none", "back", "both")
     max_alpha: float = added(number(ge=1), 2.0)  # line_search=both: largest factor on a step
     beta_min: float = number(1e-4, gt=0)  # beta never falls below
@@ -101,7 +102,7 @@ class ClipConfig(LossConfig):
     clip_epsilon: float = number(0.2, gt=0)  # the ratio is clipped to 1 +- clip_epsilon
     #: a number: the upper limit of the ratio is 1 + clip_epsilon_high (DAPO: 0.28)
     clip_epsilon_high: Optional[float] = added(number(gt=0), None)
-    #: a number: stop the epochs once the batch's KL(old||new), nats per unit, exceeds 1.5 times it
+    #: a number: stop the epochs once the batch's KL(old||new) is above 1.5 target_kl; nats per unit
     target_kl: Optional[float] = number(None, gt=0)
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
@@ -109,10 +110,10 @@ class ClipConfig(LossConfig):
 
 @registered("loss", "trpo", control="losses.policy:TRPOLoss")
 class TRPOConfig(LossConfig):
-    """TRPO: one natural-gradient step of the policy per iteration, scaled to KL(old||new)."""
+    """TRPO: one natural-gradient step of the policy per iteration, with KL(old||new) = dtarg."""
 
     dtarg: float = number(0.01, gt=0)  # KL(old||new) of each iteration, nats per step
-    #: a number: dtarg changes linearly to it over the frames
+    #: a number: dtarg changes linearly to this value by the end of the run
     dtarg_end: Optional[float] = number(None, gt=0)
     #: state, or action: dtarg is per dimension of an action; a categorical head is one dimension
     dtarg_per: str = choice("state", "action")
@@ -137,11 +138,11 @@ class LearnerConfig(ChoiceConfig):
     """Several epochs over each rollout, in shuffled minibatches."""
 
     epochs: int = number(10, ge=1)  # passes over the rollout
-    minibatches: int = number(16, ge=1)  # per pass; divides env.num_envs * collector.steps
+    minibatches: int = number(16, ge=1)  # per pass; divides a rollout's frames (language: prompts)
     #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot
     compile: Switch = choice("auto", "false", "jit", "aot")
-    #: language, and control with actor=cnn: float32, or mixed (arithmetic in bfloat16); null: mixed
-    #: for actor.dtype=bfloat16 without LoRA, else float32
+    #: float32 or mixed (arithmetic in bfloat16), for language and actor=cnn; null: mixed for
+    #: actor.dtype=bfloat16 without LoRA, else float32
     dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)
     #: language: largest number of prompts, with their groups, in a pass; null = a whole minibatch
     micro_batch: Optional[int] = added(number(ge=1), None)
@@ -155,7 +156,7 @@ class OptimConfig(ChoiceConfig):
     lr_floor: float = number(0.0, ge=0)  # learning rate at the end, with rate=linear
     #: linear: from lr to lr_floor; kl_adaptive (rsl_rl): after a minibatch, lr / 1.5 if its
     #: KL(old||new) > 2 kl_target, lr * 1.5 if < kl_target / 2, within lr_min .. lr_max. Share of
-    #: iterations with KL(old||new) within a factor 1.5 of kl_target: .30 to .63; klpen_held: .97
+    #: iterations with KL(old||new) within a factor 1.5 of kl_target: .30 to .63 (klpen_held: .97)
     rate: str = added(choice("linear", "kl_adaptive"), "linear")
     kl_target: float = added(number(gt=0), 0.01)  # of a kl_adaptive rate, nats per step or token
     lr_min: float = added(number(gt=0), 1e-5)  # lower bound of a kl_adaptive rate

@@ -34,7 +34,8 @@ class CheckpointReferenceConfig(ReferenceConfig):
 class ModelReferenceConfig(ReferenceConfig):
     """A model from a folder, as in reference=model reference.path=FOLDER."""
 
-    path: str = MISSING  # a folder of save_pretrained, a hub id, or smollm2; the same tokenizer
+    #: a folder of save_pretrained, a hub id, or smollm2; its vocabulary must equal the policy's
+    path: str = MISSING
 
 
 @registered("reference", "custom", control="kl.reference:OtherPolicyReference")
@@ -76,16 +77,16 @@ class RetrieveKLConfig(LegacyKLConfig):
 
     #: k1, k2, k3 (sampled), exact, or custom: own_estimator; in the reward only k1 is unbiased
     estimator: str = choice(*ESTIMATORS, OWN, declared_in="klrl/config/placement.py")
-    #: reward; loss (own step only); split (exact: own step in the loss, later ones in the reward)
+    #: reward; loss (own step only); split (exact: own step in the loss, later steps in the reward)
     placement: str = choice(*PLACEMENTS)
-    allow_biased: bool = setting(False)  # true: accept a gradient that is not that of the KL
+    allow_biased: bool = setting(False)  # true: accept a gradient that differs from the KL's
     #: reverse: KL(policy||reference); forward, js, custom (own_divergence): exact, in loss or split
     divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
-    #: draws per state for js and custom of Gaussians (js: from each of the two policies)
+    #: samples per state for js and custom with Gaussian policies (js: from each of the two)
     samples_mc_js: int = added(number(ge=2), 16)
     #: estimator=custom: own_estimator.target=package.module:function of log_ratio
     own_estimator: Part = own_part()
-    #: divergence=custom: own_divergence.target=...; it ignores actions that the policy never takes
+    #: divergence=custom: own_divergence.target=...; actions that the policy never takes are ignored
     own_divergence: Part = own_part()
 
 
@@ -134,7 +135,7 @@ class HeldControllerConfig(TargetControllerConfig):
     """PI control of log kl.coef towards a target KL; the gains fall if the KL oscillates."""
 
     integral: float = number(0.2, ge=0)  # ln coef += integral * (KL / target - 1), per iteration
-    proportional: float = number(2.0, ge=0)  # ln coef += proportional * change of KL / target - 1
+    proportional: float = number(2.0, ge=0)  # ln coef += proportional * change of KL / target
     limit: float = number(1.0, gt=0)  # KL / target - 1 is clipped to -limit .. limit
 
 

@@ -59,10 +59,10 @@ class EvalConfig(Settings):
     #: iterations between evaluations, whatever they cost; 0 = none; null: see evaluations
     every: Optional[int] = number(ge=0)
     episodes: int = number(ge=1)  # episodes (responses) of an evaluation during the run
-    #: most evaluations in a run, from before the first update to after the last; 0 = none
+    #: largest number of evaluations, from before the first update to after the last; 0 = none
     evaluations: int = added(number(ge=0), 10)
     steps: int = added(number(ge=1), 10_000)  # most steps of one evaluation during the run
-    #: all these evaluations take at most this share of the training's environment steps
+    #: the evaluations during the run together take at most this share of the training's steps
     share: float = added(number(gt=0), 1.0)
     #: episodes after the last iteration, from other start states; 0 = none
     final: int = added(number(ge=0), 0)

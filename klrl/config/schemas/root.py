@@ -17,10 +17,10 @@ from klrl.config.types import Group, Whole
 class Ungrouped:
     """The settings outside any group."""
 
-    #: environment steps of training, summed over all copies; the last rollout is whole
+    #: environment steps (language: samples) of all copies in training; rounded up to whole rollouts
     frames: Whole = number(gt=0, whole=True, optional=False)
-    #: seeds parameters, actions, minibatches, environments, and the global generators of Python
-    #: and numpy
+    #: seeds parameters, actions, minibatches, environments, and the global generators of Python,
+    #: numpy and torch
     seed: int = number(ge=0)
     #: auto (cuda where there is one), cpu, cuda, or one of several: cuda:1
     device: str = MISSING
@@ -32,7 +32,7 @@ class Ungrouped:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
-#: The ungrouped settings, and a field for each group; its value is an instance of a schema.
+#: The ungrouped settings, and a field for each group, whose value is an instance of a schema.
 RootConfig = make_dataclass(
     "RootConfig", [(group, Group, None) for group in GROUPS], bases=(Ungrouped,)
 )
