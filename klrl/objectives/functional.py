@@ -1,4 +1,4 @@
-"""Functions for PPO's losses: terms with one number per position, and reductions of them.
+"""PPO's loss terms, with one number per position, and functions that reduce them to a loss.
 
 Positions are frames [B] or tokens [B, R], written [B] below. Log-probs, KLs and entropies are in
 nats. ``mask`` has the same shape, bool or 0 and 1, True at real positions; None: all are real.
@@ -82,8 +82,8 @@ def critic_loss(
 ) -> Tensor:
     """Compute the distance of V_theta(s) to its target, [B]; ``l2`` has no factor 1/2.
 
-    With ``clip_value``, a second distance is that of V_theta(s) clipped to within ``clip_value`` of
-    ``old_value``; the larger of the two counts (TorchRL's pessimistic clipping).
+    With ``clip_value``, V_theta(s) is also clipped to within ``clip_value`` of ``old_value``; the
+    larger of the two distances counts (TorchRL's pessimistic clipping).
     """
     distance = _DISTANCES[kind]
     loss = distance(value, target, reduction="none")
