@@ -45,7 +45,7 @@ class Scores(NamedTuple):
 
     returns: list[float]
     gold: Sequence[float] = ()
-    cut: int = 0  # episodes that did not end, so have no score
+    cut: int = 0  # episodes that did not end, and so have no score
     #: For each episode, ended or not: a name in :data:`REFERENCE_KLS` -> the KL in each state, [T].
     kls: Sequence[Mapping[str, Array]] = ()
 
@@ -80,11 +80,11 @@ def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
 class Evaluation:
     """The scores of a policy, and their statistics."""
 
-    returns: list[float]  # unshaped, in the order of the start states
+    returns: list[float]  # without a KL charge, in the order of the start states
     domain: Domain
     how: str  # deterministic, greedy, or sampled at a temperature
-    gold: Sequence[float] = ()  # gold scores, if they are not the reward
-    cut: int = 0  # episodes that did not end, so have no score
+    gold: Sequence[float] = ()  # gold scores; empty if the task has none
+    cut: int = 0  # episodes that did not end, and so have no score
     kls: Sequence[Mapping[str, Array]] = ()  # to the reference, as in :class:`Scores`
 
     @property
@@ -130,7 +130,7 @@ class Evaluation:
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
-    """Iterate over ``scores`` with seeded generators; restore training's generators afterwards."""
+    """Collect ``scores`` with seeded random generators; restore the generators afterwards."""
     returns: list[float] = []
     gold: list[float] = []
     kls: list[Mapping[str, Array]] = []

@@ -43,7 +43,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     loss: PolicyLoss
     optimizer: Any  # with state_dict and load_state_dict
-    mode: str  # false (eager), jit or aot; the first minibatch may change it
+    mode: str  # of compilation: false (eager), jit or aot; the first minibatch may change it
     #: Called at the first minibatch: ``say`` with lines for the user, ``mode_changed`` with the new
     #: mode if it changed.
     say: Callable[[str], None]

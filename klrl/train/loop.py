@@ -98,7 +98,7 @@ class Parts(ABC):
         """Return the parts of a checkpoint by name; Training adds counters and coefficients."""
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
-        """Add the rollout to the normaliser's statistics, after the update on it."""
+        """Add the rollout to the normaliser's statistics, after the policy's update."""
         return  # by default there is no normaliser
 
     @property
@@ -347,7 +347,7 @@ class Training:
         return rollout
 
     def _opening_lines(self, begun_with: int | None) -> list[str]:
-        """Return the lines to print first; ``begun_with``: a resumed run's version of numerics."""
+        """Return the lines to print first; ``begun_with``: the numerics version before a resume."""
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"

@@ -16,8 +16,8 @@ USUAL_STEPS = 1_000
 _LEAST = Fraction(1, 4)
 #: Smallest number of episodes that has a standard error.
 _FEWEST = 2
-#: The closing evaluation takes at most max(first, second * ``eval.share``) * (frames of the run)
-#: steps, unless two episodes need more. Presets raise ``eval.share`` where a step is cheap.
+#: Per frame of the run, the closing evaluation takes at most
+#: max(_CLOSING_SHARE, _CLOSING_TIMES * ``eval.share``) steps, unless two episodes need more.
 _CLOSING_SHARE, _CLOSING_TIMES = 0.5, 6
 
 
@@ -64,8 +64,9 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     """Plan the evaluations of a run from its settings alone.
 
     Without ``eval.every``, the evaluations during the run take at most ``eval.share`` times as many
-    steps as the run has frames. A step usually costs less time than a frame, which includes the
-    update; with a slow simulator it may cost a little more (hopper: 1.1 frames).
+    steps as the run has frames. An evaluation's step usually costs less time than a frame of
+    training, whose time includes the update. In a slow simulator it may cost a little more (hopper:
+    1.1 frames).
     ``longest``: steps of the longest episode; None if not known; 1 for language.
     """
     evals = config.eval

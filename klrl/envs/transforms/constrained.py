@@ -77,7 +77,7 @@ class ReferenceModelLogProbTransform(NextTransform):
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
         self.written = [self.key]
         self.frozen_model = FrozenPolicy.copy_of(frozen_model)
-        self.log_prob_keys: list[Key] | None = None  # the sampling policy's
+        self.log_prob_keys: list[Key] | None = None  # of the policy; None: the model's
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -170,7 +170,7 @@ class KLDivergenceTransform(NextTransform):
         tensordict: TensorDictBase,
         reward: Tensor,
     ) -> Tensor:
-        """Compute the closed form in the reward's batch shape; treat unsampled actions like k1."""
+        """Compute the exact KL in the reward's batch shape; treat unsampled actions as for k1."""
         keys = [as_key(key) for key in reference.dist_params_keys]
         if not has_all(tensordict, keys):
             if has_all(tensordict, self.log_prob_keys):
@@ -198,7 +198,7 @@ class KLDivergenceTransform(NextTransform):
         return kl_of_sampled(kl, kl, self.on_unsampled)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the KL, shaped like the reward."""
+        """Add the KL, with the reward's shape."""
         key = reward_key_of(self, self._reward_key)
         observation_spec[self.kl_key] = reward_like(self.parent, key)
         return observation_spec

@@ -27,7 +27,7 @@ class SendToWorkers(Transform):
     >>> env = ParallelEnv(4, make)
 
     Each key becomes a state and an observation of the environment, in the shape that the policy
-    writes. A reset or a step sets the key to NaN (0 if not a float) until the policy writes it.
+    writes. A reset or a step sets the key to NaN (0 if no float) until the policy writes its value.
     Otherwise an action that the policy did not sample would be charged with the previous action's
     log-prob. So a batch has NaN at ``("next", key)``.
 
