@@ -128,7 +128,7 @@ def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
 
 
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
-    """Compute the KL to go [B, T]; without a critic, each step's action is charged with it.
+    """Compute the KL to go [B, T], the charge on each step's action if there is no critic.
 
     It is sum_{t' >= t} KL_t' for the placement ``reward``, and 0 for ``loss``. For ``split`` it is
     sum_{t' > t} KL_t': the loss charges step t, whose exact KL does not depend on its action.

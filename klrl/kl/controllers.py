@@ -28,7 +28,7 @@ Coef: TypeAlias = float | HasCoef
 
 @dataclass
 class Number:
-    """A coefficient that is a plain number, outside a run."""
+    """Stores a plain number as the coefficient, for a controller outside a run."""
 
     coef: float
 

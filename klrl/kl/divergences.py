@@ -1,13 +1,13 @@
 """Divergences of policy and reference in a state.
 
-With u = pi_ref(a|s) / pi(a|s), each is D = E_pi[f(u)], in nats:
+With u = pi_ref(a|s) / pi(a|s), each divergence is D = E_pi[f(u)], in nats:
 
     reverse   KL(pi || pi_ref)   f(u) = -log u
     forward   KL(pi_ref || pi)   f(u) = u log u
     js        Jensen-Shannon     f(u) = (log(2 / (1 + u)) + u log(2 u / (1 + u))) / 2, at most log 2
     tv        total variation    f(u) = |1 - u| / 2, at most 1 (unitless); measured, never charged
 
-A bijection of the actions changes no divergence: that of two TanhNormals is that of their
+A bijection of the actions changes no divergence: two TanhNormals have the divergence of their
 Gaussians. Only the KLs are additive: over independent heads or dimensions of an action, and in
 expectation over the steps of an episode. A run charges the divergence of each step or token; the
 sum of js over steps is not the js of whole episodes or responses.

@@ -79,7 +79,7 @@ class FrozenPolicy(nn.Module):
 
     def __init__(self, module: nn.Module, *, own: bool = True, requires_grad: bool = False) -> None:
         super().__init__()
-        # Not a submodule, since PyTorch would list its parameters.
+        # The policy is not a submodule, since PyTorch would list its parameters.
         self.__dict__["module"] = module = flat_policy(module)
         self.own, self._listed = own, requires_grad
         self.training = False
@@ -88,7 +88,7 @@ class FrozenPolicy(nn.Module):
 
     @staticmethod
     def copy_of(policy: nn.Module, *, requires_grad: bool = False) -> FrozenPolicy:
-        """Wrap a frozen copy of a policy; without ``requires_grad``, do not copy a FrozenPolicy."""
+        """Wrap a frozen copy of a policy; return a FrozenPolicy itself unless ``requires_grad``."""
         if isinstance(policy, FrozenPolicy) and not requires_grad:
             return policy
         return FrozenPolicy(

@@ -50,9 +50,9 @@ def draw(
 ) -> None:
     """Write samples before tanh and their log-probs into a batch with saturated actions.
 
-    The sample of an action that is not saturated is TorchRL's inverse. For a saturated action that
-    ``sampled`` cannot have produced, klrl also writes the inverse, warns, and keeps the stored
-    log-prob. A batch without any draw is unchanged.
+    For an action that is not saturated, the sample is TorchRL's inverse of tanh. For a saturated
+    action that ``sampled`` cannot have produced, klrl also writes the inverse, but warns, and keeps
+    the stored log-prob. A batch without any draw is unchanged.
 
     Args:
         batch: the transitions, changed in place.
@@ -96,8 +96,8 @@ def log_probs(
 ) -> dict[ActionKey, Tensor]:
     """Compute log pi(a|s) of every head, from the sample before tanh if the batch has one.
 
-    Returns head -> log-prob, in the batch shape of the head's distribution. The key is the action's
-    with the suffix ``_log_prob``.
+    Returns key -> log-prob, in the batch shape of the head's distribution. The key is that of the
+    head's action, with the suffix ``_log_prob``.
     """
     each = {}
     for key, head in _heads(dist, action_key):

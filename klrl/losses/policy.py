@@ -37,7 +37,7 @@ class Scored:
     old_log_prob: Tensor  # log pi_old of the sampled action; pi_old is the sampling policy
     advantage: Tensor  # before normalisation, unless the caller normalised it
     kl_old: Tensor  # KL(old||new); ``PolicyLoss.kl_old`` says how it is computed
-    entropy: Tensor  # of pi_theta; detached if there is no bonus
+    entropy: Tensor  # of pi_theta; without a bonus detached (language: -old_log_prob)
     value: Tensor | None = None  # V_theta; None without a critic
     value_target: Tensor | None = None  # the rollout's return estimate; None without a critic
     old_value: Tensor | None = None  # V during the rollout; None without a critic
@@ -131,7 +131,7 @@ class PolicyLoss(ABC):
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
-        """The names of the metrics, in the order of a trial call's :class:`LossTerms`."""
+        """The names of the metrics, in the order of ``LossTerms.measured``."""
         scored = example(tokens=self.config.reduction not in ("mean", "sum"))
         zero = torch.zeros(())
         return tuple(self(scored, zero, zero).measured)

@@ -363,8 +363,8 @@ class BetaHook:
 @contextmanager
 def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
     """Keep TorchRL's forward from changing beta."""
-    # Every comparison with the target NaN is false, so TorchRL's forward does not write beta's
-    # buffer. Such a write could not be compiled by torch.compile.
+    # With dtarg = NaN every comparison is false, so TorchRL's forward does not write to beta;
+    # torch.compile could not compile a write.
     dtarg, loss.dtarg = loss.dtarg, math.nan
     try:
         yield
@@ -379,7 +379,7 @@ def _listed(keys: Key | list[Key]) -> list[Key]:
 def _networks(
     actor: TensorDictModule | None, critic: TensorDictModule | None, arguments: dict[str, object]
 ) -> tuple[ProbabilisticTensorDictSequential, TensorDictModule | None]:
-    """Return the networks, which the user may also name ``actor`` and ``critic``."""
+    """Return the networks; the user may also give them as ``actor`` and ``critic``."""
     given = {"actor": actor, "critic": critic}
     for name, value in given.items():
         other = arguments.pop(name, None)

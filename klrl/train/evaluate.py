@@ -1,4 +1,4 @@
-"""Computes the statistics of an evaluation from its scores, in both domains; imports no torch."""
+"""Computes the statistics of an evaluation, of control or language, from its scores."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Evaluation:
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
-    """Collect ``scores`` with seeded random generators; restore the generators afterwards."""
+    """Make an evaluation from ``scores`` with seeded random generators; restore them afterwards."""
     returns: list[float] = []
     gold: list[float] = []
     kls: list[Mapping[str, Array]] = []

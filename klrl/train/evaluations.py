@@ -93,8 +93,8 @@ class Evaluations:
     def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
         """After the last iteration, evaluate the last and the best policy, and add both to the row.
 
-        Both start from the same states, none of which was used to choose the best policy. The
-        result replaces an evaluation that the row already has; the seconds add up.
+        Both policies start from the same states, none of which was used to choose the best policy.
+        The result replaces an evaluation that the row already has; the seconds add up.
         """
         if not self.over:
             return

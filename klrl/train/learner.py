@@ -71,7 +71,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
         """Compute the mean KL(old||new) over a rollout in closed form, nats per frame or token."""
 
     def positions_per_unit(self, frames: Frames) -> float:
-        """Return the divisor of dtarg and target_kl that gives nats per frame or token."""
+        """Return the number that divides dtarg and target_kl, to get nats per frame or token."""
         return 1.0
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:

@@ -105,7 +105,7 @@ class Parts(ABC):
     def reward_norm(self) -> float:
         """The factor on the last rollout's rewards, in addition to ``env.reward_scale``.
 
-        The KL in the loss is multiplied by it too.
+        The KL in the loss is multiplied by this factor too.
         """
         return 1.0
 
@@ -161,7 +161,7 @@ class Training:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Repeat rollout, KL, advantage, update and record until all frames are done.
+        """Repeat rollout, KL, advantage, update and record until the run is over.
 
         Raises:
             NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.

@@ -76,7 +76,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     frames = config.iterations * config.frames_per_iteration
     most = int(max(_CLOSING_SHARE, _CLOSING_TIMES * evals.share) * frames)
     closing = Size(evals.final, max(most, _FEWEST * longest))
-    # Allow two episodes of any length, since an incomplete episode has no return.
+    # Leave time for two of the longest episodes, since an incomplete episode has no return.
     largest = Size(evals.episodes, max(evals.steps, min(_FEWEST, evals.episodes) * longest))
     if evals.every is not None:
         every = {*range(evals.every, config.iterations, evals.every), config.iterations}
@@ -93,7 +93,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
 
 
 def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
-    """Count the evaluations that fit in ``steps``; 0 if even those at both ends do not fit."""
+    """Count the evaluations that fit in ``steps``; 0 if not even the first and the last fit."""
     most = fitting(largest, longest)
     least = min(most, max(_FEWEST, int(_LEAST * largest.episodes)))
     for count in range(wanted, 2, -1):

@@ -108,8 +108,8 @@ class KLDivergenceTransform(NextTransform):
         kl_key: where to write the KL.
         reward_key: key of the reward whose shape the KL gets; None: the environment's, or
             ``reward`` without an environment.
-        on_unsampled: for a step whose action the policy did not sample: the KL is NaN (``nan``,
-            ``skip``) or 0 (``zero``), with a warning; or ``raise`` an error.
+        on_unsampled: for a step whose action the policy did not sample: ``nan`` or ``skip``: the KL
+            is NaN; ``zero``: the KL is 0; ``raise``: an error. All but ``raise`` warn.
 
     Raises:
         ValueError: an unknown estimator or ``on_unsampled``; ``exact`` without a reference; a

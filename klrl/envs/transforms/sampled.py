@@ -192,7 +192,7 @@ def _of_the_action(
     log_prob: Tensor,
     filled_in: Tensor,
 ) -> Tensor:
-    """Recompute the log-prob from the parameters if it is that of a different action."""
+    """Recompute the log-prob from the parameters if it belongs to a different action."""
     data = parameters_or_one(tensordict, _parameter_keys(sampler), filled_in)
     with torch.no_grad():
         dist = sampler.get_dist(data)

@@ -51,9 +51,9 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
     charged reward, the KL without coef and log pi_ref, each [B, T, 1] or ragged; KL and log-probs
     are in nats.
 
-    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"); if it
-    is missing, the real tokens after the prompt. With ``assistant_only=False``, all real tokens are
-    charged.
+    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"); if
+    this mask is missing, the real tokens after the prompt. With ``assistant_only=False``, all real
+    tokens are charged.
 
     Args:
         ref_model: an LLM wrapper with ``input_mode="tokens"`` and ``generate=False``.
