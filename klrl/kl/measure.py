@@ -51,7 +51,7 @@ def mean_charged(
         mask: bool, True at real steps; None: all are real. A mask adds a second metric: the sum
             over a row, averaged over rows.
         error: standard error of a sampled divergence at every step [N, T], with independent draws
-            in each step; adds a metric, the standard error of the mean.
+            in each step. It adds a metric: the standard error of the mean.
 
     Raises:
         NonFiniteError: a metric is NaN or infinite.

@@ -91,9 +91,10 @@ class PolicyLoss(ABC):
 
     Args:
         config: the settings of the loss.
-        reference_estimator: how the loss estimates the KL(policy||reference) that it charges:
-            exact, k1, k2, k3 or a function of the log-ratio; None if it charges none.
-        divergence: the divergence that ``exact`` charges; k1, k2 and k3 estimate the reverse KL.
+        reference_estimator: estimator of the KL(policy||reference) that the loss charges: exact,
+            k1, k2, k3 or a function of the log-ratio; None if the loss charges no KL.
+        divergence: the divergence that the estimator exact computes; k1, k2 and k3 estimate the
+            reverse KL.
         reward_scale: the factor on the learner's rewards. The loss multiplies KL(policy||reference)
             by the same factor and, with ``normalize_advantage``, divides this KL by the advantages'
             spread. So ``kl.coef`` is reward per nat, whether reward or loss charges the KL.
@@ -101,8 +102,8 @@ class PolicyLoss(ABC):
 
     #: Names of attributes below to copy from ``config``, in addition to those of the base class.
     of_settings: tuple[str, ...] = ()
-    #: How KL(old||new) is computed: exact; sampled (a differentiable estimate); or measured, if the
-    #: loss does not charge it: without a gradient, exact in control and sampled in language.
+    #: How KL(old||new) is computed: exact; sampled (a differentiable estimate); measured (without a
+    #: gradient, for a loss that does not charge it; control: exact, language: sampled).
     kl_old: str = "measured"
     target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
     unit: str | None = None  # of target_kl and dtarg: sequence (sum over a response), or position
@@ -162,8 +163,8 @@ class PolicyLoss(ABC):
             scored: outputs of policy and critic for the minibatch.
             beta: coefficient of KL(old||new), a scalar; KLPEN reads it.
             kl_coef: coefficient of KL(policy||reference), a scalar, if the loss charges that KL.
-            spread: if ``scored`` is a part of a minibatch: the number by which the caller divided
-                the advantages; None: the loss normalises them if ``normalize_advantage`` is set.
+            spread: the number by which the caller divided the advantages, if ``scored`` is a part
+                of a minibatch; None: the loss applies ``normalize_advantage``.
         """
         c, s = self.config, scored.without_padding()
         advantage, kl_ref = s.advantage, self._kl_ref(s)

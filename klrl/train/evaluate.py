@@ -60,8 +60,8 @@ def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
     """Compute the mean over the states of all episodes, [T] each, and its standard error.
 
     With sums S_i and lengths T_i of the episodes, the mean is m = sum_i S_i / sum_i T_i. Its
-    standard error is that of the mean of S_i - m T_i, divided by the mean length; None for one
-    episode.
+    standard error is the standard error of the mean of S_i - m T_i, divided by the mean length. It
+    is None for one episode.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.

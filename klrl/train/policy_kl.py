@@ -61,7 +61,7 @@ class Distance:
     """One divergence of two policies, in nats (tv: unitless).
 
     Attributes:
-        mean: over all states.
+        mean: the mean over all states.
         error: standard error of ``mean`` over episodes; None for one episode.
         median, q90, q99: quantiles over the states.
         worst: the largest value, at ``step`` of ``episode``, both counted from 0.

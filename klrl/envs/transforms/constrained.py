@@ -212,12 +212,12 @@ class RewardAdjustmentTransform(ChargedReward):
         in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
         kl_key: key of the KL, in the reward's shape, or per agent if a team shares the reward.
-        raw_reward_key: where to keep the uncharged reward; None does not keep it.
+        raw_reward_key: where to keep the uncharged reward; None: nowhere.
         coeff: alias of ``coef``.
         on_unsampled: ``skip`` leaves the reward unchanged where the KL is NaN.
 
     Raises:
-        ValueError: not exactly one in- or out-key; a coefficient that is no number >= 0; a KL that
+        ValueError: several in- or out-keys; a coefficient that is no number >= 0; a KL that
             does not fit the reward.
         KeyError: the data lack the KL or the reward.
         RuntimeError: the batch was charged already (its raw reward exists).
@@ -266,7 +266,7 @@ class KLConstrainedTransform(OneTransform):
         log_prob_key: key of the policy's log pi(a|s); default that of ``frozen_model``.
         ref_log_prob_key: where to write log pi_ref(a|s).
         kl_key: where to write the KL, without coef.
-        raw_reward_key: where to keep the uncharged reward; None does not keep it.
+        raw_reward_key: where to keep the uncharged reward; None: nowhere.
         on_unsampled: for a step whose action the policy did not sample (``init_random_frames``):
             ``nan``: KL and reward are NaN; ``skip``: the KL is NaN, the reward uncharged; ``zero``:
             the KL is 0, the reward uncharged; ``raise``: an error. All but ``raise`` warn.

@@ -78,7 +78,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     Raises:
         ValueError: neither or both of a reference and its factory; a reference that generates or
-            does not read tokens; not exactly one in-key, or not one or three out-keys; shapes that
+            does not read tokens; several in-keys; out-keys that are not one or three; shapes that
             do not fit each other.
         RuntimeError: the tokens or the sampler's log-probs are missing.
     """

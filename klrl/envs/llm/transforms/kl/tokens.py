@@ -41,7 +41,7 @@ TEMPLATE_DEFAULTS = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """B sequences: each list has B rows [T_i]; ``dense``: whether the ids came as [B, T]."""
+    """B sequences. Each list has B rows [T_i]; ``dense``: whether the ids came as [B, T]."""
 
     ids: list[Tensor]
     attention: list[Tensor]
