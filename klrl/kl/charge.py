@@ -96,7 +96,7 @@ def sampled_kl(
 ) -> Tensor:
     """Compute KL(pi_old || pi_ref) at every step of a rollout, in nats; 0 outside the mask.
 
-    All tensors have the same shape. ``exact`` is the closed form; the estimator exact requires it.
+    All tensors have the same shape. The estimator exact requires ``exact``, the closed form.
     """
     if estimator != "exact":
         return estimate_kl(log_prob, ref_log_prob, estimator, mask)

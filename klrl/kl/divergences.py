@@ -41,7 +41,7 @@ class Divergence:
     """The divergence that a run charges."""
 
     name: Which = "reverse"  # reverse, forward or js; or a function of the log-ratio
-    samples: int = 16  # draws per state (js: of each policy) for divergences without a closed form
+    samples: int = 16  # draws per state (js: per policy) if the divergence has no closed form
 
     @property
     def is_reverse(self) -> bool:

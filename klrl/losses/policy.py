@@ -209,7 +209,7 @@ class PolicyLoss(ABC):
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
         """Reduce each metric of a minibatch to a number, in the order of :attr:`measures`.
 
-        Metrics that :data:`METRICS` declares as charged are reduced like the loss; others averaged.
+        Metrics that ``METRICS`` declares as charged are reduced like the loss; others are averaged.
         """
         if mask is None and self._reduce is terms.mean:
             return torch.stack(tuple(measured.values())).flatten(1).mean(1)  # in one operation

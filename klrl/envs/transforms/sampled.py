@@ -49,7 +49,7 @@ def sampled_log_prob(
 
     An action counts as unsampled if its log-prob is missing or NaN, or if log-prob and distribution
     parameters are all zero: a TorchRL collector writes such zeros during ``init_random_frames``. If
-    the log-prob belongs to a different action (exploration noise changed the sampled one), it is
+    the log-prob belongs to a different action (exploration noise changed the sample), it is
     recomputed with a warning from the parameters in the data. ``model``, a policy of the same
     family, turns the parameters into a distribution; without a model, they are not read.
     """

@@ -28,8 +28,8 @@ class SendToWorkers(Transform):
 
     Each key becomes a state and an observation of the environment, in the shape that the policy
     writes. A reset or a step sets the key to NaN (0 if no float) until the policy writes its value,
-    so a batch has NaN at ``("next", key)``. Otherwise an action that the policy did not sample
-    would be charged with the previous action's log-prob.
+    so a batch has NaN at ``("next", key)``. Without NaN, an action that the policy did not
+    sample would be charged with the previous action's log-prob.
 
     Args:
         actor: a policy that writes the keys; run once on zeros to find their shapes, not copied.
