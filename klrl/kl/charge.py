@@ -28,12 +28,12 @@ class ReferenceKL(nn.Module):
     """The penalty of a run: coefficient, estimator and placement of KL(policy||reference).
 
     Args:
-        coef: the initial coefficient, reward per nat; or the transform that has the coefficient,
-            and the name of its buffer.
+        coef: the initial coefficient, reward per nat; or a transform with a coefficient, and the
+            name of the coefficient's buffer.
         estimator: k1, k2, k3, exact or a function of the log-ratio.
         placement: reward, loss or split.
-        transform: charges the KL to the reward of a batch or of an environment's steps; None if
-            the reward is not charged, or is charged by a function.
+        transform: charges the KL to the rewards of a batch or of an environment's steps; None if
+            no transform charges it.
         online: whether the environment applies the transform at every step.
         divergence: the divergence that is charged; a divergence other than the reverse KL requires
             the estimator exact, and the placement loss or split.
@@ -59,7 +59,7 @@ class ReferenceKL(nn.Module):
 
     @property
     def coef(self) -> float:
-        """Reward per nat, as charged and recorded; a controller changes this number."""
+        """The current coefficient, reward per nat; a controller may change it."""
         return float(self._coef_tensor)
 
     @coef.setter
@@ -96,7 +96,7 @@ def sampled_kl(
 ) -> Tensor:
     """Compute KL(pi_old || pi_ref) at every step of a rollout, in nats; 0 outside the mask.
 
-    All tensors have the same shape. ``exact`` is the closed form, for the estimator of that name.
+    All tensors have the same shape. The estimator exact requires ``exact``, the closed form.
     """
     if estimator != "exact":
         return estimate_kl(log_prob, ref_log_prob, estimator, mask)
@@ -128,11 +128,11 @@ def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
 
 
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
-    """Compute the KL to go [B, T]; without a critic, each step's action is charged with it.
+    """Compute the KL to go [B, T], the charge on each step's action if there is no critic.
 
     It is sum_{t' >= t} KL_t' for the placement ``reward``, and 0 for ``loss``. For ``split`` it is
-    sum_{t' > t} KL_t': the loss charges step t, whose exact KL does not depend on the action. Steps
-    outside ``mask`` [B, T] do not count, and get 0.
+    sum_{t' > t} KL_t': the loss charges step t, whose exact KL does not depend on its action.
+    Steps outside ``mask`` [B, T] do not count, and get 0.
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement={placement}: choose one of {', '.join(PLACEMENTS)}")
@@ -179,7 +179,7 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
 
 
 def _checked(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
-    """Import the user's function and try it; ``unsaved`` is set if a call changes its state."""
+    """Import and try the user's function; record as ``unsaved`` whether calls change its state."""
     function = partial(import_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 at [1, 1]
     with config_errors(setting, part):

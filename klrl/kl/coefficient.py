@@ -55,7 +55,7 @@ def one_spelling(
 
 
 class KeepsCoefficient(_Module):
-    """Mixin for a module with a coefficient buffer; assigning to either name changes it in place.
+    """Mixin for a module with a coefficient; assigning to its name or alias changes it in place.
 
     List the mixin before the other base class; call :meth:`keep_coefficient` in the constructor.
     """
@@ -101,7 +101,8 @@ class KeepsCoefficient(_Module):
 def coefficient_of_part(read: type = Tensor) -> property:
     """Make a property of a Compose: the coefficient of its first transform with a coefficient.
 
-    The property returns the buffer itself, or with ``read=float`` a number; it can be assigned.
+    The property returns the buffer itself, or with ``read=float`` a number. Assigning to the
+    property changes the coefficient in place.
     """
 
     def part(self: Compose) -> KeepsCoefficient:

@@ -28,7 +28,7 @@ Coef: TypeAlias = float | HasCoef
 
 @dataclass
 class Number:
-    """A coefficient that is a plain number, outside a run."""
+    """Stores a plain number as the coefficient, for a controller outside a run."""
 
     coef: float
 
@@ -40,7 +40,7 @@ class FixedKLController:
         coef: reward per nat; or an object whose attribute ``coef`` the controller changes.
     """
 
-    unsaved = False  # whether it has state that ``state_dict`` lacks
+    unsaved = False  # whether the controller has state that ``state_dict`` lacks
 
     def __init__(self, coef: Coef) -> None:
         self._keeper = Number(float(coef)) if isinstance(coef, float | int) else coef
@@ -65,7 +65,7 @@ class FixedKLController:
         """Update the coefficient by an iteration's KL; return the next rollout's coefficient.
 
         Args:
-            kl: mean KL(policy||reference) of the rollout, nats per step, or per unit of the target.
+            kl: mean KL(policy||reference) of the rollout, in the unit of the controller's target.
             n: frames (samples for language) since the last call, > 0.
         """
         if not 0 < n < math.inf:
@@ -80,7 +80,7 @@ class FixedKLController:
         """Change :attr:`coef` after an iteration; arguments as in :meth:`update`, all finite."""
 
     def row(self) -> dict[str, float]:
-        """Return the controller's metrics; called before :meth:`update`, at the charged coef."""
+        """Return the controller's metrics; called before :meth:`update` changes coef."""
         return {}
 
     def state_dict(self) -> dict[str, object]:
@@ -107,7 +107,7 @@ class ScheduledKLController(FixedKLController):
 
     @classmethod
     def of(cls, config: Any, coef: Coef, frames: int) -> FixedKLController:
-        """As in the base class; ``controller.frames`` defaults to the whole run."""
+        """Make the controller; ``controller.frames`` defaults to the length of the run."""
         return cls(coef, config.end, config.frames or frames, config.shape)
 
     def move(self, kl: float, n: int) -> None:
@@ -212,10 +212,10 @@ class HeldKLController(_MultipliedKLController):
     P = ``proportional * s^2``. The factor s starts at 1. It halves when the KL falls from above
     :data:`SWING` * target to below target / :data:`SWING`, or when a sampled KL is negative. So the
     gains fall until the loop is stable or P is near 0. With P = 0 the mean of x over n updates is
-    (change of ln coef) / (n I). It is small for large n, since coef is bounded.
+    (change of ln coef) / (n I). This mean is small for large n, since coef is bounded.
 
     A policy starts at its reference, and its KL needs some updates to rise. Until then a low KL
-    does not show that coef is too high, so coef is constant. It is released when the KL reaches
+    does not show that coef is too high, so coef is constant. Control starts when the KL reaches
     :data:`RELEASE` * target, when ln KL rises by less than :data:`RISE` over :data:`WINDOW`
     updates, or after :data:`PATIENCE` updates.
 
@@ -252,7 +252,7 @@ class HeldKLController(_MultipliedKLController):
         self.frozen, self.updates = True, 0
         self.rising: list[float] = []  # the last KLs, while coef is constant
         self.error = 0.0  # x of the last update
-        self.share, self.above = 1.0, False  # s; whether the KL came from above SWING * target
+        self.share, self.above = 1.0, False  # s; whether a swing has begun above SWING * target
 
     def move(self, kl: float, n: int) -> None:
         """Take a step of PI control, unless coef is still constant."""
@@ -306,7 +306,7 @@ class OwnKLController(FixedKLController):
 
 
 def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:
-    """Return a function that tries a custom part: updates the part's ``name`` by ``kls``, nats."""
+    """Return a function that tries a custom part: it calls ``update`` with each KL, nats."""
 
     def use(trial: Any) -> None:
         for kl in kls:

@@ -1,16 +1,16 @@
 """Divergences of policy and reference in a state.
 
-With u = pi_ref(a|s) / pi(a|s), each is D = E_pi[f(u)], in nats:
+With u = pi_ref(a|s) / pi(a|s), each divergence is D = E_pi[f(u)], in nats:
 
     reverse   KL(pi || pi_ref)   f(u) = -log u
     forward   KL(pi_ref || pi)   f(u) = u log u
     js        Jensen-Shannon     f(u) = (log(2 / (1 + u)) + u log(2 u / (1 + u))) / 2, at most log 2
     tv        total variation    f(u) = |1 - u| / 2, at most 1 (unitless); measured, never charged
 
-A shared bijection changes none of them: two TanhNormals diverge as their Gaussians do. Only the KLs
-are additive: over independent heads or dimensions of an action, and in expectation over the steps
-of an episode. A run charges the divergence of each step or token; the sum of these js is not the js
-of whole episodes or responses.
+A bijection of the actions changes no divergence: two TanhNormals have the divergence of their
+Gaussians. Only the KLs are additive: over independent heads or dimensions of an action, and in
+expectation over the steps of an episode. A run charges the divergence of each step or token; the
+sum of js over steps is not the js of whole episodes or responses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Divergence:
     """The divergence that a run charges."""
 
     name: Which = "reverse"  # reverse, forward or js; or a function of the log-ratio
-    samples: int = 16  # draws per state (js: per policy), if there is no closed form or sum
+    samples: int = 16  # draws per state (js: per policy) if the divergence has no closed form
 
     @property
     def is_reverse(self) -> bool:
@@ -88,7 +88,7 @@ def expected(log_p: Tensor, value: Tensor) -> Tensor:
 
 
 def js_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
-    """Estimate the js without bias, nats, once for each pair of draws; all tensors are [..., S].
+    """Estimate the js without bias, nats, from each pair of draws; all tensors are [..., S].
 
     With l = log pi - log pi_ref, js = log 2 - (E_pi[softplus(-l)] + E_pi_ref[softplus(l)]) / 2. The
     arguments are l at draws of pi and at draws of pi_ref; a gradient needs reparametrised draws.

@@ -43,7 +43,7 @@ def _declared() -> dict[str, Callable[[Tensor], Tensor]]:
     return {name: globals()[name] for name in SAMPLED}
 
 
-#: Name in ``SAMPLED`` -> the function above.
+#: Name in ``SAMPLED`` -> the function of that name above.
 ESTIMATORS = _declared()
 #: A name in ESTIMATORS, ``exact``, or the user's function: r -> nats, elementwise.
 Estimator: TypeAlias = str | Callable[[Tensor], Tensor]
@@ -96,7 +96,7 @@ def as_mask(mask: Tensor, value: Tensor) -> Tensor:
 
 
 def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
-    """Average ``value`` where ``mask`` is true; return 0 if it is true nowhere.
+    """Average ``value`` where ``mask`` is true; return 0 if ``mask`` has no true entry.
 
     ``mask`` has the shape of ``value``, bool or 0 and 1.
     """

@@ -1,6 +1,6 @@
 """Log-probs and exact KLs of pi = softmax(z / T) from logits z, with gradients in closed form.
 
-For each KL, autograd passes over tables [n, K] some twenty times. With K = 49,152 tokens this took
+For each KL, autograd makes some twenty passes over tables [n, K]. With K = 49,152 tokens they took
 half as long as all matrix products of the model. Here the logits are the only tables that are saved
 for the backward pass. Only a few rows are processed at a time, so that intermediate results stay in
 the cache. For one row, with u = z / T:
@@ -53,8 +53,8 @@ def log_probs_and_kls(
         temperature: T.
 
     Returns:
-        [1 + sum(1 + len(names)), n], nats, float32 or wider. log q has no gradient; there is no
-        second derivative.
+        [1 + sum over q of (1 + len(names)), n], nats, float32 or wider. log q has no gradient, and
+        the function has no second derivative.
     """
     for other in others:
         if any(name not in CLOSED_FORM for name in other.names):
@@ -88,7 +88,7 @@ class _LogProbsAndKLs(torch.autograd.Function):
                 rows.append(log_q.gather(-1, chosen).squeeze(-1).to(log_p.dtype))
                 for name in names:
                     kl = _kl(name, log_p, log_q)
-                    if not torch.isfinite(kl).all():  # an action that pi or q forbids
+                    if not torch.isfinite(kl).all():  # pi or q forbids an action
                         kl, forbids = over_actions(name, log_p, log_q), True
                     rows.append(kl)
             pieces.append(torch.stack(rows))
@@ -99,8 +99,8 @@ class _LogProbsAndKLs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # In backward, grad mode is on only under create_graph=True. once_differentiable would not
-        # raise if ``gradient`` requires no gradient: it would return a constant.
+        # In backward, grad mode is on only under create_graph=True. PyTorch's once_differentiable
+        # does not suffice: if ``gradient`` requires no gradient, it raises no error.
         if torch.is_grad_enabled():
             raise RuntimeError("log-probs and KLs from logits have no second derivative")
         logits, actions, values, *tables = ctx.saved_tensors

@@ -50,8 +50,8 @@ def mean_charged(
         charged: the divergence at every step, [N, T] or [B, R].
         mask: bool, True at real steps; None: all are real. A mask adds a second metric: the sum
             over a row, averaged over rows.
-        error: standard error of a sampled divergence at every step [N, T], each with independent
-            draws; it adds the standard error of the mean as a metric.
+        error: standard error of a sampled divergence at every step [N, T], with independent draws
+            in each step. It adds a metric: the standard error of the mean.
 
     Raises:
         NonFiniteError: a metric is NaN or infinite.

@@ -17,7 +17,7 @@ from klrl.kl.shapes import add_heads
 
 #: The log-prob's key in older TorchRL policies; read if the current key is missing.
 OLDER_KEY = "sample_log_prob"
-#: A key of a TensorDict: a string, or a tuple of them (TorchRL's NestedKey).
+#: A key of a TensorDict: a string, or a nested tuple of strings (TorchRL's NestedKey).
 Key: TypeAlias = str | tuple[Any, ...]
 
 
@@ -34,9 +34,9 @@ def score(
     """Compute log pi(a|s) of a transition's action under ``model``, on the action's device.
 
     The shape begins with the batch shape; see :mod:`klrl.kl.shapes`. Log-probs of heads are summed.
-    The model may be on a different device than the transition. It gets a shallow copy, since it
-    writes the distribution's parameters into its input. Only :func:`keep_pre_tanh` changes the
-    transition itself.
+    The model may be on a different device than the transition. It reads a shallow copy of the
+    transition, since it writes the distribution's parameters into its input. The transition itself
+    is changed only by :func:`keep_pre_tanh`.
 
     ``keys``: keys of the sampling policy's log-probs; default: those of ``model``.
     """
@@ -60,7 +60,7 @@ def keep_pre_tanh(
     tensordict: TensorDictBase,
     keys: Sequence[Key] | None = None,
 ) -> None:
-    """Write samples before tanh by :func:`draw`, if the data have the distribution's parameters.
+    """Write samples before tanh (:func:`draw`) if the data have the distribution's parameters.
 
     ``model`` has the distribution family of the sampling policy; ``keys`` as in :func:`score`.
     """
@@ -80,7 +80,7 @@ def where_kept(
     dist: Distribution,
     log_prob: Tensor | TensorDictBase,
 ) -> Tensor | TensorDictBase:
-    """Recompute ``log_prob`` from samples before tanh if there are any; else return it unchanged.
+    """Recompute ``log_prob`` if the data have samples before tanh; else return it unchanged.
 
     Warns if an action is saturated but its sample before tanh is missing.
 
@@ -88,7 +88,7 @@ def where_kept(
         model: the policy that computed the log-prob.
         tensordict: the transition, without the model's outputs.
         dist: the model's distribution in the transition.
-        log_prob: log-prob of the action, [...]; for a composite a TensorDict, one per head.
+        log_prob: log-prob of the action, [...]; for a composite a TensorDict with one per head.
     """
     key = model.dist_sample_keys[0]
     if PRE_TANH in model.out_keys and tensordict.get(PRE_TANH, None) is not None:
@@ -131,7 +131,7 @@ def require_reference(name: str, model: object) -> None:
 def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
     """Return the keys under which a policy writes its log-probs, one per head.
 
-    In tensordict 0.14 the property ``log_prob_key`` of such a policy raises an error.
+    In tensordict 0.14 the property ``log_prob_key`` of a policy raises an error.
     """
     # log_prob_keys may list keys that the policy never writes; out_keys has only written keys.
     written = [as_key(key) for key in model.out_keys]

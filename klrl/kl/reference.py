@@ -65,21 +65,21 @@ class FrozenPolicy(nn.Module):
     """Wrapper of pi_ref inside a transform, a loss or a run; it acts as the wrapped policy.
 
     ``.to(...)`` moves the wrapped policy, and ``state_dict`` includes it. But an outer module does
-    not list its parameters, and ``.train()`` does not switch its dropout on. Attributes that the
-    wrapper lacks are looked up in the policy.
+    not list the policy's parameters, and its ``.train()`` leaves the policy in evaluation mode.
+    Attributes that the wrapper lacks are looked up in the policy.
 
     Args:
         module: the policy; frozen here, not copied (:meth:`copy_of` copies).
         own: True freezes ``module``; False leaves a shared ``module`` unchanged, and switches it to
             evaluation mode only during calls.
-        requires_grad: whether owned weights are differentiable, and parameters of the outer module.
+        requires_grad: whether owned weights are differentiable; an outer module then lists them.
     """
 
     module: nn.Module
 
     def __init__(self, module: nn.Module, *, own: bool = True, requires_grad: bool = False) -> None:
         super().__init__()
-        # Not a submodule, since PyTorch would list its parameters.
+        # The policy is not a submodule, since PyTorch would list its parameters.
         self.__dict__["module"] = module = flat_policy(module)
         self.own, self._listed = own, requires_grad
         self.training = False
@@ -88,7 +88,7 @@ class FrozenPolicy(nn.Module):
 
     @staticmethod
     def copy_of(policy: nn.Module, *, requires_grad: bool = False) -> FrozenPolicy:
-        """Wrap a frozen copy; return a FrozenPolicy itself, unless ``requires_grad``."""
+        """Wrap a frozen copy of a policy; return a FrozenPolicy itself unless ``requires_grad``."""
         if isinstance(policy, FrozenPolicy) and not requires_grad:
             return policy
         return FrozenPolicy(
@@ -136,7 +136,7 @@ class FrozenPolicy(nn.Module):
 
     @property
     def named_modules(self) -> Callable[..., Iterator[tuple[str, nn.Module]]]:
-        """The policy's modules with ``requires_grad``; else only this module."""
+        """With ``requires_grad``, the policy's modules; else only this wrapper."""
         return self.module.named_modules if self._listed else super().named_modules
 
     def __getattr__(self, name: str) -> Any:
@@ -220,7 +220,7 @@ class EMAReference(ReferenceRule):
         """Average every floating-point tensor with the policy's."""
         policy, moved = actor.state_dict(), set()
         for name, value in reference.state_dict().items():
-            # A tied weight has two names; an average under each would decay it by decay^2.
+            # A tied weight has two names; averaging it under both would decay it by decay^2.
             if value.is_floating_point() and value.data_ptr() not in moved:
                 value.lerp_(policy[name].to(value), 1 - self.config.decay)
                 moved.add(value.data_ptr())

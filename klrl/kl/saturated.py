@@ -6,11 +6,11 @@ inverse maps this a to a single u, whose log-prob may be wrong by a hundred nats
 The true u is lost, but its distribution is known from the policy's parameters in the data: a
 Gaussian, truncated at a known cut. :func:`draw` draws a new u from it, and replaces the stored
 log-prob by that of the new u. Policy, reference and loss read the new u, so ratio, KL and score
-belong to one sample. Their means are the same as for the lost u.
+belong to one sample. The means of ratio, KL and score are the same as for the lost u.
 
 The draw needs no random generator: its randomness comes from the bits of the parameters and of the
 stored log-prob. So a second draw for the same transition gives the same u. This matters inside an
-environment: TorchRL passes a copy of the transition to a transform, so a u written there is lost.
+environment: TorchRL passes a copy of the transition to a transform, so a u in the copy is lost.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def draw(
 ) -> None:
     """Write samples before tanh and their log-probs into a batch with saturated actions.
 
-    The sample of an action that is not saturated is TorchRL's inverse. So is that of a saturated
-    action that ``sampled`` cannot have produced: klrl warns and keeps its log-prob. A batch without
-    any draw is unchanged.
+    For an action that is not saturated, the sample is TorchRL's inverse of tanh. For a saturated
+    action that ``sampled`` cannot have produced, klrl also writes the inverse, but warns, and keeps
+    the stored log-prob. A batch without any draw is unchanged.
 
     Args:
         batch: the transitions, changed in place.
@@ -96,8 +96,8 @@ def log_probs(
 ) -> dict[ActionKey, Tensor]:
     """Compute log pi(a|s) of every head, from the sample before tanh if the batch has one.
 
-    Returns head -> log-prob, in the batch shape of the head's distribution. The key is the action's
-    with the suffix ``_log_prob``.
+    Returns key -> log-prob, in the batch shape of the head's distribution. The key is that of the
+    head's action, with the suffix ``_log_prob``.
     """
     each = {}
     for key, head in _heads(dist, action_key):
@@ -164,12 +164,12 @@ def log_prob_before_tanh(dist: TanhNormal, u: Tensor) -> Tensor:
 def _beyond_the_cut(
     dist: TanhNormal, action: Tensor, stored: Tensor | None, n: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw u [..., A] where the action is saturated; bound how far such draws' log-probs differ."""
+    """Draw u [..., A] where the action is saturated; bound the log-prob difference of two draws."""
     # A draw of N(loc, scale) above the cut: u = loc + scale z with z = -Phi^-1(v Phi(-alpha)),
     # alpha = (cut - loc) / scale, and v uniform in (0, 1). If alpha > REACH, u is NaN. The log-prob
     # of the draw is const + 2 scale z - z^2 / 2.
     t, least, ulp = _squashed(dist, action)
-    # The cut is half a float's spacing below ``least``: values above it are rounded to ``least``.
+    # The cut is half a float's spacing below ``least``: no larger value is rounded below ``least``.
     side, cut = t.sign(), torch.atanh(least.double() - ulp.double() / 4)
     loc, scale = dist.root_dist.loc, dist.root_dist.scale
     stored = action.new_zeros(()) if stored is None else _expand(stored, action)
@@ -215,7 +215,7 @@ def _suffixed(key: ActionKey, suffix: str) -> ActionKey:
 
 
 def _squashed(dist: TanhNormal, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tanh(u), the least saturated |tanh(u)|, and twice the spacing of floats there."""
+    """Return tanh(u), the smallest saturated |tanh(u)|, and twice the floats' spacing near 1."""
     # TorchRL clips |tanh(u)| to 1 - resolution. The action's rounding depends on its bounds' size.
     low, high = (torch.as_tensor(bound).to(action) for bound in (dist.low, dist.high))
     half = 0.5 * (high - low)

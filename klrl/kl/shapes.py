@@ -43,7 +43,7 @@ def add_heads(heads: Sequence[Tensor]) -> Tensor:
     """Sum the log-probs or KLs of an action's heads to [*B, ...].
 
     Each head is first summed over all but the leading dimensions that all heads share, so that
-    heads per agent add up per agent.
+    heads with a value per agent add up per agent.
     """
     shared = min(head.ndim for head in heads)
     while len({head.shape[:shared] for head in heads}) > 1:

@@ -1,7 +1,7 @@
 """Rules that adapt KLPEN's beta to keep KL(old||new) of an iteration near its target, dtarg.
 
-The rules read d: the mean KL(old||new) over the rollout after the update, in nats per frame or
-token. Only :class:`ForwardBeta` reads the KL of a minibatch.
+A rule reads d, the mean KL(old||new) over the rollout after the update, in nats per frame or token;
+:class:`ForwardBeta` instead reads the KL of each minibatch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from klrl.objectives.functional import factor, is_finite_kl
 class BetaRule:
     """A fixed beta. Losses without a KL(old||new) penalty have this rule, with beta 0."""
 
-    every_forward = False  # True: update by each minibatch's KL, not the rollout's
-    unsaved = False  # whether it has state that ``state_dict`` lacks
+    every_forward = False  # True: update by the KL of each minibatch, not of the rollout
+    unsaved = False  # whether the rule has state that ``state_dict`` lacks
 
     def __init__(self, beta: float = 0.0, dtarg: float = math.inf) -> None:
         self.beta, self.dtarg = beta, dtarg

@@ -20,7 +20,7 @@ SLOPES = (0.7, 4.0)
 
 
 def due(mode: str, kl: float, target: float) -> bool:
-    """Whether to search; ``back``: if KL > 1.5 target; ``both``: also if KL < target / 1.5."""
+    """Whether to search. ``back``: if KL > 1.5 target; ``both``: also if KL < target / 1.5."""
     if mode == "always":
         return kl > 0
     return (mode != "none" and kl > 1.5 * target) or (mode == "both" and 0 < kl < target / 1.5)

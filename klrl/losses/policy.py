@@ -1,7 +1,7 @@
 """The losses of KLPEN, TRPO and clipped PPO, computed from the outputs of policy and critic.
 
-Both domains use the same losses. A loss has no state and changes no coefficient, so a forward pass
-has no side effects; :mod:`klrl.losses.beta` changes beta.
+Control and language use the same losses. A loss has no state and changes no coefficient, so a
+forward pass has no side effects; :mod:`klrl.losses.beta` changes beta.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Scored:
     old_log_prob: Tensor  # log pi_old of the sampled action; pi_old is the sampling policy
     advantage: Tensor  # before normalisation, unless the caller normalised it
     kl_old: Tensor  # KL(old||new); ``PolicyLoss.kl_old`` says how it is computed
-    entropy: Tensor  # of pi_theta; detached if there is no bonus
+    entropy: Tensor  # of pi_theta; without a bonus detached (language: -old_log_prob)
     value: Tensor | None = None  # V_theta; None without a critic
     value_target: Tensor | None = None  # the rollout's return estimate; None without a critic
     old_value: Tensor | None = None  # V during the rollout; None without a critic
@@ -46,7 +46,7 @@ class Scored:
     mask: Tensor | None = None  # bool, True at real positions; padding may contain anything
 
     def without_padding(self) -> Scored:
-        """Return a copy with 0 at padding, which must reach neither a sum nor a gradient."""
+        """Return a copy with 0 at padding, so that padding reaches neither a sum nor a gradient."""
         if self.mask is None:
             return self
         held = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "mask"}
@@ -91,27 +91,28 @@ class PolicyLoss(ABC):
 
     Args:
         config: the settings of the loss.
-        reference_estimator: how the loss estimates the KL(policy||reference) that it charges:
-            exact, k1, k2, k3 or a function of the log-ratio; None if it charges none.
-        divergence: the divergence that ``exact`` charges; k1, k2 and k3 estimate the reverse KL.
-        reward_scale: the factor on the learner's rewards. The loss multiplies its KL by the same
-            factor and, with ``normalize_advantage``, divides it by the advantages' spread. So
-            ``kl.coef`` is reward per nat, whether reward or loss charges the KL.
+        reference_estimator: estimator of the KL(policy||reference) that the loss charges: exact,
+            k1, k2, k3 or a function of the log-ratio; None if the loss charges no KL.
+        divergence: the divergence that the estimator exact computes; k1, k2 and k3 estimate the
+            reverse KL.
+        reward_scale: the factor on the learner's rewards. The loss multiplies KL(policy||reference)
+            by the same factor and, with ``normalize_advantage``, divides this KL by the advantages'
+            spread. So ``kl.coef`` is reward per nat, whether reward or loss charges the KL.
     """
 
-    #: Names of attributes below that are copied from ``config``; a subclass lists only its own.
+    #: Names of attributes below to copy from ``config``, in addition to those of the base class.
     of_settings: tuple[str, ...] = ()
-    #: How KL(old||new) is computed: exact; sampled, a differentiable estimate; or measured, without
-    #: a gradient, since the loss does not charge it (control: exact; language: sampled).
+    #: How KL(old||new) is computed: exact; sampled (a differentiable estimate); measured (without a
+    #: gradient, for a loss that does not charge it; control: exact, language: sampled).
     kl_old: str = "measured"
     target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
-    unit: str | None = None  # of target_kl and dtarg: sequence (a response's sum), else position
+    unit: str | None = None  # of target_kl and dtarg: sequence (sum over a response), or position
     line_search: str = "none"  # the mode of losses.line_search.due
     max_alpha: float = 1.0  # the largest factor of a line search on a step
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
     dtarg_per: str = "state"  # or action: dtarg is multiplied by the number of action dimensions
-    natural = False  # True: natural_step updates the policy; gradient steps only the critic
+    natural = False  # True: natural_step updates the policy, and gradient steps the critic
     unsaved = False  # whether the loss has state, which no checkpoint saves
 
     def __init__(
@@ -131,7 +132,7 @@ class PolicyLoss(ABC):
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
-        """The names of the metrics, in the order of a trial call's :class:`LossTerms`."""
+        """The names of the metrics, in the order of ``LossTerms.measured``."""
         scored = example(tokens=self.config.reduction not in ("mean", "sum"))
         zero = torch.zeros(())
         return tuple(self(scored, zero, zero).measured)
@@ -143,7 +144,7 @@ class PolicyLoss(ABC):
 
     @property
     def target_moves(self) -> bool:
-        """Whether the target per position can differ from ``dtarg``, so must be recorded."""
+        """Whether the target per position may differ from ``dtarg``, and so must be recorded."""
         by_length = self.unit == "sequence" and math.isfinite(self.dtarg)
         return by_length or self.dtarg_end is not None or self.dtarg_per == "action"
 
@@ -160,10 +161,10 @@ class PolicyLoss(ABC):
 
         Args:
             scored: outputs of policy and critic for the minibatch.
-            beta: coefficient of KL(old||new), a scalar; only KLPEN reads it.
+            beta: coefficient of KL(old||new), a scalar; KLPEN reads it.
             kl_coef: coefficient of KL(policy||reference), a scalar, if the loss charges that KL.
-            spread: the divisor of the advantages, if the caller has normalised them (because
-                ``scored`` is a part of a minibatch); None: ``normalize_advantage`` applies here.
+            spread: the number by which the caller divided the advantages, if ``scored`` is a part
+                of a minibatch; None: the loss applies ``normalize_advantage``.
         """
         c, s = self.config, scored.without_padding()
         advantage, kl_ref = s.advantage, self._kl_ref(s)
@@ -189,8 +190,8 @@ class PolicyLoss(ABC):
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
         """Return the factor on the loss of ``rows`` (bool [B]), a part of a minibatch.
 
-        With these factors the parts' losses add up to the minibatch's loss, whose mean has a
-        different divisor. The factor is a ratio of two reductions of ones.
+        A part's mean and the minibatch's mean have different divisors. With these factors, the
+        parts' losses add up to the minibatch's loss.
         """
         ones = mask.double()
         own = self._reduce(ones[rows], mask[rows])  # 0 if no position of these rows is real
@@ -208,7 +209,7 @@ class PolicyLoss(ABC):
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
         """Reduce each metric of a minibatch to a number, in the order of :attr:`measures`.
 
-        Metrics that are declared as charged are reduced like the loss; others are averaged.
+        Metrics that ``METRICS`` declares as charged are reduced like the loss; others are averaged.
         """
         if mask is None and self._reduce is terms.mean:
             return torch.stack(tuple(measured.values())).flatten(1).mean(1)  # in one operation

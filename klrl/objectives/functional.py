@@ -1,4 +1,4 @@
-"""Functions for PPO's losses: terms with one number per position, and reductions of them.
+"""PPO's loss terms, with one number per position, and functions that reduce them to a loss.
 
 Positions are frames [B] or tokens [B, R], written [B] below. Log-probs, KLs and entropies are in
 nats. ``mask`` has the same shape, bool or 0 and 1, True at real positions; None: all are real.
@@ -69,7 +69,7 @@ def reference_kl(
 
     Let w = pi_theta / pi_old and r = log pi_theta - log pi_ref. k1 gives w r, k3 gives w k3(r), a
     custom f gives w f(r); w is differentiable. k2 gives w.detach() r^2 / 2. Without w, the mean
-    gradient of k1 would be 0, and that of k3 the forward KL's (docs/kl.md).
+    gradient would be 0 for k1, and the forward KL's gradient for k3 (docs/kl.md).
     """
     ratio = (log_prob - old_log_prob).exp()
     if estimator == "k2":
@@ -82,8 +82,8 @@ def critic_loss(
 ) -> Tensor:
     """Compute the distance of V_theta(s) to its target, [B]; ``l2`` has no factor 1/2.
 
-    With ``clip_value``, a second distance is that of V_theta(s) clipped to within ``clip_value`` of
-    ``old_value``; the larger of the two counts (TorchRL's pessimistic clipping).
+    With ``clip_value``, V_theta(s) is also clipped to within ``clip_value`` of ``old_value``; the
+    larger of the two distances counts (TorchRL's pessimistic clipping).
     """
     distance = _DISTANCES[kind]
     loss = distance(value, target, reduction="none")

@@ -1,8 +1,8 @@
 """KLPENPPOLoss and ClipPPOLoss as TorchRL LossModules, for TorchRL's own trainers and loops.
 
 TorchRL computes the terms; klrl updates beta (:meth:`KLPENPPOLoss.update_beta`), and can add the KL
-to a reference. TorchRL 0.14.1's KLPENPPOLoss changes beta inside ``forward``, even in evaluation,
-and between the loss and its gradient; :func:`_beta_held` prevents this.
+to a reference. TorchRL 0.14.1's KLPENPPOLoss changes beta inside ``forward``, even in evaluation;
+the loss and its gradient then have different betas. :func:`_beta_held` prevents this.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return reference_kl(self.ref_kl_estimator, new, old, ref)
 
     def _renamed(self, data: TensorDictBase, model: TensorDictModule) -> TensorDictBase:
-        """Return a copy with actions under the model's keys instead of those of ``set_keys``."""
+        """Return a copy with the actions under the model's keys, if ``set_keys`` changed them."""
         data = data.copy()
         for key, own in zip(_listed(self.tensor_keys.action), model.dist_sample_keys, strict=True):
             if as_key(key) != as_key(own):
@@ -186,7 +186,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         reference: a policy to stay near; copied and frozen. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
         ref_kl_coef: weight of KL(policy||reference) in the loss, per nat; ``normalize_advantage``
-            does not rescale it. It may be changed later.
+            does not rescale this term. The weight may be changed later.
         ref_kl_coeff: alias of ``ref_kl_coef``.
         ref_kl_estimator: exact; or k1, k2, k3, weighted by pi_theta / pi_old.
         **kwargs: arguments of TorchRL's loss: samples_mc_kl, entropy_bonus, samples_mc_entropy,
@@ -249,7 +249,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         return self._add_reference_kl(out, tensordict)
 
     def update_beta(self, kl: float | Tensor) -> float:
-        """Update beta by the documented rule; return the new beta.
+        """Multiply beta by ``increment``, ``decrement`` or 1, within bounds; return the new beta.
 
         ``kl`` is the mean KL(old||new) of an iteration's whole rollout after the update, nats per
         frame. A KL that is not finite is ignored with a warning.
@@ -363,8 +363,8 @@ class BetaHook:
 @contextmanager
 def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
     """Keep TorchRL's forward from changing beta."""
-    # Every comparison with NaN is false, so forward does not write beta's buffer; torch.compile
-    # refuses such a write.
+    # With dtarg = NaN every comparison is false, so TorchRL's forward does not write to beta;
+    # torch.compile could not compile a write.
     dtarg, loss.dtarg = loss.dtarg, math.nan
     try:
         yield
@@ -379,7 +379,7 @@ def _listed(keys: Key | list[Key]) -> list[Key]:
 def _networks(
     actor: TensorDictModule | None, critic: TensorDictModule | None, arguments: dict[str, object]
 ) -> tuple[ProbabilisticTensorDictSequential, TensorDictModule | None]:
-    """Return the networks, which the user may also name ``actor`` and ``critic``."""
+    """Return the networks; the user may also give them as ``actor`` and ``critic``."""
     given = {"actor": actor, "critic": critic}
     for name, value in given.items():
         other = arguments.pop(name, None)

@@ -1,4 +1,4 @@
-"""Hooks into the training loop, for users and for language samples."""
+"""Hooks into the training loop: the user's, and those of a domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes the statistics of an evaluation from its scores, in both domains; imports no torch."""
+"""Computes the statistics of an evaluation, of control or language, from its scores."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scores(NamedTuple):
 
     returns: list[float]
     gold: Sequence[float] = ()
-    cut: int = 0  # episodes that did not end, so have no score
+    cut: int = 0  # episodes that did not end, and so have no score
     #: For each episode, ended or not: a name in :data:`REFERENCE_KLS` -> the KL in each state, [T].
     kls: Sequence[Mapping[str, Array]] = ()
 
@@ -60,8 +60,8 @@ def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
     """Compute the mean over the states of all episodes, [T] each, and its standard error.
 
     With sums S_i and lengths T_i of the episodes, the mean is m = sum_i S_i / sum_i T_i. Its
-    standard error is that of the mean of S_i - m T_i, divided by the mean length; None for one
-    episode.
+    standard error is the standard error of the mean of S_i - m T_i, divided by the mean length. It
+    is None for one episode.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
@@ -80,11 +80,11 @@ def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
 class Evaluation:
     """The scores of a policy, and their statistics."""
 
-    returns: list[float]  # unshaped, in the order of the start states
+    returns: list[float]  # without a KL charge, in the order of the start states
     domain: Domain
     how: str  # deterministic, greedy, or sampled at a temperature
-    gold: Sequence[float] = ()  # gold scores, if they are not the reward
-    cut: int = 0  # episodes that did not end, so have no score
+    gold: Sequence[float] = ()  # gold scores; empty if the task has none
+    cut: int = 0  # episodes that did not end, and so have no score
     kls: Sequence[Mapping[str, Array]] = ()  # to the reference, as in :class:`Scores`
 
     @property
@@ -130,7 +130,7 @@ class Evaluation:
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
-    """Iterate over ``scores`` with seeded generators; restore training's generators afterwards."""
+    """Make an evaluation from ``scores`` with seeded random generators; restore them afterwards."""
     returns: list[float] = []
     gold: list[float] = []
     kls: list[Mapping[str, Array]] = []

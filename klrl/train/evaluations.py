@@ -1,4 +1,4 @@
-"""Evaluations of a run: those in training choose the best policy, the closing ones are reported."""
+"""Evaluations of a run: during training, to choose the best policy; at the end, for the report."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Evaluations:
         value, best = row.get("eval/return"), counters.best_return
         if _NLL in row:
             value = -row[_NLL]
-        else:  # patience needs a likelihood
+        else:  # patience applies only to jobs that learn from data
             counters.best_iteration = counters.iteration
         if value is None or (best is not None and value <= best):
             return False
@@ -93,8 +93,8 @@ class Evaluations:
     def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
         """After the last iteration, evaluate the last and the best policy, and add both to the row.
 
-        Both start from the same states, none of which was used to choose the best policy. The
-        result replaces an evaluation that the row already has; the seconds add up.
+        Both policies start from the same states, none of which was used to choose the best policy.
+        The result replaces an evaluation that the row already has; the seconds add up.
         """
         if not self.over:
             return

@@ -61,8 +61,8 @@ def film_run(
 ) -> Filmed:
     """Film the first episode that :func:`klrl.train.evaluate_run.evaluate_run` would play.
 
-    The arguments are the same. The film is written to ``videos/`` of the run folder. It is also
-    logged in the run's loggers, unless the run is still training and has them open.
+    The arguments are those of ``evaluate_run``. The film is written to ``videos/`` of the run
+    folder, and logged in the run's loggers, unless the run is still training.
     """
     check_film(run)
     folder = find_run(str(run), "RUN")
@@ -89,7 +89,7 @@ def film_run(
 
 
 def _show(folder: Path, own: JobConfig, domain: Domain, video: Video, which: str) -> None:
-    """Log the film in the run's loggers, at the frame count of its checkpoint."""
+    """Log the film in the run's loggers, at the frame count of the filmed checkpoint."""
     at = load_component(folder, which, "counters", Counters(), device_of("cpu"))
     sweep = folder.parent.name if (folder.parent / "sweep.json").exists() else None
     guard = Guard(lambda part, error: None, "the video files are written")

@@ -43,7 +43,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     loss: PolicyLoss
     optimizer: Any  # with state_dict and load_state_dict
-    mode: str  # false (eager), jit or aot; the first minibatch may change it
+    mode: str  # of compilation: false (eager), jit or aot; the first minibatch may change it
     #: Called at the first minibatch: ``say`` with lines for the user, ``mode_changed`` with the new
     #: mode if it changed.
     say: Callable[[str], None]
@@ -71,7 +71,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
         """Compute the mean KL(old||new) over a rollout in closed form, nats per frame or token."""
 
     def positions_per_unit(self, frames: Frames) -> float:
-        """Return the divisor of dtarg and target_kl that gives nats per frame or token."""
+        """Return the number that divides dtarg and target_kl, to get nats per frame or token."""
         return 1.0
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:

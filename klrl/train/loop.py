@@ -98,14 +98,14 @@ class Parts(ABC):
         """Return the parts of a checkpoint by name; Training adds counters and coefficients."""
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
-        """Add the rollout to the normaliser's statistics, after the update on it."""
+        """Add the rollout to the normaliser's statistics, after the policy's update."""
         return  # by default there is no normaliser
 
     @property
     def reward_norm(self) -> float:
         """The factor on the last rollout's rewards, in addition to ``env.reward_scale``.
 
-        The KL in the loss is multiplied by it too.
+        The KL in the loss is multiplied by this factor too.
         """
         return 1.0
 
@@ -161,7 +161,7 @@ class Training:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Repeat rollout, KL, advantage, update and record until all frames are done.
+        """Repeat rollout, KL, advantage, update and record until the run is over.
 
         Raises:
             NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
@@ -347,7 +347,7 @@ class Training:
         return rollout
 
     def _opening_lines(self, begun_with: int | None) -> list[str]:
-        """Return the lines to print first; ``begun_with``: a resumed run's version of numerics."""
+        """Return the lines to print first; ``begun_with``: the numerics version before a resume."""
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"

@@ -1,8 +1,8 @@
 """Measure divergences of two policies, state by state, for ``klrl kl`` and ``Run.kl``.
 
 The acting policy, one of the two or a third policy, samples actions (tokens). Divergences are
-measured in the states that it visits; each result's name ends with the acting policy. A divergence
-is exact in each state, except js and tv of Gaussians with several dimensions: means over draws.
+measured in the states that it visits; each result's name ends with the acting policy. For Gaussians
+with several dimensions, js and tv are means over draws; all other divergences are exact.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Distance:
     """One divergence of two policies, in nats (tv: unitless).
 
     Attributes:
-        mean: over all states.
+        mean: the mean over all states.
         error: standard error of ``mean`` over episodes; None for one episode.
         median, q90, q99: quantiles over the states.
         worst: the largest value, at ``step`` of ``episode``, both counted from 0.
@@ -125,7 +125,7 @@ def kl_between(
         other: the second policy: a run folder; a model's folder (language); or ``module:name`` of a
             policy as for ``reference=custom`` (control). None: the reference of ``run``.
         words: settings that change the task of ``on``, as in ``env.kwargs.g=14``.
-        on: the run whose policy acts, in its task: ``run`` (None), ``other`` or a third run.
+        on: the run whose policy acts, in the task of this run; None: ``run``.
         episodes: number of episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
         which: the checkpoint of each run: last or best.
         seed: seed of the start states and samples.

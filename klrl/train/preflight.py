@@ -1,4 +1,4 @@
-"""Numeric checks before training; a failed check is a ConfigError."""
+"""Numeric checks before training; a failed check raises a ConfigError."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Check:
 
 
 def run_checks(checks: Iterable[Check | str]) -> list[str]:
-    """Return a line for each check; raise a ConfigError if a check failed. A string is a note."""
+    """Return a line for each check or note (a string); raise a ConfigError if a check failed."""
     lines = []
     for check in checks:
         if isinstance(check, Check) and not check.ok:

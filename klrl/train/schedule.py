@@ -16,8 +16,8 @@ USUAL_STEPS = 1_000
 _LEAST = Fraction(1, 4)
 #: Smallest number of episodes that has a standard error.
 _FEWEST = 2
-#: The closing evaluation takes at most max(first, second * ``eval.share``) * (frames of the run)
-#: steps, unless two episodes need more. Presets raise ``eval.share`` where a step is cheap.
+#: Per frame of the run, the closing evaluation takes at most
+#: max(_CLOSING_SHARE, _CLOSING_TIMES * ``eval.share``) steps, unless two episodes need more.
 _CLOSING_SHARE, _CLOSING_TIMES = 0.5, 6
 
 
@@ -64,8 +64,9 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     """Plan the evaluations of a run from its settings alone.
 
     Without ``eval.every``, the evaluations during the run take at most ``eval.share`` times as many
-    steps as the run has frames. A step usually costs less time than a frame, which includes the
-    update; with a slow simulator it may cost a little more (hopper: 1.1 frames).
+    steps as the run has frames. An evaluation's step usually costs less time than a frame of
+    training, whose time includes the update. In a slow simulator it may cost a little more (hopper:
+    1.1 frames).
     ``longest``: steps of the longest episode; None if not known; 1 for language.
     """
     evals = config.eval
@@ -75,7 +76,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     frames = config.iterations * config.frames_per_iteration
     most = int(max(_CLOSING_SHARE, _CLOSING_TIMES * evals.share) * frames)
     closing = Size(evals.final, max(most, _FEWEST * longest))
-    # Allow two episodes of any length, since an incomplete episode has no return.
+    # Leave time for two of the longest episodes, since an incomplete episode has no return.
     largest = Size(evals.episodes, max(evals.steps, min(_FEWEST, evals.episodes) * longest))
     if evals.every is not None:
         every = {*range(evals.every, config.iterations, evals.every), config.iterations}
@@ -92,7 +93,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
 
 
 def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
-    """Count the evaluations that fit in ``steps``; 0 if even those at both ends do not fit."""
+    """Count the evaluations that fit in ``steps``; 0 if not even the first and the last fit."""
     most = fitting(largest, longest)
     least = min(most, max(_FEWEST, int(_LEAST * largest.episodes)))
     for count in range(wanted, 2, -1):

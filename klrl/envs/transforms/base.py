@@ -53,7 +53,7 @@ class InPlace(Transform):
 
 
 def environment_before(transform: Transform) -> TransformedEnv | None:
-    """Make the environment before a transform, from clones; return None without an environment."""
+    """Build the environment up to a transform, from clones; return None without an environment."""
     before: list[Transform] = []
     inner, container = transform, _container(transform)
     while isinstance(container, Compose):

@@ -77,7 +77,7 @@ class ReferenceModelLogProbTransform(NextTransform):
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
         self.written = [self.key]
         self.frozen_model = FrozenPolicy.copy_of(frozen_model)
-        self.log_prob_keys: list[Key] | None = None  # the sampling policy's
+        self.log_prob_keys: list[Key] | None = None  # of the policy; None: the model's
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -108,8 +108,8 @@ class KLDivergenceTransform(NextTransform):
         kl_key: where to write the KL.
         reward_key: key of the reward whose shape the KL gets; None: the environment's, or
             ``reward`` without an environment.
-        on_unsampled: for a step whose action the policy did not sample: the KL is NaN (``nan``,
-            ``skip``) or 0 (``zero``), with a warning; or ``raise`` an error.
+        on_unsampled: for a step whose action the policy did not sample: ``nan`` or ``skip``: the KL
+            is NaN; ``zero``: the KL is 0; ``raise``: an error. All but ``raise`` warn.
 
     Raises:
         ValueError: an unknown estimator or ``on_unsampled``; ``exact`` without a reference; a
@@ -170,7 +170,7 @@ class KLDivergenceTransform(NextTransform):
         tensordict: TensorDictBase,
         reward: Tensor,
     ) -> Tensor:
-        """Compute the closed form in the reward's batch shape; treat unsampled actions like k1."""
+        """Compute the exact KL in the reward's batch shape; treat unsampled actions as for k1."""
         keys = [as_key(key) for key in reference.dist_params_keys]
         if not has_all(tensordict, keys):
             if has_all(tensordict, self.log_prob_keys):
@@ -198,7 +198,7 @@ class KLDivergenceTransform(NextTransform):
         return kl_of_sampled(kl, kl, self.on_unsampled)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the KL, shaped like the reward."""
+        """Add the KL, with the reward's shape."""
         key = reward_key_of(self, self._reward_key)
         observation_spec[self.kl_key] = reward_like(self.parent, key)
         return observation_spec
@@ -212,12 +212,12 @@ class RewardAdjustmentTransform(ChargedReward):
         in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
         kl_key: key of the KL, in the reward's shape, or per agent if a team shares the reward.
-        raw_reward_key: where to keep the uncharged reward; None does not keep it.
+        raw_reward_key: where to keep the uncharged reward; None: nowhere.
         coeff: alias of ``coef``.
         on_unsampled: ``skip`` leaves the reward unchanged where the KL is NaN.
 
     Raises:
-        ValueError: not exactly one in- or out-key; a coefficient that is no number >= 0; a KL that
+        ValueError: several in- or out-keys; a coefficient that is no number >= 0; a KL that
             does not fit the reward.
         KeyError: the data lack the KL or the reward.
         RuntimeError: the batch was charged already (its raw reward exists).
@@ -266,7 +266,7 @@ class KLConstrainedTransform(OneTransform):
         log_prob_key: key of the policy's log pi(a|s); default that of ``frozen_model``.
         ref_log_prob_key: where to write log pi_ref(a|s).
         kl_key: where to write the KL, without coef.
-        raw_reward_key: where to keep the uncharged reward; None does not keep it.
+        raw_reward_key: where to keep the uncharged reward; None: nowhere.
         on_unsampled: for a step whose action the policy did not sample (``init_random_frames``):
             ``nan``: KL and reward are NaN; ``skip``: the KL is NaN, the reward uncharged; ``zero``:
             the KL is 0, the reward uncharged; ``raise``: an error. All but ``raise`` warn.

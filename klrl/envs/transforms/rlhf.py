@@ -41,16 +41,16 @@ class KLRewardTransform(ChargedReward):
         requires_grad: whether the copy's parameters are differentiable; they are then listed as
             parameters of the transform.
         action_key: the key of the action; default the actor's.
-        kl_key: where to write the KL without coef, [..., 1]; None does not write it.
-        ref_log_prob_key: where to write log pi_0; None does not write it.
-        raw_reward_key: where to keep the uncharged reward; None does not keep it.
+        kl_key: where to write the KL without coef, [..., 1]; None: nowhere.
+        ref_log_prob_key: where to write log pi_0; None: nowhere.
+        raw_reward_key: where to keep the uncharged reward; None: nowhere.
         coeff: alias of ``coef``.
         on_unsampled: for a step whose action the policy did not sample (``init_random_frames``):
             ``nan``: KL and reward are NaN; ``skip``: the KL is NaN, the reward uncharged; ``zero``:
             the KL is 0, the reward uncharged; ``raise``: an error. All but ``raise`` warn.
 
     Raises:
-        ValueError: not exactly one in- or out-key; a coefficient that is no number >= 0; an actor
+        ValueError: several in- or out-keys; a coefficient that is no number >= 0; an actor
             that has no parameters or no log-probs, or has a buffer that requires gradients;
             log-probs and rewards whose shapes do not fit (:mod:`klrl.kl.shapes`).
         TypeError: an actor without ``get_dist``.

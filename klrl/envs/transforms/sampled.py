@@ -24,7 +24,8 @@ from klrl.kl.shapes import add_heads, like_reward, reward_shape
 
 #: How to treat a step whose action no policy sampled; the default is ``nan``.
 ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
-#: A log-prob in the data is another action's if its error exceeds TOLERANCE * (1 + |log-prob|).
+#: A log-prob in the data belongs to a different action if it differs from the recomputed log-prob
+#: by more than TOLERANCE * (1 + |log-prob|).
 TOLERANCE = 1e-2
 #: Share of the action's range next to each bound, where tanh cannot be inverted accurately.
 EDGE = 1e-4
@@ -48,9 +49,9 @@ def sampled_log_prob(
 
     An action counts as unsampled if its log-prob is missing or NaN, or if log-prob and distribution
     parameters are all zero: a TorchRL collector writes such zeros during ``init_random_frames``. If
-    the log-prob is another action's (exploration noise after the policy), it is recomputed with a
-    warning from the parameters in the data. ``model``, a policy of the same family, turns these
-    parameters into a distribution; with None they are not read.
+    the log-prob belongs to a different action (exploration noise changed the sample), it is
+    recomputed with a warning from the parameters in the data. ``model``, a policy of the same
+    family, turns the parameters into a distribution; without a model, they are not read.
     """
     heads = _written(tensordict, keys)
     if heads is None:
@@ -133,7 +134,7 @@ def _parameter_keys(sampler: ProbabilisticTensorDictModule) -> list[Key]:
 def parameters_or_one(
     tensordict: TensorDictBase, keys: Sequence[Key], where: Tensor
 ) -> TensorDictBase:
-    """Return a shallow copy with parameters 1, which are valid, ``where`` none were written."""
+    """Return a shallow copy whose parameters are 1, a valid value, at the steps in ``where``."""
     if not where.any():
         return tensordict.copy()
     steps = _any_beyond(where, tensordict.ndim)
@@ -191,7 +192,7 @@ def _of_the_action(
     log_prob: Tensor,
     filled_in: Tensor,
 ) -> Tensor:
-    """Recompute the log-prob from the parameters if it is that of a different action."""
+    """Recompute the log-prob from the parameters if it belongs to a different action."""
     data = parameters_or_one(tensordict, _parameter_keys(sampler), filled_in)
     with torch.no_grad():
         dist = sampler.get_dist(data)

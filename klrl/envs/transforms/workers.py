@@ -27,9 +27,9 @@ class SendToWorkers(Transform):
     >>> env = ParallelEnv(4, make)
 
     Each key becomes a state and an observation of the environment, in the shape that the policy
-    writes. A reset or a step sets the key to NaN (0 if not a float) until the policy writes it.
-    Otherwise an action that the policy did not sample would be charged with the previous action's
-    log-prob. So a batch has NaN at ``("next", key)``.
+    writes. A reset or a step sets the key to NaN (0 if no float) until the policy writes its value,
+    so a batch has NaN at ``("next", key)``. Without NaN, an action that the policy did not
+    sample would be charged with the previous action's log-prob.
 
     Args:
         actor: a policy that writes the keys; run once on zeros to find their shapes, not copied.
@@ -43,7 +43,7 @@ class SendToWorkers(Transform):
         self, actor: ProbabilisticTensorDictSequential, keys: Sequence[Key] | None = None
     ) -> None:
         super().__init__()
-        # Not a submodule, since the policy's weights are not part of the environment's state.
+        # The actor is not a submodule, since its weights are not part of the environment's state.
         self.__dict__["_actor"] = actor
         self._keys = None if keys is None else [as_key(key) for key in keys]
         self._specs: dict[Key, Unbounded] | None = None
@@ -100,7 +100,7 @@ class SendToWorkers(Transform):
 
 
 def _written(actor: ProbabilisticTensorDictSequential, zeros: TensorDictBase) -> TensorDictBase:
-    """Run a policy on an observation of zeros; keep the random state."""
+    """Run a policy on an observation of zeros; leave the random state unchanged."""
     device = next(actor.parameters()).device
     cuda = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=cuda):

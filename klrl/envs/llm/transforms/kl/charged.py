@@ -40,8 +40,8 @@ def charged_tokens(
 ) -> list[Tensor] | None:
     """Return masks of the charged tokens, [T_i] bool; None if the data have no mask and no prompt.
 
-    The mask is the first that exists: the one that ``RetrieveLogProb`` wrote with its log-probs;
-    ("masks", "all_assistant_mask"); the attention mask, without the prompt if there is a prompt.
+    The first of these masks in the data is used: that of ``RetrieveLogProb``; ("masks",
+    "all_assistant_mask"); or the attention mask, without the prompt if the data have a prompt.
     """
     written = [read_value(next_tensordict, mask_key(key)) for key in keys]
     masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]

@@ -47,9 +47,9 @@ class KLComputation(KeepsCoefficient, NextTransform):
         add_to_reward: whether the reward is charged.
         coef: reward per nat; :attr:`coef` may be changed later.
         coeff: TorchRL's name of ``coef``.
-        padding_side: tokens: the side of a dense reward's padding, if the log-probs are nested.
+        padding_side: (tokens) the side of a dense reward's padding, if the log-probs are nested.
         estimator: k1, k2, k3 or a function of the log-ratio.
-        raw_reward_key: where to keep the uncharged reward; None does not keep it.
+        raw_reward_key: where to keep the uncharged reward; None: nowhere.
         reward_key: key of the reward; None: the environment's, else ``reward``.
         per_token: whether log-prob dimensions after the batch dimensions are tokens; else they are
             agents or dimensions of an action. None: decided by the RetrieveLogProb in the same

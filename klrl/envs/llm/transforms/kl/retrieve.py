@@ -54,22 +54,22 @@ class RetrieveLogProb(NextTransform):
             its action) are read from the transition.
         log_probs_full_key: where to write the log-probs; default ``("log_probs", "full")``, for a
             wrapper ``(model.log_probs_key, "full")``.
-        assistant_only: wrappers: set the log-probs of all but assistant tokens to 0. Requires
+        assistant_only: (wrappers) set the log-probs of all but assistant tokens to 0. Requires
             ``input_mode="history"``.
-        tokenizer_kwargs: wrappers in history mode: further arguments of the chat template.
+        tokenizer_kwargs: (wrappers in history mode) further arguments of the chat template.
         detach: compute the log-probs without a gradient.
         device: move the model to this device permanently; the data are moved for each call, and
             the result is moved back.
-        tokenizer: wrappers: replaces the wrapper's tokenizer. It renders the chat template and
+        tokenizer: (wrappers) replaces the wrapper's tokenizer. It renders the chat template and
             encodes text; its pad id marks padding if dense ids have no mask.
-        padding_side: wrappers with ``pad_output=True``: where ragged sequences are padded. Dense
+        padding_side: (wrappers with ``pad_output=True``) where ragged sequences are padded. Dense
             ids keep their layout.
-        temperature: wrappers: the temperature at which the tokens were sampled; default that of the
+        temperature: (wrappers) temperature at which the tokens were sampled; default that of the
             wrapper's ``generate_kwargs``, else 1.
-        history_key: wrappers in history mode: the key of the conversation, in place of the model's
+        history_key: (wrappers in history mode) the key of the conversation, in place of the model's
             ``input_key``.
-        reward_key: control actors: key of the reward whose batch shape the log-prob gets; None: the
-            environment's, or ``reward`` without an environment. If the reward is missing, the
+        reward_key: (control actors) key of the reward whose batch shape the log-prob gets; None:
+            the environment's, or ``reward`` without an environment. If the reward is missing, the
             shape is the actor's.
 
     Raises:

@@ -279,7 +279,8 @@ class RayRetrieveKL(Served):
 
     Raises:
         ValueError: neither or both of a model and its factory; "from_collector", since that policy
-            is in a different process; ``detach=False``. Errors of a step keep their type.
+            is in a different process; ``detach=False``. An error that a step raises in the actor
+            keeps its type.
         ImportError: Ray is not installed.
     """
 

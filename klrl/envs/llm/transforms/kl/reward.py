@@ -45,15 +45,15 @@ __all__ = ["KLRewardTransform", "RayKLRewardTransform"]
 class KLRewardTransform(KeepsCoefficient, NextTransform):
     """reward <- reward - coef * (log pi - log pi_ref), per token.
 
-    The policy writes log pi when it samples: [B, T] at ``log_prob_key``; or, for the response
-    alone, at the sibling key "response", which is aligned after the prompt. The reference computes
-    log pi_ref of the same tokens. A scalar score goes to the last charged token. Three keys are
-    written under "next": the charged reward, the KL without coef and log pi_ref, each [B, T, 1] or
-    ragged; KL and log-probs are in nats.
+    The policy writes log pi when it samples: [B, T] at ``log_prob_key``; or, only for the tokens
+    after the prompt, at the sibling key "response". The reference computes log pi_ref of the same
+    tokens. A scalar score goes to the last charged token. Three keys are written under "next": the
+    charged reward, the KL without coef and log pi_ref, each [B, T, 1] or ragged; KL and log-probs
+    are in nats.
 
-    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"); if it
-    is missing, the real tokens after the prompt. With ``assistant_only=False``, all real tokens are
-    charged.
+    With ``assistant_only``, the charged tokens are those of ("masks", "all_assistant_mask"); if
+    this mask is missing, the real tokens after the prompt. With ``assistant_only=False``, all real
+    tokens are charged.
 
     Args:
         ref_model: an LLM wrapper with ``input_mode="tokens"`` and ``generate=False``.
@@ -78,7 +78,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     Raises:
         ValueError: neither or both of a reference and its factory; a reference that generates or
-            does not read tokens; not exactly one in-key, or not one or three out-keys; shapes that
+            does not read tokens; several in-keys; out-keys that are not one or three; shapes that
             do not fit each other.
         RuntimeError: the tokens or the sampler's log-probs are missing.
     """
@@ -246,8 +246,8 @@ def check_keys(
 
 def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
     """Remove the first charged tokens from the masks if all their log-probs are exactly 0."""
-    # TorchRL 0.14.1's TransformersWrapper writes this 0 when it generates. It would count as
-    # probability 1, and add -log pi_ref, several nats, to the KL of every sequence.
+    # TorchRL 0.14.1's TransformersWrapper writes this 0 when it generates. This 0 would count
+    # as probability 1, and add -log pi_ref, several nats, to the KL of every sequence.
     # tests/transforms/test_llm_upstream.py fails when TorchRL fixes this.
     firsts = [(mask.cumsum(0) == 1) & mask for mask in masks]
     if any(bool(row[first].any()) for row, first in zip(gen, firsts, strict=True)):
@@ -272,8 +272,8 @@ class RayKLRewardTransform(Served):
             existing actor of this name is reused).
 
     Raises:
-        ValueError: neither or both of a reference and its factory; ``detach=False``. Errors of a
-            step keep their type.
+        ValueError: neither or both of a reference and its factory; ``detach=False``. An error that
+            a step raises in the actor keeps its type.
         ImportError: Ray is not installed.
     """
 

@@ -65,8 +65,8 @@ def set_rows(tensordict: TensorDictBase, key: Key, rows: list[Tensor]) -> None:
 def for_rows(tensordict: TensorDictBase, ragged: bool) -> TensorDictBase:
     """Return the TensorDict to write rows to: for ragged rows, a lazy stack of B TensorDicts.
 
-    A plain TensorDict would need a nested tensor, which a rollout cannot stack, and its ``get``
-    ignores ``as_list`` and ``as_padded_tensor``.
+    In a plain TensorDict, ragged rows would be a nested tensor. A rollout cannot stack nested
+    tensors, and ``get`` ignores ``as_list`` and ``as_padded_tensor`` for them.
     """
     if ragged and not isinstance(tensordict, LazyStackedTensorDict):
         return tensordict.to_lazystack(0)

@@ -62,7 +62,7 @@ class Served(OneTransform):
         num_cpus: float | None = None,
         num_gpus: float = 0,
         actor_name: str | None = None,
-        use_ray_service: bool = True,  # not read here, like service_backend
+        use_ray_service: bool = True,  # ignored here, like service_backend
         service_backend: str | None = "ray",
         **more: object,
     ) -> None:

@@ -41,7 +41,7 @@ TEMPLATE_DEFAULTS = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """B sequences: each list has B rows [T_i]; ``dense``: whether the ids came as [B, T]."""
+    """B sequences. Each list has B rows [T_i]; ``dense``: whether the ids came as [B, T]."""
 
     ids: list[Tensor]
     attention: list[Tensor]
@@ -51,7 +51,7 @@ class Encoded:
 
 
 def check_template_kwargs(kwargs: Mapping[str, object] | None) -> dict[str, object]:
-    """Update the chat template's default arguments by the user's; refuse invalid arguments."""
+    """Merge the chat template's default arguments with the user's; refuse invalid arguments."""
     merged = {**TEMPLATE_DEFAULTS, **(kwargs or {})}
     for name in ("return_assistant_tokens_mask", "tokenize", "return_dict"):
         if not merged[name]:
@@ -64,7 +64,7 @@ def check_template_kwargs(kwargs: Mapping[str, object] | None) -> dict[str, obje
 def template_of(model: object, tokenizer: object) -> dict[str, object]:
     """Return the argument that selects the chat template: the wrapper's, else the tokenizer's.
 
-    If the tokenizer's template cannot mark the assistant's tokens, no argument is returned. TorchRL
+    If the tokenizer's template cannot mark the assistant's tokens, the result is empty. TorchRL
     then uses a template of its own if the tokenizer's name contains "qwen", "llama", "falcon" or
     "deepseek".
     """
@@ -104,7 +104,8 @@ def encode_history(
         )
     charged = assistant
     if prompt is not None:
-        # Count the earlier turns' assistant tokens: their rendering may change as turns follow.
+        # Skip as many assistant tokens as the earlier turns have. Their ids cannot be compared: a
+        # template may render a turn differently if further turns follow.
         earlier = [int(row.sum()) for row in _render(prompt, tokenizer, template)[1]]
         charged = [row & (row.cumsum(0) > n) for row, n in zip(assistant, earlier, strict=True)]
     return Encoded(ids, real, assistant, charged, False)
@@ -209,12 +210,12 @@ def _not_padding(row: Tensor, tokenizer: object, ragged: bool) -> Tensor:
 
 
 def _after(mask: Tensor, count: int) -> Tensor:
-    """Clear the mask before position ``count``."""
+    """Set the mask to False before position ``count``."""
     return mask & (torch.arange(mask.numel(), device=mask.device) >= count)
 
 
 def _behind(prompts: list[Tensor] | None, ids: list[Tensor], real: list[Tensor]) -> list[Tensor]:
-    """Clear each mask in the sequence's prompt; without prompts, return the masks unchanged."""
+    """Set the masks to False in the prompts; without prompts, return the masks unchanged."""
     if prompts is None:
         return real
     starts = [_common_prefix(*pair) for pair in zip(prompts, ids, strict=True)]

@@ -50,7 +50,7 @@ def is_full(key: Key) -> bool:
 def mask_key(key: Key) -> Key:
     """Return the key of the charged tokens' mask: ("log_probs", "full") -> "log_probs_mask".
 
-    The mask cannot be inside "log_probs": environments store a TensorClass of fixed fields there.
+    The mask cannot be inside "log_probs": environments store a TensorClass with fixed fields there.
     """
     parts = key if isinstance(key, tuple) else (key,)
     *above, last = parts[:-1] or parts
@@ -142,7 +142,7 @@ def score(
 def _score_by_its_own_forward(
     model: Wrapper, tensordict: TensorDictBase, encoded: Encoded, temperature: float
 ) -> list[Tensor]:
-    """Score by the forward of a wrapper around an engine (vLLM, SGLang)."""
+    """Score by the wrapper's own forward, which calls an engine (vLLM, SGLang)."""
     if temperature != 1.0:
         raise ValueError(
             f"temperature={temperature}: {type(model).__name__} scores only at 1; set temperature=1"
@@ -172,7 +172,7 @@ def arrange(
     """Return per-token rows in the wrapper's output format, and whether they are ragged.
 
     With ``pad_output``, rows of dense ids are unchanged, and rows of ragged ids are padded on
-    ``side``. Without it, padding is removed.
+    ``side``. Without ``pad_output``, padding is removed.
     """
     if not pad_output:
         return [
