@@ -173,10 +173,11 @@ def check_language_step(c: LanguageConfig) -> None:
             "use kl.placement=reward kl.estimator=k1, or kl.apply=rollout"
         )
     if c.mixed or c.actor.dtype == "bfloat16":
-        dtype = "learner.dtype=mixed" if c.learner.dtype else "actor.dtype=bfloat16"
+        mixed = c.learner.dtype == "mixed"
+        dtype = "learner.dtype=mixed" if mixed else "actor.dtype=bfloat16"
         raise ConfigError(
-            f"{dtype}: with kl.apply=step the loss takes log-probs as they round while sampling; "
-            "compute in float32, or use kl.apply=rollout, which scores them once more"
+            f"{dtype}: with kl.apply=step the loss uses the log-probs of sampling, rounded to "
+            "bfloat16; compute in float32, or use kl.apply=rollout, which scores the tokens again"
         )
 
 
