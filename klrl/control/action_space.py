@@ -52,7 +52,7 @@ def require_served(setting: str, space: Space) -> None:
 
 
 def kind_of(space: Space) -> object:
-    """Return n of a Discrete, ``nvec`` of a MultiDiscrete, else the shape; for comparisons."""
+    """Return n of a Discrete, ``nvec`` of a MultiDiscrete, else the shape, to compare spaces."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):

@@ -205,7 +205,7 @@ class RewardNormalizer:
     def update(self, reward: Tensor, done: Tensor) -> float:
         """Add a rollout's rewards and ends of episodes [N, T, 1]; return the rollout's factor.
 
-        Row n must continue the episode at the end of row n of the previous rollout.
+        Row n must contain the steps that follow row n of the previous rollout.
         """
         rows = reward[..., 0].tolist()
         if len(self._sums) != len(rows):  # the first rollout, or after begin_episodes()

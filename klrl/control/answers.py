@@ -75,7 +75,7 @@ def require_flag(name: str, flag: object) -> bool:
 
 
 def fault(error: Exception) -> str:
-    """Describe an error in one line; add the file and line that raised it unless it is a Misfit."""
+    """Describe an error in one line, with the file and line that raised it except for a Misfit."""
     if isinstance(error, Misfit):
         return str(error)
     at = traceback.extract_tb(error.__traceback__)[-1]

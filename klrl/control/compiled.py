@@ -12,9 +12,9 @@ and a printed line gives the reason. On a GPU, ``aot`` means jit, and a compiled
 captured as a CUDA graph.
 
 A package is machine code. It is loaded only if no other user can write its folder, and if its hash
-equals the hash that the build stored (klrl/base/cache.py). If its inputs
-differ from the build's in shape, stride or dtype, a package silently computes wrong numbers;
-:func:`check_inputs` refuses such inputs.
+equals the hash that the build stored (klrl/base/cache.py). If its inputs differ from the build's in
+shape, stride or dtype, a package silently computes wrong numbers; :func:`check_inputs` refuses such
+inputs.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class VectorGymEnv(EnvBase):
         spaces = first.observation_space, first.action_space
         self.layout = layout_of(self._setting, *spaces, action_mask)
         seen = flattened(spaces[0]) if self.layout is None else self.layout.line
-        #: Lines about observations and actions that are converted for the policy.
+        #: Lines for the user about the conversion of observations and actions.
         self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
         self._batch: MujocoBatch | None = None
         #: How the copies are stepped, in words.
@@ -207,8 +207,8 @@ class VectorGymEnv(EnvBase):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step all copies, or those in ``mask`` [N], with actions [N, A] or [N].
 
-        Returns observation [N, D], reward [N], terminated [N], truncated [N]. Observations
-        and rewards may be NaN or infinite. The next reset or step overwrites the returned arrays.
+        Returns observation [N, D], reward [N], terminated [N], truncated [N]. Observations and
+        rewards may be NaN or infinite. The next reset or step overwrites the returned arrays.
         """
         if self._box:
             # np.clip takes three times as long.

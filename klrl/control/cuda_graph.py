@@ -39,7 +39,7 @@ def capture(function: Callable[[], T], device: torch.device) -> tuple[torch.cuda
             try:
                 with torch.cuda.graph(graph, stream=stream):
                     outputs = function()
-            except RuntimeError as error:  # from the capture's end; the cause is its context
+            except RuntimeError as error:  # raised after the call; ``__context__`` is the cause
                 raise (error.__context__ or error) from None
         outer.wait_stream(stream)
     return graph, outputs

@@ -43,8 +43,7 @@ Params = Mapping[str, Tensor]
 class Family(ABC):
     """Base class of distribution families.
 
-    The default methods are for a family whose entropy and divergences have closed forms, and whose
-    sample is the action.
+    By default, entropy and divergences need no noise, and the sample is the action.
     """
 
     name: str
@@ -228,7 +227,7 @@ class TanhNormalFamily(Normal):
         half_width, low = 0.5 * (self.high - self.low).to(sample), self.low.to(sample)
         return low + half_width * (sample.tanh() + 1)
 
-    # Normal's divergences are inherited: a bijection of both distributions does not change them.
+    # Normal's divergences are inherited: the same bijection of p and q does not change them.
 
     def distribution(self, **params: Tensor) -> Distribution:
         """TorchRL's TanhNormal with the action's bounds."""

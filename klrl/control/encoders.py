@@ -111,7 +111,7 @@ class _Numbers(nn.Module):
 class Embedding(nn.Module):
     """Sum [..., F] of the embeddings of M integers [..., M]; integer i is below ``counts[i]``.
 
-    The sum is a linear layer without bias on one-hot inputs, but needs no products with 0.
+    A linear layer without bias gives the same for one-hot inputs, but computes products with 0.
     """
 
     offsets: Tensor

@@ -127,7 +127,7 @@ def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobC
     """Return a control run's settings with a changed task; see :mod:`klrl.runs.other_task`."""
     keys = _OWN_TASK if isinstance(stored.env, CustomEnvConfig) else _TASK
     checked = allowed(overrides, keys)
-    # A different environment may not accept the stored arguments.
+    # A different environment might refuse the stored arguments.
     reset = ["env.kwargs={}"] if any(o.startswith("env.id=") for o in checked) else []
     config = stored_config(run, [*reset, *checked], changeable=keys)
     assert isinstance(config, Config)

@@ -2,7 +2,7 @@
 
 Gymnasium steps one simulation at a time; its Python code for observation, reward and end takes half
 as long as the simulation itself. MuJoCo's Batch steps N simulations in one call; this module
-then computes observations, rewards and ends for all copies at once. The first batch of each
+then computes observations, rewards and flags for all copies at once. The first batch of each
 environment in a process is checked: 128 steps of two copies are compared with Gymnasium's. Ant and
 Humanoid have no batch, since they read contact forces that a Batch does not compute.
 """
@@ -140,7 +140,7 @@ class MujocoBatch:
         return self._shown, self._qvel
 
     def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        """Compute reward and terminated [N], rounded as in Gymnasium; ``before``: the x before."""
+        """Compute reward and terminated, rounded as in Gymnasium; ``before``: x before the step."""
         return self._progress(before) - self._effort(actions), self._never
 
     def _progress(self, before: Array) -> Array:

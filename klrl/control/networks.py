@@ -69,7 +69,7 @@ class ObservationNormalizer(nn.Module):
 
 
 class VectorNormalizer(ObservationNormalizer):
-    """Normaliser of packed observations [..., D], which begin with ``size`` numbers of vectors."""
+    """Normaliser of the vectors in packed observations [..., D], where the vectors come first."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Normalise the vectors; leave the other entries unchanged."""
@@ -230,7 +230,7 @@ class PairedNetworks:
         self._activations = [x for x in self._policy.trunk if not isinstance(x, nn.Linear)]
         trunks = {id(x) for net in (self._policy, self._value) for x in net.trunk.parameters()}
         rest = [p for p in networks.in_order() if id(p) not in trunks]
-        #: The loss is differentiated with respect to these tensors, in the order of ``in_order``.
+        #: The tensors to differentiate by; flattened, they are in the order of ``in_order``.
         self.leaves: list[Tensor] = [x for pair in self._weights for x in pair] + list(rest)
 
     def __call__(self, normalized: Tensor) -> tuple[Tensor, ...]:
@@ -267,7 +267,7 @@ def linears(trunk: nn.Sequential) -> list[nn.Linear]:
 
 
 def _both(policy: Tensor, value: Tensor) -> Tensor:
-    """View two tensors that are adjacent in memory as one leaf [2, ...]."""
+    """View two tensors that are adjacent in memory as one leaf tensor [2, ...]."""
     both = policy.detach().as_strided((2, *policy.shape), (policy.numel(), *policy.stride()))
     assert both[1].data_ptr() == value.data_ptr()
     return both.requires_grad_()

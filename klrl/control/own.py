@@ -101,10 +101,7 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tens
 
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
-    """Try a network on observations [6, D]; return its outputs.
-
-    ``most``: the widths of one or two outputs; the network may omit the second output.
-    """
+    """Try a network on observations [6, D]. ``most``: its output widths; a second is optional."""
     outputs = require_steady(lambda seen: _outputs(network, seen, most), seen)
     _require_used(outputs, dict(network.named_parameters()))
     return outputs

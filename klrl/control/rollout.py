@@ -145,7 +145,7 @@ class RunningEpisodes:
         make: Callable[[], ControlRollout],
         reseed: Callable[[], None],
     ) -> str:
-        """Make the rollout and restore a state; if this fails, return the reason, else ""."""
+        """Make the rollout and restore a state; return why this failed, else an empty string."""
         with generators_kept():  # TorchRL's collector draws random numbers when it is made
             rollout = self._rollout = make()
             try:

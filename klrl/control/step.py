@@ -316,8 +316,8 @@ def pure_step(problem: StepParts) -> Step:
         batch = problem.columns.unpack(rows)
         parts = zip(flat.split(sizes), shapes, strict=True)
         weights = {name: part.view(shape) for part, (name, shape) in parts}
-        # A shared trunk is one module with two names. With tied weights, torch 2.13 would swap its
-        # tensors twice and not restore them.
+        # A shared trunk is one module with two names. With ``tie_weights``, torch 2.13 would swap
+        # its tensors twice and not restore them.
         outputs = torch.func.functional_call(
             networks, weights, (batch["observation"],), tie_weights=False
         )

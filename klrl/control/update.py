@@ -72,7 +72,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         return minibatches
 
     def _prepare(self, example: tuple[Tensor, ...], columns: Columns) -> None:
-        """Make the step at the first call; at later calls, require the layout of the first."""
+        """Make the step at the first call; later, require minibatches of the same layout."""
         if self._prepared is None:
             problem = StepParts(self.agent, self.loss, self.optimizer.settings, columns)
             self._prepared = prepare(self._asked, self.config, problem, example, self.say)

@@ -199,7 +199,7 @@ class VectorRollout:
         batch.set(("next", key), torch.from_numpy(sums).unsqueeze(-1).to(value.device))
 
     def _add_before(self, batch: TensorDictBase) -> None:
-        """Copy each entry that a transform wrote under "next" to the next step; 0 after a reset."""
+        """Copy each transform's entries under "next" to the following step; 0 after a reset."""
         after = batch.get("next")
         ended = after.get("done")[..., 0]
         for key in self._env.observation_spec.keys(include_nested=True, leaves_only=True):
