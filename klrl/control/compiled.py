@@ -46,8 +46,8 @@ from klrl.config import Config, OwnPart, RetrieveKLConfig
 from klrl.control.step import Step, StepParts, eager_step, pure_step
 from klrl.runs.machine import cxx
 
-#: ``auto`` builds a package if a run has at least this many gradient steps. A package saves about
-#: 0.7 ms a step.
+#: ``auto`` builds a package if a run has at least this many gradient steps. A package is
+#: faster than eager mode by about 0.7 ms a step.
 AUTO_STEPS = 10_000
 
 #: Loss settings that a package does not depend on: a step does not read them, or reads their value

@@ -203,7 +203,7 @@ def distances(
 
 
 def _check_kinds(parties: Parties, config: Config) -> None:
-    """Require that both policies can act in the states of ``parties.on``."""
+    """Require that the stored policies can act in the states of ``parties.on``."""
     on = policy_kind(config.env, control_config(parties.on).actor)
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if not isinstance(path, Path) or path == parties.on:

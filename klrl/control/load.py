@@ -67,7 +67,7 @@ def trained_reference(run: Path, which: str, device: str) -> Agent:
 
 
 def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
-    """Build networks for a run's task, from a description or, if None, from the run's settings."""
+    """Build networks for a run's task, from ``described`` or, if that is None, its settings."""
     config = control_config(run)
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(described or describe_policy(config), env, str(run) if described else None)

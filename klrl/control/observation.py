@@ -10,10 +10,10 @@ An observation has one *entry* for each key of a Dict or index of a Tuple; else 
     mask     ``action_mask`` of the Dict or the info      the policy, to exclude actions
 
 For storage, the entries of a step are packed into one array [D], the *transport*, in the order of
-the table. Its dtype is uint8 if there are no vectors, and if indices and masks have at most 256
-values; else float32, which is exact for integers up to 2^24. :class:`Layout` lists the entries. A
-Dict, a Tuple, an image or a mask in the info requires a layout. Any other observation is flattened
-to a vector, with integers one-hot.
+the table. Its dtype is uint8 if there are no vectors, and if no index and no choice of actions has
+over 256 values; else float32, which is exact for integers up to 2^24. :class:`Layout` lists the
+entries. A Dict, a Tuple, an image or a mask in the info requires a layout. Any other observation is
+flattened to a vector, with integers one-hot.
 
 Imports no torch.
 """

@@ -91,7 +91,7 @@ class RunningEpisodes:
         self._loaded: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rollout's state; before :meth:`begin`, the loaded state."""
+        """Return the collector's state; before :meth:`begin`, the loaded state."""
         return self._loaded if self._rollout is None else self._rollout.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -118,7 +118,7 @@ class RunningEpisodes:
         reseed: Callable[[], None],
         say: Callable[[str], None],
     ) -> ControlRollout:
-        """Make the rollout, and restore the loaded state.
+        """Make the collector, and restore its loaded state.
 
         If restoring fails, ``reseed`` seeds new episodes. ``say`` gets a line if this resume begins
         new episodes, or else if a later resume will.
@@ -145,7 +145,7 @@ class RunningEpisodes:
         make: Callable[[], ControlRollout],
         reseed: Callable[[], None],
     ) -> str:
-        """Make the rollout and restore a state; return why this failed, else an empty string."""
+        """Make the collector and restore a state; return why this failed, else an empty string."""
         with generators_kept():  # TorchRL's collector draws random numbers when it is made
             rollout = self._rollout = make()
             try:
