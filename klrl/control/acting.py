@@ -25,10 +25,10 @@ from klrl.control.distributions import (
 from klrl.control.networks import ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
-#: An MLP with fewer parameters acts in numpy even if the device is a GPU. For 8 environments, numpy
-#: takes 41 us a step with 67,000 parameters and 66 us with 125,000 (one EPYC core). From published
-#: latencies, a GPU takes 35 to 50 us for any MLP: two memory copies of 10 us each, and three kernel
-#: launches of 5 to 10 us each.
+#: On a GPU machine, an MLP with fewer parameters than this still acts in numpy. For 8 environments,
+#: numpy takes 41 us a step with 67,000 parameters and 66 us with 125,000 (one EPYC core). A GPU is
+#: estimated at 35 to 50 us for any MLP: two memory copies (10 us each) and three kernel launches
+#: (5 to 10 us each).
 LARGE = 75_000
 
 
@@ -53,7 +53,7 @@ def make_acting(agent: Agent, device: torch.device) -> Acting:
 
 
 def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
-    """Whether numpy runs the policy; it is faster for MLPs on a CPU and for small MLPs on a GPU."""
+    """Whether numpy computes the policy: only for MLPs, and on a GPU only for small MLPs."""
     net = agent.policy_net
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
     return small and runs_in_numpy(net)
@@ -79,7 +79,7 @@ def runs_in_numpy(net: PolicyNet) -> bool:
 
 
 class NumpyActing:
-    """An MLP policy in numpy; it reads parameters on a CPU in place, and copies those on a GPU."""
+    """An MLP policy in numpy; parameters on a CPU are read in place, those on a GPU are copied."""
 
     def __init__(self, net: PolicyNet, family: Family) -> None:
         self._net, self._family = net, family
@@ -145,7 +145,7 @@ class NumpyActing:
 
 
 def arrays_of(tensors: Sequence[Tensor], *, copied: bool) -> list[Array]:
-    """Convert tensors of one dtype and device to arrays: views, or parts of one flat copy."""
+    """Convert tensors of one dtype and device to arrays: views, or copies if ``copied``."""
     tensors = [tensor.detach() for tensor in tensors]
     if copied:
         flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()

@@ -52,7 +52,7 @@ def require_served(setting: str, space: Space) -> None:
 
 
 def kind_of(space: Space) -> object:
-    """Return the number of actions, one number per choice, or the shape, to compare two spaces."""
+    """Return n of a Discrete, ``nvec`` of a MultiDiscrete, else the shape, to compare spaces."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -70,16 +70,16 @@ def joint_actions(space: Space) -> int | None:
 
 
 def conversion(space: Space) -> Convert | None:
-    """Return a function that reshapes, shifts or casts the policy's actions to fit a space.
+    """Return a function that converts the policy's actions to actions of a space.
 
-    Return None if the actions fit already: for a Discrete that starts at 0, or a 1-D Box.
+    Return None if nothing must be converted: for a Discrete that starts at 0, or a 1-D Box.
     """
     shape, dtype = space.shape or (), space.dtype
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return None if start == 0 else lambda action: action + start
     if isinstance(space, spaces.Box):
-        # A list: iterating over an array [N] gives numbers, but a Box of shape () needs arrays.
+        # Not one array: for a Box of shape (), it would be [N] and yield numbers, not arrays.
         return None if len(shape) == 1 else lambda action: [x.reshape(shape) for x in action]
     first = space.start if isinstance(space, spaces.MultiDiscrete) else 0
     return lambda action: [(x.reshape(shape) + first).astype(dtype) for x in action]

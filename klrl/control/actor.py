@@ -114,7 +114,7 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
         tensordict_out: TensorDictBase | None = None,
         _requires_sample: bool = True,
     ) -> TensorDictBase:
-        """Sample, or take the median if exploration is off; then compute the log-prob."""
+        """Write a sample, or the median if exploration is off; then write its log-prob."""
         out = tensordict if tensordict_out is None else tensordict_out
         dist: TanhNormal = self.get_dist(tensordict)
         if _requires_sample:
@@ -139,7 +139,7 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
 def make_agent(
     config: ActorConfig, env: EnvBase, *, normalize: bool, separate: bool, mixed: bool = False
 ) -> Agent:
-    """Build actor and critic for an environment; sizes come from its specs.
+    """Build actor and critic for an environment.
 
     ``normalize``: the networks normalise observations. ``separate``: the critic's gradient does not
     reach a shared trunk (``loss.separate_losses``). ``mixed``: a trunk with encoders computes in
@@ -150,7 +150,7 @@ def make_agent(
 
 
 def fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=mlp`` and ``actor=cnn``: a categorical for discrete actions, else a Gaussian."""
+    """``actor=mlp`` and ``actor=cnn``: discrete actions get a categorical, others a Gaussian."""
     discrete = _logits_of(env.action_spec_unbatched) is not None
     return (categorical_agent if discrete else normal_agent)(config, env, **how)
 
@@ -170,7 +170,7 @@ def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) ->
 
 
 def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=categorical``: one categorical, or a product of several; see :func:`make_agent`."""
+    """``actor=categorical``: one categorical or a product; arguments as in :func:`make_agent`."""
     logits = _logits_of(env.action_spec_unbatched)
     assert logits is not None  # preflight checks this
     family, outputs = logits

@@ -34,8 +34,8 @@ def gae(
     bootstraps truncated episodes from ``("next", "observation")``, their last observation; it does
     not bootstrap terminated episodes.
 
-    TorchRL's GAE takes up to a sixth of an iteration: it evaluates the critic at both ends of every
-    transition, and builds padded trajectories. Here the value after a step is the next
+    TorchRL's GAE takes up to a sixth of an iteration's time: it evaluates the critic at both ends
+    of every transition, and builds padded trajectories. Here the value after a step is the next
     step's value; the critic is evaluated again only where an episode or the rollout ends.
     """
     value_of = critic.module
@@ -70,7 +70,7 @@ def learned_reward(
         batch: a rollout; its recorded rewards are not changed.
         config: the settings of the advantage; only ``reward_weight`` is read.
         reward_scale: factor on the weighted reward.
-        normalizer: gives a second factor; each call updates it, so call once per rollout.
+        normalizer: gives a second factor. Each call updates it, so call this once per rollout.
     """
     after = batch.get("next")
     charged = after.get("reward")
@@ -115,7 +115,7 @@ class OwnAdvantage:
 
 @torch.no_grad()
 def _try(critic: TensorDictModule, estimate: Callable[[TensorDictBase], object]) -> None:
-    """Call a custom function on a synthetic rollout [2, 3]."""
+    """Call the user's function on a synthetic rollout [2, 3], and check what it writes."""
     estimate(batch := _made_up(critic))
     for key in ("advantage", "value_target", "state_value"):
         value = batch.get(key, None)
@@ -205,14 +205,14 @@ class RewardNormalizer:
     def update(self, reward: Tensor, done: Tensor) -> float:
         """Add a rollout's rewards and ends of episodes [N, T, 1]; return the rollout's factor.
 
-        Row n must continue row n of the previous rollout.
+        Row n must contain the steps that follow row n of the previous rollout.
         """
         rows = reward[..., 0].tolist()
-        if len(self._sums) != len(rows):  # the first rollout, or new episodes
+        if len(self._sums) != len(rows):  # the first rollout, or after begin_episodes()
             self._sums = [0.0] * len(rows)
         decays = (self._gamma * (~done[..., 0]).double()).tolist()
         if not self._begun and not reward.any():
-            return self.scale  # all rewards so far are 0, so 1 / std would be unbounded
+            return self.scale  # with rewards of 0 only, the factor would rise to 1e4
         self._begun = True
         sums = [_discounted(*of) for of in zip(rows, decays, self._sums, strict=True)]
         self._sums = [of[-1] * decay[-1] for of, decay in zip(sums, decays, strict=True)]

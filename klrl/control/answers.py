@@ -28,7 +28,7 @@ class Misfit(Exception):
 def require_observation(
     observation: object, shape: Sequence[int], name: str = "observation"
 ) -> None:
-    """Require an array of real numbers of the space's shape; lists are accepted.
+    """Require an array, or nested lists, of real numbers in the space's shape.
 
     Raises:
         Misfit: ``observation`` is not such an array.
@@ -51,7 +51,7 @@ def require_picture(picture: object) -> np.ndarray:
 
 
 def require_number(reward: object) -> float:
-    """Convert a reward to a float; it must be a real number or an array of one.
+    """Convert a reward to a float; it must be a real number, or an array with one real number.
 
     Raises:
         Misfit: ``reward`` is anything else.
@@ -75,7 +75,7 @@ def require_flag(name: str, flag: object) -> bool:
 
 
 def fault(error: Exception) -> str:
-    """Describe an environment's error in one line; except for a Misfit, name its file and line."""
+    """Describe an error in one line, with the file and line that raised it except for a Misfit."""
     if isinstance(error, Misfit):
         return str(error)
     at = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,7 +1,7 @@
 """A built-in task with pixels: catch a falling ball (``env=catch``).
 
-The task is bsuite's Catch (Osband et al. 2020) on 42 x 42 pixels, few enough that a CNN learns it
-on a CPU in minutes. Importing this module registers ``klrl/Catch-v0``. Imports no torch.
+The task is bsuite's Catch (Osband et al. 2020) with pictures of 42 x 42 pixels. A CNN learns it on
+a CPU in minutes. Importing this module registers ``klrl/Catch-v0``. Imports no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 ID = "klrl/Catch-v0"
-#: Cells per side of the picture, and pixels per side of a cell.
+#: The picture has ``CELLS`` x ``CELLS`` cells; a cell has ``PIXELS`` x ``PIXELS`` pixels.
 CELLS, PIXELS = 7, 6
 SIZE = CELLS * PIXELS
 #: Steps until the ball reaches the bottom row.

@@ -3,10 +3,10 @@
 A plain loop steps the copies. A separate call resets the copies whose episode has ended, so that
 ``("next", "observation")`` is always the result of the step.
 
-The libraries' own loops are slower. TorchRL's GymEnv converts observations at every step, which
-takes 135 us of CPU; Gymnasium's own step takes 10 us. Gymnasium's SyncVectorEnv merges infos, which
-klrl does not read; this takes 2 us a step, or 20 us for a single MuJoCo copy. With SAME_STEP
-autoreset, it also moves an episode's last observation to the info.
+The libraries' own loops are slower. TorchRL's GymEnv takes 135 us of CPU per step to convert
+observations, while the environment's step takes 10 us. Gymnasium's SyncVectorEnv takes 2 us per
+step, or 20 us with a single MuJoCo copy, to merge infos, which klrl does not need. With SAME_STEP
+autoreset, SyncVectorEnv also moves an episode's last observation to the info.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 class VectorGymEnv(EnvBase):
     """``num_envs`` copies of a Gymnasium environment, stepped in this process.
 
-    The copies are stepped one by one. Those of some MuJoCo tasks are stepped as one batch, with the
-    same results (:mod:`klrl.control.mujoco_batch`).
+    The copies are stepped one by one or, for some MuJoCo tasks, as one batch with equal results
+    (:mod:`klrl.control.mujoco_batch`).
 
     ``observation`` [N, D] is a float32 vector, or entries packed as float32 or uint8
     (:mod:`klrl.control.observation`). Actions are flat (:mod:`klrl.control.action_space`): float32
@@ -101,7 +101,7 @@ class VectorGymEnv(EnvBase):
         spaces = first.observation_space, first.action_space
         self.layout = layout_of(self._setting, *spaces, action_mask)
         seen = flattened(spaces[0]) if self.layout is None else self.layout.line
-        #: Lines about observations and actions that are converted for the policy.
+        #: Lines for the user about the conversion of observations and actions.
         self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
         self._batch: MujocoBatch | None = None
         #: How the copies are stepped, in words.
@@ -207,8 +207,8 @@ class VectorGymEnv(EnvBase):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step all copies, or those in ``mask`` [N], with actions [N, A] or [N].
 
-        Returns observation [N, D], reward [N], terminated [N], truncated [N]. Numbers may be NaN or
-        infinite. The next reset or step overwrites the returned arrays.
+        Returns observation [N, D], reward [N], terminated [N], truncated [N]. Observations and
+        rewards may be NaN or infinite. The next reset or step overwrites the returned arrays.
         """
         if self._box:
             # np.clip takes three times as long.
@@ -295,7 +295,7 @@ class VectorGymEnv(EnvBase):
         return TensorDict(entries, batch_size=self.batch_size)
 
     def observed(self, value: np.ndarray, when: str) -> torch.Tensor:
-        """Copy observations [N, ...] to a tensor of the stored type; refuse NaN and infinity."""
+        """Copy observations [N, ...] to a tensor of ``observation_dtype``; refuse NaN and inf."""
         if self.observation_dtype == np.uint8:
             return torch.from_numpy(value.copy())
         return self.finite("observation", value, when)
@@ -327,7 +327,7 @@ class VectorGymEnv(EnvBase):
     # ---------------------------------------------------------------------- running episodes
 
     def keep_episodes(self) -> str:
-        """Record episodes from the next reset on; if they cannot be replayed, return the reason."""
+        """Record episodes from the next reset on, or return the reason why none can be replayed."""
         if self._episodes is None:
             if why := why_unrepeatable(self._make, self._step_timeout):
                 return why
@@ -367,7 +367,7 @@ class VectorGymEnv(EnvBase):
 
 @dataclass(slots=True)
 class _Place:
-    """For errors: the copy that is being stepped or reset, and the number of steps so far."""
+    """The copy being stepped or reset, and the number of steps so far, for error messages."""
 
     copy: int = 0
     step: int = 0

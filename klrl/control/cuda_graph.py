@@ -18,12 +18,12 @@ Forward: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 def capture(function: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, T]:
-    """Call a function to warm up, then capture it; its tensors must stay at their addresses.
+    """Warm a function up and capture it; tensors that it reads must stay at their addresses.
 
     Returns the graph and the function's outputs, which each replay overwrites.
 
     Raises:
-        RuntimeError: a graph cannot contain a call in the function, such as ``Tensor.item``.
+        RuntimeError: the function makes a call that no graph can contain, such as ``Tensor.item``.
         UserWarning: the graph is empty, since the function ran on a different device.
     """
     graph = torch.cuda.CUDAGraph()
@@ -39,7 +39,7 @@ def capture(function: Callable[[], T], device: torch.device) -> tuple[torch.cuda
             try:
                 with torch.cuda.graph(graph, stream=stream):
                     outputs = function()
-            except RuntimeError as error:  # raised when the capture ends; its context is the cause
+            except RuntimeError as error:  # raised after the call; ``__context__`` is the cause
                 raise (error.__context__ or error) from None
         outer.wait_stream(stream)
     return graph, outputs

@@ -6,7 +6,7 @@ with the matching torch or TorchRL distribution.
 
 A *family* works on two kinds of entries of a batch. The *parameters* are the tensors that the
 policy writes under :attr:`Family.param_keys`. The *sample* is the entry :attr:`Family.sample_key`:
-the action, or the value before tanh. Log-probs, entropies and KLs are in nats, one per step.
+the action, or the value before tanh. Log-probs, entropies and KLs are in nats, one number per step.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Params = Mapping[str, Tensor]
 
 
 class Family(ABC):
-    """Base class of distribution families; ``actor.py`` chooses the family.
+    """Base class of distribution families.
 
-    The default methods suit a family with closed forms, whose sample is the action.
+    By default, entropy and divergences need no noise, and the sample is the action.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Family(ABC):
     sample_key = "action"
 
     def to(self, device: torch.device) -> None:
-        """Move the tensors that the log-density reads to a device."""
+        """Move tensors of the family to a device, if :meth:`log_prob` reads any."""
         return  # most families have none
 
     @abstractmethod
@@ -132,7 +132,7 @@ class Normal(Family):
         return 0.5 * torch.addcmul(spread, shift, shift).sum(-1)
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KLs in closed form; js, tv or the user's function as a mean over draws."""
+        """A KL in closed form; js, tv or the user's function as a mean over draws."""
         if name == "reverse":
             return self.kl(p, q)
         if name == "forward":
@@ -227,7 +227,7 @@ class TanhNormalFamily(Normal):
         half_width, low = 0.5 * (self.high - self.low).to(sample), self.low.to(sample)
         return low + half_width * (sample.tanh() + 1)
 
-    # Divergences are invariant under a shared bijection, so Normal's methods are inherited.
+    # Normal's divergences are inherited: the same bijection of p and q does not change them.
 
     def distribution(self, **params: Tensor) -> Distribution:
         """TorchRL's TanhNormal with the action's bounds."""
@@ -310,11 +310,11 @@ class MultiCategorical(Categorical):
         return super().log_prob(self._each(params), sample).sum(-1)
 
     def kl(self, p: Params, q: Params) -> Tensor:
-        """sum_i KL(p_i || q_i), since the factors are independent."""
+        """sum_i KL(p_i || q_i), since the categoricals are independent."""
         return super().kl(self._each(p), self._each(q)).sum(-1)
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
-        """KLs add up over the factors; other divergences are sums over all joint actions."""
+        """A KL as a sum over the categoricals, others as a sum over all joint actions."""
         if name == "reverse":
             return self.kl(p, q)
         if name == "forward":
@@ -361,7 +361,7 @@ class Bernoulli(MultiCategorical):
         return torch.stack([torch.zeros_like(one), one], -1)
 
     def act_noise(self, shape: tuple[int, ...], width: int) -> Tensor:
-        """Standard logistic variables [*shape, A], each a difference of two Gumbel variables."""
+        """Standard logistic variables [*shape, A]."""
         return torch.rand(*shape, width).clamp(min=torch.finfo(torch.float32).tiny).logit()
 
     def act(self, params: Params, noise: Tensor) -> Tensor:

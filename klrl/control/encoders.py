@@ -24,7 +24,7 @@ MakeCNN = Callable[[int], nn.Module]
 class Encoders(nn.Module):
     """Network from packed observations (transports) [..., D] to features [..., F].
 
-    If there are several entries, each gives ``width`` features. ``cnn`` is a name in :data:`CNNS`.
+    With several entries, every encoder has ``width`` outputs. ``cnn`` is a name in :data:`CNNS`.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class _Numbers(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Sum of the embeddings [..., F] of M integers [..., M]; integer i is below ``counts[i]``.
+    """Sum [..., F] of the embeddings of M integers [..., M]; integer i is below ``counts[i]``.
 
-    It equals a linear layer without bias on one-hot inputs, but skips the products with 0.
+    A linear layer without bias gives the same for one-hot inputs, but computes products with 0.
     """
 
     offsets: Tensor
@@ -121,7 +121,7 @@ class Embedding(nn.Module):
         starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
         self.register_buffer("offsets", starts, persistent=False)
         self.rows = nn.Embedding(sum(counts), width)
-        # With this std, the sum of M rows has variance 1.
+        # With this std, the sum of M embeddings has variance 1.
         nn.init.normal_(self.rows.weight, std=1 / math.sqrt(len(counts)))
 
     def forward(self, numbers: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class Embedding(nn.Module):
 
 
 class Images(nn.Module):
-    """Network from pixels [..., S], in the environment's order, to features [..., F].
+    """Network from pixels [..., S], flattened from the environment's image, to features [..., F].
 
     ``cnn`` gets the pixels as [B, channels, height, width], divided by ``scale``.
     """
@@ -271,7 +271,7 @@ def _given(entry: ObservationPart, part: Tensor) -> Tensor:
 
 
 def given_sizes(layout: Layout) -> Size | dict[str, Size]:
-    """Return the shapes of :func:`given` without B: S, K, or (channels, height, width)."""
+    """Return the shapes of the tensors of :func:`given`, without their first dimension B."""
     sizes: dict[str, Size] = {
         entry.key: entry.pixels if entry.kind == "image" else sum(entry.counts) or entry.size
         for entry in layout.entries

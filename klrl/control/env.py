@@ -49,5 +49,5 @@ def make_env(
     num_envs: int | None = None,
     transforms: tuple[Transform, ...] = (),
 ) -> TransformedEnv:
-    """Call :func:`make_copies`, then :func:`transformed`, with the same arguments."""
+    """Make copies by :func:`make_copies`, and add ``transforms`` by :func:`transformed`."""
     return transformed(make_copies(config, seed=seed, num_envs=num_envs), transforms)

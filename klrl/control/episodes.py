@@ -25,7 +25,7 @@ from klrl.base.time_limit import TookTooLong, within
 
 #: Longest episode that is saved, in steps.
 LONGEST = 20_000
-#: Steps that one copy plays before the comparison, and the most steps compared per episode.
+#: Steps that one copy plays before the comparison, and most steps of a compared episode.
 _PAST, _COMPARED = 40, 24
 
 Call = Callable[[Callable[[], Any]], Any]
@@ -107,10 +107,10 @@ def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray 
 
 
 def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = None) -> str:
-    """Return why seed and actions do not determine an episode; empty if they do.
+    """Return the reason why seed and actions do not determine an episode; empty if they do.
 
-    Makes two copies, plays one of them, then compares both to the byte. The copies step in turn, so
-    that draws from a shared generator are detected. Global generators are restored.
+    Plays one of two copies, then compares the results of both to the byte. The copies step in turn,
+    which also detects draws from a shared generator. Global generators are restored.
 
     Args:
         make: makes a copy.
@@ -127,7 +127,7 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
 
 
 def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
-    """Return where two copies differ, given the same seeds and actions; empty if they do not."""
+    """Describe a difference of two copies with the same seeds and actions; empty without one."""
     space = copy.deepcopy(played.action_space)
     space.seed(0)
     _reset(played, 0, call)

@@ -36,8 +36,8 @@ from klrl.train.schedule import USUAL_STEPS, Size
 
 A = TypeVar("A", bound=Acting)
 
-#: Without a TimeLimit, an episode is cut off after this many steps at the latest, and then does not
-#: count, since some environments never end an episode.
+#: Without a TimeLimit, some episodes never end. An episode is cut off after this many steps at the
+#: latest, and then has no score.
 MAX_STEPS = 10_000
 MAX_COPIES = 100
 #: Noise is drawn for this many steps at a time.
@@ -56,7 +56,7 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play episodes in fresh copies of the environment, one from each start state.
 
-    If ``size`` limits the steps, only as many episodes start together as are sure to fit.
+    If ``size`` limits the steps, no more episodes start together than can end within the limit.
     Sampling does not change torch's global generator. With a ``reference``, KL(policy||reference)
     and KL(reference||policy) are measured in every state of the episodes.
     """
@@ -73,7 +73,7 @@ def evaluate_policy(
 def waves(
     make: Callable[[], A], config: EnvConfig, starts: Starts, size: Size, sampled: bool
 ) -> Iterator[tuple[A, Scores, list[int]]]:
-    """Play episodes in waves; for each wave, yield the policy made for it, scores and lengths."""
+    """Play episodes in waves of copies; yield policy, scores and lengths of each wave."""
     episodes, left = size
     copies = min(episodes, MAX_COPIES)
     if not copies:
@@ -203,7 +203,7 @@ def distances(
 
 
 def _check_kinds(parties: Parties, config: Config) -> None:
-    """Require that all policies have the same kind of observations and actions."""
+    """Require that the stored policies can act in the states of ``parties.on``."""
     on = policy_kind(config.env, control_config(parties.on).actor)
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if not isinstance(path, Path) or path == parties.on:
@@ -220,7 +220,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
 
 #: Draws per state, from which js and tv of Gaussians with several dimensions are estimated.
 DRAWS = 64
-#: Divergences are measured whenever this many states, or this many numbers in all, are stored.
+#: Number of stored states, and of numbers in them, at which :class:`Watched` measures.
 _STATES, _NUMBERS = 2**13, 2**20
 
 #: Maps states [..., D] to {name of a divergence: values [...]}.
@@ -289,7 +289,7 @@ def _on_a_line(name: str, p: Params, q: Params) -> Tensor:
     """
     d, k = (q["loc"] - p["loc"]) / p["scale"], q["scale"] / p["scale"]
     a, b, c = (1 / k**2 - 1) / 2, -d / k**2, d**2 / (2 * k**2) + k.log()
-    if name == "tv":  # |p(I) - q(I)|, I the interval between the roots; a root may be infinite
+    if name == "tv":  # |p(I) - q(I)|; I lies between the roots, where p = q; one may be infinite
         far = -(b + torch.copysign((b**2 - 4 * a * c).clamp(min=0).sqrt(), b)) / 2
         at_roots = [ndtr(z) - ndtr((z - d) / k) for z in (far / a, c / far)]
         return (at_roots[0] - at_roots[1]).nan_to_num().abs().squeeze(-1)  # nan if p = q
@@ -310,7 +310,7 @@ def measured_names(family: Family, outputs: int) -> tuple[Sequence[str], list[st
 
 # ------------------------------------------------------------------------------------------ film
 
-#: The only render mode of Gymnasium that returns a single picture.
+#: The render mode in which Gymnasium returns one RGB picture.
 _MODE = "rgb_array"
 
 

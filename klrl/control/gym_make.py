@@ -30,7 +30,7 @@ def make_one(config: EnvConfig) -> gymnasium.Env:
 
 def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.Env:
     if str(part.target).startswith("gymnasium."):
-        # YAML has no tuples, but Gymnasium's wrappers require them.
+        # Gymnasium's wrappers require tuples, but YAML only has lists.
         args = {key: tuple(v) if isinstance(v, list) else v for key, v in part.args.items()}
         part = replace(part, args=args)
     try:
@@ -63,7 +63,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
 
 
 def make_gym(env_id: str, kwargs: Mapping[str, object]) -> gymnasium.Env:
-    """Make the environment ``id`` or ``module:id``; send MuJoCo's warnings to Python's logging."""
+    """Make an environment by its id or ``module:id``; log MuJoCo's warnings by Python's logging."""
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
@@ -93,6 +93,6 @@ def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasi
 
 
 def _log(message: str) -> None:
-    # MuJoCo 4 logs a deprecation in Gymnasium's half_cheetah.xml at every start; hide it.
+    # Hide a deprecation warning that MuJoCo 4 gives whenever it loads Gymnasium's half_cheetah.xml.
     level = logging.DEBUG if "is deprecated and will be removed" in message else logging.WARNING
     logging.getLogger("mujoco").log(level, message)

@@ -27,13 +27,13 @@ from klrl.train.preflight import kl_at_start, run_checks
 #: Keys under "next" in a control batch: log pi_ref(a|s), and the reward before the KL is charged.
 REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
 
-#: Keys of a charged divergence [N, T] other than the reverse KL, and of its standard error if the
-#: divergence is estimated from draws.
+#: Key of the charged divergence [N, T], unless it is the reverse KL; and key of its standard error,
+#: if the divergence is estimated from draws.
 DIVERGENCE, ERROR = ("ref", "divergence"), ("ref", "divergence_error")
 
 
 class LivePolicy(FrozenPolicy):
-    """A run's policy inside a transform; moving the environment does not move the policy."""
+    """A run's policy in an environment's transform; ``env.to(device)`` does not move it."""
 
     def __init__(self, policy: ProbabilisticTensorDictSequential) -> None:
         super().__init__(policy, own=False)
@@ -45,9 +45,9 @@ class LivePolicy(FrozenPolicy):
 class AnnotatedReference(LivePolicy):
     """A reference that reads its outputs from the batch, where :func:`annotate` stored them.
 
-    All transforms together then need one forward per rollout. For a batch without stored outputs,
-    such as a single step of an environment, the reference is evaluated. The wrapped policy is not
-    copied, since its weights may change during the run.
+    So a rollout needs one forward of the reference, for all transforms. For a batch without stored
+    outputs, such as a single step of an environment, the reference is evaluated. The wrapped policy
+    is not copied, since its weights may change during the run.
     """
 
     def log_prob(self, tensordict: TensorDictBase, **how: object) -> Tensor:
@@ -150,7 +150,7 @@ def annotate(
     family: Family,
     divergence: Divergence = REVERSE,
 ) -> None:
-    """Write the reference's outputs into a rollout [N, T], by one forward.
+    """Write the outputs of one forward of the reference into a rollout [N, T].
 
     Writes ``("ref", key)`` for each parameter of the family, ``("ref", "log_prob")`` [N, T] of the
     actions, and the charged divergence if it is not the reverse KL.
@@ -219,7 +219,7 @@ def preflight_checks(
 
 
 def synthetic_observations(layout: Layout | None, size: int, count: int) -> torch.Tensor:
-    """Draw synthetic observations [count, D] for trial calls of networks; always the same."""
+    """Make synthetic observations [count, D], the same at every call, for trials of networks."""
     if layout is not None:
         return torch.from_numpy(layout.drawn(np.random.default_rng(0), count))
     return torch.randn(count, size, generator=torch.Generator().manual_seed(0))

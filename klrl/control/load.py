@@ -31,9 +31,9 @@ from klrl.runs.resume import stored_config
 #: The setting that names a reference's run.
 _PATH = "reference.path"
 
-#: The settings of a task that overrides may change.
+#: With ``env=gym``, the settings that an evaluation on a changed task may override.
 _TASK = ("env.id", "env.kwargs")
-#: The same for ``env=custom``.
+#: With ``env=custom``, the settings that such an evaluation may override.
 _OWN_TASK = ("env.args",)
 
 
@@ -54,20 +54,20 @@ def trained_agent(run: str | Path, which: str = "last", device: str = "cpu") -> 
 
 
 def trained_reference(run: Path, which: str, device: str) -> Agent:
-    """Load a checkpoint's reference, frozen, as an agent's policy; the critic is untrained."""
+    """Load a checkpoint's reference, frozen, as the policy of an agent with an untrained critic."""
     agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
     if isinstance(part := control_config(run).reference, CustomReferenceConfig):
         from klrl.control.own_reference import own_reference
 
         agent.actor = own_reference("reference", part, agent)
-    # Silent, since loading the policy has already reported damaged checkpoint entries.
+    # No ``say``: damaged checkpoint entries were reported when the policy was loaded.
     load_component(run, which, "reference", agent.actor, torch.device(device), say=lambda _: None)
     agent.modules.to(device).requires_grad_(False).eval()
     return agent
 
 
 def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
-    """Build networks for a run's task from ``described``; if None, from the run's own settings."""
+    """Build networks for a run's task, from ``described`` or, if that is None, its settings."""
     config = control_config(run)
     env = make_env(config.env, seed=0, num_envs=1)
     agent = agent_like(described or describe_policy(config), env, str(run) if described else None)
@@ -82,7 +82,7 @@ def load_agent(run: str, which: str, agent: Agent) -> None:
 
 
 def describe_policy(config: Config) -> dict[str, object]:
-    """Return the settings that determine a run's networks, given the environment's specs."""
+    """Return the settings that, with the environment's specs, determine a run's networks."""
     described = {"actor": asdict(config.actor), "normalize": config.env.normalize_observation}
     return described | {"mixed": config.learner.dtype == "mixed"}
 
@@ -104,8 +104,8 @@ def load_reference(
 ) -> tuple[ProbabilisticTensorDictSequential, dict[str, Any]]:
     """Load a different run's policy as pi_ref, with its normaliser; also return its description.
 
-    ``described``: on resume, the description in this run's manifest. The weights then come from
-    this run's checkpoint, and the folder of the other run need not exist.
+    ``described``: on resume, the description in this run's manifest. Then only networks are built,
+    since their weights are in this run's checkpoint; the other run's folder need not exist.
     """
     if described is None:
         folder = find_run(path, _PATH)
@@ -127,7 +127,7 @@ def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobC
     """Return a control run's settings with a changed task; see :mod:`klrl.runs.other_task`."""
     keys = _OWN_TASK if isinstance(stored.env, CustomEnvConfig) else _TASK
     checked = allowed(overrides, keys)
-    # A different environment may not accept the stored arguments.
+    # A different environment might refuse the stored arguments.
     reset = ["env.kwargs={}"] if any(o.startswith("env.id=") for o in checked) else []
     config = stored_config(run, [*reset, *checked], changeable=keys)
     assert isinstance(config, Config)

@@ -2,7 +2,7 @@
 
 Gymnasium steps one simulation at a time; its Python code for observation, reward and end takes half
 as long as the simulation itself. MuJoCo's Batch steps N simulations in one call; this module
-then computes observations, rewards and ends for all copies at once. The first batch of each
+then computes observations, rewards and flags for all copies at once. The first batch of each
 environment in a process is checked: 128 steps of two copies are compared with Gymnasium's. Ant and
 Humanoid have no batch, since they read contact forces that a Batch does not compute.
 """
@@ -21,7 +21,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from klrl.base.errors import first_line
 
 Array = np.ndarray
-#: How many copies and how many steps are compared with Gymnasium's.
+#: How many copies of a batch, and how many steps of each, are compared with Gymnasium's.
 _COPIES, _STEPS = 2, 128
 #: Specs of environments whose batch has passed the comparison in this process.
 _compared: set[str] = set()
@@ -32,9 +32,9 @@ class Unbatched(Exception):
 
 
 def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) -> MujocoBatch:
-    """Return a batch of ``count`` simulations of ``env``, checked against Gymnasium.
+    """Return a batch of ``count`` simulations of ``env``, compared with Gymnasium's steps.
 
-    ``make`` creates further copies for the check.
+    ``make`` makes the environments of this comparison.
 
     Raises:
         Unbatched: there is no batch for this environment, or its steps differ from Gymnasium's.
@@ -64,7 +64,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
 
 
 def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.Env]) -> str:
-    """Return where the first copies of a batch differ from Gymnasium's; empty if they do not."""
+    """Describe where the batch's steps first differ from those of ``own``; empty if they do not."""
     count, space = batch.count, env.action_space
     answers = np.zeros((count, *env.observation_space.shape)), *np.zeros((3, count))
     mask, seeds = np.arange(count) < len(own), iter(range(len(own) * (_STEPS + 1)))
@@ -89,7 +89,7 @@ def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.
 
 
 class MujocoBatch:
-    """Simulations of one task; this base class is for HalfCheetah and Swimmer.
+    """Simulations of one task; this base class itself serves HalfCheetah and Swimmer.
 
     The reward is w_forward dx/dt - w_ctrl |a|^2 for position x and action a; no episode terminates.
     To begin an episode, the caller resets ``task``; :meth:`begin` then copies its state.
@@ -140,7 +140,7 @@ class MujocoBatch:
         return self._shown, self._qvel
 
     def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
-        """Compute reward and terminated [N], rounded as in Gymnasium; ``before``: the old x [N]."""
+        """Compute reward and terminated, rounded as in Gymnasium; ``before``: x before the step."""
         return self._progress(before) - self._effort(actions), self._never
 
     def _progress(self, before: Array) -> Array:
@@ -151,10 +151,10 @@ class MujocoBatch:
 
 
 class WalkerBatch(MujocoBatch):
-    """Hopper and Walker2d: the reward includes w_healthy if all state variables are in range.
+    """Hopper and Walker2d: the reward includes w_healthy while the walker is healthy.
 
-    If they are not, the episode ends, unless the task disables this. Observed velocities are
-    clipped to +-10.
+    It is healthy if all state variables are in their ranges. An episode ends when it is not, unless
+    the task disables this. Observed velocities are clipped to +-10.
     """
 
     def _find(self) -> None:

@@ -25,8 +25,8 @@ class ObservationNormalizer(nn.Module):
     """Normaliser (x - mean) / std with running statistics, clipped to +-10.
 
     The training loop calls :meth:`update` after the learner's update, so the statistics are
-    constant from a rollout to the end of its update. They are buffers, so a copied policy has its
-    own statistics.
+    constant from a rollout's start to the end of its update. A copied policy has its own
+    statistics, since they are buffers.
     """
 
     clip = 10.0
@@ -69,10 +69,10 @@ class ObservationNormalizer(nn.Module):
 
 
 class VectorNormalizer(ObservationNormalizer):
-    """Normaliser of the first ``size`` numbers of packed observations [..., D], the vectors."""
+    """Normaliser of the vectors in packed observations [..., D], where the vectors come first."""
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Normalise the vectors of [..., D]."""
+        """Normalise the vectors; leave the other entries unchanged."""
         size = self.mean.shape[0]
         rest = observation[..., size:]
         return torch.cat([super().forward(observation[..., :size]), rest], -1)
@@ -100,8 +100,9 @@ def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
 class PolicyNet(nn.Module):
     """Network from observations [..., D] to the distribution's parameters.
 
-    ``outputs`` is A for a Gaussian, K for logits (then ``init_std`` is None). The last ``masked``
-    numbers of an observation are the mask of the K logits; an excluded action has probability 0.
+    ``outputs`` is the dimension A of a Gaussian or the number K of logits; ``init_std`` is None for
+    logits. The last ``masked`` numbers of an observation are the mask of the logits; an action that
+    the mask excludes has probability 0.
     """
 
     head: nn.Module
@@ -177,7 +178,7 @@ class ValueNet(nn.Module):
 
 
 def _inputs(trunk: nn.Sequential) -> int:
-    """Return the length D of an observation: the input width of the first layer or the encoders."""
+    """Return the input width of the trunk's first module, the length D of an observation."""
     widths: list[Any] = [m.in_features for m in trunk if hasattr(m, "in_features")]
     return int(widths[0])
 
@@ -197,7 +198,7 @@ class Networks(nn.Module):
         """Map [B, D] to (the family's parameters..., value [B])."""
         if self.policy.trunk is self.value.trunk and not _is_mlp(self.policy.trunk):
             # A shared trunk with encoders is evaluated once, to save time. A shared MLP is
-            # evaluated twice, since one evaluation would change the order and rounding of sums.
+            # evaluated twice, since one evaluation would change the rounding of the gradient.
             hidden = self.policy.trunk(normalized)
             value = self.value.of_features(hidden).squeeze(-1)
             return (*self.policy.of_features(hidden, normalized), value)
@@ -206,7 +207,7 @@ class Networks(nn.Module):
 
     def in_order(self) -> list[nn.Parameter]:
         """List each parameter once; matching parameters of the two trunks are adjacent."""
-        # A custom network has no trunk, so the lengths may differ.
+        # The trunk of a custom network is empty, while the other trunk may have parameters.
         pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=False)
         parameters = [p for pair in pairs for p in pair] + list(self.parameters())
         return list({id(p): p for p in parameters}.values())
@@ -229,7 +230,7 @@ class PairedNetworks:
         self._activations = [x for x in self._policy.trunk if not isinstance(x, nn.Linear)]
         trunks = {id(x) for net in (self._policy, self._value) for x in net.trunk.parameters()}
         rest = [p for p in networks.in_order() if id(p) not in trunks]
-        #: Tensors for the gradient; concatenated, they are the flat tensor of parameters.
+        #: The tensors to differentiate by; flattened, they are in the order of ``in_order``.
         self.leaves: list[Tensor] = [x for pair in self._weights for x in pair] + list(rest)
 
     def __call__(self, normalized: Tensor) -> tuple[Tensor, ...]:
@@ -266,7 +267,7 @@ def linears(trunk: nn.Sequential) -> list[nn.Linear]:
 
 
 def _both(policy: Tensor, value: Tensor) -> Tensor:
-    """View two tensors that are adjacent in memory as one leaf [2, ...]."""
+    """View two tensors that are adjacent in memory as one leaf tensor [2, ...]."""
     both = policy.detach().as_strided((2, *policy.shape), (policy.numel(), *policy.stride()))
     assert both[1].data_ptr() == value.data_ptr()
     return both.requires_grad_()

@@ -1,8 +1,8 @@
-"""Pack observations of several entries, and choose the encoder that reads each entry.
+"""Pack the entries of an observation into one array.
 
-An observation is a list of *entries*, one for each key of a Dict or index of a Tuple:
+An observation has one *entry* for each key of a Dict or index of a Tuple; else it is one entry:
 
-    entry    of the space                                 read by
+    entry    its space                                    read by
     vector   Box, MultiBinary                             an MLP
     index    Discrete, MultiDiscrete                      an embedding
     image    Box of uint8 with 3 or 4 dimensions, or      a CNN (``actor=cnn``), or the user's
@@ -10,10 +10,10 @@ An observation is a list of *entries*, one for each key of a Dict or index of a 
     mask     ``action_mask`` of the Dict or the info      the policy, to exclude actions
 
 For storage, the entries of a step are packed into one array [D], the *transport*, in the order of
-the table. Its dtype is uint8 if there are no vectors, and if indices and masks have at most 256
-values; else float32, which is exact for integers up to 2^24. :class:`Layout` lists the entries. A
-Dict, a Tuple, an image or a mask in the info requires a layout. Any other observation is flattened
-to a vector, with integers one-hot.
+the table. Its dtype is uint8 if there are no vectors, and if no index and no choice of actions has
+over 256 values; else float32, which is exact for integers up to 2^24. :class:`Layout` lists the
+entries. A Dict, a Tuple, an image or a mask in the info requires a layout. Any other observation is
+flattened to a vector, with integers one-hot.
 
 Imports no torch.
 """
@@ -97,7 +97,7 @@ class Layout:
 
     @property
     def vectors(self) -> int:
-        """The length of the vectors, which come first in a transport and can be normalised."""
+        """The total length of the vectors, which come first in a transport."""
         return sum(entry.size for entry in self.entries if entry.kind == "vector")
 
     @property
@@ -124,9 +124,9 @@ class Layout:
             start += entry.size
 
     def pack(self, observation: object, mask: object = None, *, ended: bool = False) -> np.ndarray:
-        """Pack an observation, and the info's mask if the layout has one, into a transport [D].
+        """Pack an observation into a transport [D]; ``mask`` is the info's, if ``from_info``.
 
-        If the episode has ``ended``, the mask may allow no action or be missing from the info.
+        If the episode has ``ended``, the mask may allow no action or be None.
         """
         packed = np.empty(self.size, self.dtype)
         for entry, place in self.places():
@@ -147,7 +147,7 @@ class Layout:
             if not ended:
                 raise Misfit(f"info has no {MASK}, which env.action_mask=info requires")
             mask = np.zeros(entry.size)
-        if isinstance(mask, tuple | list):  # a mask for each choice, as in MultiDiscrete.sample
+        if isinstance(mask, tuple | list):  # one mask per choice, as MultiDiscrete.sample takes
             mask = np.concatenate([np.asarray(part).reshape(-1) for part in mask])
         require_observation(np.asarray(mask).reshape(-1), (entry.size,), entry.key)
         allowed = np.asarray(mask).reshape(-1) != 0
@@ -187,7 +187,7 @@ class Layout:
 def layout_of(
     setting: str, observation: Space, action: Space, action_mask: str = "auto"
 ) -> Layout | None:
-    """Make the layout of a space; None if it needs no layout. ``setting`` names the environment."""
+    """Make an observation's layout; None if it needs none. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
     from_info = action_mask == "info"
     has_mask = (MASK,) in parts and action_mask == "auto"
@@ -212,7 +212,7 @@ def layout_of(
 
 
 def require_actor(actor: str, layout: Layout | None) -> None:
-    """Require a CNN or the user's networks for images, and refuse a CNN without images."""
+    """Refuse an MLP if an entry is an image, and a CNN if none is."""
     images = [] if layout is None else layout.images
     if images and actor not in ("cnn", "custom"):
         shape = "x".join(map(str, images[0].shape))

@@ -35,7 +35,7 @@ _WHAT = "return a network (torch.nn.Module)"
 class OwnPolicyNet(PolicyNet):
     """The user's network as a policy: the network is the head, and the trunk is empty.
 
-    ``whole``: the network outputs all parameters of the distribution, so ``log_std`` is not used.
+    ``whole``: the network outputs all parameters of the distribution, so there is no ``log_std``.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tens
 
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
-    """Try a network on observations [6, D]; return its outputs. ``most``: the allowed widths."""
+    """Try a network on observations [6, D]. ``most``: its output widths; a second is optional."""
     outputs = require_steady(lambda seen: _outputs(network, seen, most), seen)
     _require_used(outputs, dict(network.named_parameters()))
     return outputs
@@ -110,7 +110,7 @@ def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...
 def require_steady(
     network: Callable[[Tensor], tuple[Tensor, ...]], seen: Tensor
 ) -> tuple[Tensor, ...]:
-    """Require finite outputs that repeat in a second call and do not depend on other inputs."""
+    """Require that outputs are finite, and that each depends on its own observation alone."""
     outputs, again = (network(seen.reshape(2, 3, -1)) for _ in range(2))
     if not all(torch.isfinite(each).all() for each in outputs):
         raise PartError("its outputs are not finite; check its initialisation")
@@ -140,7 +140,7 @@ def _outputs(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor,
 
 
 def _require_used(outputs: tuple[Tensor, ...], parameters: dict[str, nn.Parameter]) -> None:
-    """Require a gradient for every parameter, since a gradient step needs every gradient."""
+    """Require that every parameter has a gradient, since a gradient step needs all gradients."""
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
             raise PartError(f"{name} requires no gradient; make it a buffer")

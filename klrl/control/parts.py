@@ -105,7 +105,7 @@ class ControlParts(Parts):
             config.advantage, self.agent.critic, config.env.reward_scale, self._reward_normalizer
         )
         estimator = None if self.kl is None else self.kl.loss_estimator
-        # A resumed run keeps its mode, since auto might choose a different mode for more frames.
+        # A resumed run keeps its mode: with more frames, auto might choose a different mode.
         mode = (before or {}).get("compile") or config.learner.compile
         steps = ControlSteps(config, self.agent, estimator, mode, self.divergence)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
@@ -169,7 +169,7 @@ class ControlParts(Parts):
         return REVERSE if self.kl is None else self.kl.divergence
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
-        """Make the collector; resume loaded episodes, or seed new ones by ``iteration``."""
+        """Make the collector; replay loaded episodes, or seed new ones by ``iteration``."""
         if self.data is not None:
             anew, self.data.iteration = self._reward_normalizer, iteration
             self.data.begin = (lambda: None) if anew is None else anew.begin_episodes
@@ -199,7 +199,7 @@ class ControlParts(Parts):
 
     @property
     def resume(self) -> dict[str, str]:
-        """Manifest entries: whether a resume continues the running episodes."""
+        """Manifest entries that say whether a resume continues the running episodes."""
         return super().resume if self.data is not None else self._episodes.manifest
 
     def components(self) -> dict[str, Component]:
@@ -218,7 +218,7 @@ class ControlParts(Parts):
         return components
 
     def _make_reference(self, described: Mapping[str, Any] | None) -> FrozenReference | None:
-        """Make pi_ref; ``described``: on resume, the description of another run's policy."""
+        """Make pi_ref. ``described``: on resume, the stored description of its networks, if any."""
         if not self.config.has_reference:
             return None
 
@@ -239,7 +239,7 @@ class ControlParts(Parts):
 def rewards_of(
     batch: TensorDictBase, kl: ReferenceKL | None, normalizer: RewardNormalizer | None = None
 ) -> Rewards:
-    """Compute metrics of the rewards and the ended episodes of a charged rollout [N, T]."""
+    """Compute metrics of a rollout's rewards, after the KL charge, and of its ended episodes."""
     after = batch.get("next")
     shaped, own = _mean(after.get("reward")), _episodes(after)
     if normalizer is not None:

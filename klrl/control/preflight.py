@@ -1,4 +1,4 @@
-"""Check a control job's environment, and the other runs that it reads. Imports no torch."""
+"""Check a control job's environment, and other runs that the job reads. Imports no torch."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
             )
     if not resumed:
         for setting, path, run in other_runs(config):
-            from klrl.runs.resume import warn_edited  # few jobs need this import
+            from klrl.runs.resume import warn_edited  # imported here, since few jobs need it
 
             _check_same_kind(setting, path, config, run)
             warn_edited(setting, path, run)
 
 
 def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> Space:
-    """Make the environment and step it once; refuse it if it fails or does not fit the actor.
+    """Make the environment and step it once; refuse it if this fails or the actor cannot act in it.
 
     Returns the action space.
     """
@@ -115,7 +115,7 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
 
 
 class PolicyKind(NamedTuple):
-    """The inputs and outputs of a policy, without its networks, to compare two policies."""
+    """The observations, actions and distribution of a policy, to compare two policies."""
 
     distribution: str
     observation: object
@@ -129,7 +129,7 @@ class PolicyKind(NamedTuple):
 
 
 def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
-    """Make a copy of an environment; return the kind of policy that ``actor`` gives in it."""
+    """Return the kind of policy that ``actor`` would have in an environment."""
     copy = _make(env)
     chosen = actor.chosen if actor.chosen in ("tanh_normal", "categorical") else "normal"
     family = FAMILIES.get(type(copy.action_space), chosen)
@@ -141,7 +141,7 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
 
 
 def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = None) -> None:
-    """Reset and step once, since a wrong argument often fails only at the first step."""
+    """Reset and step once: many wrong arguments of an environment fail only then."""
     # Only custom TorchRL environments have this method.
     specs = getattr(copy.unwrapped, "require_specs", None)
 

@@ -52,8 +52,8 @@ class TorchRLRollout:
     def state_dict(self) -> dict[str, Any]:
         """Return the state at the start of the next rollout; empty if it cannot be saved.
 
-        The collector's own state_dict lacks the environment and the carrier. The carrier is
-        TorchRL's TensorDict with the next observation and the sums of running episodes.
+        The collector's own ``state_dict`` lacks the environment and the carrier, TorchRL's name for
+        the TensorDict with the next observation and the returns and lengths of running episodes.
         """
         episodes = self._base.episodes() if isinstance(self._base, VectorGymEnv) else None
         if episodes is None:
@@ -86,12 +86,12 @@ class RunningEpisodes:
 
     def __init__(self) -> None:
         self.repeatable = self.new = False
-        self._why = "they have not begun"  # why a resume begins new episodes, else empty
+        self._why = "they have not begun"  # reason why a resume begins new episodes, or empty
         self._rollout: ControlRollout | None = None
         self._loaded: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rollout's state; before :meth:`begin`, the loaded state."""
+        """Return the collector's state; before :meth:`begin`, the loaded state."""
         return self._loaded if self._rollout is None else self._rollout.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -118,10 +118,10 @@ class RunningEpisodes:
         reseed: Callable[[], None],
         say: Callable[[str], None],
     ) -> ControlRollout:
-        """Make the rollout, and restore the loaded state.
+        """Make the collector, and restore its loaded state.
 
-        If restoring fails, ``reseed`` seeds new episodes. ``say`` prints a line if this resume or a
-        later resume begins new episodes.
+        If restoring fails, ``reseed`` seeds new episodes. ``say`` gets a line if this resume begins
+        new episodes, or else if a later resume will.
         """
         loaded, self._loaded = self._loaded, {}
         if "episodes" in loaded:
@@ -145,7 +145,7 @@ class RunningEpisodes:
         make: Callable[[], ControlRollout],
         reseed: Callable[[], None],
     ) -> str:
-        """Make the rollout and restore a state; return why restoring failed, or an empty string."""
+        """Make the collector and restore a state; return why this failed, else an empty string."""
         with generators_kept():  # TorchRL's collector draws random numbers when it is made
             rollout = self._rollout = make()
             try:

@@ -31,7 +31,7 @@ BETA1, BETA2 = 0.9, 0.999
 
 #: Key -> tensor [B, ...], the entries of a minibatch.
 Minibatch = Mapping[str, Tensor]
-#: The function ``step`` above; it changes its first four arguments in place.
+#: A function ``step`` as in the module's docstring; it changes its first four arguments in place.
 Step = Callable[..., Tensor]
 
 
@@ -39,8 +39,8 @@ class Columns:
     """The layout of named tensors [B, ...] as columns of one float32 matrix [B, C].
 
     One gather then shuffles all entries, and a minibatch is a single input of a compiled step.
-    Integers (actions) are exact in float32 up to 2^24. Four bytes (pixels) share a float. Such
-    floats are only copied, which preserves every bit.
+    Integers (actions) are exact in float32 up to 2^24. The bytes of pixels are viewed as floats,
+    four in each; copying such floats preserves every bit.
     """
 
     def __init__(self, example: Mapping[str, Tensor]) -> None:
@@ -114,7 +114,7 @@ class Adam:
         return self.flat, self.exp_avg, self.exp_avg_sq, self.count
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The moments; the parameters are in their modules."""
+        """The moments and the step count; the modules' ``state_dict`` has the parameters."""
         return {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -137,7 +137,7 @@ def adamw(config: AdamWConfig, parameters: list[nn.Parameter]) -> Adam:
 def score(
     loss: PolicyLoss, family: Family, params: Params, value: Tensor, batch: Minibatch
 ) -> Scored:
-    """Compute a loss's inputs [B] from ``params`` and ``value`` [B], the networks' current outputs.
+    """Compute a loss's inputs [B] from ``params`` and ``value``, the networks' current outputs.
 
     ``batch`` contains ``action_log_prob, advantage, value_target, state_value`` [B], the family's
     sample, the old policy's parameters and the noise of :func:`draw`. If the loss charges the KL to
@@ -209,7 +209,7 @@ def _detached(params: Params) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class StepParts:
-    """The parts from which a step is built; a run does not replace them."""
+    """The objects from which a step is built; they stay the same during a run."""
 
     agent: Agent
     loss: PolicyLoss
@@ -244,7 +244,7 @@ def _pure_adam(
     count.add_(1)
     exp_avg.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
     exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-    # 1 - b^t as -expm1(t log b): the difference in float32 has a relative error of 1e-5 at t = 1.
+    # Not 1 - b^t: in float32 this difference has a relative error of 1e-5 at t = 1.
     mean = exp_avg / -torch.expm1(count * math.log(BETA1))
     spread = (exp_avg_sq / -torch.expm1(count * math.log(BETA2))).sqrt() + optim.eps
     if optim.weight_decay:  # Loshchilov and Hutter (2019)
@@ -316,8 +316,8 @@ def pure_step(problem: StepParts) -> Step:
         batch = problem.columns.unpack(rows)
         parts = zip(flat.split(sizes), shapes, strict=True)
         weights = {name: part.view(shape) for part, (name, shape) in parts}
-        # A shared trunk is one module with two names. With tied weights, torch 2.13 would swap its
-        # tensors twice and not restore them.
+        # A shared trunk is one module with two names. With ``tie_weights``, torch 2.13 would swap
+        # its tensors twice and not restore them.
         outputs = torch.func.functional_call(
             networks, weights, (batch["observation"],), tie_weights=False
         )

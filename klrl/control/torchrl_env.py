@@ -1,11 +1,11 @@
 """Wrap a custom TorchRL environment (``EnvBase``) as one copy of a Gymnasium environment.
 
 The specs become spaces, and the wrapper stores the data for the next step (``step_mdp``). TorchRL's
-``register_gym`` is not used: it passes a number to an environment with one-hot actions, and turns a
-mask into a Discrete(2).
+``register_gym`` is not used: it passes an action's number even if the environment expects a one-hot
+vector, and turns a mask into a Discrete(2).
 
-Each copy draws from its own random stream. Many environments seed torch's global generator, so an
-evaluation would otherwise change the policy's noise.
+Each copy draws from its own random stream. Without it, an evaluation would change the noise of the
+policy in training, since many environments seed torch's global generator.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class TorchRLEnv(gymnasium.Env):
         return self._seen(after), reward, terminated, truncated, {}
 
     def render(self) -> object:
-        """Return the picture of the wrapped environment's ``render``."""
-        drawn = self.base.render()  # subclasses may have this method; EnvBase does not
+        """Return the result of the wrapped ``render``; a tensor becomes an array."""
+        drawn = self.base.render()  # a subclass of EnvBase may have ``render``
         return drawn.cpu().numpy() if isinstance(drawn, Tensor) else drawn
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class TorchRLEnv(gymnasium.Env):
         with self._stream.drawing():
             start = self.base.rand_action(self.base.reset())
             _require_entries("reset", start, before)
-            # If _step omits an entry, step() fails with an unclear error.
+            # Not step(), which gives an unclear error if _step omits an entry.
             after = self.base._step(start.copy())
             for spec in (before, self.base.full_reward_spec):
                 _require_entries("step", after, spec)

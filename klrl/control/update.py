@@ -72,7 +72,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         return minibatches
 
     def _prepare(self, example: tuple[Tensor, ...], columns: Columns) -> None:
-        """Make the step at the first call; require the same layout of minibatches later."""
+        """Make the step at the first call; later, require minibatches of the same layout."""
         if self._prepared is None:
             problem = StepParts(self.agent, self.loss, self.optimizer.settings, columns)
             self._prepared = prepare(self._asked, self.config, problem, example, self.say)
@@ -86,7 +86,7 @@ class ControlSteps(Steps[Frames, Tensor]):
     def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
         """Take a gradient step on rows [B, C]."""
         assert self._prepared is not None
-        if coefficients is not self._coefficients:  # copy them to the device only if they changed
+        if coefficients is not self._coefficients:  # copy changed coefficients to the device
             c = self._coefficients = coefficients
             self._coefficients_tensor = minibatch.new_tensor([c.lr, c.beta, c.kl_ref])
         return self._prepared.step(*self._arguments(minibatch))
@@ -100,12 +100,12 @@ class ControlSteps(Steps[Frames, Tensor]):
         return float(self.agent.family.kl({key: frames[key] for key in keys}, new).mean())
 
     def positions_per_unit(self, frames: Frames) -> float:
-        """1 / (dimensions of an action) with ``dtarg_per=action``, else 1."""
+        """Return 1 / (dimensions of an action) if ``dtarg_per`` is action, else 1."""
         per_action = self.loss.dtarg_per == "action"
         return 1 / self.agent.family.dimensions(frames) if per_action else 1.0
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
-        """Take TRPO's step of the policy on the whole rollout, to KL(old||new) = ``target``."""
+        """Take TRPO's policy step on the whole rollout, to KL(old||new) = ``target`` (nats)."""
         from klrl.losses.trpo import natural_direction, take_step
 
         family, config, moved = self.agent.family, self.loss.config, self.actor_parameters
@@ -123,7 +123,7 @@ class ControlSteps(Steps[Frames, Tensor]):
     def lay_out(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Flatten a rollout [N, T, ...] to [N T, ...]; advantages and values to [N T].
 
-        Normalises observations once, since their statistics are constant during an update.
+        Observations are normalised here, since their statistics are constant during an update.
         """
         family = self.agent.family
         keys = ("action_log_prob", "advantage", "value_target", "state_value")

@@ -1,9 +1,9 @@
 """``collector=vector``: klrl's own rollout loop; batches equal those of ``collector=torchrl``.
 
-TorchRL's step builds a dozen TensorDicts and a distribution for one small forward. Here the
-simulators are stepped in numpy, into arrays [N, T]. Transforms change no input of the policy or the
-simulators, so they are applied to the finished batch. Distribution parameters and log-probs are
-computed once for the whole rollout.
+In each step, TorchRL's collector builds a dozen TensorDicts and a distribution. Here the simulators
+are stepped in numpy, and the results are written to arrays [N, T]. Transforms change no input of
+the policy or the simulators, so they are applied to the finished batch. Distribution parameters and
+log-probs are computed once for the whole rollout.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class VectorRollout:
         self._observation: np.ndarray | None = None
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
-        #: Transforms' entries at the start of the next rollout; 0 where an episode ended.
+        #: What transforms wrote in the last step, for the next rollout; 0 where an episode ended.
         self._carried = TensorDict({}, [self._copies])
 
     def collect(self) -> TensorDictBase:
@@ -180,7 +180,8 @@ class VectorRollout:
     def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
         """Write the sums [N, T, 1] of ``value`` since the start of each episode to "next".
 
-        Sums continue from the last rollout. They are added in time order, to round as in TorchRL.
+        The sum of a running episode continues from the last rollout. Values are added in the order
+        of time, so that the rounding equals TorchRL's.
         """
         ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
         values = value[..., 0].cpu().numpy()
@@ -198,10 +199,7 @@ class VectorRollout:
         batch.set(("next", key), torch.from_numpy(sums).unsqueeze(-1).to(value.device))
 
     def _add_before(self, batch: TensorDictBase) -> None:
-        """Copy the entries of transforms under "next" to the following step; 0 after a reset.
-
-        These are the transforms' additions to the observations, such as ``step_count``.
-        """
+        """Copy each transform's entries under "next" to the following step; 0 after a reset."""
         after = batch.get("next")
         ended = after.get("done")[..., 0]
         for key in self._env.observation_spec.keys(include_nested=True, leaves_only=True):
