@@ -1,7 +1,4 @@
-"""A generated, verifiable task: describe a thing in one short sentence.
-
-Nothing is downloaded; functions verify the responses.
-"""
+"""A generated, verifiable task: describe a thing in one short sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ MOST_WORDS = (8, 10, 12)
 #: A response of fewer words does not count as a sentence.
 LEAST_WORDS = 4
 TOPICS = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split()
-#: One in this many topics belongs to the evaluation split.
+#: About one in this many topics belongs to the evaluation split.
 EVAL_MODULUS = 4
 
 _SENTENCE_END = re.compile(r"[.!?]")
@@ -30,7 +27,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 @dataclass(frozen=True)
 class Instructions:
-    """Generates instruction number i, which depends only on the settings and i.
+    """Generates instruction number i, which depends only on ``seed``, ``split`` and i.
 
     Args:
         seed: fixes the instructions.
@@ -75,10 +72,10 @@ def followed_share(
 
 
 def parts(response: str, row: Fields) -> tuple[bool, bool, bool]:
-    """Return which parts are followed: (one sentence, allowed number of words, names the topic).
+    """Return whether a response is one sentence, keeps the word limits and names the topic.
 
     A sentence begins with a capital letter, has at least four words, and has one end mark, as its
-    last character. A response that is cut off before its end mark is no sentence.
+    last character.
 
     Args:
         response: text without its EOS.

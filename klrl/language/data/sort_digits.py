@@ -19,13 +19,13 @@ BASE_MODEL = Path(__file__).with_name("sort_digits_base")
 DIGITS = "0123456789"
 #: Digits per worked example; its two turns have 10 + 2 * 5 = 20 tokens.
 SHOT_DIGITS = 5
-#: One in this many digit strings belongs to the evaluation split.
+#: About one in this many digit strings belongs to the evaluation split.
 EVAL_MODULUS = 8
 
 
 @dataclass(frozen=True)
 class SortDigits:
-    """Generates problem number i, which depends only on the settings and i.
+    """Generates problem number i, which depends only on the arguments and i.
 
     A prompt of n digits has 8 + n tokens, and 20 more per worked example.
 

@@ -83,7 +83,7 @@ class WeightedRewards:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return a label per reward: the name of its function or folder; the full name if ambiguous."""
+    """Return a label per reward: the name of its function or folder; if shared, the full name."""
     short = [Path(name.partition(":")[2] or name).name for name in names]
     count = Counter(short)
     return [
@@ -101,7 +101,7 @@ class Task:
         evaluate: i -> prompt number i of the evaluation split.
         reward: the reward that the policy learns from.
         gold: the intended score, which is only measured; None if it is the reward or unknown.
-        checked: prompts to render before the run: all prompts of a file, or a generator's examples.
+        checked: prompts to encode before the run, to find errors: all of a file, or generated ones.
         evaluations: number of evaluation prompts; None if they are endless.
         template: arguments of the chat template.
         read: "setting=value" of a data set -> the prompts read from it.

@@ -84,9 +84,10 @@ def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
     return rule.moves or rule.source == OTHER_POLICY or config.actor.init is not None
 
 
-#: Keys of each token's KLs: the exact KL(policy||reference) [B, R]; the forward KL [B, R]; the
-#: charged divergence [B, R], if not the reverse KL; the charged KL [B, R, 1], without coefficient.
+#: Keys of exact divergences at each token [B, R]: the reverse KL, KL(policy||reference); the
+#: forward KL; the divergence that is charged, if it is not the reverse KL.
 EXACT, FORWARD, DIVERGENCE = ("kl", "exact"), ("kl", "forward"), ("kl", "divergence")
+#: Key of the estimate that is charged, before its coefficient [B, R, 1].
 CHARGED = ("next", KL_KEY)
 
 
@@ -141,8 +142,8 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
     If the environment already charged the KL, the reward is left unchanged.
 
     Args:
-        batch: [B], scored; annotated if there is a KL.
-        kl: how to charge; None: the reward is the score.
+        batch: [B] with scores and, if ``kl`` is given, the entries of :func:`annotate`.
+        kl: how to charge; None: nothing is charged.
     """
     if kl is not None and kl.online:
         return
