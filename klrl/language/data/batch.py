@@ -1,8 +1,8 @@
 """The batch of a language rollout: a TensorDict [B], one row per response.
 
-Each prompt has G responses, in adjacent rows. P and R are the lengths of the longest prompt and of
-the longest response. Masks depend on positions, not on token ids, so no EOS is lost if pad == eos.
-Log-probs are in nats, at the sampling temperature; they are 0 outside the response.
+Each prompt has G responses, in adjacent rows. P and R are the lengths of prompts and responses with
+padding. Masks depend on positions, not on token ids, so no EOS is lost if pad == eos. Log-probs are
+in nats, at the sampling temperature; they are 0 outside the response.
 
 | key | shape | what |
 |---|---|---|

@@ -170,7 +170,7 @@ class _Split:
     def check(self, there: Collection[str]) -> None:
         """Refuse the split if it is not one of ``there``, the splits of the data.
 
-        If the data have no splits, accept a default split, but refuse a requested split.
+        If the data have no splits, refuse the split only if ``set_by`` requests it.
         """
         if there and self.name not in there:
             names = ", ".join(sorted(there))

@@ -150,7 +150,7 @@ def read_weights(
     setting: str,
     lacking: str,
 ) -> PreTrainedModel:
-    """Load a model; if its files lack weights, raise a ConfigError with the remedy ``lacking``."""
+    """Load a model. If its files lack weights, raise a ConfigError that ends with ``lacking``."""
     try:
         with no_progress_bar():
             loaded: Any = kind.from_pretrained(

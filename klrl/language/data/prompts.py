@@ -1,6 +1,6 @@
 """Reads prompts, shuffles them, renders them to token ids, and pads them.
 
-JSONL file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> token ids.
+Data file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> token ids.
 """
 
 from __future__ import annotations

@@ -136,9 +136,9 @@ class Reward:
     """A reward function with a name, a time limit and checks of its scores.
 
     With a time limit, the function runs in a separate thread while the caller waits. The caller can
-    then abandon a call that hangs in C code, and Ctrl-C keeps working; an alarm signal would allow
-    neither. The thread of an abandoned call ends with the process. A function that uses alarm
-    signals itself needs the main thread: ``timeout=None`` calls it in the caller's thread.
+    then abandon a call that hangs in C code, and Ctrl-C keeps working; a time limit by an alarm
+    signal would allow neither. The thread of an abandoned call ends with the process. A function
+    that itself uses alarm signals needs the main thread: give ``timeout=None``.
 
     Args:
         name: the reward's name in ``env.reward``.

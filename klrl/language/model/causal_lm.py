@@ -22,7 +22,7 @@ COMPUTES_IN = "klrl_computes_in"
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """Return ``model``, or the causal LM, with adapters, inside it if it is a ``peft`` model."""
+    """Return the causal LM (with adapters) inside a ``peft`` model, or any other model unchanged."""
     network: Any = model
     return network.get_base_model() if hasattr(model, "get_base_model") else network
 
@@ -42,7 +42,7 @@ def backbone(model: nn.Module) -> Any:
 
 
 def _backbone_name(network: PreTrainedModel) -> str | None:
-    """Return the name of the child module that is the backbone; None if no child is."""
+    """Return the name of the child module that is the backbone, or None."""
     if network.base_model_prefix in network._modules:
         return str(network.base_model_prefix)
     embedding = network.get_input_embeddings()
@@ -56,7 +56,7 @@ def _backbone_name(network: PreTrainedModel) -> str | None:
 def head(model: nn.Module) -> Head:
     """Return the map from hidden states to logits; it has an attribute ``weight`` [V, D].
 
-    The map is the output embedding, or an :class:`OwnHead` if the forward has other steps, too.
+    The map is the output embedding, or an :class:`OwnHead` if logits need further steps.
     """
     network = unwrapped(model)
     embedding = network.get_output_embeddings()
@@ -127,13 +127,13 @@ def _embedding_alone(network: PreTrainedModel, embedding: nn.Module) -> bool:
     weight = weight_of(embedding)
     shell, known = _without_backbone(network), _KnownLogits(weight)
     shell._modules[names[0]] = known
-    # The embedding must receive exactly these states; the forward must return its exact logits.
+    # The embedding must receive exactly these states; the forward must return its known logits.
     states = torch.linspace(-3, 3, weight.shape[-1]).to(weight)
     try:
         with torch.no_grad():
             logits = _run(shell, states.reshape(1, 1, -1))
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError):
-        return True  # the test failed; the preflight compares the log-probs with the model's own
+        return True  # cannot test; the preflight compares log-probs with the model's own
     return torch.equal(known.noted.flatten(), states) and torch.equal(
         logits.flatten().to(known.logits), known.logits
     )

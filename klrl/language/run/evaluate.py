@@ -224,7 +224,7 @@ def distances(
     check_base(own, "actor.model=FOLDER")
     base = own.actor.model
     policy = load(parties.run, setting="RUN", model=base)
-    assert not isinstance(parties.other, OwnPart)  # control runs only
+    assert not isinstance(parties.other, OwnPart)  # OwnPart: control runs only
     known = {parties.run: policy}
     if parties.other is None:
         reference = trained_reference(parties.run, parties.which, policy, base, str(device))

@@ -130,7 +130,7 @@ def annotate(
         names[DIVERGENCE] = divergence.name
     against = Against(reference, [*dict.fromkeys(names.values())])
     _, [compared] = token_measures(policy, tokens, mask, [against])
-    if REF_LOG_PROBS not in batch.keys(include_nested=True):  # no transform wrote them
+    if REF_LOG_PROBS not in batch.keys(include_nested=True):  # else a transform has written them
         batch[REF_LOG_PROBS] = pad_to_full(batch, compared.log_prob)
     for key, name in names.items():
         batch[key] = compared.divergence[name]
@@ -161,7 +161,7 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 
 @torch.no_grad()
 def measure(batch: TensorDictBase) -> dict[str, Tensor]:
-    """Apply :func:`klrl.kl.measure.mean_kl` to an annotated rollout.
+    """Apply :func:`klrl.kl.measure.mean_kl` to a rollout that :func:`annotate` has completed.
 
     Returns:
         Means over valid tokens, nats; under names with ``_seq``, sums over a response's tokens,

@@ -212,7 +212,7 @@ def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> Langua
 
 
 def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
-    """Return ``config`` with the network of the run's reference, if that is a different policy.
+    """Return ``config`` with the reference's network, if the reference is another run or model.
 
     If policy and reference have the same base model, ``config`` gives the folder of this model.
     """
@@ -224,7 +224,7 @@ def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
 
 
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
-    """Return the job ``other`` at the precision of ``config``, if possible, for less rounding."""
+    """Return ``other`` at the precision of ``config``, if possible: both then round alike."""
     adapters_on_bfloat16 = other.actor.lora.r and other.actor.dtype == "bfloat16"
     if adapters_on_bfloat16 or other.actor.dtype == "float64":
         return other
@@ -259,8 +259,8 @@ _HEAD = "value_head."
 class BaseDigest:
     """SHA-256 of the base weights that a run starts from, for checkpoints without these weights.
 
-    ``digest`` is [32] uint8, ``model`` is ``actor.model``, ``dtype`` that of the hashed weights. A
-    digest in a checkpoint is compared with this one only if both have the same dtype.
+    ``digest`` is [32] uint8, ``model`` is ``actor.model``, ``dtype`` is the dtype of the weights. A
+    digest in a checkpoint is compared with this one only if it is for the same dtype.
     """
 
     model: str | None
@@ -352,7 +352,7 @@ class Weights:
 
 
 def relocated(config: LanguageConfig, model: str | None) -> LanguageConfig:
-    """Return the job with the folder ``model`` as its base model; None: unchanged."""
+    """Return the job with the folder ``model`` as its base model, or unchanged if it is None."""
     if model is None:
         return config
     if not expanded(model).is_dir():

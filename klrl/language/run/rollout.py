@@ -95,7 +95,7 @@ class PromptRollout:
         return batch
 
     def score(self, batch: TensorDictBase) -> None:
-        """Write scores, any gold scores and, if there are several functions, each one's scores."""
+        """Write scores and any gold scores; for several reward functions, also their own scores."""
         self.phase("reward")
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)

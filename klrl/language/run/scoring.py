@@ -192,7 +192,7 @@ def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Scor
         group_size: G.
 
     Returns:
-        The shared layout, if its error is within the bound of the model's dtype; else the packed.
+        The packed layout if the error of the shared layout exceeds the bound, else the shared one.
 
     Raises:
         ValueError: each layout fails or has wrong log-probs.

@@ -182,7 +182,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def _measures(
         self, policy: NextTokens, batch: TensorDictBase, mask: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return log pi_theta, the exact divergence if charged, and KL(old||new); [B, R], nats."""
+        """Return log pi_theta, any exact divergence that is charged, KL(old||new); [B, R], nats."""
         against: list[Against] = []
         charged, exact_old = self.loss.divergence.name, self.loss.kl_old == "exact"
         if self.loss.reference_estimator == "exact" and self.reference is not None:
