@@ -43,7 +43,7 @@ class Responses:
         tokens: [B, R] int64, right-padded, EOS included.
         mask: [B, R] bool, True at tokens, False at padding.
         log_probs: [B, R] log softmax(logits / temperature) of the tokens, nats, 0 at padding.
-        truncated: [B] bool, no EOS within ``max_new_tokens``.
+        truncated: [B] bool, True if there was no EOS within ``max_new_tokens``.
         states: [B, R, D] hidden states that predict the tokens, if the sampler stores them;
             undefined at padding.
     """

@@ -30,7 +30,7 @@ class Instructions:
     """Generates instruction number i, which depends only on ``seed``, ``split`` and i.
 
     Args:
-        seed: fixes the instructions.
+        seed: seed of the random choice of topics and word limits.
         split: "train" or "eval". No topic is in both, whatever the seeds.
     """
 
@@ -59,14 +59,14 @@ def topics(split: str) -> list[str]:
 def followed(
     prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
-    """Return the gold score: 1 if every part of the instruction is followed, else 0."""
+    """Return the gold score: 1 if the response follows all :func:`parts`, else 0."""
     return [float(all(parts(r, row))) for r, row in zip(responses, rows, strict=True)]
 
 
 def followed_share(
     prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
-    """Return the share of the instruction's parts that are followed."""
+    """Return the share of the instruction's :func:`parts` that the response follows."""
     kept = [parts(response, row) for response, row in zip(responses, rows, strict=True)]
     return [sum(each) / len(each) for each in kept]
 

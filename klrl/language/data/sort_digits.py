@@ -14,7 +14,7 @@ from pathlib import Path
 
 from klrl.language.data.prompts import Content, Fields, Prompt
 
-#: The base model, as ``save_pretrained`` wrote it.
+#: Folder of the base model, written by ``save_pretrained``.
 BASE_MODEL = Path(__file__).with_name("sort_digits_base")
 DIGITS = "0123456789"
 #: Digits per worked example; its two turns have 10 + 2 * 5 = 20 tokens.
@@ -33,7 +33,7 @@ class SortDigits:
         shortest: minimum number of digits.
         longest: maximum number of digits; the number is uniform between the two limits.
         shots: number of worked examples before the question, as earlier turns.
-        seed: fixes the problems.
+        seed: seed of the random digits.
         split: "train" or "eval". No question is in both, whatever the seeds.
     """
 

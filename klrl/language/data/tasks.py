@@ -126,7 +126,7 @@ class Task:
     def trial_batch(
         self, tokenizer: Tokenizer, limit: int | None, count: int, split: str = "train"
     ) -> PromptBatch:
-        """Encode the shortest and the longest prompt of ``checked``, and the first prompts of a split.
+        """Encode the shortest and longest prompt of ``checked``, and the first prompts of a split.
 
         Args:
             tokenizer: the policy's tokenizer.

@@ -22,7 +22,7 @@ COMPUTES_IN = "klrl_computes_in"
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """Return the causal LM (with adapters) inside a ``peft`` model, or any other model unchanged."""
+    """Return the causal LM (with adapters) in a ``peft`` model; return another model unchanged."""
     network: Any = model
     return network.get_base_model() if hasattr(model, "get_base_model") else network
 

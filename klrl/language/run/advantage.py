@@ -24,7 +24,7 @@ _NO_SPREAD = 1e-6
 
 
 Baseline = Callable[[Tensor, int], Tensor]
-#: ``advantage.baseline`` -> a function of scores [B] and G that returns relative scores [B].
+#: ``advantage.baseline`` -> a function of scores [B] and G that compares each with its group, [B].
 BASELINES: dict[str, Baseline] = {}
 
 
@@ -113,7 +113,7 @@ def group_advantage(
 
     ``normalized`` divides the score by the group's std, but not the KL: in units of the score, the
     KL's coefficient is then coef * std. ``normalized_shaped`` divides both by the std, so its
-    advantage is that of ``mean``, divided by the std.
+    advantage is the advantage of ``mean``, divided by the std.
 
     Args:
         score: one per response [B].

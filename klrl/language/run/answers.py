@@ -1,4 +1,4 @@
-"""``collector=answers``: makes rollouts of the answers in the data, to imitate them."""
+"""``collector=answers``: makes rollouts from the answers in the data, which the policy learns."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _DRAWN = (
 def in_environment(
     kl: ReferenceKL, config: LanguageConfig, policy: Policy, reference: Reference
 ) -> ReferenceKL:
-    """Return ``kl`` with a transform that charges it at each step of the environment."""
+    """Return a :class:`ReferenceKL` whose transform charges the KL in the environment's steps."""
     scoring = partial(_wrapped, TransformersWrapper, policy=policy, generate=False)
     ref = scoring(reference, log_probs_key="ref_log_probs")
     how: dict[str, Any] = {"coef": kl.coef, "temperature": config.collector.temperature}

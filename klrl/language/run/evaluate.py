@@ -306,7 +306,7 @@ def trained_reference(
         return Reference(rule, policy.model, own=False)
     network = make_policy(network_of_reference(run, config), say=lambda _: None).model
     kept = checkpointed(rule, config)
-    # A reference that is not checkpointed has the base weights: compare their digest.
+    # If the checkpoint lacks the reference, its weights are the base weights: compare digests.
     weights = Weights(network, whole=True) if kept else base_digest(network, model)
     component = "reference" if kept else "agent"
     load_component(run, which, component, weights, torch.device(device), say=lambda _: None)

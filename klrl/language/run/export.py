@@ -34,9 +34,9 @@ def export_run(
     """Write a language run's policy to a new folder, as ``save_pretrained`` does.
 
     ``AutoModelForCausalLM`` loads the folder. With LoRA and without ``merge``, the folder has only
-    the adapters, which ``PeftModel`` adds to the run's base model. The tokenizer and, with all
-    weights, config and generation config are the base model's, without klrl's changes (no dropout,
-    no sampling defaults, an added pad token). The value head is left out.
+    the adapters, which ``PeftModel`` adds to the run's base model. The tokenizer is copied from the
+    base model, and so are config and generation config if all weights are written: klrl's changes
+    (no dropout, no sampling defaults, an added pad token) and the value head are left out.
 
     Args:
         run: the run folder.

@@ -51,7 +51,7 @@ class Reference(FrozenReference):
         return NextTokens(states, own, temperature)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward; without adapters if the model is the policy's."""
+        """Run the model's forward; switch its adapters off if it is the policy's model."""
         with nullcontext() if self.own else adapter_off(self.module):
             return super().forward(*args, **kwargs)
 
@@ -78,7 +78,7 @@ class _OffHead:
 
 
 def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
-    """Return whether checkpoints must contain pi_ref: it changes, or is not the base model."""
+    """Return whether checkpoints must contain pi_ref, since it changes or is not the base model."""
     if rule.source == NO_ADAPTERS:
         return False
     return rule.moves or rule.source == OTHER_POLICY or config.actor.init is not None

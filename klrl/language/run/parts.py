@@ -162,7 +162,7 @@ class LanguageParts(Parts):
         return player.evaluate(starts, size, sampled=sampled, reference=self.reference)
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return the callback that records some responses."""
+        """Return the callback that records some responses as samples."""
         return (ShownSamples(self.config),)
 
     # --------------------------------------------------------------------------------- parts

@@ -101,7 +101,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def keep(self, alive: Tensor) -> None:
-        """Drop all rows except those with the indices ``alive``."""
+        """Keep only the rows with the indices ``alive``."""
 
 
 class PromptCache(Decoder):
@@ -233,7 +233,7 @@ class CacheSampler:
         model: a causal LM.
         special: the ids of EOS and padding.
         way: shared, copied or plain; None: the fastest that the model's config allows.
-        keep_states: return the hidden states that predict the tokens.
+        keep_states: whether to return the hidden states that predict the tokens.
     """
 
     def __init__(

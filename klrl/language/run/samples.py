@@ -201,7 +201,7 @@ def _prompts_of(
 def _differs(
     config: LanguageConfig, policy: Policy, sample: Sample, prompt: PromptBatch | None
 ) -> Iterator[str]:
-    """Yield a sample's problems: its prompt is not the task's, or fields contradict its ids."""
+    """Yield a problem if the prompt is not the task's, or if other fields contradict the ids."""
     if prompt is not None:
         content = prompt.prompts[0].content
         content = content if isinstance(content, str) else [dict(turn) for turn in content]

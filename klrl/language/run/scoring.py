@@ -192,7 +192,7 @@ def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Scor
         group_size: G.
 
     Returns:
-        The packed layout if the error of the shared layout exceeds the bound, else the shared one.
+        The shared layout if the model allows it and its error is within the bound; else the packed.
 
     Raises:
         ValueError: each layout fails or has wrong log-probs.
