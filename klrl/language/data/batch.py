@@ -1,20 +1,20 @@
 """The batch of a language rollout: a TensorDict [B], one row per response.
 
-Each prompt has G responses, in adjacent rows. P and R are the lengths of the longest prompt and of
-the longest response. Masks depend on positions, not on token ids, so no EOS is lost if pad == eos.
-Log-probs are in nats, at the sampling temperature; they are 0 outside the response.
+Each prompt has G responses, in adjacent rows. P and R are the lengths of prompts and responses with
+padding. Masks depend on positions, not on token ids, so no EOS is lost if pad == eos. Log-probs are
+in nats, at the sampling temperature; they are 0 outside the response.
 
 | key | shape | what |
 |---|---|---|
 | ("tokens", "prompt") | [B, P] | left-padded |
 | ("tokens", "response") | [B, R] | right-padded, EOS included |
-| ("tokens", "full") | [B, P+R] | both |
+| ("tokens", "full") | [B, P+R] | prompt, then response |
 | ("masks", "all_attention_mask") | [B, P+R] | bool: real tokens |
 | ("masks", "all_assistant_mask") | [B, P+R] | bool: tokens of the response, EOS included |
 | ("log_probs", "full") | [B, P+R] | log pi_old |
 | ("next", "ref_log_probs", "full") | [B, P+R] | log pi_ref |
 | ("next", "reward_raw") | [B, 1, 1] | the score of the whole response |
-| ("next", "reward") | [B, R, 1] | the score at the last token, 0 at others; minus any coef * KL |
+| ("next", "reward") | [B, R, 1] | score at the last token, else 0; minus any charged coef * KL |
 | advantage | [B, R, 1] | advantage of each token |
 | ("next", "done"), ("next", "truncated") | [B, 1] | done: always True; truncated: no EOS |
 """
@@ -43,7 +43,7 @@ class Responses:
         tokens: [B, R] int64, right-padded, EOS included.
         mask: [B, R] bool, True at tokens, False at padding.
         log_probs: [B, R] log softmax(logits / temperature) of the tokens, nats, 0 at padding.
-        truncated: [B] bool, no EOS within ``max_new_tokens``.
+        truncated: [B] bool, True if there was no EOS within ``max_new_tokens``.
         states: [B, R, D] hidden states that predict the tokens, if the sampler stores them;
             undefined at padding.
     """
@@ -70,7 +70,7 @@ def make_batch(
         A batch [B].
 
     Raises:
-        ValueError: shapes or masks do not fit the layout.
+        ValueError: shapes or masks break the layout of this module.
     """
     prompt = prompt.repeat_interleave(group_size, 0)
     prompt_mask = prompt_mask.bool().repeat_interleave(group_size, 0)
@@ -129,7 +129,7 @@ def take_prompts(batch: TensorDictBase, prompts: Tensor, group_size: int) -> Ten
 
 
 def check_batch(batch: TensorDictBase) -> None:
-    """Refuse a batch that breaks the layout.
+    """Refuse a batch that breaks the layout of this module.
 
     Raises:
         ValueError: an entry or a row is wrong; the message names the first fault.

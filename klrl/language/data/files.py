@@ -41,16 +41,16 @@ def read_prompts(
     """Read the prompts of a data set.
 
     A row has ``prompt`` (a text or a conversation) or ``messages`` (a conversation), and any other
-    fields, see :func:`klrl.language.data.prompts.read_jsonl`.
+    fields; see :func:`klrl.language.data.prompts.read_jsonl`.
 
     Args:
         path: a file of JSON lines, a JSON list (``.json``) or parquet; a folder of such files;
             or a folder that ``Dataset.save_to_disk`` wrote.
         setting: the setting that gives ``path``, for messages.
         split: the split to read. In a folder of data files, names of files and folders determine
-            the splits, see :meth:`_Split._split_of`.
-        set_by: the setting that requests this split; None if ``split`` is a default. Data without
-            splits are read whole by default, and refused if a split is requested.
+            the splits; see :meth:`_Split._split_of`.
+        set_by: the setting that requests ``split``; None if ``split`` is a default. Data without
+            splits are read whole if ``set_by`` is None, else refused.
     """
     folder, where = expanded(path), f"{setting}={path}"
     chosen = _Split(split, where, set_by)
@@ -97,7 +97,7 @@ def rows_digest(prompts: Sequence[Prompt]) -> str:
     """Return the SHA-256 of the prompts' rows, in order."""
     sha = hashlib.sha256()
     for prompt in prompts:
-        # repr for types that parquet has and JSON lacks, such as dates and bytes.
+        # repr converts the types that parquet has and JSON lacks, such as dates and bytes.
         sha.update(json.dumps(prompt.row, sort_keys=True, default=repr).encode() + b"\n")
     return sha.hexdigest()
 
@@ -131,7 +131,7 @@ def _prompts(rows: Sequence[Fields], where: str) -> list[Prompt]:
 
 
 def _without_nulls(row: Fields) -> Fields:
-    """Remove nulls that stand for a missing ``prompt``, ``messages`` or field of a turn."""
+    """Remove nulls that ``datasets`` puts in place of a missing prompt, messages or turn field."""
     filled = {k: v for k, v in row.items() if not (k in CONTENT and v is None)}
     for name in CONTENT:
         if isinstance(filled.get(name), list):
@@ -156,7 +156,7 @@ _NOT_A_WORD = re.compile(r"[-._ \d]+")
 
 @dataclass(frozen=True)
 class _Split:
-    """The split ``name``; ``where`` names the data, ``set_by`` is as in :func:`read_prompts`."""
+    """A split to read. Messages name the data by ``where``, the split's setting by ``set_by``."""
 
     name: str
     where: str
@@ -170,7 +170,7 @@ class _Split:
     def check(self, there: Collection[str]) -> None:
         """Refuse the split if it is not one of ``there``, the splits of the data.
 
-        If the data have no splits, accept a default split, but refuse a requested split.
+        If the data have no splits, refuse the split only if ``set_by`` requests it.
         """
         if there and self.name not in there:
             names = ", ".join(sorted(there))
@@ -199,11 +199,11 @@ class _Split:
         return list(chosen or files)
 
     def _split_of(self, file: Path) -> tuple[str, str] | None:
-        """Return the split and the data set that a path names; None if it names no split.
+        """Return a path's split and a name shared by its data set's files; None if it has no split.
 
         A word of the file's name gives the split, as in ``train.jsonl``, ``gsm8k_train.jsonl`` and
-        ``train-0.jsonl``; otherwise a folder's name does, as in ``train/a.jsonl``. The shard
-        ``train_sft-00000-of-00002`` belongs to the split ``train_sft``.
+        ``train-0.jsonl``; without such a word, a folder's name gives it, as in ``train/a.jsonl``.
+        The shard ``train_sft-00000-of-00002`` belongs to the split ``train_sft``.
         """
         shard = _SHARD.fullmatch(file.stem)
         whole = shard[1] if shard else file.stem
@@ -226,7 +226,7 @@ class _Split:
 
 
 def _table(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
-    """Return the rows of the data set ``read(datasets)``, without progress bars and logs."""
+    """Call ``read`` with the package ``datasets``, without progress bars and logs; return rows."""
     if find_spec("datasets") is None:
         raise ConfigError(
             f"{where}: the package datasets is not installed; pip install 'klrl[data]', or give "

@@ -1,7 +1,4 @@
-"""A generated, verifiable task: describe a thing in one short sentence.
-
-Nothing is downloaded; functions verify the responses.
-"""
+"""A generated, verifiable task: describe a thing in one short sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ MOST_WORDS = (8, 10, 12)
 #: A response of fewer words does not count as a sentence.
 LEAST_WORDS = 4
 TOPICS = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split()
-#: One in this many topics belongs to the evaluation split.
+#: About one in this many topics belongs to the evaluation split.
 EVAL_MODULUS = 4
 
 _SENTENCE_END = re.compile(r"[.!?]")
@@ -30,10 +27,10 @@ _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 @dataclass(frozen=True)
 class Instructions:
-    """Generates instruction number i, which depends only on the settings and i.
+    """Generates instruction number i, which depends only on ``seed``, ``split`` and i.
 
     Args:
-        seed: fixes the instructions.
+        seed: seed of the random choice of topics and word limits.
         split: "train" or "eval". No topic is in both, whatever the seeds.
     """
 
@@ -62,23 +59,23 @@ def topics(split: str) -> list[str]:
 def followed(
     prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
-    """Return the gold score: 1 if every part of the instruction is followed, else 0."""
+    """Return the gold score: 1 if the response follows all :func:`parts`, else 0."""
     return [float(all(parts(r, row))) for r, row in zip(responses, rows, strict=True)]
 
 
 def followed_share(
     prompts: Sequence[Content], responses: Sequence[str], rows: Sequence[Fields]
 ) -> list[float]:
-    """Return the share of the instruction's parts that are followed."""
+    """Return the share of the instruction's :func:`parts` that the response follows."""
     kept = [parts(response, row) for response, row in zip(responses, rows, strict=True)]
     return [sum(each) / len(each) for each in kept]
 
 
 def parts(response: str, row: Fields) -> tuple[bool, bool, bool]:
-    """Return which parts are followed: (one sentence, allowed number of words, names the topic).
+    """Return whether a response is one sentence, keeps the word limits and names the topic.
 
     A sentence begins with a capital letter, has at least four words, and has one end mark, as its
-    last character. A response that is cut off before its end mark is no sentence.
+    last character.
 
     Args:
         response: text without its EOS.

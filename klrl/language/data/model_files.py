@@ -1,7 +1,7 @@
 """Reads and checks the files of a model, from a folder or from the Hugging Face hub.
 
-No code of the model is executed: weights must be safetensors; pickles and Python files are not
-fetched; ``trust_remote_code`` is off. Dropout is switched off, see :func:`disable_dropout`.
+No code from the model's files is executed: weights must be safetensors; pickles and Python files
+are not fetched; ``trust_remote_code`` is off. Dropout is switched off, see :func:`disable_dropout`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find_model(model: str | Path, key: str = "actor.model") -> Path:
     """Return a model's folder; download it if ``model`` is a hub id. ``key`` names the setting.
 
     Raises:
-        ConfigError: no such folder and no such hub id, or the hub cannot be reached.
+        ConfigError: ``model`` is neither a folder nor a hub id, or the hub cannot be reached.
     """
     setting, path = f"{key}={model}", expanded(model)
     name = str(model)
@@ -107,7 +107,7 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
         )
     disable_dropout(config)
     if getattr(config, "rescale_every", 0):
-        config.rescale_every = 0  # else RWKV divides its weights in place, and again at a resume
+        config.rescale_every = 0  # else RWKV divides its weights in place, once more at each resume
     return config
 
 
@@ -150,7 +150,7 @@ def read_weights(
     setting: str,
     lacking: str,
 ) -> PreTrainedModel:
-    """Load a model; if its files lack weights, raise a ConfigError with the remedy ``lacking``."""
+    """Load a model. If its files lack weights, raise a ConfigError that ends with ``lacking``."""
     try:
         with no_progress_bar():
             loaded: Any = kind.from_pretrained(

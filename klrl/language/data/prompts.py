@@ -1,6 +1,6 @@
 """Reads prompts, shuffles them, renders them to token ids, and pads them.
 
-JSONL file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> token ids.
+Data file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> token ids.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _parse(line: bytes, origin: str) -> Prompt:
         row = json.loads(line.decode())
         # encode() raises a ValueError for half a surrogate pair, which no tokenizer accepts.
         json.dumps(row, ensure_ascii=False).encode()
-    # json.loads raises a ValueError for a number of thousands of digits, too.
+    # json.loads also raises a ValueError for a number with thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
     return parse_row(row, origin)
@@ -132,7 +132,7 @@ def parse_row(row: object, origin: str) -> Prompt:
 
 
 def _check_messages(messages: object, origin: str, name: str) -> None:
-    """Refuse a value that is not a conversation, or that has only an assistant's turn."""
+    """Refuse a value that is not a conversation, or whose only turn is the assistant's."""
     if not isinstance(messages, list) or not messages:
         raise ConfigError(f"{origin}: {name} is {json_type(messages)}; give a list of turns")
     for turn, message in enumerate(messages, 1):
@@ -220,7 +220,7 @@ def render(
     refused: str,
     **how: bool,
 ) -> dict[str, list[int]]:
-    """Apply the chat template to a conversation; return its ``input_ids``, and any masks.
+    """Apply the chat template to a conversation; return its ``input_ids``, and any requested mask.
 
     Args:
         tokenizer: with a chat template.
@@ -273,7 +273,7 @@ class ShuffledEpochs:
 
 
 class PromptStream:
-    """Serves batches of encoded prompts. Its state is a counter and the digests of the data.
+    """Serves batches of encoded prompts. Checkpoints store its counter and digests of the data.
 
     Args:
         prompt_at: i -> prompt: :class:`ShuffledEpochs` or a generator like ``SortDigits``.
@@ -305,7 +305,7 @@ class PromptStream:
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
 
     def state_dict(self) -> dict[str, object]:
-        """Return the counter, and any digests of the rows."""
+        """Return the number of prompts served so far, and any digests of the rows."""
         return {"served": self.served, **({"rows": dict(self._rows)} if self._rows else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ BATCH_SIZE = 32
 
 
 class RewardModel:
-    """A reward function that returns the classifier's logit for each prompt with its response.
+    """A reward function that returns a classifier's logit for each prompt with its response.
 
     For a plain prompt, the classifier reads prompt + response. A conversation gets the response as
     the assistant's turn, and is rendered by the classifier's chat template.
@@ -83,7 +83,7 @@ class RewardModel:
             AutoModelForSequenceClassification,
             self._folder,
             self._config,
-            torch.float32,  # in bfloat16 logits near 12 come in steps of .06
+            torch.float32,  # bfloat16 would round logits near 12 to steps of .06
             self._setting,
             "give a model that was trained as a sequence classifier",
         )
@@ -136,7 +136,7 @@ class RewardModel:
         config = self._model.config.get_text_config()
         author = config.pad_token_id
         # A causal classifier scores the last token that differs from the config's pad id. If the
-        # config has no pad id, set it to an id that no text contains.
+        # config has no pad id, set one that no text contains.
         used = set().union(*texts)
         pad = next(i for i in count() if i not in used) if author is None else author
         rows = [torch.tensor(text) for text in texts]

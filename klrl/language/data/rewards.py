@@ -7,12 +7,12 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 
 - prompts: as in the data, texts or lists of {"role", "content"};
 - responses: texts, without the EOS that ended them;
-- rows: one mapping per prompt, with all fields of its row of data or of its generated problem.
+- rows: one mapping per response, with all fields of its prompt's row or generated problem.
 
 All three are copies, which the function may change.
 
-A reward function may have further parameters, those named in :data:`EXTRAS`; klrl passes them by
-name. A function with ``**kwargs`` gets all of them. The functions in :data:`BUILT_IN` are reward
+A reward function may also have any of the parameters in :data:`EXTRAS`, which klrl passes by name.
+A function with ``**kwargs`` gets all of them. The functions in :data:`BUILT_IN` are reward
 functions, and so is a :class:`~klrl.language.data.reward_model.RewardModel`. If a reward function
 fails, klrl raises a :class:`~klrl.base.errors.RewardError` that names the sample, if possible.
 """
@@ -77,7 +77,7 @@ BUILT_IN: Mapping[str, RewardFunction] = {
 
 #: The largest absolute value of a reward.
 LARGEST = torch.finfo(torch.float32).max
-#: Exceptions that count as failures of the user's function: ``exit()`` too, but not Ctrl-C.
+#: Exceptions that count as failures of the user's function: also ``exit()``, but not Ctrl-C.
 FAILURES = (Exception, SystemExit)
 
 
@@ -136,12 +136,12 @@ class Reward:
     """A reward function with a name, a time limit and checks of its scores.
 
     With a time limit, the function runs in a separate thread while the caller waits. The caller can
-    then abandon a call that hangs in C code, and Ctrl-C keeps working; an alarm signal would allow
-    neither. The thread of an abandoned call ends with the process. A function that uses alarm
-    signals itself needs the main thread: ``timeout=None`` calls it in the caller's thread.
+    then abandon a call that hangs in C code, and Ctrl-C keeps working; a time limit by an alarm
+    signal would allow neither. The thread of an abandoned call ends with the process. A function
+    that itself uses alarm signals needs the main thread: give ``timeout=None``.
 
     Args:
-        name: ``env.reward``.
+        name: the reward's name in ``env.reward``.
         timeout: seconds that a call may take; None for no limit.
         function: the function to call; default: the one that ``name`` names.
     """
@@ -271,7 +271,7 @@ def _values(returned: object) -> list[object] | None:
         return None
     try:
         return list(returned)
-    except FAILURES:  # a tensor without dimensions
+    except FAILURES:  # for example a tensor without dimensions
         return None
 
 
@@ -279,7 +279,7 @@ def _number(value: Any) -> float:
     """Convert a score to float; raise a ValueError if float32 cannot hold it."""
     try:
         shown = f"{value!r:.40}"
-    except FAILURES:  # also an int of thousands of digits
+    except FAILURES:  # repr() may be the user's code; it also fails for huge ints
         shown = f"a value of type {type(value).__name__}"
     try:
         # float() would parse the text "0.5" too.

@@ -14,18 +14,18 @@ from pathlib import Path
 
 from klrl.language.data.prompts import Content, Fields, Prompt
 
-#: The base model, as ``save_pretrained`` wrote it.
+#: Folder of the base model, written by ``save_pretrained``.
 BASE_MODEL = Path(__file__).with_name("sort_digits_base")
 DIGITS = "0123456789"
 #: Digits per worked example; its two turns have 10 + 2 * 5 = 20 tokens.
 SHOT_DIGITS = 5
-#: One in this many digit strings belongs to the evaluation split.
+#: About one in this many digit strings belongs to the evaluation split.
 EVAL_MODULUS = 8
 
 
 @dataclass(frozen=True)
 class SortDigits:
-    """Generates problem number i, which depends only on the settings and i.
+    """Generates problem number i, which depends only on the arguments and i.
 
     A prompt of n digits has 8 + n tokens, and 20 more per worked example.
 
@@ -33,7 +33,7 @@ class SortDigits:
         shortest: minimum number of digits.
         longest: maximum number of digits; the number is uniform between the two limits.
         shots: number of worked examples before the question, as earlier turns.
-        seed: fixes the problems.
+        seed: seed of the random digits.
         split: "train" or "eval". No question is in both, whatever the seeds.
     """
 

@@ -78,12 +78,12 @@ class WeightedRewards:
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> Tensor:
-        """Return the weighted sum [B] of :meth:`parts`; same arguments."""
+        """Call :meth:`parts`, and return the weighted sum [B]."""
         return self.total(self.parts(prompts, responses, extras))
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return a label per reward: the name of its function or folder; the full name if ambiguous."""
+    """Return a label per reward: its function's or folder's name; the full name if two share it."""
     short = [Path(name.partition(":")[2] or name).name for name in names]
     count = Counter(short)
     return [
@@ -101,7 +101,7 @@ class Task:
         evaluate: i -> prompt number i of the evaluation split.
         reward: the reward that the policy learns from.
         gold: the intended score, which is only measured; None if it is the reward or unknown.
-        checked: prompts to render before the run: all prompts of a file, or a generator's examples.
+        checked: prompts to encode before the run, to find errors: all of a file, or generated ones.
         evaluations: number of evaluation prompts; None if they are endless.
         template: arguments of the chat template.
         read: "setting=value" of a data set -> the prompts read from it.
@@ -126,7 +126,7 @@ class Task:
     def trial_batch(
         self, tokenizer: Tokenizer, limit: int | None, count: int, split: str = "train"
     ) -> PromptBatch:
-        """Encode trial prompts: the shortest and longest of ``checked``, and the first of a split.
+        """Encode the shortest and longest prompt of ``checked``, and the first prompts of a split.
 
         Args:
             tokenizer: the policy's tokenizer.
@@ -176,7 +176,7 @@ def _reward(config: LanguageEnvConfig) -> WeightedRewards:
 
 
 def sort_digits(config: SortDigitsConfig, seed: int) -> Task:
-    """``env=sort_digits``; arguments as :func:`make_task`."""
+    """``env=sort_digits``; see :func:`make_task`."""
     problems = (config.shortest, config.longest, config.shots)
     return Task(
         train=SortDigits(*problems, seed=derived_seed(seed, "prompts")),
@@ -189,7 +189,7 @@ def sort_digits(config: SortDigitsConfig, seed: int) -> Task:
 
 
 def instructions(config: InstructionsConfig, seed: int) -> Task:
-    """``env=instructions``; arguments as :func:`make_task`."""
+    """``env=instructions``; see :func:`make_task`."""
     return Task(
         train=Instructions(seed=derived_seed(seed, "prompts")),
         evaluate=Instructions(seed=0, split="eval"),  # the same for every run
@@ -200,7 +200,7 @@ def instructions(config: InstructionsConfig, seed: int) -> Task:
 
 
 def text(config: TextConfig, seed: int) -> Task:
-    """``env=text``; arguments as :func:`make_task`."""
+    """``env=text``; see :func:`make_task`."""
     reward = _reward(config)
     set_by = "env.split" if config.split != TextConfig.split else None
     prompts: Sequence[Prompt] = read_prompts(config.data, split=config.split, set_by=set_by)

@@ -1,4 +1,4 @@
-"""Gives access to a causal LM's backbone, head, position ids, mode and precision."""
+"""Finds a causal LM's backbone and head, sets its precision, and adds a value head."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ COMPUTES_IN = "klrl_computes_in"
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """Return the causal LM: the model itself, or the LM (with adapters) inside a ``peft`` model."""
+    """Return the causal LM (with adapters) in a ``peft`` model; return another model unchanged."""
     network: Any = model
     return network.get_base_model() if hasattr(model, "get_base_model") else network
 
 
 def weight_of(embedding: nn.Module) -> Tensor:
-    """Return the weight [V, D] of an input or output embedding, which may have adapters."""
+    """Return the weight [V, D] of an input or output embedding, without any adapters."""
     weight = embedding.weight
     assert isinstance(weight, Tensor)
     return weight
@@ -42,7 +42,7 @@ def backbone(model: nn.Module) -> Any:
 
 
 def _backbone_name(network: PreTrainedModel) -> str | None:
-    """Find the backbone's name: the model's prefix, or the child that contains the embedding."""
+    """Return the name of the child module that is the backbone, or None."""
     if network.base_model_prefix in network._modules:
         return str(network.base_model_prefix)
     embedding = network.get_input_embeddings()
@@ -56,7 +56,7 @@ def _backbone_name(network: PreTrainedModel) -> str | None:
 def head(model: nn.Module) -> Head:
     """Return the map from hidden states to logits; it has an attribute ``weight`` [V, D].
 
-    The map is the output embedding, or an :class:`OwnHead` if the model applies further steps.
+    The map is the output embedding, or an :class:`OwnHead` if logits need further steps.
     """
     network = unwrapped(model)
     embedding = network.get_output_embeddings()
@@ -100,7 +100,7 @@ class OwnHead(nn.Module):
 
 
 def _without_backbone(network: PreTrainedModel) -> PreTrainedModel:
-    """Copy a causal LM: replace its backbone by a stub, and share all other modules."""
+    """Return a shallow copy of a causal LM whose backbone is a stub; other modules are shared."""
     shell = copy(network)
     name = _backbone_name(network) or network.base_model_prefix
     shell._modules = {**network._modules, name: _Backbone(backbone(network))}
@@ -127,13 +127,13 @@ def _embedding_alone(network: PreTrainedModel, embedding: nn.Module) -> bool:
     weight = weight_of(embedding)
     shell, known = _without_backbone(network), _KnownLogits(weight)
     shell._modules[names[0]] = known
-    # The embedding gets known states and returns known logits: the forward must change neither.
+    # The embedding must receive exactly these states; the forward must return its known logits.
     states = torch.linspace(-3, 3, weight.shape[-1]).to(weight)
     try:
         with torch.no_grad():
             logits = _run(shell, states.reshape(1, 1, -1))
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError):
-        return True  # unknown; the preflight compares every head with the model's logits
+        return True  # cannot test; the preflight compares log-probs with the model's own
     return torch.equal(known.noted.flatten(), states) and torch.equal(
         logits.flatten().to(known.logits), known.logits
     )
@@ -146,7 +146,7 @@ class _Backbone(nn.Module):
 
     def __init__(self, real: nn.Module) -> None:
         super().__init__()
-        self.__dict__["real"] = real  # not a submodule: its weights are not the head's
+        self.__dict__["real"] = real  # not a registered submodule, so it is no part of the head
 
     def forward(self, *args: Any, **kwargs: Any) -> _States:
         return _States((self.states,))
@@ -183,7 +183,7 @@ class _KnownLogits(nn.Module):
 
 
 def model_dtype(model: nn.Module) -> torch.dtype:
-    """Return the dtype that a model computes in: bfloat16 if mixed, else its parameters' dtype."""
+    """Return the dtype of a model's arithmetic: bfloat16 if mixed, else its parameters' dtype."""
     mixed: torch.dtype | None = getattr(unwrapped(model), COMPUTES_IN, None)
     return next(model.parameters()).dtype if mixed is None else mixed
 
@@ -267,8 +267,8 @@ def positions(mask: Tensor) -> Tensor:
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Inside this context, use evaluation mode, unless gradient checkpointing needs training mode.
 
-    ``transformers`` checkpoints activations only in training mode. A model that does so must have
-    no dropout or other noise; the preflight compares both modes.
+    ``transformers`` checkpoints activations only in training mode. The preflight checks that the
+    model then computes the same log-probs as in evaluation mode.
     """
     if torch.is_grad_enabled() and checkpoints_gradients(model):
         yield
@@ -307,8 +307,8 @@ class ValueHead(nn.Module):
     """V(s_t) = w . h_t + b, from the hidden state h_t that predicts token t. w and b start at 0.
 
     Args:
-        model: the causal LM that computes h_t; gives width, device and dtype. The dtype of w and b
-            is at least float32.
+        model: the causal LM that computes h_t. w and b have its width and device; their dtype is
+            float64 if its weights are float64, else float32.
         detach: keep the critic's gradient out of the policy's network.
     """
 

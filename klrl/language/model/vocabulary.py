@@ -2,8 +2,8 @@
 
 Next-token distributions are stored as hidden states [B, R, D] and a head. If a batch has more than
 :data:`CHUNK_ELEMENTS` logits, they are computed in pieces, and again in the backward pass. Padding
-is dropped before the head is applied. For scale: with a vocabulary of 152,000 tokens, the float32
-logits of 512 tokens take 311 MB.
+is dropped before the head is applied. With a vocabulary of 152,000 tokens, the float32 logits of
+512 tokens take 311 MB.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from klrl.kl.divergences import Which, expected, over_actions
 from klrl.kl.from_logits import CLOSED_FORM, Other, log_probs_and_kls, tempered_log_softmax
 from klrl.language.model.causal_lm import Head, weights_cast_once
 
-#: Logits per chunk: each policy keeps at most this many for a backward pass; 268 MB in float32.
+#: Maximum number of logits that a policy keeps for a backward pass; 268 MB in float32.
 CHUNK_ELEMENTS = 2**26
-#: Pieces per chunk: few if the backward pass recomputes logits, since each piece then allocates a
-#: gradient of the head's size. Without a backward pass, pieces of 27 MB are fastest.
+#: Pieces per :data:`CHUNK_ELEMENTS` logits: few if the backward pass recomputes logits, since each
+#: piece then allocates a gradient of the head's size; else pieces of 27 MB, which are fastest.
 _PART_RECOMPUTED, _PART_WITHOUT_GRADIENT = 4, 10
 LARGE_VOCABULARY = 2**18
 
@@ -123,7 +123,7 @@ def response_log_probs(policy: NextTokens, tokens: Tensor, mask: Tensor) -> Tens
 
 
 def exact_token_kl(policy: NextTokens, other: NextTokens, mask: Tensor) -> Tensor:
-    """Compute KL(policy || other) at every response token, [B, R] nats, with gradients into both.
+    """Compute KL(policy || other) at each response token, [B, R] nats; both policies get gradients.
 
     See :func:`token_measures`.
     """
@@ -163,7 +163,7 @@ def over_tokens(
     elif real.numel() <= chunk:
         values = function(*flat)
     else:
-        # Each piece casts the head's weight again: one shared copy would sum gradients in bfloat16.
+        # Each piece casts the head's weight again: a shared cast would sum gradients in bfloat16.
         pieces = _split(flat, chunk // _PART_RECOMPUTED)
         again = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
         values = torch.cat([again(*piece) for piece in pieces], 1)

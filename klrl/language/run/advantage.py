@@ -24,7 +24,7 @@ _NO_SPREAD = 1e-6
 
 
 Baseline = Callable[[Tensor, int], Tensor]
-#: ``advantage.baseline`` -> function of scores [B] and G; it returns scores relative to groups [B].
+#: ``advantage.baseline`` -> a function of scores [B] and G that compares each with its group, [B].
 BASELINES: dict[str, Baseline] = {}
 
 
@@ -111,9 +111,9 @@ def group_advantage(
 ) -> Tensor:
     """A_t = weight * BASELINES[baseline](score) - coef * kl_to_go_t.
 
-    ``normalized`` divides the score by the group's spread, but not the KL: in units of the score,
-    the KL's coefficient is then coef * spread. ``normalized_shaped`` divides both: its advantage is
-    that of ``mean``, divided by the spread.
+    ``normalized`` divides the score by the group's std, but not the KL: in units of the score, the
+    KL's coefficient is then coef * std. ``normalized_shaped`` divides both by the std, so its
+    advantage is the advantage of ``mean``, divided by the std.
 
     Args:
         score: one per response [B].

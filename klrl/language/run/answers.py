@@ -1,4 +1,4 @@
-"""``collector=answers``: makes rollouts of the answers in the data, to imitate them."""
+"""``collector=answers``: makes rollouts from the answers in the data, which the policy learns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 from klrl.train.evaluate import IN_RUN
 
-#: Answers are scored with one row per answer, this many rows per forward.
+#: The log-probs of answers are computed with one row per answer, this many rows per forward.
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 
 
@@ -81,7 +81,7 @@ def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> Te
 def held_out(policy: Policy, task: Task, config: LanguageConfig) -> Row:
     """Return the mean negative log-likelihood of evaluation answers, in nats per token.
 
-    The prompts are those of evaluations during the run, at most as many as in a rollout.
+    Uses the prompts of evaluations during the run, but at most as many as a rollout has.
     """
     place = places(IN_RUN, config.frames_per_iteration, task.evaluations)
     limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)

@@ -42,7 +42,7 @@ from klrl.language.run.kl import CHARGED, Reference
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import GOLD, PARTS, STATES, PromptRollout
 
-#: Whether a response is truncated [B, 1]: ChatPolicy writes the first key, klrl reads the second.
+#: Keys of the truncated flag [B, 1]: ChatPolicy writes the first, a batch of klrl has the second.
 _CUT, _TRUNCATED = ("old", "truncated"), ("next", "truncated")
 #: The keys that the policy writes.
 _DRAWN = (
@@ -54,14 +54,14 @@ _DRAWN = (
 def in_environment(
     kl: ReferenceKL, config: LanguageConfig, policy: Policy, reference: Reference
 ) -> ReferenceKL:
-    """Return ``kl`` with a transform that charges it at each step of the environment."""
+    """Return a :class:`ReferenceKL` whose transform charges the KL in the environment's steps."""
     scoring = partial(_wrapped, TransformersWrapper, policy=policy, generate=False)
     ref = scoring(reference, log_probs_key="ref_log_probs")
     how: dict[str, Any] = {"coef": kl.coef, "temperature": config.collector.temperature}
     transform: Any
     if isinstance(config.kl, RetrieveKLConfig):
         gen = scoring(policy.model, log_probs_key="log_probs")
-        # assistant_only=True needs conversations. With token ids, the response mask selects tokens.
+        # assistant_only=True needs conversations; for token ids, the batch's mask selects tokens.
         transform = RetrieveKL(gen, ref, estimator=kl.estimator, assistant_only=False, **how)
         coef = (transform.computation, "coef")
     else:
@@ -173,7 +173,7 @@ class ChatRollout(PromptRollout):
         self._collector.shutdown()
 
     def _draw(self) -> Iterator[TensorDict]:
-        """Yield the next prompts and their token ids, as the environment's data loader."""
+        """Yield the next prompts and their token ids, for the environment's DataLoadingPrimer."""
         while True:
             self._taken = prompts = self.prompts.take(self.config.collector.prompts)
             query = History.from_chats([_turns(prompt) for prompt in prompts.prompts])

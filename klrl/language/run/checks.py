@@ -69,7 +69,7 @@ def preflight_checks(
     *,
     fresh: bool,
 ) -> tuple[Layouts, list[str]]:
-    """Sample a few responses, score them in every way that the run will use, and compare results.
+    """Sample a few responses, and compare their log-probs in all ways that the run will use.
 
     Args:
         config: the job.
@@ -80,7 +80,7 @@ def preflight_checks(
         fresh: whether the run is new; the policy of a resumed run may differ from its reference.
 
     Returns:
-        The layouts that the run must score with, and the lines to print when the run begins.
+        The layouts that the run must use, and the lines to print when the run begins.
     """
     notes: list[Check | str] = []
     group_size = config.collector.group_size
@@ -146,7 +146,7 @@ def _checks(
         source = reference.rule.source
         untrained = source == NO_ADAPTERS and config.actor.init is None  # init loads adapters
         if fresh and (source == THE_POLICY or untrained):
-            # The run uses rescored states in low precision, else states from sampling.
+            # Like the run, use states from scoring in low precision, else states from sampling.
             kl = exact_token_kl(measured, ref, mask)
             remedy = "an untrained policy must equal its reference; try another actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
@@ -192,7 +192,7 @@ def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorD
 
 
 def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
-    """Count responses with a lost EOS or a wrong truncated flag, as may happen if pad == eos.
+    """Count responses with a lost EOS or a wrong truncated flag; both can happen if pad == eos.
 
     A truncated response has no EOS. Any other response has exactly one EOS in its mask, at the end.
     """
@@ -221,7 +221,7 @@ def template_marks(
     check then passes and says that only positions are used.
 
     Args:
-        tokenizer: of ``transformers``, with a chat template.
+        tokenizer: a tokenizer of ``transformers`` with a chat template.
         messages: the conversation before the answer.
         answer: the text of the assistant's turn.
         eos: the text of the EOS; None for the tokenizer's EOS.

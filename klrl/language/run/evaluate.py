@@ -56,7 +56,7 @@ from klrl.train.evaluate import (
 from klrl.train.policy_kl import Parties, Visited
 from klrl.train.schedule import Size
 
-#: Evaluations score one row per response, this many rows at a time.
+#: Evaluations compute log-probs with one row per response, this many rows per forward.
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 #: Batch -> the next-token distributions at its response tokens.
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
@@ -109,7 +109,7 @@ class Player:
             starts: selects the prompts, see :func:`places`, and seeds the samples.
             size: number of prompts, at most; a file may have fewer.
             sampled: draw tokens as in training; else take the likeliest tokens.
-            chosen: leave out the prompts of evaluations during the run, which selected the policy.
+            chosen: leave out the prompts by which evaluations during the run selected the policy.
             reference: if given, measure reverse and forward KL to it at the response tokens.
         """
         asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
@@ -117,7 +117,6 @@ class Player:
         task, temperature = self.task, self.config.collector.temperature
 
         def scores() -> Iterator[Scores]:
-            """Yield the scores of :data:`CHUNK` responses at a time."""
             for asked, batch in self.answers(place, starts, sampled=sampled):
                 samples = (asked.prompts, texts_of(self.policy, batch), extras_of(batch))
                 rewards = task.reward(*samples).tolist()
@@ -137,7 +136,7 @@ class Player:
     def answers(
         self, place: range, starts: Starts, *, sampled: bool
     ) -> Iterator[tuple[PromptBatch, TensorDict]]:
-        """Yield chunks of at most :data:`CHUNK` prompts, with the batch of one response to each."""
+        """Yield at most :data:`CHUNK` prompts at a time, and a batch with one response to each."""
         causal, config = self.policy.causal, self.config
         limit = prompt_limit(causal.context, config.collector.max_new_tokens)
         prompts = self.task.stream(causal.tokenizer, limit, "eval")
@@ -159,7 +158,7 @@ def places(starts: Starts, count: int, among: int | None, chosen: bool = False) 
     halves.
 
     Args:
-        starts: during the run, closing, or ``klrl evaluate`` with its seed.
+        starts: which evaluation: during the run, closing, or ``klrl evaluate`` with its seed.
         count: maximum number of prompts.
         among: number of prompts in the file; None for an endless task.
         chosen: whether evaluations on the first half selected the policy.
@@ -225,7 +224,7 @@ def distances(
     check_base(own, "actor.model=FOLDER")
     base = own.actor.model
     policy = load(parties.run, setting="RUN", model=base)
-    assert not isinstance(parties.other, OwnPart)  # only for control runs
+    assert not isinstance(parties.other, OwnPart)  # OwnPart: control runs only
     known = {parties.run: policy}
     if parties.other is None:
         reference = trained_reference(parties.run, parties.which, policy, base, str(device))
@@ -307,7 +306,7 @@ def trained_reference(
         return Reference(rule, policy.model, own=False)
     network = make_policy(network_of_reference(run, config), say=lambda _: None).model
     kept = checkpointed(rule, config)
-    # A reference that is not checkpointed has the base weights: compare their digest.
+    # If the checkpoint lacks the reference, its weights are the base weights: compare digests.
     weights = Weights(network, whole=True) if kept else base_digest(network, model)
     component = "reference" if kept else "agent"
     load_component(run, which, component, weights, torch.device(device), say=lambda _: None)

@@ -34,9 +34,9 @@ def export_run(
     """Write a language run's policy to a new folder, as ``save_pretrained`` does.
 
     ``AutoModelForCausalLM`` loads the folder. With LoRA and without ``merge``, the folder has only
-    the adapters, which ``PeftModel`` adds to the run's base model. Config, generation config and
-    tokenizer are those of the base model, without klrl's changes (no dropout, no sampling defaults,
-    an added pad token). The value head is left out.
+    the adapters, which ``PeftModel`` adds to the run's base model. The tokenizer is copied from the
+    base model, and so are config and generation config if all weights are written: klrl's changes
+    (no dropout, no sampling defaults, an added pad token) and the value head are left out.
 
     Args:
         run: the run folder.
@@ -95,7 +95,7 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
     source = find_model(find_base(config))
     if adapters_alone:
         (settings,) = model.peft_config.values()
-        # A hub id, or an absolute path.
+        # Store a hub id unchanged, a folder as an absolute path.
         local = expanded(find_base(config)).is_dir()
         settings.base_model_name_or_path = str(source.resolve() if local else find_base(config))
         # Adapters of embeddings are saved; the embeddings themselves belong to the base model.

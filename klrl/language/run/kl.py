@@ -51,7 +51,7 @@ class Reference(FrozenReference):
         return NextTokens(states, own, temperature)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward; without adapters if the model is the policy's."""
+        """Run the model's forward; switch its adapters off if it is the policy's model."""
         with nullcontext() if self.own else adapter_off(self.module):
             return super().forward(*args, **kwargs)
 
@@ -78,15 +78,16 @@ class _OffHead:
 
 
 def checkpointed(rule: ReferenceRule, config: LanguageConfig) -> bool:
-    """Return whether checkpoints must contain pi_ref: it changes, or is not the base model."""
+    """Return whether checkpoints must contain pi_ref, since it changes or is not the base model."""
     if rule.source == NO_ADAPTERS:
         return False
     return rule.moves or rule.source == OTHER_POLICY or config.actor.init is not None
 
 
-#: Keys of each token's KLs: the exact KL(policy||reference) [B, R]; the forward KL [B, R]; the
-#: charged divergence [B, R], if not the reverse KL; the charged KL [B, R, 1], without coefficient.
+#: Keys of exact divergences at each token [B, R]: the reverse KL, KL(policy||reference); the
+#: forward KL; the divergence that is charged, if it is not the reverse KL.
 EXACT, FORWARD, DIVERGENCE = ("kl", "exact"), ("kl", "forward"), ("kl", "divergence")
+#: Key of the estimate that is charged, before its coefficient [B, R, 1].
 CHARGED = ("next", KL_KEY)
 
 
@@ -129,7 +130,7 @@ def annotate(
         names[DIVERGENCE] = divergence.name
     against = Against(reference, [*dict.fromkeys(names.values())])
     _, [compared] = token_measures(policy, tokens, mask, [against])
-    if REF_LOG_PROBS not in batch.keys(include_nested=True):  # no transform wrote them
+    if REF_LOG_PROBS not in batch.keys(include_nested=True):  # else a transform has written them
         batch[REF_LOG_PROBS] = pad_to_full(batch, compared.log_prob)
     for key, name in names.items():
         batch[key] = compared.divergence[name]
@@ -141,8 +142,8 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
     If the environment already charged the KL, the reward is left unchanged.
 
     Args:
-        batch: [B], scored; annotated if there is a KL.
-        kl: how to charge; None: the reward is the score.
+        batch: [B] with scores and, if ``kl`` is given, the entries of :func:`annotate`.
+        kl: how to charge; None: nothing is charged.
     """
     if kl is not None and kl.online:
         return
@@ -160,7 +161,7 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 
 @torch.no_grad()
 def measure(batch: TensorDictBase) -> dict[str, Tensor]:
-    """Apply :func:`klrl.kl.measure.mean_kl` to an annotated rollout.
+    """Apply :func:`klrl.kl.measure.mean_kl` to a rollout that :func:`annotate` has completed.
 
     Returns:
         Means over valid tokens, nats; under names with ``_seq``, sums over a response's tokens,

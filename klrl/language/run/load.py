@@ -127,8 +127,8 @@ def trained_policy(
         device: where to put the policy.
         setting: the setting that gives ``run``, for messages, such as ``reference.path``.
         compared_with: a job whose precision the policy should have, see :func:`_computing_as`.
-        model: current folder of the run's base model; None: the path stored in the run. With a
-            folder or LoRA, the base weights must match the checkpoint's digest, if it has one.
+        model: current folder of the run's base model; None: the path stored in the run. If
+            ``model`` or LoRA is set, the base weights must match any digest in the checkpoint.
 
     Raises:
         ConfigError: no such run or checkpoint, a control run, or a missing or changed base model.
@@ -212,9 +212,9 @@ def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> Langua
 
 
 def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
-    """Return ``config`` with the network of the run's reference, if that is a different policy.
+    """Return ``config`` with the reference's network, if the reference is another run or model.
 
-    If policy and reference have the same base model, ``config`` gives its current folder.
+    If policy and reference have the same base model, ``config`` gives the folder of this model.
     """
     if not isinstance(config.reference, CheckpointReferenceConfig | ModelReferenceConfig):
         return config
@@ -224,7 +224,7 @@ def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
 
 
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
-    """Return ``other`` at the precision of ``config`` if possible, so rounding adds less KL."""
+    """Return ``other`` at the precision of ``config``, if possible: both then round alike."""
     adapters_on_bfloat16 = other.actor.lora.r and other.actor.dtype == "bfloat16"
     if adapters_on_bfloat16 or other.actor.dtype == "float64":
         return other
@@ -259,8 +259,8 @@ _HEAD = "value_head."
 class BaseDigest:
     """SHA-256 of the base weights that a run starts from, for checkpoints without these weights.
 
-    ``digest`` is [32] uint8, ``model`` is ``actor.model``. Loading a state compares its digest with
-    this one, if both are digests of the same dtype.
+    ``digest`` is [32] uint8, ``model`` is ``actor.model``, ``dtype`` is the dtype of the weights. A
+    digest in a checkpoint is compared with this one only if it is for the same dtype.
     """
 
     model: str | None
@@ -299,12 +299,12 @@ def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
 
 
 class Weights:
-    """The weights that a checkpoint contains: by default the trained ones; with LoRA, the adapters.
+    """The weights that a checkpoint contains: by default all trained weights.
 
     Args:
         model: a causal LM.
         value_head: the critic, if there is one.
-        whole: store every parameter, trained or not, as for a reference.
+        whole: for a reference: store all parameters, trained or not.
         base: digest of the base model's weights; saved with the state, compared on load.
     """
 
@@ -333,7 +333,7 @@ class Weights:
 
         Raises:
             RuntimeError: names or shapes differ, or the base model is a different one. A value head
-                may be missing or extra, since not every run has a critic.
+                may be missing or superfluous, since not every run has a critic.
         """
         if self._base is not None:
             self._base.load_state_dict(state)
@@ -352,7 +352,7 @@ class Weights:
 
 
 def relocated(config: LanguageConfig, model: str | None) -> LanguageConfig:
-    """Return the job with the folder ``model`` as its base model; None: unchanged."""
+    """Return the job with the folder ``model`` as its base model, or unchanged if it is None."""
     if model is None:
         return config
     if not expanded(model).is_dir():

@@ -1,4 +1,4 @@
-"""Builds the parts of a language run for the loop, :meth:`klrl.train.loop.Training.train`."""
+"""Builds what :meth:`klrl.train.loop.Training.train` needs for a language run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LanguageParts(Parts):
     """
 
     reference: Reference | None
-    #: Rounding metrics of the last rollout, if it was rescored.
+    #: Metrics that :func:`rescore` returned for the last rollout; empty if it was not called.
     _rounding: Mapping[str, float] = {}
     longest_episode = 1  # a response is one sample
 
@@ -84,7 +84,7 @@ class LanguageParts(Parts):
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
             load_component(run, config.actor.init_which, "agent", self.weights, self.device)
-        # The manifest describes the reference only if it is not made from the policy.
+        # The manifest describes a reference that is another run's policy or another model.
         described = before.get("reference") if before else None
         self.reference = None
         if self.kl is not None:
@@ -121,7 +121,7 @@ class LanguageParts(Parts):
     # ------------------------------------------------------------------------------ the steps
 
     def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
-        """Score the rollout by the reference, measure the KL, and write every token's reward."""
+        """Compute pi_ref's log-probs and the KL of a rollout; write every token's reward."""
         measured, model = {}, self.policy.model
         temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
         if in_low_precision(model):
@@ -140,13 +140,13 @@ class LanguageParts(Parts):
 
     @property
     def actor(self) -> nn.Module:
-        """The live model."""
+        """The model that is trained."""
         return self.policy.model
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
         """Summarise the rewards of a charged rollout for the metrics."""
         rewards = rewards_of(batch, self.kl)
-        if self.config.collector.imitates:  # the responses are the data's, not the policy's
+        if self.config.collector.imitates:  # the responses come from the data, not from the policy
             return replace(rewards, own={})
         return replace(rewards, own={**rewards.own, **self._rounding})
 
@@ -162,13 +162,13 @@ class LanguageParts(Parts):
         return player.evaluate(starts, size, sampled=sampled, reference=self.reference)
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return the callback that records some responses."""
+        """Return the callback that records some responses as samples."""
         return (ShownSamples(self.config),)
 
     # --------------------------------------------------------------------------------- parts
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
-        """Make the collector, whose first rollout is that of ``iteration``."""
+        """Make the collector; its first rollout is that of iteration ``iteration``."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
         if self.kl is not None and self.kl.online:
             from klrl.language.run.chat import ChatRollout

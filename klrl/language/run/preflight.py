@@ -25,8 +25,8 @@ _CHANGEABLE = (
 def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bool) -> None:
     """Refuse a job if a package, its data, a reward function or a run that it loads is missing.
 
-    Also refuse a file as ``actor.model``, and an ``actor.init`` with a different network. Arguments
-    as :func:`klrl.runs.machine.check_machine`.
+    Also refuse a file as ``actor.model``, and an ``actor.init`` with a different network. The
+    arguments are those of :func:`klrl.runs.machine.check_machine`.
     """
     check_language_packages(config)
     # These modules import torch, and the packages whose presence was just checked.

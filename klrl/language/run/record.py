@@ -52,7 +52,6 @@ def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
 
 
 def _mean(value: torch.Tensor, mask: torch.Tensor) -> float:
-    """Return the mean of [B, R, 1] over valid tokens, computed in float64."""
     return float(masked_mean(value.squeeze(-1).double(), mask))
 
 
@@ -76,7 +75,7 @@ class ShownSamples(Callback):
 
     The field ``weights`` is the number of samples that the policy had learned from when it drew a
     response. At the end, the policy of the last checkpoint draws the responses, so ``klrl verify``
-    can recompute their numbers. These samples get the next iteration's number, so a resumed run
+    can recompute their log-probs. These samples get the next iteration's number, so a resumed run
     drops them. They have no reward, since the policy does not learn from them.
 
     Args:

@@ -42,12 +42,12 @@ PARTS = ("next", "reward_parts")
 
 
 def make_sampler(policy: Policy) -> CacheSampler:
-    """Make the sampler for training, which keeps the hidden states."""
+    """Make the sampler for training, which also returns hidden states."""
     return CacheSampler(policy.model, policy.special, keep_states=True)
 
 
 def decoding_of(config: LanguageConfig, *, greedy: bool = False) -> Decoding:
-    """Return the decoding settings of training; ``greedy`` takes the likeliest tokens instead."""
+    """Return training's settings for sampling; if ``greedy``, the likeliest tokens are taken."""
     return Decoding(config.collector.max_new_tokens, config.collector.temperature, greedy)
 
 
@@ -57,7 +57,7 @@ class PromptRollout:
 
     Attributes:
         config: the job.
-        policy: the live policy.
+        policy: the policy that is trained.
         sampler: samples from the policy.
         task: gives the reward.
         prompts: the stream of training prompts.
@@ -95,7 +95,7 @@ class PromptRollout:
         return batch
 
     def score(self, batch: TensorDictBase) -> None:
-        """Write scores and any gold scores; with several reward functions, the scores of each."""
+        """Write scores and any gold scores; for several reward functions, also their own scores."""
         self.phase("reward")
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)
@@ -166,17 +166,17 @@ def ids_of(batch: TensorDictBase) -> tuple[list[list[int]], list[list[int]]]:
 def rescore(
     batch: TensorDictBase, model: nn.Module, layout: ScoringLayout, prompts: int, temperature: float
 ) -> Row:
-    """Score a rollout; replace its states and log-probs from sampling by those from scoring.
+    """Replace a rollout's states and log-probs from sampling by those computed in ``layout``.
 
     Args:
         batch: [B], sampled from the model with its current weights.
         model: the policy.
-        layout: how the model is scored.
-        prompts: number of prompts to score at a time.
+        layout: the rows that the model computes.
+        prompts: number of prompts per forward.
         temperature: the sampling temperature.
 
     Returns:
-        :func:`rounding` of the sampled and the scored log-probs.
+        :func:`rounding` of the log-probs from sampling and the new log-probs.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     sampled = response_part(batch, LOG_PROBS)
@@ -187,16 +187,16 @@ def rescore(
 
 
 def rounding(sampled: Tensor, scored: Tensor, mask: Tensor) -> Row:
-    """Measure the rounding difference between log-probs from sampling and from scoring.
+    """Measure the rounding difference between two computations of the same log-probs.
 
     Args:
-        sampled: log pi of the tokens while they were sampled [B, R], nats.
-        scored: log pi of the same tokens by scoring [B, R], nats.
+        sampled: log pi of the tokens, computed while they were sampled, [B, R], nats.
+        scored: log pi of the same tokens, computed from whole responses, [B, R], nats.
         mask: [B, R] bool.
 
     Returns:
         ``kl/ref/floor``, k3's estimate of KL(sampled||scored), which would be 0 without rounding;
-        and ``policy/gap``, the largest absolute difference, in nats.
+        and ``policy/gap``, the largest absolute difference of log-probs, in nats.
     """
     sampled, scored = sampled.double(), scored.double()
     floor = masked_mean(estimate_kl(sampled, scored, "k3", mask), mask)

@@ -70,7 +70,7 @@ class Decoder(ABC):
         longest: maximum number of tokens in a response.
     """
 
-    #: Description of the way, for messages.
+    #: Description of this way to sample, for messages.
     words: str
     #: Responses per row of the cache.
     width = 1
@@ -93,7 +93,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def _spread(self) -> None:
-        """Give each prompt's G responses their rows, or their places in one row."""
+        """Prepare one cache row for each of a prompt's G responses, or one that all G share."""
 
     @abstractmethod
     def step(self, tokens: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def keep(self, alive: Tensor) -> None:
-        """Drop all rows except those with the indices ``alive``."""
+        """Keep only the rows with the indices ``alive``."""
 
 
 class PromptCache(Decoder):
@@ -134,7 +134,7 @@ class PromptCache(Decoder):
 
 
 class SharedCache(PromptCache):
-    """One row per prompt: keys of the prompt, of the G first tokens, of the G second tokens, ..."""
+    """One row per prompt: the prompt's keys, then the keys of the G tokens of each step."""
 
     words = "cache shared by a prompt's responses"
 
@@ -149,7 +149,7 @@ class SharedCache(PromptCache):
         self.position_ids = self.position_ids.expand(-1, self.width)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed the G responses of each prompt."""
+        """Feed one token to each response; the G tokens of a prompt form a row."""
         self.slots += self.width
         return self._feed(tokens.unflatten(0, (-1, self.width)), self.bias[..., : self.slots])
 
@@ -171,7 +171,7 @@ class CopiedCache(PromptCache):
         self.mask, self.position_ids = self.mask.long()[of_prompt], self.position_ids[of_prompt]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed every response."""
+        """Feed one token to each response, in its own row."""
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], 1)
         return self._feed(tokens[:, None], self.mask)
 
@@ -182,7 +182,7 @@ class CopiedCache(PromptCache):
 
 
 class Recomputed(Decoder):
-    """One row per response, packed to the left; every token recomputes the whole row.
+    """One row per response, without left padding; for each new token, the whole row is recomputed.
 
     The cost grows with the square of the length. Any causal model can be sampled this way.
     """
@@ -199,7 +199,7 @@ class Recomputed(Decoder):
         self.lengths = self.lengths.repeat_interleave(self.group_size, 0)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Compute every response with one more token."""
+        """Append one token to each response, and recompute all rows."""
         room = nn.functional.pad(self.tokens, (0, 1))
         self.tokens = room.scatter(1, self.lengths[:, None], tokens[:, None])
         self.lengths = self.lengths + 1
@@ -227,13 +227,13 @@ Ends: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
 
 
 class CacheSampler:
-    """Samples token by token, in one of :data:`WAYS`; :meth:`self_check` chooses the best.
+    """Samples token by token, in one of :data:`WAYS`, which :meth:`self_check` chooses.
 
     Args:
         model: a causal LM.
-        special: EOS and pad.
+        special: the ids of EOS and padding.
         way: shared, copied or plain; None: the fastest that the model's config allows.
-        keep_states: return the hidden states that predict the tokens.
+        keep_states: whether to return the hidden states that predict the tokens.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class CacheSampler:
             temperature), even if decoding is greedy.
 
         Raises:
-            ValueError: the longest prompt plus ``max_new_tokens`` exceed the model's context.
+            ValueError: the longest prompt plus ``max_new_tokens`` exceeds the model's context.
         """
         longest = int(prompt_mask.bool().sum(1).max()) + decoding.max_new_tokens
         check_length(unwrapped(self.model), longest)
@@ -330,7 +330,7 @@ class CacheSampler:
         generator: torch.Generator | None,
         ends: Ends,
     ) -> Responses:
-        """Sample until all N x G responses end; ``rows`` are the responses still in the cache."""
+        """Sample N x G responses; ``rows`` are the indices of those that are still in the cache."""
         pad, longest = self.special.pad, decoding.max_new_tokens
         decoder = WAYS[self.way](self.model, *prompts, group_size, longest)
         states = decoder.start()

@@ -35,9 +35,9 @@ _Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
 class Sample(BaseModel):
     """A line of ``samples.jsonl``; log-probs and KL are nats, one number per response token.
 
-    ``iteration`` is the rollout's number. ``samples`` counts the samples of the run up to the end
-    of this rollout, ``weights`` those that the policy had learned from. Samples after training have
-    no reward.
+    ``iteration`` is the rollout's number. ``weights`` counts the run's samples before this rollout,
+    which the policy has learned from; ``samples`` counts this rollout's samples too. Samples that
+    are drawn after training have no reward.
     """
 
     line: int
@@ -189,7 +189,7 @@ def _prompts_of(
     limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
     stream = task.stream(policy.causal.tokenizer, limit)
     for iteration, samples in found.items():
-        places: Iterable[int] = range(len(samples))  # drawn at the end, one for each prompt
+        places: Iterable[int] = range(len(samples))  # after training: one response to each prompt
         if iteration <= config.iterations:
             places = [row // collector.group_size for row in shown_rows(config)]
         for sample, place in zip(samples, places, strict=False):
@@ -201,7 +201,7 @@ def _prompts_of(
 def _differs(
     config: LanguageConfig, policy: Policy, sample: Sample, prompt: PromptBatch | None
 ) -> Iterator[str]:
-    """Yield a sample's problems: its prompt is not the task's, or fields contradict its ids."""
+    """Yield a problem if the prompt is not the task's, or if other fields contradict the ids."""
     if prompt is not None:
         content = prompt.prompts[0].content
         content = content if isinstance(content, str) else [dict(turn) for turn in content]
@@ -225,7 +225,7 @@ def _missing(
     """Yield a problem for each iteration with a wrong number of samples."""
     every, last = config.collector.samples_every, config.iterations
     wanted = {i: len(shown_rows(config)) for i in recorded if i and (i == 1 or i % every == 0)}
-    if last in recorded:  # drawn at the end, one for each prompt
+    if last in recorded:  # samples drawn after training
         wanted[last + 1] = config.collector.samples_count
     for iteration, count in wanted.items():
         if (has := len(found.get(iteration, ()))) != count:

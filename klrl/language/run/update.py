@@ -37,7 +37,7 @@ from klrl.objectives.functional import normalized
 from klrl.train.learner import Coefficients, Steps
 
 _Part: TypeAlias = tuple[TensorDictBase, Tensor | None, Tensor | None]
-#: Prompts per forward without gradient; a larger minibatch raises the number to its size.
+#: Minimum number of prompts per forward without gradient, unless micro-batches are set.
 PROMPTS_WITHOUT_GRADIENT = 32
 
 
@@ -47,7 +47,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     Args:
         config: the job.
         policy: trained in place.
-        layout: how the policy is scored.
+        layout: the rows in which the policy computes log-probs.
         reference: pi_ref. If the loss charges the exact KL, the reference's head is applied to the
             reference's hidden states, which the rollout contains.
         estimator: the loss's estimator of KL(policy||reference): exact, k1, k2, k3 or a function;
@@ -121,7 +121,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             return torch.cat([metrics, norm.reshape(1)]).float()
 
     def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
-        """Yield each micro-batch, the weight of its loss, and the divisor of its advantages.
+        """Yield each micro-batch, its loss's weight, and the divisor that scaled its advantages.
 
         Weight and divisor are None for a single micro-batch; the divisor is also None without
         ``normalize_advantage``.
@@ -160,7 +160,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         return self.loss(scored, beta, kl_coef, spread)
 
     def score(self, batch: TensorDictBase) -> Scored:
-        """Score the batch's tokens [B, R] by policy and critic; one forward, differentiable."""
+        """Compute the loss's inputs at the batch's tokens [B, R]; one forward, differentiable."""
         mask, old_log_prob = self._learned(batch), response_part(batch, LOG_PROBS)
         policy = self.layout.next_tokens(self.policy.model, batch, self._temperature)
         log_prob, exact_ref, kl_old = self._measures(policy, batch, mask)
@@ -182,7 +182,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def _measures(
         self, policy: NextTokens, batch: TensorDictBase, mask: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return log pi_theta, the exact divergence if charged, and KL(old||new); [B, R], nats."""
+        """Return log pi_theta, any exact divergence that is charged, KL(old||new); [B, R], nats."""
         against: list[Against] = []
         charged, exact_old = self.loss.divergence.name, self.loss.kl_old == "exact"
         if self.loss.reference_estimator == "exact" and self.reference is not None:
@@ -252,7 +252,7 @@ class Optimizer(torch.optim.AdamW):
     def __init__(
         self, config: OptimConfig, parameters: list[nn.Parameter], weight_decay: float
     ) -> None:
-        # fused: a third of the time on a CPU; it assumes contiguous parameters (torch 2.13).
+        # The fused step takes a third of the time on a CPU, but needs contiguous parameters.
         fused = all(p.is_contiguous() for p in parameters)
         super().__init__(
             parameters, lr=config.lr, eps=config.eps, weight_decay=weight_decay, fused=fused
