@@ -1,11 +1,11 @@
-"""The registry of choices: a schema of settings and a factory for each domain.
+"""The registry of choices. A choice has a schema of settings, and a factory for each domain.
 
 Unregistered names are refused. A run stores the names of its choices (``GROUP.name``), and a resume
-reads them. To add a choice, write a factory, and a class of settings with :func:`registered` in
-``schemas/`` (for a sweep, in ``sweep.py``).
+reads them. To add a choice, write its factory and, in ``schemas/``, a class of its settings with
+the decorator :func:`registered`. Schemas of a sweep are in ``sweep.py``.
 
-The registry stores factories by name, so that this file does not import torch. :data:`CHOICES`
-lists the arguments of the factories, which are the same for all choices of a group in a domain.
+The registry stores factories by name, so that this file does not import torch. In one domain, the
+factories of a group take the same arguments; comments in :data:`CHOICES` list them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
 GROUPS = tuple(CHOICES)
 SWEEP_GROUPS = tuple(SWEEP_CHOICES)
 ALL_CHOICES = CHOICES | SWEEP_CHOICES
-#: All groups in the order of ``--help``; ``experiment`` is a preset over other groups.
+#: All groups in the order of ``--help``; an ``experiment`` changes settings of other groups.
 ALL_GROUPS = (*GROUPS, "experiment", *SWEEP_GROUPS)
 
 #: The setting, in every group, that contains the name of the choice.
@@ -174,7 +174,7 @@ def choices_for(group: str, domain: str) -> list[str]:
 
 
 def conf_dir() -> Path:
-    """Return the folder of YAML files, inside the installed package or next to it in a checkout."""
+    """Return the folder ``conf``: inside an installed package, or next to it in a checkout."""
     package = Path(__file__).parent.parent
     packaged = package / "conf"
     return packaged if packaged.is_dir() else package.parent / "conf"

@@ -1,4 +1,4 @@
-"""Declares settings with their ranges, and the base schema of every choice."""
+"""Functions that declare settings with their ranges, and the base classes of schemas."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def choice(
 
 
 def added(setting: Declaration, before: object) -> Declaration:
-    """Declare a setting that older runs lack; the value ``before`` keeps the older behaviour.
+    """Declare a setting that klrl had not always; ``before`` is how runs behaved without it.
 
-    Stored runs without the setting get ``before``; new runs too, if ``setting`` has no default. A
-    job's identity omits the setting if it equals ``before``, so that older sweeps can resume.
+    Stored runs without the setting get ``before``. So do new runs, if ``setting`` has no default.
+    A job's identity omits the setting if it is ``before``, so that old sweeps can resume.
     """
     return field(default=before, metadata={**setting.metadata, "added": before})
 
@@ -84,7 +84,7 @@ def nested_schema(of: Field[object]) -> type | None:
 
 @dataclass
 class OwnPart(Settings):
-    """The user's class or function for a part of klrl, and its arguments (docs/extending.md).
+    """The settings of a custom part: the user's class or function (docs/extending.md).
 
     klrl sets ``path``, ``source`` and ``version``; see :mod:`klrl.config.own`.
     """

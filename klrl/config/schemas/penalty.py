@@ -66,7 +66,7 @@ class KLConfig(ChoiceConfig):
 class LegacyKLConfig(KLConfig):
     """One transform, which charges the sampled log-ratio (k1) to the reward."""
 
-    coef: float = number(0.1, ge=0)  # reward per nat of KL(policy||reference); 0 still measures
+    coef: float = number(0.1, ge=0)  # penalty per nat of KL(policy||reference); 0: measure alone
     #: rollout: once, on the batch; step: in the environment (language: TorchRL's ChatEnv, slow)
     apply: str = choice("rollout", "step")
 
@@ -82,7 +82,7 @@ class RetrieveKLConfig(LegacyKLConfig):
     allow_biased: bool = setting(False)  # true: accept a gradient that differs from the KL's
     #: reverse: KL(policy||reference); forward, js, custom (own_divergence): exact, in loss or split
     divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
-    #: samples per state for js and custom with Gaussian policies (js: from each of the two)
+    #: divergence=js or custom of Gaussians: samples per state (js: from each of both policies)
     samples_mc_js: int = added(number(ge=2), 16)
     #: estimator=custom: own_estimator.target=package.module:function of log_ratio
     own_estimator: Part = own_part()
@@ -108,7 +108,7 @@ class ScheduleControllerConfig(ControllerConfig):
 class TargetControllerConfig(ControllerConfig):
     """Multiplies kl.coef so that the KL approaches a target."""
 
-    target: float = number(0.1, gt=0)  # of KL(policy||reference), nats per unit
+    target: float = number(0.1, gt=0)  # target of KL(policy||reference), in nats per unit
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
     coef_min: float = number(1e-4, gt=0)  # kl.coef never falls below
@@ -117,7 +117,7 @@ class TargetControllerConfig(ControllerConfig):
 
 @registered("controller", "adaptive", both="kl.controllers:AdaptiveKLController")
 class AdaptiveControllerConfig(TargetControllerConfig):
-    """Multiplies kl.coef so that KL(policy||reference) meets a target (Ziegler et al. 2019)."""
+    """Multiplies kl.coef to bring KL(policy||reference) to a target (Ziegler et al. 2019)."""
 
     #: frames in which kl.coef may change by a fifth; null: ten rollouts
     horizon: Optional[float] = number(None, gt=0)
