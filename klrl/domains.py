@@ -1,4 +1,4 @@
-"""Defines the two domains, control and language: the terms in messages, and the functions.
+"""Defines the two domains, control and language: their terms in messages, and their functions.
 
 The functions are imported on first use, so this module does not import torch.
 """

@@ -96,7 +96,7 @@ def with_line(error: BaseException) -> str:
 
 
 def last_line(error: BaseException | None) -> str:
-    """Return the last line of an error's text, or its type. Ray's texts begin with a traceback."""
+    """Return the last line of an error's text, or its type if the text is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 

@@ -44,7 +44,7 @@ def collection_paused() -> Iterator[None]:
 
 
 def import_for_good(*modules: str) -> None:
-    """Import modules for the rest of the process, and exempt all live objects from collection.
+    """Import modules, and exempt all live objects from garbage collection.
 
     Otherwise each full collection would take half a second to search the objects of these modules.
     If no module is new, exempt nothing, since reference cycles of exempt objects are never freed.

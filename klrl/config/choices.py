@@ -4,8 +4,8 @@ Unregistered names are refused. A run stores the names of its choices (``GROUP.n
 reads them. To add a choice, write its factory and, in ``schemas/``, a class of its settings with
 the decorator :func:`registered`. Schemas of a sweep are in ``sweep.py``.
 
-The registry stores factories by name, so that this file does not import torch. In one domain, the
-factories of a group take the same arguments; comments in :data:`CHOICES` list them.
+The registry stores factories by name, so that this file does not import torch. The comments in
+:data:`CHOICES` list the arguments of the factories.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Choice:
 
     schema: type[ChoiceConfig]
     factories: Mapping[str, str]  # domain -> "module:factory"
-    what: str = ""  # its line in ``--help``
+    what: str = ""  # the choice's line in ``--help``
     #: Setting -> its default value, if that differs from the schema's.
     values: Mapping[str, object] = field(default_factory=dict)
     #: Settings that change no result, so a job's identity omits them; ``*`` means all settings.
@@ -113,7 +113,7 @@ def registered(
 
     def register(schema: Schema) -> Schema:
         if "__dataclass_fields__" not in vars(schema):
-            dataclass(schema)  # in place
+            dataclass(schema)  # changes the class in place
         paths = dict.fromkeys((CONTROL, LANGUAGE), both) if both else {}
         paths |= {each: more.pop(each) for each in (CONTROL, LANGUAGE, SWEEP) if each in more}
         factories = {domain: f"klrl.{path}" for domain, path in paths.items()}

@@ -116,7 +116,7 @@ Stamp = tuple[tuple[str, int], ...]
 def _composed(
     chosen: tuple[str, ...], config_dir: str | None, config_name: str | None, stamp: Stamp
 ) -> DictConfig:
-    """Compose a config from choices alone; callers must not change it, since it is cached."""
+    """Compose a config, or return a cached one, which callers must not change."""
     return compose(chosen, config_dir, config_name)
 
 
@@ -152,7 +152,7 @@ class Composer:
         return config
 
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
-        # Hydra itself applies the overrides up to the last one of another kind, such as ~kl.coef.
+        # Hydra itself applies all overrides up to the last that sets no value and no choice.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
         start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
         chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))

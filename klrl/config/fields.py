@@ -68,10 +68,10 @@ def choice(
 
 
 def added(setting: Declaration, before: object) -> Declaration:
-    """Declare a setting that klrl had not always; ``before`` is how runs behaved without it.
+    """Declare a setting that earlier versions of klrl lacked; ``before`` keeps their behaviour.
 
     Stored runs without the setting get ``before``. So do new runs, if ``setting`` has no default.
-    A job's identity omits the setting if it is ``before``, so that old sweeps can resume.
+    A job's identity omits the setting if its value is ``before``, so that old sweeps can resume.
     """
     return field(default=before, metadata={**setting.metadata, "added": before})
 
@@ -91,13 +91,13 @@ class OwnPart(Settings):
 
     #: package.module:Name, from the current folder or PYTHONPATH; see docs/extending.md
     target: Optional[str] = field(default=None, metadata={"value": MISSING})
-    #: its arguments, as in args.x=1; defaults are shown if they are numbers, texts or null
+    #: arguments of the target, as in args.x=1; its default numbers, texts and nulls are shown too
     args: dict[str, Any] = field(default_factory=dict)
     #: a further folder to search; klrl stores the folder in which it found the module
     path: Optional[str] = field(default=None, metadata={"free": True})
     #: a digest over the module's local files, part of the job's identity; set by klrl
     source: Optional[str] = None
-    version: Optional[str] = None  # of the module's distribution, if any; set by klrl
+    version: Optional[str] = None  # version of the module's distribution, if any; set by klrl
 
 
 def own_part() -> Declaration:

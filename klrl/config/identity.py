@@ -38,8 +38,8 @@ def canonical(config: JobConfig) -> dict[str, object]:
     """Return the settings that change a job's results, in a form in which 1 and 1.0 are equal.
 
     Omits settings that change no result: those marked ``free``, such as the folder of a custom
-    part, and the evaluation settings of a run without evaluations. Also omits a setting declared
-    with :func:`klrl.config.fields.added` whose value is ``before``.
+    part, and the evaluation settings of a run without evaluations. Also omits a setting with the
+    value ``before``, see :func:`klrl.config.fields.added`.
     """
     settings: dict[str, object] = {}
     for f in dataclasses.fields(config):

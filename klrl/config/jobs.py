@@ -107,7 +107,7 @@ class LanguageConfig(JobConfig):
     domain = LANGUAGE
 
     def __post_init__(self) -> None:
-        if self.loss.reduction == "mean":  # in language, this means over tokens
+        if self.loss.reduction == "mean":  # language jobs take the mean over tokens
             self.loss = replace(self.loss, reduction="token")
 
     @property

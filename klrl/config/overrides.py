@@ -24,7 +24,7 @@ from klrl.base.files import expanded
 from klrl.config import SWEEP_GROUPS
 from klrl.config.choices import ALL_GROUPS
 
-#: Characters of a job's folder name, before the digest of a longer one; systems allow 255 bytes.
+#: A longer name of a job's folder is cut to this many characters. File systems allow 255 bytes.
 _LONGEST_NAME = 180
 
 

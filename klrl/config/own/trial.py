@@ -67,7 +67,7 @@ def try_part(
 
 
 def changes_state(part: OwnPart, function: object, use: Callable[[], object]) -> bool:
-    """Call ``use``; return whether that changed the state of ``function`` or of its modules."""
+    """Call ``use``; return whether it changed the state of ``function`` or of user modules."""
     before = _module_state(part), _state_of(function, ())
     use()
     return (_module_state(part), _state_of(function, ())) != before

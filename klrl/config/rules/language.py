@@ -125,7 +125,7 @@ def check_minibatches_of_prompts(c: LanguageConfig) -> None:
 
 
 def check_shaped(c: LanguageConfig) -> None:
-    """The baseline ``normalized_shaped`` also divides the KL, so the KL is in the reward."""
+    """With ``baseline=normalized_shaped``, which also divides the KL, the KL is in the reward."""
     if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
         return
     words = f"advantage.baseline={SHAPED}: divides score and KL by the spread of the group, and"

@@ -20,9 +20,9 @@ class EnvConfig(ChoiceConfig):
 
     id: str = MISSING  # a Gymnasium id, or module:id for an environment that a module registers
     kwargs: Values = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
-    num_envs: int = number(8, ge=1)  # copies in this process
+    num_envs: int = number(8, ge=1)  # copies of the environment, all in this process
     normalize_observation: bool = setting(True)  # true: the policy normalises its observations
-    reward_scale: float = number(1.0, gt=0)  # factor on the shaped reward, for the learner only
+    reward_scale: float = number(1.0, gt=0)  # for the learner only: factor on reward - penalty
     #: true: for the learner only, divide the reward by the running std of the discounted rewards
     normalize_reward: bool = added(field(), False)
     #: seconds that a step of all copies may take before the run ends; null = no limit
@@ -124,9 +124,8 @@ class CNNActorConfig(GaussianActorConfig):
     #: widths of the layers after the CNN; with several keys, each encoder has hidden[0] outputs
     hidden: list[int] = setting([512])
     activation: str = choice(*ACTIVATIONS, value="relu")  # activation of the hidden layers
-    share_trunk: bool = setting(
-        True
-    )  # policy and critic share the CNN and the layers: half the cost
+    #: true: policy and critic share the CNN and the hidden layers, at half the cost
+    share_trunk: bool = setting(True)
 
 
 @registered("collector", "torchrl", "TorchRL's Collector", control="control.rollout:TorchRLRollout")

@@ -75,7 +75,7 @@ class TextConfig(LanguageEnvConfig):
     #: seconds that a reward call may take; null = no limit, and calls run on the main thread
     reward_timeout: Optional[float] = number(60, gt=0, le=1e9)
 
-    own_rewards: ClassVar[tuple[str, ...]] = ("exact",)  # needs rows with an answer
+    own_rewards: ClassVar[tuple[str, ...]] = ("exact",)  # if the rows have an answer
 
 
 @dataclass
@@ -86,7 +86,7 @@ class LoraConfig(Settings):
     alpha: float = number(16.0, gt=0)  # the adapters' update is scaled by alpha / r
     #: must be 0: dropout would make the updated policy differ from the policy that sampled
     dropout: float = number(0.0, ge=0, le=1)
-    #: a list of layers, or all-linear: all but the head
+    #: a list of names of layers, or all-linear: all linear layers except the head
     target_modules: Words = setting("all-linear")
 
 
@@ -117,7 +117,7 @@ class SamplerConfig(ChoiceConfig):
     prompts: int = number(32, ge=1)  # prompts per rollout
     group_size: int = number(8, ge=1)  # responses to each prompt
     max_new_tokens: int = number(16, ge=1)  # a longer response is cut off, and flagged
-    temperature: float = number(1.0, gt=0)  # of the policy: softmax(logits / temperature)
+    temperature: float = number(1.0, gt=0)  # the policy is softmax(logits / temperature)
     samples_every: int = number(5, ge=0)  # iterations between entries in samples.jsonl; 0 = never
     samples_count: int = number(4, ge=1)  # responses per entry
 

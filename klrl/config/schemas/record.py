@@ -62,9 +62,9 @@ class EvalConfig(Settings):
     #: largest number of evaluations, from before the first update to after the last; 0 = none
     evaluations: int = added(number(ge=0), 10)
     steps: int = added(number(ge=1), 10_000)  # most steps of one evaluation during the run
-    #: all evaluations during the run take at most this share of the training's number of steps
+    #: all evaluations during the run together take at most share x frames steps
     share: float = added(number(gt=0), 1.0)
-    #: episodes after the last iteration, from other start states; 0 = none
+    #: episodes of a further evaluation at the end, from other start states; 0 = none
     final: int = added(number(ge=0), 0)
     #: false: the likeliest actions (language: tokens), true: sampled as in training
     sampled: bool = added(field(), False)
