@@ -1,7 +1,7 @@
 """klrl: a laboratory for KL-regularised reinforcement learning on TorchRL.
 
 To train a policy, use the command line ``klrl`` (or ``python -m klrl``), or :func:`run` in Python.
-``klrl.kl`` and ``klrl.losses`` contain parts for training loops that you write with TorchRL.
+For your own training loop, ``klrl.kl`` has transforms and controllers, ``klrl.losses`` has losses.
 ``import klrl`` does not import torch.
 """
 
@@ -35,7 +35,7 @@ _WHERE = {
     "run": "klrl.api",
 }
 
-if find_spec("fcntl") is None:  # on Windows; every use of klrl imports this file
+if find_spec("fcntl") is None:  # Windows has no fcntl
     print("klrl: runs on Linux and macOS; on Windows, install it in WSL", file=sys.stderr)
     raise SystemExit(2)
 
@@ -47,5 +47,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Include the names that are imported on first use."""
+    """List also the names that are imported on first use."""
     return sorted({*globals(), *__all__})

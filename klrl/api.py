@@ -56,12 +56,12 @@ class How(TypedDict, total=False):
     """Options for playing a policy."""
 
     which: str  # the checkpoint: last (default) or best
-    seed: int  # of start states and samples, default 0
+    seed: int  # seeds start states and samples; default 0
     device: str  # default cpu
 
 
 class Run(os.PathLike[str]):
-    """A run folder. Properties read its files at each access.
+    """A run folder. Each access to a property reads the folder's files again.
 
     Raises:
         ConfigError: the folder contains no run.
@@ -102,7 +102,7 @@ class Run(os.PathLike[str]):
 
     @property
     def summary(self) -> dict[str, object]:
-        """The run's ``status``, its ``frames`` (language: samples) so far, and its last metrics.
+        """The run's ``status``, its ``frames`` (in language: samples) so far, and its last metrics.
 
         The metrics are ``return``, ``kl/ref/exact``, ``kl/ref/coef``, ``kl/old/exact`` and
         ``kl/old/beta``; a metric that the run has not recorded is None. ``return`` comes from the
@@ -133,9 +133,9 @@ class Run(os.PathLike[str]):
         """Play the policy, as ``klrl evaluate`` does.
 
         Args:
-            episodes: number of episodes (responses); None: the default of ``klrl evaluate``.
+            episodes: number of episodes or responses; None: the default of ``klrl evaluate``.
             overrides: changes to the task, as in ``"env.kwargs.g=14"``.
-            sampled: sample actions (tokens) as in training, instead of taking the likeliest ones.
+            sampled: sample actions or tokens as in training, instead of taking the likeliest.
             how: see :class:`How`.
 
         Returns:
@@ -157,12 +157,12 @@ class Run(os.PathLike[str]):
         """Measure divergences between this run's policy and another policy, as ``klrl kl`` does.
 
         Args:
-            other: the run folder of the other policy; or a model's folder (language), or
-                ``module:name`` of your policy (control). None: this run's reference.
+            other: the other policy: a run folder, the folder of a language model, or for control
+                ``module:name`` of your own policy. None: this run's reference.
             overrides: changes to the task, as in ``"env.kwargs.g=14"``.
             on: the run whose policy plays the episodes; None: this run. Divergences are measured
                 in the states of these episodes.
-            episodes: number of episodes (responses); None: the default of ``klrl kl``.
+            episodes: number of episodes or responses; None: the default of ``klrl kl``.
             how: see :class:`How`.
 
         Returns:
@@ -205,7 +205,7 @@ def run(
 ) -> Run:
     """Train one policy and record the run, as ``klrl`` on the command line does.
 
-    It seeds the global random generators of Python, numpy and torch, and does not restore them.
+    Training seeds the global random generators of Python, numpy and torch.
 
     Args:
         overrides: as on the command line; or a single config from :func:`compose`, from Hydra, or
@@ -240,8 +240,8 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
 
     Args:
         folder: the run folder.
-        trust: let this process import the code that the run names, even if another user made the
-            run.
+        trust: let this process import the code that the run's settings name, even if another user
+            made the run.
 
     Raises:
         ConfigError: the folder contains no run.
@@ -273,7 +273,7 @@ def _typed(settings: Mapping[str, object]) -> JobConfig:
 
 
 def _check_callbacks(callbacks: object) -> None:
-    """Refuse objects that are not instances of Callback, such as a subclass of Callback."""
+    """Refuse objects that are not instances of Callback, and callbacks with misspelt hooks."""
     from klrl.train.callbacks import Callback, check_hooks
 
     listed = list(callbacks) if isinstance(callbacks, Iterable) else [None]

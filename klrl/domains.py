@@ -1,4 +1,4 @@
-"""Defines the two domains, control and language: their words for messages, and their functions.
+"""Defines the two domains, control and language: their terms in messages, and their functions.
 
 The functions are imported on first use, so this module does not import torch.
 """
@@ -17,22 +17,22 @@ from klrl.config.choices import resolve
 
 @dataclass(frozen=True)
 class Domain:
-    """The words of a domain, for messages and charts, and its functions."""
+    """The terms of a domain in messages and charts, and the functions of the domain."""
 
     name: str
     axis: str  # the metric on the x-axis of charts
-    unit: str  # the word for a step; a mean KL is in nats per step
-    episode: str  # the word for an episode
-    score: str  # the word for a return
-    drawn: str  # the word before the score of a rollout
-    evaluation: str  # the words for an evaluation
+    unit: str  # the term for a step; a mean KL is in nats per step
+    episode: str  # the term for an episode
+    score: str  # the term for a return
+    drawn: str  # prefix of ``score`` in the titles of training metrics
+    evaluation: str  # the term for an evaluation
     mode: str  # how an evaluation chooses actions with ``eval.sampled=false``
     digits: int  # significant digits of a printed score
-    plays: int  # default number of episodes (responses) of ``klrl evaluate`` and ``klrl kl``
+    plays: int  # default number of episodes or responses in ``klrl evaluate`` and ``klrl kl``
     #: Name -> "module:function". ``preflight`` checks a job and ``parts`` builds a run. ``load``,
     #: ``evaluate`` and, for control, ``film`` and ``record`` use a stored policy. ``between``
-    #: compares two policies, and ``on_task`` changes the task of a stored run. ``longest`` returns
-    #: the number of steps in the longest episode.
+    #: compares two policies. ``on_task`` returns a stored run's settings with a changed task, and
+    #: ``longest`` the largest number of steps that an episode may have.
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
@@ -110,7 +110,7 @@ def domain_of(config: JobConfig) -> Domain:
 
 
 def recorded_domain(manifest: Mapping[str, object]) -> Domain:
-    """Return the domain that a run's manifest names, with the run's ``evaluation``."""
+    """Return the domain that a run's manifest names; the manifest determines ``evaluation``."""
     return DOMAINS[str(manifest["domain"])].evaluated(
         sampled=manifest.get("evaluation") == "sampled"
     )

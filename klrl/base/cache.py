@@ -1,4 +1,4 @@
-"""Finds and protects the user's cache folder (compiled updates, models) and state folder."""
+"""Finds and protects the user's cache folder (compiled code, models) and state folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TRUSTED = "KLRL_TRUST"
 
 
 def trust(run: str | Path) -> None:
-    """Let this process and its child processes import the code that a run names."""
+    """Let this process and its child processes import the code that a run's settings name."""
     os.environ[_TRUSTED] = f"{os.environ.get(_TRUSTED, '')}\n{expanded(run).resolve()}"
 
 
@@ -44,7 +44,7 @@ def trusted(run: Path) -> bool:
 
 
 class Untrusted(Exception):
-    """A file or folder of klrl may have been written by another user, or is damaged."""
+    """A file or folder that klrl reads may have been written by another user, or is damaged."""
 
 
 def private_folder(path: Path) -> None:
@@ -63,9 +63,9 @@ def private_folder(path: Path) -> None:
 def compiling() -> Iterator[None]:
     """Make torch's compiler keep its files in klrl's cache, unless the user set other folders.
 
-    torch's default, ``$TMPDIR/torchinductor_USER``, is unsafe: another user can make that folder
-    first. Importing torch sets TORCHINDUCTOR_CACHE_DIR to this default. Precompiled headers ignore
-    that variable and are written below TMPDIR. Raises the errors of :func:`private_folder`.
+    The compiler's default folder, ``$TMPDIR/torchinductor_USER``, is unsafe: another user can make
+    it first. Importing torch sets TORCHINDUCTOR_CACHE_DIR to this folder. Precompiled headers are
+    written below TMPDIR, whatever this variable says. Raises as :func:`private_folder` does.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -86,9 +86,9 @@ def compiling() -> Iterator[None]:
 
 
 def write_digest(path: Path, contents: Path) -> None:
-    """Write the digest of the file ``contents``, which the caller then moves to ``path``.
+    """Write the digest file of ``path``. The caller then moves the file ``contents`` to ``path``.
 
-    The digest file is next to ``path``. Makes both files private to this user.
+    The digest is that of ``contents``. Both files get mode 600.
     """
     with replacing(_digest_path(path)) as partial:
         with writing(partial) as file:

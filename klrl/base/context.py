@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def check_length(network: object, tokens: int) -> None:
-    """Check that ``tokens`` tokens, of prompt and response, fit into the context of a model.
+    """Check that a prompt and its response, together ``tokens`` long, fit into a model's context.
 
     Raises:
         ValueError: they do not fit.
@@ -18,11 +18,11 @@ def check_length(network: object, tokens: int) -> None:
 
 
 def context_of(config: object) -> int | None:
-    """Return a model's context length in tokens, from its config; None if it has no limit.
+    """Return the context length, in tokens, in a model's config; None without a limit.
 
-    With longrope (Ding et al. 2024, arXiv:2402.13753) this is the length before extension. If one
-    sequence of a batch is longer, ``transformers`` changes the rotary embedding of all sequences,
-    so a sequence's log-probs would depend on the rest of the batch.
+    With longrope (Ding et al. 2024, arXiv:2402.13753) return the length before extension: if one
+    sequence of a batch exceeds it, ``transformers`` changes the rotary embedding of all sequences,
+    and a sequence's log-probs depend on the rest of the batch.
     """
     return _limit(config)[1]
 

@@ -6,14 +6,14 @@ import math
 
 #: Significant digits of a mean in a table.
 _SIGNIFICANT = 3
-#: A number that needs more decimal places is shown with significant digits, as 1.2e-07.
+#: A number that needs more decimal places than this is shown with significant digits: 1.2e-07.
 _MOST_DECIMALS = 5
 
 
 def number(value: float, digits: int, *, signed: bool = False) -> str:
     """Format a number with ``digits`` significant digits; 0 digits give a whole number.
 
-    Large numbers below 1e12 are written in full. Zero has no sign.
+    Numbers from ``10**digits`` to 1e12 are written in full. Zero has no sign.
     """
     plus = "+" if signed else ""
     in_full = digits == 0 or 10**digits - 0.5 <= abs(value) < 1e12
@@ -22,10 +22,10 @@ def number(value: float, digits: int, *, signed: bool = False) -> str:
 
 
 def mean_and_error(value: float, error: float | None, digits: int) -> str:
-    """Format a mean and its standard error, with two digits of the error: ``-152.7 +- 9.9``.
+    """Format a mean and its standard error, which gets two digits: ``-152.7 +- 9.9``.
 
     If the error is None, not finite, below 1e-4 or rounding noise, the mean gets ``digits``
-    significant digits.
+    significant digits. Otherwise both get the same decimal places.
     """
     if error is None:
         return number(value, digits)
@@ -39,7 +39,7 @@ def mean_and_error(value: float, error: float | None, digits: int) -> str:
 
 
 def places(value: float, error: float | None) -> int | None:
-    """Return the decimal places of a mean: -1 rounds to tens. None without a usable error.
+    """Return the decimal places of a mean (-1 rounds to tens); None if :func:`_usable` is False.
 
     The larger of mean and error gets three digits, or two if the error is at least a tenth of the
     mean.

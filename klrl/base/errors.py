@@ -22,7 +22,7 @@ class NonFiniteError(FloatingPointError):
 
 
 class EnvError(RuntimeError):
-    """An environment failed, hung or broke Gymnasium's API; the message names copy and step.
+    """An environment failed, hung or broke Gymnasium's API; the message names its copy and step.
 
     The run stops with exit code 1 and keeps its last good checkpoint.
     """
@@ -58,9 +58,9 @@ FAILURES = (NonFiniteError, EnvError, RewardError, WorkerError, OwnerError, Loss
 
 
 class Interrupted(BaseException):
-    """A signal, or a call that requests a stop, ended a run or a sweep.
+    """A signal, or a call that requests a stop, ended a run, a sweep or another command.
 
-    Not an ``Exception``, since a sweep catches a job's exceptions and starts the next job.
+    Not an ``Exception``, since a sweep goes on with the next job after an ``Exception`` of a job.
     """
 
     def __init__(self, signum: int) -> None:
@@ -80,7 +80,7 @@ def in_one_line(error: BaseException, limit: int | None = 200) -> str:
 
 
 def with_line(error: BaseException) -> str:
-    """Format an error, with the last line of its traceback that is in the user's code."""
+    """Format an error, with the last line of the user's code in its traceback."""
     if isinstance(error, SyntaxError):
         return in_one_line(error)  # the text of a SyntaxError names the line
     users = [
@@ -96,7 +96,7 @@ def with_line(error: BaseException) -> str:
 
 
 def last_line(error: BaseException | None) -> str:
-    """Return the last line of an error's text (Ray's begin with a traceback), else its type."""
+    """Return the last line of an error's text, or its type if the text is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 

@@ -50,7 +50,7 @@ def replace_file(path: Path, text: str) -> None:
         if each.is_dir() and not each.is_symlink():
             raise ConfigError(f"{each}: is a folder, where klrl writes a file; move it away")
     try:
-        partial.unlink(missing_ok=True)  # an old temporary file may be a link
+        partial.unlink(missing_ok=True)  # ``writing`` refuses an existing file
         with writing(partial) as file:
             file.write(text.encode(errors="backslashreplace"))  # a path may be invalid UTF-8
         partial.replace(path)
@@ -65,8 +65,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """Replace a file, or make a folder, that several processes may write at the same time.
 
     Yields:
-        A path in a temporary folder. The caller makes the new file or folder there; it is moved to
-        ``path`` at the end, or removed after an error, as when ``path`` is a folder with files.
+        A path in a temporary folder. The caller makes the new file or folder there. At the end it
+        is moved to ``path``; after an error it is removed.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         partial = Path(folder) / path.name

@@ -31,8 +31,8 @@ def lazy_attribute(module: str, where: Mapping[str, str], name: str) -> object:
 def collection_paused() -> Iterator[None]:
     """Pause the garbage collector while modules are imported.
 
-    Importing torch and TorchRL makes some hundred thousand permanent objects. The collector would
-    search them repeatedly, which takes a tenth to a fifth of the import time.
+    Importing torch and TorchRL makes several hundred thousand permanent objects. The collector
+    would search them repeatedly, which takes a tenth to a fifth of the import time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -44,11 +44,10 @@ def collection_paused() -> Iterator[None]:
 
 
 def import_for_good(*modules: str) -> None:
-    """Import modules for the rest of the process, and exempt all live objects from collection.
+    """Import modules, and exempt all live objects from garbage collection.
 
-    Otherwise each full collection would search the objects of these modules, for half a second.
-    Reference cycles among exempt objects are never freed. So objects are exempted only if a module
-    is new, not before each job.
+    Otherwise each full collection would take half a second to search the objects of these modules.
+    If no module is new, exempt nothing, since reference cycles of exempt objects are never freed.
     """
     if all(module in sys.modules for module in modules):
         return

@@ -28,9 +28,9 @@ Handler = Callable[[int, FrameType | None], object]
 def stop_signals(handler: Handler) -> Iterator[None]:
     """Let ``handler`` handle the signals that request a stop, inside the context.
 
-    Signals other than SIGINT and SIGTERM stay as they are if they are ignored (as by ``nohup``) or
-    if another library handles them. Outside the main thread nothing changes, since Python handles
-    signals only in the main thread.
+    For signals other than SIGINT and SIGTERM, keep the handler of another library, and keep
+    ignoring a signal that the process ignores (as with ``nohup``). Outside the main thread nothing
+    changes, since Python handles signals only in the main thread.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -63,11 +63,11 @@ class StopRequest:
     """A context in which a signal requests a stop; a second signal may stop the run at once.
 
     The training loop calls :meth:`obey` between iterations, when parameters, optimiser and counters
-    are consistent. Outside the main thread, only :meth:`request` requests a stop.
+    are consistent. Outside the main thread, signals have no effect, but :meth:`request` has.
     """
 
     def __init__(self) -> None:
-        self.signum: int | None = None  # the signal that arrived
+        self.signum: int | None = None  # the signal that requested a stop
 
     def __enter__(self) -> StopRequest:
         self._signals = ExitStack()

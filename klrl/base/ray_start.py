@@ -60,6 +60,6 @@ def _keep_to_loopback() -> None:
     """Stop Ray 2.60 from replacing a loopback address with the machine's external address."""
     from ray._private import ray_constants
 
-    # Ray's child processes read the variable. This process has imported Ray: set Ray's constant.
+    # Ray's child processes read the variable. This process has already read it into the constant.
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False

@@ -42,7 +42,7 @@ def source_of(module: str, folders: Sequence[str] = ()) -> Source:
 
     The digest covers all ``.py`` files of the top-level package, or the single file. It also covers
     the modules that these files import, directly or not, except those that a version identifies.
-    An import by a computed name is missed. ``folders`` are searched after Python's path.
+    Imports by a computed name are not found. ``folders`` are searched after Python's path.
 
     Raises:
         ImportError: the module has no file.
@@ -109,7 +109,7 @@ def _released(top: str, place: Path) -> bool:
     if top in requirements() or not _PACKAGES & set(place.parts):
         return _installed(place)
     found = _distribution(top)
-    # pip writes this file if it installed the package from a folder, a file or a repository.
+    # pip writes direct_url.json if it installs from a folder, a file or a repository, not PyPI.
     return found is not None and not found.read_text("direct_url.json")
 
 

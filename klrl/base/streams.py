@@ -10,9 +10,9 @@ from typing import Any, TextIO
 
 
 class LastingStream:
-    """A text stream that survives write errors; the first error is reported on stderr.
+    """A text stream that ignores write errors; stdout reports its first error on stderr.
 
-    After an error the descriptor is the null device, so that Python's flush at exit succeeds.
+    After an error the stream writes to the null device, so that Python's flush at exit succeeds.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:

@@ -10,7 +10,7 @@ import yaml
 from klrl.base.errors import ConfigError
 
 Row = TypeVar("Row")
-#: libyaml's loader, which is ten times as fast, or PyYAML's loader without libyaml.
+#: libyaml's loader if libyaml is installed, else PyYAML's own, which takes ten times as long.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

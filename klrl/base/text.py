@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:
     """Format a table; columns are as wide as their widest cell and two spaces apart.
 
-    Control characters become ``?``, since those of a file could move the terminal's cursor.
+    Control characters in a cell become ``?``, since they could move the terminal's cursor.
 
     Args:
         rows: the cells of each line, with the heads first; a short row is padded with empty cells.
@@ -68,7 +68,7 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
 
 
 def _fitting(text: str, width: int) -> str:
-    """Drop fields of ``a | b | c`` that do not fit; a truncated number would be wrong."""
+    """Drop fields of ``a | b | c`` beyond ``width``, since a truncated number would be wrong."""
     first, *others = text.split(" | ")
     shown = first[:width]
     for each in others:

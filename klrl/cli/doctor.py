@@ -16,7 +16,7 @@ _OF_LOSS = ("placement", "divergence", "scope", "stale", "seeds")
 
 
 def doctor_command(argv: list[str]) -> int:
-    """Print the tables, or the report on ``--loss``; return 1 if a check fails."""
+    """Print the results of the checks that the options choose; return 1 if a check fails."""
     args = parser().parse_args(argv)
     if args.loss is not None:
         return _examine_loss(args)
@@ -45,7 +45,7 @@ def doctor_command(argv: list[str]) -> int:
 
 
 def _audit(folder: str, as_json: bool) -> int:
-    """Print a table of the losses in a folder of adapters; return 0 even if a loss is wrong."""
+    """Print a table of the losses in the files of a folder; return 0 even if a loss is wrong."""
     with redirect_stdout(sys.stderr):
         from klrl.doctor.audit import audit, audit_text
 
@@ -78,7 +78,7 @@ def _few(names: list[str]) -> str:
 
 
 def _examine_loss(args: Namespace) -> int:
-    """Print the report on a loss, and redirect output of the loss's code to stderr."""
+    """Print the report on a user's loss; what the loss itself prints goes to stderr."""
     if args.audit is not None:
         raise ConfigError(f"--audit {args.audit}: not with --loss; give one of them")
     with redirect_stdout(sys.stderr):

@@ -13,7 +13,7 @@ from klrl.domains import CONTROL, LANGUAGE
 
 
 def evaluate_command(argv: list[str]) -> int:
-    """Print the returns (language: rewards) of a run's policy; return the exit code."""
+    """Play a run's policy and print its mean return; return the exit code."""
     args = parser().parse_intermixed_args(argv)
 
     from klrl.runs.video import draw_without_display

@@ -14,7 +14,7 @@ from klrl.cli.wrapper import DONE, Parser
 if TYPE_CHECKING:
     from klrl.train.policy_kl import PolicyKL
 
-#: Significant digits of printed numbers.
+#: Significant digits of a printed mean, if its standard error does not determine them.
 _DIGITS = 4
 
 

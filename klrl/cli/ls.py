@@ -45,7 +45,7 @@ def parser() -> Parser:
 
 
 def _table(listed: Sequence[Entry], folder: Path) -> str:
-    """Format a line per entry; add a column for the best checkpoints if a run has one."""
+    """Format a line per entry; add the column ``best`` if a run has a best checkpoint."""
     scores = dict.fromkeys(entry.domain.score for entry in listed if entry.score is not None)
     score, best = ", ".join(scores) or "return", any(entry.best is not None for entry in listed)
     head = ["", "state", "progress", "", score, *["best"] * best, "KL(ref)", "started", ""]

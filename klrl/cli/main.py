@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run a command; exit with code 0, 1, 2, 130 or 143, see docs/runs.md."""
+    """Run a command, and exit with its exit code, see docs/runs.md."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else ""
     shown = "klrl" if name in ("", "run") else f"klrl {name}"

@@ -57,7 +57,7 @@ def _is_hydras(override: str) -> bool:
 
 
 def _given(key: str, overrides: Sequence[str]) -> str | None:
-    """Return the last value of a key, such as ``resume``; None if it is missing or null."""
+    """Return the value of the last override of ``key``; None if it is empty, null or missing."""
     given = [value_of(each) for each in overrides if key_of(each) == key]
     return given[-1] if given and given[-1] not in ("", "null") else None
 

@@ -50,7 +50,7 @@ def annotated(text: str, notes: Mapping[str, str]) -> str:
         if found := re.match(r"( *)(\w+):( .)?", line):
             path = [*path[: len(found[1]) // 2], found[2]]
             note = notes.get(".".join(path))
-            # In a text of several lines, the comment would become part of the text.
+            # YAML would read a comment in a string of several lines as part of the string.
             goes_on = found[3] and lines[i + 1].startswith(f"{found[1]} ")
             lines[i] += f"  # {note}" if note and not goes_on else ""
     return "\n".join(lines)

@@ -46,7 +46,7 @@ def verify_command(argv: list[str]) -> int:
 
 
 def _as_text(verdict: Verdict, run: str) -> str:
-    """Format the comparison of the samples' log-probs and KLs as a table."""
+    """Format the differences between recorded and recomputed log-probs and KLs as a table."""
     largest, mean = verdict.bounds
     head = ["nats per token", "samples", "tokens", "max off", "mean off", "", ""]
     rows = [

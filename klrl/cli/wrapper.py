@@ -53,7 +53,7 @@ def run_command(name: str, argv: list[str]) -> int:
     return command(argv)
 
 
-#: Commands that may import the code that a run names. They accept ``trust=RUN``.
+#: Commands that may import the code that a run's settings name. They accept ``trust=RUN``.
 _IMPORTING = ("run", "evaluate", "record", "kl", "export", "verify", "plan")
 
 

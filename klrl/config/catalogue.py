@@ -23,7 +23,7 @@ class KnownSetting:
 
     key: str  # such as ``kl.estimator``
     type: str  # the declared type, such as ``list[int]``
-    schemas: tuple[str, ...] = ()  # the choices that have the setting; empty outside any group
+    schemas: tuple[str, ...] = ()  # choices that have the setting; empty if it is in no group
 
     @property
     def group(self) -> str:
@@ -102,7 +102,7 @@ def defaults() -> dict[str, str]:
 
 
 def chosen(group: str, overrides: Sequence[str], config_dir: str | None = None) -> str:
-    """Return a group's choice: from the overrides, else from the experiment, else the default."""
+    """Return a group's choice: that of the overrides, else of the experiment, else the default."""
     given = dict(each.split("=", 1) for each in overrides if "=" in each)
     if group in given:
         return given[group]

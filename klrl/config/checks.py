@@ -114,7 +114,7 @@ _STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text
 
 
 def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
-    """Return the domain of the chosen ``env``; refuse choices of other groups that lack it."""
+    """Return the domain of the chosen ``env``; refuse other choices that this domain lacks."""
     env = parts["env"]
     (domain,) = choice_of("env", env.name).domains
     for group in GROUPS:
@@ -135,7 +135,7 @@ def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
 
 
 def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfig]:
-    """Convert some groups of a composed config to instances of their schemas; check the values."""
+    """Convert ``groups`` of a composed config to instances of their schemas; check the values."""
     parts = {group: _object(group, _group_node(cfg, group)) for group in groups}
     for group, value in parts.items():
         schema = choice_of(group, value.name).schema
@@ -149,7 +149,7 @@ def to_settings(cfg: DictConfig, groups: Iterable[str]) -> dict[str, ChoiceConfi
 
 
 def typed_choice(group: str, settings: object) -> Any:
-    """Convert a group's settings in a manifest to their schema, and check them."""
+    """Convert a group's settings from a manifest to an instance of their schema, and check them."""
     node = settings.get(group) if isinstance(settings, Mapping) else None
     check_plain(f"{group}: its stored settings", node)
     cfg = OmegaConf.structured(RootConfig)
@@ -230,15 +230,15 @@ def _own_part(key: str, value: object, home: str = "") -> OwnPart | None:
     return part
 
 
-#: Integers of this size or larger do not fit into int64.
+#: The smallest positive integer that does not fit into int64.
 _TOO_LARGE = 2**63
 _SIGNS = ((">=", "ge", ge), (">", "gt", gt), ("<=", "le", le))
 
 
 def checked_value(key: str, value: Any, rule: Mapping[str, Any]) -> Any:
-    """Check a value against its rule from ``number`` or ``choice`` in :mod:`klrl.config.fields`.
+    """Check a value against the metadata that ``number`` or ``choice`` gives to its field.
 
-    Return the value, as an int if the rule has ``whole``.
+    Return the value; the metadata ``whole`` converts it to an int.
     """
     if not rule or (value is None and rule.get("optional", True)):
         return value
@@ -276,7 +276,7 @@ def check_names_unset(overridden: Iterable[str]) -> None:
         group, *names = key.split(".")
         if group in ALL_CHOICES and names == [NAME]:
             raise ConfigError(f"{key}: set by the choice; choose with {group}=...")
-        users = {"args", "kwargs"}.intersection(names)  # the user defines the names below these
+        users = {"args", "kwargs"}.intersection(names)  # dictionaries with the user's own names
         if group in ALL_CHOICES and not users and FOUND_OUT.intersection(names):
             raise ConfigError(f"{key}: klrl sets it; drop it")
 

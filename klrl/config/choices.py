@@ -1,11 +1,11 @@
-"""The registry of choices: a schema of settings and a factory for each domain.
+"""The registry of choices. A choice has a schema of settings, and a factory for each domain.
 
 Unregistered names are refused. A run stores the names of its choices (``GROUP.name``), and a resume
-reads them. To add a choice, write a factory, and a class of settings with :func:`registered` in
-``schemas/`` (for a sweep, in ``sweep.py``).
+reads them. To add a choice, write its factory and, in ``schemas/``, a class of its settings with
+the decorator :func:`registered`. Schemas of a sweep are in ``sweep.py``.
 
-The registry stores factories by name, so that this file does not import torch. :data:`CHOICES`
-lists the arguments of the factories, which are the same for all choices of a group in a domain.
+The registry stores factories by name, so that this file does not import torch. The comments in
+:data:`CHOICES` list the arguments of the factories.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Choice:
 
     schema: type[ChoiceConfig]
     factories: Mapping[str, str]  # domain -> "module:factory"
-    what: str = ""  # its line in ``--help``
+    what: str = ""  # the choice's line in ``--help``
     #: Setting -> its default value, if that differs from the schema's.
     values: Mapping[str, object] = field(default_factory=dict)
     #: Settings that change no result, so a job's identity omits them; ``*`` means all settings.
@@ -87,7 +87,7 @@ SWEEP_CHOICES: dict[str, dict[str, Choice]] = {
 GROUPS = tuple(CHOICES)
 SWEEP_GROUPS = tuple(SWEEP_CHOICES)
 ALL_CHOICES = CHOICES | SWEEP_CHOICES
-#: All groups in the order of ``--help``; ``experiment`` is a preset over other groups.
+#: All groups in the order of ``--help``; an ``experiment`` changes settings of other groups.
 ALL_GROUPS = (*GROUPS, "experiment", *SWEEP_GROUPS)
 
 #: The setting, in every group, that contains the name of the choice.
@@ -113,7 +113,7 @@ def registered(
 
     def register(schema: Schema) -> Schema:
         if "__dataclass_fields__" not in vars(schema):
-            dataclass(schema)  # in place
+            dataclass(schema)  # changes the class in place
         paths = dict.fromkeys((CONTROL, LANGUAGE), both) if both else {}
         paths |= {each: more.pop(each) for each in (CONTROL, LANGUAGE, SWEEP) if each in more}
         factories = {domain: f"klrl.{path}" for domain, path in paths.items()}
@@ -174,7 +174,7 @@ def choices_for(group: str, domain: str) -> list[str]:
 
 
 def conf_dir() -> Path:
-    """Return the folder of YAML files, inside the installed package or next to it in a checkout."""
+    """Return the folder ``conf``: inside an installed package, or next to it in a checkout."""
     package = Path(__file__).parent.parent
     packaged = package / "conf"
     return packaged if packaged.is_dir() else package.parent / "conf"

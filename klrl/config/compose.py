@@ -116,15 +116,15 @@ Stamp = tuple[tuple[str, int], ...]
 def _composed(
     chosen: tuple[str, ...], config_dir: str | None, config_name: str | None, stamp: Stamp
 ) -> DictConfig:
-    """Compose a config from choices alone; callers must not change it, since it is cached."""
+    """Compose a config, or return a cached one, which callers must not change."""
     return compose(chosen, config_dir, config_name)
 
 
 class Composer:
-    """Composes jobs with Hydra, in a tenth of Hydra's time.
+    """Composes jobs as Hydra does, in a tenth of Hydra's time.
 
-    Hydra composes each set of choices once, and the config is cached. The values are merged into a
-    copy of the config as Hydra would: after all choices, in the order in which they are given.
+    Hydra composes each set of choices once, and klrl caches that config. Overrides that set values
+    are merged into a copy of it, in their order, as in Hydra.
     """
 
     def __init__(self, config_dir: str | None = None, config_name: str | None = None) -> None:
@@ -152,7 +152,7 @@ class Composer:
         return config
 
     def _merged(self, overrides: Sequence[str]) -> DictConfig:
-        # Hydra applies all overrides up to the last that is neither value nor choice, as ~kl.coef.
+        # Hydra itself applies all overrides up to the last that sets no value and no choice.
         plain = [_is_value(override) or _is_choice(override) for override in overrides]
         start = max((i for i, known in enumerate(plain) if not known), default=-1) + 1
         chosen = (*overrides[:start], *filter(_is_choice, overrides[start:]))
@@ -164,12 +164,12 @@ class Composer:
                 key, add = override.key_or_group, override.is_force_add()
                 OmegaConf.update(cfg, key, override.value(), merge=True, force_add=add)
         except _REFUSALS:
-            # For the whole command line, Hydra raises a more precise error.
+            # Given all overrides, Hydra raises a more precise error.
             return compose(overrides, *self._from)
         return cfg
 
 
-#: Keys without a dot that have values, not choices.
+#: Settings outside any group. Their keys have values, not choices.
 _VALUES = frozenset(f.name for f in fields(Ungrouped))
 _CHOSEN = frozenset(ALL_GROUPS)
 

@@ -171,7 +171,7 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
     return ConfigError(f"{value}: no such setting{hint or '; see --help'}")
 
 
-#: The name, in every group, of the choice for a custom part.
+#: The name of a group's choice for the user's own class or function.
 _OWN = "custom"
 
 

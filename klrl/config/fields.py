@@ -1,4 +1,4 @@
-"""Declares settings with their ranges, and the base schema of every choice."""
+"""Functions that declare settings with their ranges, and the base classes of schemas."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def choice(
 
 
 def added(setting: Declaration, before: object) -> Declaration:
-    """Declare a setting that older runs lack; the value ``before`` keeps the older behaviour.
+    """Declare a setting that earlier versions of klrl lacked; ``before`` keeps their behaviour.
 
-    Stored runs without the setting get ``before``; new runs too, if ``setting`` has no default. A
-    job's identity omits the setting if it equals ``before``, so that older sweeps can resume.
+    Stored runs without the setting get ``before``. So do new runs, if ``setting`` has no default.
+    A job's identity omits the setting if its value is ``before``, so that old sweeps can resume.
     """
     return field(default=before, metadata={**setting.metadata, "added": before})
 
@@ -84,20 +84,20 @@ def nested_schema(of: Field[object]) -> type | None:
 
 @dataclass
 class OwnPart(Settings):
-    """The user's class or function for a part of klrl, and its arguments (docs/extending.md).
+    """The settings of a custom part: the user's class or function (docs/extending.md).
 
     klrl sets ``path``, ``source`` and ``version``; see :mod:`klrl.config.own`.
     """
 
     #: package.module:Name, from the current folder or PYTHONPATH; see docs/extending.md
     target: Optional[str] = field(default=None, metadata={"value": MISSING})
-    #: its arguments, as in args.x=1; defaults are shown if they are numbers, texts or null
+    #: arguments of the target, as in args.x=1; its default numbers, texts and nulls are shown too
     args: dict[str, Any] = field(default_factory=dict)
     #: a further folder to search; klrl stores the folder in which it found the module
     path: Optional[str] = field(default=None, metadata={"free": True})
     #: a digest over the module's local files, part of the job's identity; set by klrl
     source: Optional[str] = None
-    version: Optional[str] = None  # of the module's distribution, if any; set by klrl
+    version: Optional[str] = None  # version of the module's distribution, if any; set by klrl
 
 
 def own_part() -> Declaration:

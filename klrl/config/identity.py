@@ -17,14 +17,14 @@ NUMERICS = 4
 
 
 class Identity(NamedTuple):
-    """The identity of a job; jobs with equal identities record the same metrics."""
+    """The identity of a job; jobs with equal identities record the same metrics, up to rounding."""
 
     settings: str  # :func:`settings_hash`
-    numerics: int  # :data:`NUMERICS` of the klrl that runs the job; 0 if unknown
+    numerics: int  # :data:`NUMERICS` in the version of klrl that runs the job; 0 if unknown
 
 
 def identity(config: JobConfig) -> Identity:
-    """Return the identity of a job with the :data:`NUMERICS` of this klrl."""
+    """Return the identity of a job in this version of klrl."""
     return Identity(settings_hash(config), NUMERICS)
 
 
@@ -38,8 +38,8 @@ def canonical(config: JobConfig) -> dict[str, object]:
     """Return the settings that change a job's results, in a form in which 1 and 1.0 are equal.
 
     Omits settings that change no result: those marked ``free``, such as the folder of a custom
-    part, and the evaluation settings of a run without evaluations. Also omits a newer setting with
-    the value of the older behaviour (``added`` in :mod:`klrl.config.fields`).
+    part, and the evaluation settings of a run without evaluations. Also omits a setting with the
+    value ``before``, see :func:`klrl.config.fields.added`.
     """
     settings: dict[str, object] = {}
     for f in dataclasses.fields(config):

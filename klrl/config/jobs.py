@@ -50,12 +50,12 @@ class JobConfig(Settings, ABC):
     @property
     @abstractmethod
     def frames_per_iteration(self) -> int:
-        """Frames (language: samples) in one rollout."""
+        """Number of frames in one rollout; a language job's frames are samples."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """The name of the task, for titles."""
+        """The name of the task, for the titles of charts."""
 
     @property
     def has_reference(self) -> bool:
@@ -107,7 +107,7 @@ class LanguageConfig(JobConfig):
     domain = LANGUAGE
 
     def __post_init__(self) -> None:
-        if self.loss.reduction == "mean":  # in language the mean over tokens
+        if self.loss.reduction == "mean":  # language jobs take the mean over tokens
             self.loss = replace(self.loss, reduction="token")
 
     @property

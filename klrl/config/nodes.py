@@ -17,7 +17,7 @@ from klrl.config.sweep import SweepRoot
 
 @cache
 def register_schemas() -> None:
-    """Register every choice with Hydra, once; the Hydra group ``schema`` has only the schemas."""
+    """Register every choice with Hydra, once."""
     store = ConfigStore.instance().store
     store(group="schema", name="root", node=RootConfig)
     store(group="schema", name="sweep", node=SweepRoot)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
-    """A named variant of a choice, with different values of some settings."""
+    """A named variant of a choice, with its own values of some settings."""
 
-    what: str  # its line in ``--help``
-    below: str  # the name of that choice
+    what: str  # the preset's line in ``--help``
+    below: str  # the name of the choice
     values: Mapping[str, object]  # setting -> value
 
 
@@ -42,7 +42,7 @@ _objective(
 )
 _objective("rloo", "RLOO (Ahmadian 2024)", baseline="leave_one_out", reduction="sequence")
 
-#: The ``advantage.baseline`` that divides score and KL by the standard deviation of the scores.
+#: The value of ``advantage.baseline`` that divides score and KL by the std of the scores.
 SHAPED = "normalized_shaped"
 _PUBLISHED = [str(each.values["baseline"]) for each in PRESETS["advantage"].values()]
 BASELINES = tuple(dict.fromkeys((*_PUBLISHED, SHAPED)))

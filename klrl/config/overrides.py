@@ -1,4 +1,4 @@
-"""Parses overrides: separates those of a sweep from those of its jobs, and lists the jobs.
+"""Parses overrides: separates a sweep's overrides from its jobs' overrides, and lists the jobs.
 
 The grammar (``a=1,2``, ``a=range(3)``, ``a=glob(*)``) and the order of the jobs are Hydra's.
 """
@@ -24,7 +24,7 @@ from klrl.base.files import expanded
 from klrl.config import SWEEP_GROUPS
 from klrl.config.choices import ALL_GROUPS
 
-#: Longest name of a job's folder, in characters; file systems allow 255 bytes.
+#: A longer name of a job's folder is cut to this many characters. File systems allow 255 bytes.
 _LONGEST_NAME = 180
 
 
@@ -114,7 +114,7 @@ def quote_paths(overrides: Sequence[str]) -> list[str]:
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides with Hydra; raise its errors as a one-line ConfigError."""
+    """Parse overrides with Hydra; turn an error of Hydra into a one-line ConfigError."""
     with explained(overrides, None, HydraException):
         return parse_overrides(overrides)
 

@@ -1,4 +1,4 @@
-"""Checks whether a penalty's estimator and divergence fit its placement, as in docs/kl.md."""
+"""Refuses KL penalties whose placement would give them a wrong gradient (docs/kl.md)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from klrl.base.errors import ConfigError
 #: Where the penalty is charged: in the reward, in the loss, or (split) in both. With split, the
 #: loss has each step's own KL, and the reward charges an action for the KL of later steps.
 PLACEMENTS = ("reward", "loss", "split")
-#: A custom function (``kl.own_estimator``, ``kl.own_divergence``). A custom estimator is checked
-#: like k2, since it too is sampled and has a wrong gradient in the reward.
+#: Selects the user's own function (``kl.own_estimator``, ``kl.own_divergence``). A custom estimator
+#: is checked like k2: it is sampled, and its gradient in the reward is wrong.
 OWN = "custom"
 #: Divergences of policy and reference; :mod:`klrl.kl.divergences` has the formulas.
 DIVERGENCES = ("reverse", "forward", "js")

@@ -39,12 +39,12 @@ class SubmititConfig(LauncherConfig):
 
     #: slurm, local (processes on this machine, for a trial) or auto (slurm if it is installed)
     cluster: str = choice("slurm", "local", "auto")
-    #: minutes; before this limit a job writes a checkpoint, and is queued again to continue
+    #: limit in minutes; shortly before it a job writes a checkpoint, and is queued again
     timeout_min: int = number(240, ge=1)
-    cpus_per_task: int = number(1, ge=1)  # of each job
-    gpus_per_node: int = number(0, ge=0)  # of each job
-    mem_gb: float = number(4, gt=0)  # a control job needs about 0.6
-    array_parallelism: int = number(64, ge=1)  # jobs of the sweep that SLURM runs at a time
+    cpus_per_task: int = number(1, ge=1)  # CPUs of each job
+    gpus_per_node: int = number(0, ge=0)  # GPUs of each job
+    mem_gb: float = number(4, gt=0)  # memory of each job; a control job needs about 0.6
+    array_parallelism: int = number(64, ge=1)  # most jobs of the sweep that SLURM runs at a time
     partition: Optional[str] = None  # the queue; null = SLURM's default
     slurm: Values = setting({})  # further options of sbatch, as '{account: lab}'
 
@@ -81,9 +81,9 @@ class OptunaConfig(SearchConfig):
 
     trials: int = number(20, ge=1)  # trials in all, including those of an earlier start
     at_once: int = number(1, ge=1)  # trials that are chosen together, to run in parallel
-    metric: str = setting("eval/return")  # judges a trial by its last value, averaged over seeds
+    metric: str = setting("eval/return")  # a trial's score is its last value, averaged over seeds
     direction: str = choice("maximize", "minimize")  # which values of the metric are better
-    seed: int = number(0, ge=0)  # of TPE's sampler
+    seed: int = number(0, ge=0)  # seed of TPE's sampler
 
 
 #: The settings of a sweep itself: launcher and search.

@@ -1,4 +1,4 @@
-"""Types of settings that OmegaConf lacks: OmegaConf sees ``Any``, and klrl checks the values."""
+"""Types of settings that OmegaConf lacks. OmegaConf gets ``Any``, and klrl checks the values."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ _PLAIN = bool | int | float | str | list | dict | None
 
 
 def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
-    """Return a part's args in the annotated types, and plain defaults of its other arguments."""
+    """Return a part's args in the annotated types, and its default numbers, strings and nulls."""
     target = import_target(setting, part)
     text, given = setting_text(setting, part), GIVEN[setting.partition("[")[0]]
     takes, rest = arguments(text, target)
     own = {name: p for name, p in takes.items() if name not in given}
-    free = rest and takes.keys() >= set(given)  # otherwise ``**kwargs`` is for klrl's arguments
+    free = rest and takes.keys() >= set(given)  # else klrl's own arguments go to ``**kwargs``
     for name in part.args:
         key = f"{setting}.args.{name}"
         if name in given:

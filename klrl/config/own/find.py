@@ -1,7 +1,7 @@
 """Finds a custom part by its ``target``, and calls it.
 
-The target gets its ``args`` as keywords, and those arguments of klrl that it takes
-(:data:`klrl.config.own.parts.GIVEN`). Its exceptions become one-line errors.
+The target is called with its ``args``, and with each argument in
+:data:`klrl.config.own.parts.GIVEN` that it accepts. Its exceptions become one-line errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def make_own(
 ) -> Made:
     """Call a custom part with its completed args, and with arguments of klrl from ``given``.
 
-    Refuse a result that is no instance of ``kind``; ``what`` is the remedy in the message.
+    Refuse a result that is no instance of ``kind``; the message ends with the remedy ``what``.
     """
     target = import_target(setting, part)
     takes, rest = arguments(setting_text(setting, part), target)

@@ -53,7 +53,7 @@ def parts_in(group: str, part: ChoiceConfig) -> Iterator[tuple[str, OwnPart]]:
 def env_code(env: Env) -> Iterator[tuple[str, str, object]]:
     """Yield setting, value and args of ``env.id=module:Id`` and ``env.reward=module:function``.
 
-    Leaves out environments of klrl, and of the packages that klrl and its extras require.
+    Leaves out reward models, and environments of klrl and of packages that klrl requires.
     """
     if isinstance(env, LanguageEnvConfig):
         for name in map(str, env.rewards):
@@ -74,5 +74,5 @@ def is_reward_model(module: str, attribute: str) -> bool:
     """Return whether ``model:X`` is a reward model in folder X, not a function of ``model.py``."""
     if module != "model" or not attribute.isidentifier() or Path(attribute).is_dir():
         return module == "model"
-    found = find_spec("model")  # for a folder without __init__.py, the origin is None
+    found = find_spec("model")  # its origin is None if it is a folder without __init__.py
     return not Path("model.py").is_file() and (found is None or found.origin is None)

@@ -52,7 +52,7 @@ def named_sources(env: Env) -> dict[str, str]:
     """Map the code of ``env.id`` and ``env.reward`` to its source, as ``env.sources`` stores it."""
     found = {}
     for setting, value, _ in env_code(env):
-        if find(top_level(value), [str(Path.cwd())]):  # else the later import reports the error
+        if find(top_level(value), [str(Path.cwd())]):  # else a later import reports the error
             source = current_source(f"{setting}={value}", value)
             found[value] = _shown(source.digest, source.version)
     return found
@@ -65,7 +65,7 @@ def _shown(digest: str | None, version: str | None) -> str:
 def manifest_entries(config: JobConfig) -> dict[str, dict[str, str | None]]:
     """Return a manifest's entries for custom code: setting -> target, source and version.
 
-    The code of ``env.id`` and ``env.reward`` has entries value -> source.
+    For the code of ``env.id`` and ``env.reward``, the entries map the value to its source.
     """
     names = ("target", "source", "version")
     own = {

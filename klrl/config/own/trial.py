@@ -60,14 +60,14 @@ def try_part(
         changed = _module_state(part) != before
         if saved and has_state_dict(used):
             fresh.load_state_dict(used.state_dict())
-        # klrl itself saves an object that it gave to both trial parts.
+        # Objects that both trial parts got belong to klrl, which saves them itself.
         klrls = [each for name, each in first.items() if each is second[name]]
         unsaved = changed or _state_of(used, klrls) != _state_of(fresh, klrls)
     return make_own(setting, part, given, kind), unsaved
 
 
 def changes_state(part: OwnPart, function: object, use: Callable[[], object]) -> bool:
-    """Call ``use``; return whether this changed a custom function or the user's modules."""
+    """Call ``use``; return whether it changed the state of ``function`` or of user modules."""
     before = _module_state(part), _state_of(function, ())
     use()
     return (_module_state(part), _state_of(function, ())) != before

@@ -4,9 +4,10 @@ A run folder may come from anyone, and its settings name modules to import and f
 klrl imports only code that this user named in this process, ran before, or trusts.
 
 When this user starts a run, klrl stores digests of the run's code in the user's state folder. A
-digest covers function, args, folder and source. The source alone is not enough: in a different
-folder, the same ``.py`` files may lie next to a malicious ``.pyc``. A run that this user started
-may import its code from the same folder even after the source has changed.
+digest covers the name, the args, the folder and the source of a class or function. The source
+alone is not enough: in a different folder, the same ``.py`` files may lie next to a malicious
+``.pyc``. A run that this user started may import its code from the same folder even if the source
+has changed since.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Code(NamedTuple):
 
     setting: str
     call: str  # module, name and args
-    folder: str  # of the module
+    folder: str  # the module's folder
     source: str  # the digest or version of the module
 
 

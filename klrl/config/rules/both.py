@@ -44,7 +44,7 @@ _UNITS = {
 
 
 def check_domain_values(c: JobConfig) -> None:
-    """The loss's reduction and the target's unit are allowed in the domain."""
+    """``reduction`` and ``unit`` have values that the domain allows."""
     for group, name, of in (
         ("loss", "reduction", _REDUCTIONS),
         ("controller", "unit", _UNITS),
@@ -95,7 +95,7 @@ def check_beta(c: JobConfig) -> None:
 
 
 def check_kl(c: JobConfig) -> None:
-    """Estimator, divergence and placement fit together."""
+    """Custom functions are given, and :mod:`klrl.config.placement` accepts the penalty."""
     if isinstance(c.kl, RetrieveKLConfig):
         for name in ("estimator", "divergence"):
             if getattr(c.kl, name) == OWN and getattr(c.kl, f"own_{name}") is None:
@@ -162,7 +162,7 @@ def check_coef_bounds(c: JobConfig) -> None:
 
 
 def check_logger_also(c: JobConfig) -> None:
-    """``logger.also`` lists loggers without settings, each once, and not the chosen ``logger``."""
+    """``logger.also`` lists each logger once; not the chosen one, and none with settings."""
     plain = [name for name, each in CHOICES["logger"].items() if each.schema is LoggerConfig]
     fitting = sorted({*plain} - {"none", c.logger.name})
     if sorted(map(str, c.logger.also)) not in ([], *([each] for each in fitting), fitting):

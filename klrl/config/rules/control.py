@@ -5,7 +5,7 @@ from __future__ import annotations
 from klrl.base.errors import ConfigError
 from klrl.config import Config, CustomActorConfig
 
-#: The largest width of a layer; two such layers have 4e9 weights between them.
+#: The largest width of a layer. Between two such layers are 4e9 weights.
 _WIDEST = 65_536
 
 
@@ -26,7 +26,7 @@ def check_minibatches_of_frames(c: Config) -> None:
 
 
 def check_window(c: Config) -> None:
-    """Environments open no windows, since closing the window of an evaluation would end the run."""
+    """Environments open no windows."""
     if c.env.kwargs.get("render_mode") == "human":
         raise ConfigError(
             "env.kwargs.render_mode=human: training opens no windows; drop it, "

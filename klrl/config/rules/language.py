@@ -24,7 +24,7 @@ _RENDERING = ("add_generation_prompt", "tokenize", "return_dict", "conversation"
 
 
 def check_reward(c: LanguageConfig) -> None:
-    """Each reward is listed once, and is a function of the task or of the user."""
+    """Each reward is listed once, and is not a built-in reward of another task."""
     names = c.env.rewards
     shown = f"[{','.join(map(str, names))}]" if isinstance(c.env.reward, list) else c.env.reward
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -125,7 +125,7 @@ def check_minibatches_of_prompts(c: LanguageConfig) -> None:
 
 
 def check_shaped(c: LanguageConfig) -> None:
-    """A baseline that divides the KL by the scores' spread requires the KL in the reward."""
+    """With ``baseline=normalized_shaped``, which also divides the KL, the KL is in the reward."""
     if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
         return
     words = f"advantage.baseline={SHAPED}: divides score and KL by the spread of the group, and"
@@ -191,7 +191,7 @@ def check_compile(c: LanguageConfig) -> None:
 
 
 def check_learner_dtype(c: LanguageConfig) -> None:
-    """``learner.dtype`` fits ``actor.dtype``; trained weights are float32 or wider."""
+    """``learner.dtype`` is possible with ``actor.dtype``; trained weights are float32 or wider."""
     dtype, actor = c.learner.dtype, c.actor
     if dtype is not None and actor.dtype == "float64":
         raise ConfigError(

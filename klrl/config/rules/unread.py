@@ -65,7 +65,7 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
 
 
 def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
-    """Refuse an objective's loss with a different advantage, unless the user chose an advantage."""
+    """Refuse an objective's loss without the objective's advantage, unless the user chose one."""
     words = dict(each.partition("=")[::2] for each in overrides)
     name = words.get("loss", "")
     here = c.advantage.baseline if isinstance(c.advantage, GroupConfig) else None

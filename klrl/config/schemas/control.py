@@ -20,9 +20,9 @@ class EnvConfig(ChoiceConfig):
 
     id: str = MISSING  # a Gymnasium id, or module:id for an environment that a module registers
     kwargs: Values = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
-    num_envs: int = number(8, ge=1)  # copies in this process
-    normalize_observation: bool = setting(True)  # by running statistics inside the policy
-    reward_scale: float = number(1.0, gt=0)  # factor on the shaped reward, for the learner only
+    num_envs: int = number(8, ge=1)  # copies of the environment, all in this process
+    normalize_observation: bool = setting(True)  # true: the policy normalises its observations
+    reward_scale: float = number(1.0, gt=0)  # for the learner only: factor on reward - penalty
     #: true: for the learner only, divide the reward by the running std of the discounted rewards
     normalize_reward: bool = added(field(), False)
     #: seconds that a step of all copies may take before the run ends; null = no limit
@@ -91,7 +91,7 @@ class ActorConfig(ChoiceConfig):
 class GaussianActorConfig(ActorConfig):
     """An MLP; its distribution follows the action space: normal for Box, else categorical."""
 
-    #: standard deviation at the start, of the action (tanh_normal: before tanh)
+    #: standard deviation at the start; with tanh_normal, of the action before tanh
     init_std: float = number(1.0, gt=0)
 
 
@@ -120,13 +120,12 @@ class CNNActorConfig(GaussianActorConfig):
 
     #: nature (Mnih et al. 2015, at least 36 x 36) or impala (Espeholt et al. 2018, small; any size)
     arch: str = choice("nature", "impala")
-    scale: float = number(255.0, gt=0)  # pixels are divided by this, their largest value
+    scale: float = number(255.0, gt=0)  # largest value of a pixel; pixels are divided by it
     #: widths of the layers after the CNN; with several keys, each encoder has hidden[0] outputs
     hidden: list[int] = setting([512])
-    activation: str = choice(*ACTIVATIONS, value="relu")  # of the hidden layers
-    share_trunk: bool = setting(
-        True
-    )  # policy and critic share the CNN and the layers: half the cost
+    activation: str = choice(*ACTIVATIONS, value="relu")  # activation of the hidden layers
+    #: true: policy and critic share the CNN and the hidden layers, at half the cost
+    share_trunk: bool = setting(True)
 
 
 @registered("collector", "torchrl", "TorchRL's Collector", control="control.rollout:TorchRLRollout")
@@ -138,7 +137,7 @@ class CollectorConfig(ChoiceConfig):
 
     #: Whether the batches contain recorded actions of another policy.
     imitates: ClassVar[bool] = False
-    patience: ClassVar[Optional[int]] = None  # a setting of the choices that imitate
+    patience: ClassVar[Optional[int]] = None  # a setting only if ``imitates``
 
 
 @registered("collector", "demonstrations", control="control.demonstrations:Demonstrations")
@@ -146,7 +145,7 @@ class DemonstrationsConfig(CollectorConfig):
     """Frames of another policy, from a folder in TorchRL's format; part of experiment=clone."""
 
     data: str = MISSING  # a folder that klrl record, TensorDict.memmap or ReplayBuffer.dumps wrote
-    steps: int = number(32, ge=1)  # consecutive frames in a piece; env.num_envs pieces per rollout
+    steps: int = number(32, ge=1)  # consecutive frames; a rollout has env.num_envs such pieces
     #: share of episodes held out from training; their likelihood determines the best checkpoint
     held_out: float = number(0.1, ge=0, le=0.9)
     #: the run ends after this many rollouts without a better held-out likelihood; null = never

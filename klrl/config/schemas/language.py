@@ -17,7 +17,7 @@ class LanguageEnvConfig(ChoiceConfig):
     """Prompts and reward functions; a response is an episode of one step."""
 
     reward: Words = MISSING
-    reward_weights: Optional[list[float]] = added(field(), None)  # of listed rewards; null = 1 each
+    reward_weights: Optional[list[float]] = added(field(), None)  # one per reward; null = 1 each
     # At most 1e9, since Python waits for a thread at most 9.2e9 seconds.
     #: seconds that a call of the reward function may take; null = no limit
     reward_timeout: Optional[float] = number(None, gt=0, le=1e9)
@@ -63,7 +63,7 @@ class TextConfig(LanguageEnvConfig):
 
     #: JSON lines, a JSON list, parquet or a folder; rows have prompt or messages, and your fields
     data: str = MISSING
-    split: str = added(field(), "train")  # of a folder with files like train-0.parquet
+    split: str = added(field(), "train")  # the split to read, as from files like train-0.parquet
     eval_data: Optional[str] = None  # data for evaluation; null = env.data
     eval_split: Optional[str] = added(field(), None)  # split of evaluations; null = env.split
     #: share of the prompts held out for evaluation, if eval_data and eval_split are null
@@ -75,7 +75,7 @@ class TextConfig(LanguageEnvConfig):
     #: seconds that a reward call may take; null = no limit, and calls run on the main thread
     reward_timeout: Optional[float] = number(60, gt=0, le=1e9)
 
-    own_rewards: ClassVar[tuple[str, ...]] = ("exact",)  # of rows with an answer
+    own_rewards: ClassVar[tuple[str, ...]] = ("exact",)  # if the rows have an answer
 
 
 @dataclass
@@ -86,7 +86,7 @@ class LoraConfig(Settings):
     alpha: float = number(16.0, gt=0)  # the adapters' update is scaled by alpha / r
     #: must be 0: dropout would make the updated policy differ from the policy that sampled
     dropout: float = number(0.0, ge=0, le=1)
-    #: a list of layers, or all-linear: all but the head
+    #: a list of names of layers, or all-linear: all linear layers except the head
     target_modules: Words = setting("all-linear")
 
 
@@ -96,9 +96,9 @@ class CausalLMConfig(ChoiceConfig):
 
     #: a folder of save_pretrained, or a hub id; null = klrl's own model for sort_digits
     model: Optional[str] = None
-    #: of the weights; adapters stay in float32; bfloat16 without LoRA means learner.dtype=mixed
+    #: dtype of the weights; LoRA adapters are float32; bfloat16 without LoRA: learner.dtype=mixed
     dtype: str = choice("float32", "bfloat16", "float64")
-    #: true: forget activations and compute them again; less memory, a third slower
+    #: true: compute activations again in the backward pass; less memory, a third slower
     gradient_checkpointing: bool = setting(False)
     lora: LoraConfig = field(default_factory=LoraConfig)
     init: Optional[str] = None  # a run to start from: its weights or adapters, and its value head
@@ -117,13 +117,13 @@ class SamplerConfig(ChoiceConfig):
     prompts: int = number(32, ge=1)  # prompts per rollout
     group_size: int = number(8, ge=1)  # responses to each prompt
     max_new_tokens: int = number(16, ge=1)  # a longer response is cut off, and flagged
-    temperature: float = number(1.0, gt=0)  # of the policy: softmax(logits / temperature)
+    temperature: float = number(1.0, gt=0)  # the policy is softmax(logits / temperature)
     samples_every: int = number(5, ge=0)  # iterations between entries in samples.jsonl; 0 = never
     samples_count: int = number(4, ge=1)  # responses per entry
 
     #: Whether the batches contain answers from data instead of sampled responses.
     imitates: ClassVar[bool] = False
-    patience: ClassVar[Optional[int]] = None  # a setting of the choices that imitate
+    patience: ClassVar[Optional[int]] = None  # a setting only if ``imitates``
 
 
 @registered(

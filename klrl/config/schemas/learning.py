@@ -18,9 +18,9 @@ class AdvantageConfig(ChoiceConfig):
     """Generalised advantage estimation, once per rollout."""
 
     gamma: float = number(0.99, ge=0, le=1)  # discount per frame
-    #: weight of longer returns: 0 = one step, 1 = the whole episode
+    #: GAE's lambda: 0 = one-step returns, 1 = returns of the whole episode
     lmbda: float = number(0.95, ge=0, le=1)
-    #: factor on the reward, not the penalty, for the learner only; 0: learn from the penalty alone
+    #: for the learner only: factor on the reward, not on the penalty; 0: learn from the penalty
     reward_weight: float = added(number(ge=0), 1.0)
 
 
@@ -36,7 +36,7 @@ class GroupConfig(ChoiceConfig):
     #: normalized: (score - mean) / std; normalized_shaped: the same, and KL / std; mean: score -
     #: mean; leave_one_out: score - mean of the others
     baseline: str = choice(*BASELINES, declared_in="klrl/config/objectives.py")
-    #: factor on the baselined score, not on the penalty; 0: learn from the penalty alone
+    #: factor on the score after the baseline, not on the penalty; 0: learn from the penalty
     reward_weight: float = added(number(ge=0), 1.0)
 
 
@@ -46,12 +46,12 @@ class LossConfig(ChoiceConfig):
 
     entropy_bonus: bool = setting(True)  # subtract entropy_coeff * entropy from the loss
     entropy_coeff: float = number(0.0, ge=0)  # weight of the entropy (TorchRL's default 0.01)
-    samples_mc_entropy: int = number(1, ge=1)  # for an entropy without closed form (tanh_normal)
+    samples_mc_entropy: int = number(1, ge=1)  # samples per state for tanh_normal's entropy
     critic_coeff: float = number(0.5, ge=0)  # weight of the critic's loss (TorchRL's default 1.0)
-    loss_critic_type: str = choice("l1", "l2", "smooth_l1", value="l2")  # TorchRL's: smooth_l1
-    #: a number: bound on the change of the critic's value of a state since the rollout
+    loss_critic_type: str = choice("l1", "l2", "smooth_l1", value="l2")  # TorchRL has smooth_l1
+    #: a number: since the rollout, the critic's value of a state may change by at most this
     clip_value: Optional[float] = number(None, gt=0)
-    normalize_advantage: bool = setting(True)  # in each minibatch (TorchRL's default false)
+    normalize_advantage: bool = setting(True)  # within each minibatch (TorchRL's default false)
     separate_losses: bool = setting(False)  # true: the critic's loss does not reach a shared trunk
     #: mean or sum; language: token (mean over all tokens), response (mean of the responses' means)
     #: or sequence (mean of the responses' sums)
@@ -84,14 +84,14 @@ class KLPENConfig(LossConfig):
     #: doubling (TorchRL's documented rule), proportional, forward (TorchRL's code, which changes
     #: beta in each minibatch) or custom
     beta_rule: str = choice("doubling", "proportional", "forward", "custom")
-    gain: float = number(0.5, gt=0)  # proportional: beta *= (KL / dtarg)^gain, within 1/4 .. 4
+    gain: float = number(0.5, gt=0)  # proportional: beta *= (KL / dtarg)^gain, a factor 1/4 .. 4
     #: none; back: shorten a step if KL > 1.5 dtarg; both: also lengthen a step if KL < dtarg / 1.5
     line_search: str = choice("none", "back", "both")
     max_alpha: float = added(number(ge=1), 2.0)  # line_search=both: largest factor on a step
-    beta_min: float = number(1e-4, gt=0)  # beta never falls below
-    beta_max: float = number(1e4, gt=0)  # beta never rises above
-    kl_old: str = choice("exact", "sampled")  # exact (closed form) or sampled (to compare)
-    samples_mc_kl: int = number(1, ge=1)  # samples per state of kl_old=sampled
+    beta_min: float = number(1e-4, gt=0)  # beta never falls below this
+    beta_max: float = number(1e4, gt=0)  # beta never rises above this
+    kl_old: str = choice("exact", "sampled")  # KL(old||new): exact (closed form) or sampled
+    samples_mc_kl: int = number(1, ge=1)  # kl_old=sampled: samples per state
     own_beta_rule: Part = own_part()  # beta_rule=custom: own_beta_rule.target=package.module:Name
 
 
@@ -144,7 +144,7 @@ class LearnerConfig(ChoiceConfig):
     #: float32 or mixed (arithmetic in bfloat16), for language and actor=cnn; null: mixed for
     #: actor.dtype=bfloat16 without LoRA, else float32
     dtype: Optional[str] = added(choice("float32", "mixed", optional=True), None)
-    #: language: largest number of prompts, with their groups, in a pass; null = a whole minibatch
+    #: language: most prompts, with all responses, in one forward pass; null = a whole minibatch
     micro_batch: Optional[int] = added(number(ge=1), None)
 
 
@@ -155,12 +155,11 @@ class OptimConfig(ChoiceConfig):
     lr: float = number(3e-4, gt=0)  # learning rate at the start
     lr_floor: float = number(0.0, ge=0)  # learning rate at the end, with rate=linear
     #: linear: from lr to lr_floor; kl_adaptive (rsl_rl): after a minibatch, lr / 1.5 if its
-    #: KL(old||new) > 2 kl_target, lr * 1.5 if < kl_target / 2, within lr_min .. lr_max. Share of
-    #: iterations with KL(old||new) within a factor 1.5 of kl_target: .30 to .63 (klpen_held: .97)
+    #: KL(old||new) > 2 kl_target, lr * 1.5 if < kl_target / 2, within lr_min .. lr_max
     rate: str = added(choice("linear", "kl_adaptive"), "linear")
-    kl_target: float = added(number(gt=0), 0.01)  # of a kl_adaptive rate, nats per step or token
-    lr_min: float = added(number(gt=0), 1e-5)  # lower bound of a kl_adaptive rate
-    lr_max: float = added(number(gt=0), 1e-2)  # upper bound of a kl_adaptive rate
+    kl_target: float = added(number(gt=0), 0.01)  # kl_adaptive: KL target, nats per step or token
+    lr_min: float = added(number(gt=0), 1e-5)  # kl_adaptive: smallest learning rate
+    lr_max: float = added(number(gt=0), 1e-2)  # kl_adaptive: largest learning rate
     eps: float = number(1e-5, gt=0)  # Adam's epsilon
     max_grad_norm: float = number(0.5, gt=0)  # the gradient is scaled down to this Euclidean norm
 

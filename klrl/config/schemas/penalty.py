@@ -47,14 +47,14 @@ class CustomReferenceConfig(OwnPart, ReferenceConfig):
 class EMAReferenceConfig(ReferenceConfig):
     """An exponential moving average of the policy."""
 
-    decay: float = number(0.99, ge=0, le=1)  # share of the old reference that stays, per iteration
+    decay: float = number(0.99, ge=0, le=1)  # each iteration keeps this share of the old average
 
 
 @registered("reference", "periodic", both="kl.reference:PeriodicReference")
 class PeriodicReferenceConfig(ReferenceConfig):
     """A copy of the policy, renewed at intervals."""
 
-    every: int = number(10, ge=1)  # iterations between two resets
+    every: int = number(10, ge=1)  # iterations between two copies
 
 
 @registered("kl", "none", control="control.kl:no_kl", language="language.run.kl:no_kl")
@@ -66,8 +66,8 @@ class KLConfig(ChoiceConfig):
 class LegacyKLConfig(KLConfig):
     """One transform, which charges the sampled log-ratio (k1) to the reward."""
 
-    coef: float = number(0.1, ge=0)  # reward per nat of KL(policy||reference); 0 still measures
-    #: rollout: once, on the batch; step: in the environment (language: TorchRL's ChatEnv, slow)
+    coef: float = number(0.1, ge=0)  # penalty per nat of KL(policy||reference); 0: only measure
+    #: charge the batch (rollout), or in the environment (step; language: TorchRL's ChatEnv, slow)
     apply: str = choice("rollout", "step")
 
 
@@ -80,9 +80,9 @@ class RetrieveKLConfig(LegacyKLConfig):
     #: reward; loss (own step only); split (exact: own step in the loss, later steps in the reward)
     placement: str = choice(*PLACEMENTS)
     allow_biased: bool = setting(False)  # true: accept a gradient that differs from the KL's
-    #: reverse: KL(policy||reference); forward, js, custom (own_divergence): exact, in loss or split
+    #: reverse: KL(policy||reference); forward, js or custom need estimator=exact, in loss or split
     divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
-    #: samples per state for js and custom with Gaussian policies (js: from each of the two)
+    #: divergence=js or custom of Gaussians: samples per state (js: from each of both policies)
     samples_mc_js: int = added(number(ge=2), 16)
     #: estimator=custom: own_estimator.target=package.module:function of log_ratio
     own_estimator: Part = own_part()
@@ -101,23 +101,23 @@ class ScheduleControllerConfig(ControllerConfig):
 
     shape: str = choice("linear", "cosine")  # linear or cosine
     end: float = number(0.0, ge=0)  # coefficient at the end
-    frames: Whole = number(None, gt=0, whole=True)  # frames of the change; null = the whole run
+    frames: Whole = number(None, gt=0, whole=True)  # frames until the end; null = the whole run
 
 
 @dataclass
 class TargetControllerConfig(ControllerConfig):
     """Multiplies kl.coef so that the KL approaches a target."""
 
-    target: float = number(0.1, gt=0)  # of KL(policy||reference), nats per unit
+    target: float = number(0.1, gt=0)  # target of KL(policy||reference), in nats per unit
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
-    coef_min: float = number(1e-4, gt=0)  # kl.coef never falls below
-    coef_max: float = number(1e4, gt=0)  # kl.coef never rises above
+    coef_min: float = number(1e-4, gt=0)  # kl.coef never falls below this
+    coef_max: float = number(1e4, gt=0)  # kl.coef never rises above this
 
 
 @registered("controller", "adaptive", both="kl.controllers:AdaptiveKLController")
 class AdaptiveControllerConfig(TargetControllerConfig):
-    """Multiplies kl.coef so that KL(policy||reference) meets a target (Ziegler et al. 2019)."""
+    """Multiplies kl.coef to bring KL(policy||reference) to a target (Ziegler et al. 2019)."""
 
     #: frames in which kl.coef may change by a fifth; null: ten rollouts
     horizon: Optional[float] = number(None, gt=0)

@@ -56,15 +56,15 @@ class CustomLoggerConfig(OwnPart, LoggerConfig):
 class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
-    #: iterations between evaluations, whatever they cost; 0 = none; null: see evaluations
+    #: iterations between evaluations; 0 = no evaluations; null: evaluations and share decide
     every: Optional[int] = number(ge=0)
     episodes: int = number(ge=1)  # episodes (responses) of an evaluation during the run
     #: largest number of evaluations, from before the first update to after the last; 0 = none
     evaluations: int = added(number(ge=0), 10)
     steps: int = added(number(ge=1), 10_000)  # most steps of one evaluation during the run
-    #: the evaluations during the run together take at most this share of the training's steps
+    #: all evaluations during the run together take at most share x frames steps
     share: float = added(number(gt=0), 1.0)
-    #: episodes after the last iteration, from other start states; 0 = none
+    #: episodes of a further evaluation at the end, from other start states; 0 = none
     final: int = added(number(ge=0), 0)
     #: false: the likeliest actions (language: tokens), true: sampled as in training
     sampled: bool = added(field(), False)
@@ -77,7 +77,7 @@ class EvalConfig(Settings):
 
 @dataclass
 class CheckpointConfig(Settings):
-    """The frequency of checkpoints."""
+    """When a run writes checkpoints."""
 
     #: iterations between checkpoints; the last iteration always writes one
     every: int = number(ge=1)

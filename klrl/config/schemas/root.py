@@ -17,22 +17,22 @@ from klrl.config.types import Group, Whole
 class Ungrouped:
     """The settings outside any group."""
 
-    #: environment steps (language: samples) of all copies in training; rounded up to whole rollouts
+    #: total environment steps of training (language: samples); rounded up to whole rollouts
     frames: Whole = number(gt=0, whole=True, optional=False)
     #: seeds parameters, actions, minibatches, environments, and the global generators of Python,
     #: numpy and torch
     seed: int = number(ge=0)
-    #: auto (cuda where there is one), cpu, cuda, or one of several: cuda:1
+    #: auto (cuda if there is a GPU, else cpu), cpu, cuda, or one of several GPUs: cuda:1
     device: str = MISSING
     threads: int = number(ge=1, le=4096)  # CPU threads of torch; small networks are fastest with 1
-    #: experiment=clone: a folder of demonstrations; experiment=sft: rows with answers
+    #: experiment=clone: a folder of demonstrations; experiment=sft: prompts with answers
     data: Optional[str] = None
     resume: Optional[str] = None  # the folder of a run to continue, as in resume=outputs/NAME
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
-#: The ungrouped settings, and a field for each group, whose value is an instance of a schema.
+#: The ungrouped settings, and for each group a field, which holds an instance of a schema.
 RootConfig = make_dataclass(
     "RootConfig", [(group, Group, None) for group in GROUPS], bases=(Ungrouped,)
 )
