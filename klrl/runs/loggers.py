@@ -39,10 +39,10 @@ class Logger:
         raise NotImplementedError
 
     def log_samples(self, samples: Samples) -> None:
-        """Log responses; the row of their iteration comes next."""
+        """Log an iteration's responses; :meth:`log` then logs the iteration's row."""
 
     def log_video(self, video: Video, at: int) -> None:
-        """Log a film of the policy after ``at`` frames (language: samples)."""
+        """Log a film of the policy after ``at`` frames or samples."""
 
     def close(self) -> None:
         """Write buffered data at the end of a run."""
@@ -109,8 +109,8 @@ class _TensorboardLogger(Logger):
         from torchrl.record.loggers.tensorboard import TensorboardLogger
 
         folder = make_folder(logged.folder / self.part)
-        # A resumed run computes some rows again, and TorchRL's logger cannot delete the old ones.
-        # So all files are rewritten from metrics.jsonl, which was cut at the checkpoint.
+        # A resumed run computes some rows again, and TorchRL's logger cannot delete old rows. So
+        # rewrite all files from metrics.jsonl, which no longer has the rows after the checkpoint.
         for old in folder.glob("events.out.tfevents.*") if logged.rows is not None else ():
             old.unlink()
         self._logger = TensorboardLogger(self.part, log_dir=str(logged.folder))
@@ -121,7 +121,7 @@ class _TensorboardLogger(Logger):
                 self.log(row)
 
     def log(self, row: Row) -> None:
-        """Log each metric against the domain's axis."""
+        """Log each metric against frames or samples."""
         self._at = int(row[self._axis])
         for name, value in row.items():
             if value is not None:

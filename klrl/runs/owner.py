@@ -145,7 +145,7 @@ def _refuse_links(run: Path) -> None:
         path = run / name
         if path.exists() and not path.is_file():
             raise ConfigError(f"folder={run}: {name} is not a regular file; move it away")
-    checkpoints = run / "checkpoints"  # a link, as to a larger disk, is allowed
+    checkpoints = run / "checkpoints"  # may be a link, for example to a larger disk
     elsewhere = checkpoints.resolve().parent
     if checkpoints.is_symlink() and (elsewhere / "metrics.jsonl").exists():
         raise ConfigError(

@@ -44,7 +44,7 @@ def penalty_share(rows: Sequence[Row]) -> float:
 
 
 def evaluation_text(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:
-    """Describe an evaluation's score in words; ``how`` says how actions were chosen, as greedy."""
+    """Describe an evaluation's score in words; ``how``: how actions were chosen, e.g. greedily."""
     cut = int(row.get("eval/cut", 0))
     if "eval/return" not in row:
         why = f"none of {cut} {domain.episode}s ended ({how})"

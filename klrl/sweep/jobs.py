@@ -26,7 +26,7 @@ class Job:
     group: str  # the sweep's name, for wandb
     cwd: Path  # base of relative paths in the settings
     host: str  # the machine on which its preflight checks passed
-    note: str = ""  # why the folder's name ends with a hash; else empty
+    note: str = ""  # why the folder's name ends with a hash; empty without a hash
     queued: str | None = None  # its id in SLURM's queue, if it is already queued
 
     @property

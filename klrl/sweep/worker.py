@@ -109,7 +109,7 @@ def _outcome(job: Job) -> Outcome:
         return Outcome(job.name, "refused", str(error))
     except (Interrupted, KeyboardInterrupt) as stop:
         signum = stop.signum if isinstance(stop, Interrupted) else signal.SIGINT
-        run = RunFolder(job.folder)  # a finished run may have been closing its files
+        run = RunFolder(job.folder)  # the signal may have come after the run finished
         if not (run.exists and run.status == "finished"):
             return Outcome(job.name, "interrupted", signum=signum)
     except (*FAILURES, OSError) as error:
@@ -135,7 +135,7 @@ def _run(job: Job) -> int | None:
                 f"{job.folder}: now holds a different job; start the sweep again to give this "
                 "job a folder of its own"
             )
-        if files.exists and files.status == "finished":  # finished while this copy was queued
+        if files.exists and files.status == "finished":  # by another process, just now
             return None
         resume = files.exists and any(job.folder.glob("checkpoints/*/*/manifest.json"))
         if files.exists and not resume:
