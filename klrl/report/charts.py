@@ -24,7 +24,7 @@ from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate, estimate, estimate_curve
 from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
-#: The page draws this many settings (groups of runs that differ only in their seed) at first.
+#: At first, the page draws this many settings (groups of runs that differ only in their seed).
 SHOWN = 7
 #: A curve has at most about this many points; each point averages the rows since the previous one.
 POINTS = 60
@@ -83,7 +83,7 @@ class Chart:
 
 
 def learning_curves(lines: Sequence[Line]) -> list[Chart]:
-    """Make a chart for each metric that declares a panel and has data; scores come first."""
+    """Make a chart for each metric that has a panel and data; scores come first."""
     runs = [run for line in lines for run in line.setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
@@ -114,7 +114,7 @@ def _digits(*of: Metric) -> list[int]:
 
 
 def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
-    """Collect the points that can be drawn, by setting; skip settings without this metric."""
+    """Map a setting's index to its points that can be drawn; skip settings without the metric."""
     curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
     return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
 
@@ -219,7 +219,7 @@ def _against_kl(
     kl: str,
     kl_name: str,
 ) -> Chart:
-    """Chart the measure ``key`` against the root of the measure ``kl``, a point per setting."""
+    """Chart the measure ``key`` against the square root of ``kl``; each setting is one point."""
     of_y, of_x = (metric_of(each, lines[0].setting.runs[0].domain) for each in (name, kl_name))
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):

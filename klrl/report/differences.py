@@ -21,7 +21,7 @@ from klrl.report.statistics import (
     welch_all,
 )
 
-#: With at most this many settings, a table shows every pair; else each setting against the best.
+#: With at most this many settings, a table shows every pair; else only pairs with the best setting.
 ALL_PAIRS = 4
 
 
@@ -113,7 +113,7 @@ def over_tasks(tasks: Mapping[str, Sequence[Line]]) -> OverTasks:
 
 
 def shares_starts(a: Line, b: Line) -> bool:
-    """Return True if both have the same seeds, and start each seed from the same trained model.
+    """Return True if both settings have the same seeds, and start each from the same trained model.
 
     Equal seeds alone do not pair two runs: with different settings, their random draws differ.
     """

@@ -44,13 +44,13 @@ class Entry:
     done: int = 0
     total: int | None = None  # the value of ``done`` at the end; None if unknown
     score: float | None = None
-    error: float | None = None  # standard error of ``score``; None if ``score`` is no evaluation's
+    error: float | None = None  # standard error of ``score``; None if unknown
     best: float | None = None  # return of the best checkpoint in the closing evaluation
     best_error: float | None = None
     kl: float | None = None  # last row's eval/kl_ref, else kl/ref/exact, in nats
     started: str | None = None  # start time in ISO 8601; None before the start
     note: str = ""  # errors and warnings, in one line
-    jobs: dict[str, int] = field(default_factory=dict)  # of a sweep: state -> number of jobs
+    jobs: dict[str, int] = field(default_factory=dict)  # only for a sweep: state -> number of jobs
 
 
 def entries(folder: Path) -> list[Entry]:

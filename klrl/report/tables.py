@@ -46,7 +46,7 @@ class Table(NamedTuple):
 
 
 def stacked(text: str, *below: str) -> Markup:
-    """Make a cell: a text, and below it the non-empty texts in small lines."""
+    """Make a cell: ``text``, and below it a small line for each non-empty text in ``below``."""
     small = Markup("<small>{}</small>")
     return escape(text) + Markup().join(small.format(each) for each in below if each)
 

@@ -133,14 +133,14 @@ class Checkpoints:
     # ----------------------------------------------------------------------------------- files
 
     def _staging(self) -> Path:
-        # Not in ``last`` or ``best``: a sweep takes checkpoints/*/*/manifest.json for an entry.
+        # Not in ``last`` or ``best``, where a sweep would take the temporary folder for an entry.
         return self._folder / f"{STAGING}{uuid4().hex}"
 
     def _prune(self, written: Path) -> None:
         """Remove entries beyond the number to keep, and those that ``load_last`` found damaged."""
         others = [path for path in _newest_first(written.parent) if path != written]
         refused = [path for path in others if path in self._refused]
-        # The new entry comes first: entries from before a resume may have more frames.
+        # Count the new entry as the newest: entries from before a resume may have more frames.
         whole = [written, *(path for path in others if path not in refused)]
         for path in [*whole[_KEPT[written.parent.name] :], *refused]:
             self._remove(path)

@@ -11,7 +11,7 @@ from klrl.runs.folder import BrokenRun, read_manifest
 
 
 def find_run(path: str, setting: str) -> Path:
-    """Return the run folder at ``path``, the value of a setting; refuse it if it lacks a file."""
+    """Return the run folder at ``path``; refuse it without a manifest, settings or a checkpoint."""
     run = find_manifest(path, setting)
     if not (run / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")

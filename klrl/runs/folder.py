@@ -178,7 +178,7 @@ class RunFolder:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Own the folder by :func:`klrl.runs.owner.owning`; if already owned, do nothing."""
+        """Own the folder by :func:`klrl.runs.owner.owning`, unless this object already owns it."""
         if self._claim is not None:
             yield
             return
@@ -208,7 +208,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         run = before.get("id") or uuid4().hex
         if before and before.get("config_hash") != key.settings:
-            # If klrl is killed below, one of both hashes is still that of the stored settings.
+            # If klrl is killed below, ``config_hash`` or ``next_hash`` is still the settings' hash.
             self._write({**before, "next_hash": key.settings})
         self._store_config(config, f"# run {run}\n")
         argv = self._given_argv

@@ -1,4 +1,4 @@
-"""Calls optional parts of a run, whose failure must not end it: wandb, progress, pictures."""
+"""Calls optional parts of a run (wandb, progress, pictures); their failure does not end the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Guard:
     ) -> None:
         self._note, self._instead = note, instead
         self._failed: set[str] = set()
-        self._lock = threading.Lock()  # the progress line calls from its own thread
+        self._lock = threading.Lock()  # the progress line has its own thread
 
     def call(
         self, part: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -71,7 +71,7 @@ class Progress:
         self._guard = guard or Guard(lambda part, error: None)
         self._axis = domain.axis
         metrics = [metric for metric in metrics_of(domain).values() if metric.short]
-        # Metrics of every iteration come first: a narrow terminal cuts the last ones.
+        # Metrics that each iteration has come first: a narrow terminal leaves out the last ones.
         self._metrics = sorted(metrics, key=lambda metric: metric.name.startswith("eval/"))
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every

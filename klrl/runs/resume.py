@@ -23,8 +23,8 @@ from klrl.runs.folder import BrokenRun, RunFolder, read_settings, run_id
 from klrl.runs.one_run import check_one_run
 from klrl.runs.owner import refuse_owned
 
-#: Settings that a resume may change; all others define the run. A run that ran out of memory can
-#: resume with a smaller ``learner.micro_batch``.
+#: Settings that a resume may change; all others define the run. After running out of memory, a run
+#: can resume with a smaller ``learner.micro_batch``.
 CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every", "learner.micro_batch")
 
 

@@ -1,4 +1,4 @@
-"""Computes returns and KLs of a run and its evaluations from its rows, and formats them."""
+"""Computes and formats the returns and KLs that a run's rows contain."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def final_return(last: Mapping[str, float]) -> float | None:
     return next((float(last[name]) for name in names if name in last), None)
 
 
-#: The smallest penalty share that a summary reports. With kl.coef=0.1, the share was .22 and .41 on
-#: two tasks with binary rewards, where runs learned too little, and .01 on pendulum and cartpole.
+#: The smallest :func:`penalty_share` that a run's summary reports. With kl.coef=0.1, it was .22 and
+#: .41 on two tasks of binary rewards, where runs learned too little; .01 on pendulum and cartpole.
 LARGE_SHARE = 0.15
 
 

@@ -89,7 +89,7 @@ class _Tasks(Backend):
 
     def _ready(self) -> Sequence[object]:
         """Wait until all tasks end, at most ``_POLL`` seconds; return the ended tasks."""
-        if not self._running:  # all remaining jobs wait until their lost processes are dead
+        if not self._running:  # the remaining jobs wait until their old processes are dead
             time.sleep(_POLL)
             return ()
         try:
@@ -220,7 +220,7 @@ def _headless(ray: ModuleType) -> str | None:
 
 
 def _room(ray: ModuleType, cpus: float, gpus: float = 0) -> int:
-    """Count the jobs of ``cpus`` and ``gpus`` each that fit on the cluster's machines, if idle."""
+    """Count the jobs, each of ``cpus`` and ``gpus``, that the cluster could run at once if idle."""
     return sum(
         min(
             int(node["Resources"].get(kind, 0) / each + 1e-9)

@@ -58,7 +58,7 @@ class _Pool(Backend):
     def poll(self) -> Iterator[Event | Lost]:
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        if not self._waiting:  # all remaining jobs wait until their lost processes are dead
+        if not self._waiting:  # the remaining jobs wait until their old processes are dead
             time.sleep(0.2)
             return
         if self._outcomes is None:

@@ -50,7 +50,8 @@ def run_logged(job: Job) -> Outcome:
     if (job.folder.parent / STOP_FILE).exists():
         return Outcome(job.name, "waiting")
     # Leave the terminal's process group: Ctrl-C must reach only the sweep, which passes it on once.
-    if os.getpgrp() != os.getpid():  # a second signal would stop the run without a checkpoint
+    # A second signal would stop the run without a checkpoint.
+    if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it
     with _printing_to(job.log):
@@ -135,7 +136,7 @@ def _run(job: Job) -> int | None:
                 f"{job.folder}: now holds a different job; start the sweep again to give this "
                 "job a folder of its own"
             )
-        if files.exists and files.status == "finished":  # by another process, just now
+        if files.exists and files.status == "finished":  # another process has finished it
             return None
         resume = files.exists and any(job.folder.glob("checkpoints/*/*/manifest.json"))
         if files.exists and not resume:
