@@ -64,7 +64,7 @@ class Chart:
     lines: Sequence[Line]  # one per setting of the task
     series: dict[int, list[Point]]  # index of a setting in ``lines`` -> its points, by x
     log: bool = False  # True if the y-axis is logarithmic; then points with y <= 0 are left out
-    front: list[int] | None = None  # settings on the Pareto front, sorted by x; else None
+    front: list[int] | None = None  # the Pareto front's settings, by x; None for learning curves
     result: bool = True  # False if the page shows the chart only under "More"
 
     @property

@@ -60,7 +60,7 @@ def recorded_metrics(runs: Iterable[ReadRun]) -> list[str]:
 def final(run: ReadRun, *metrics: str) -> float:
     """Average the first of ``metrics`` that has a value over the last tenth of the iterations.
 
-    If the last tenth has no value, as when no episode ended in it, return the metric's last value.
+    If the last tenth has no value, since no episode ended in it, return the metric's last value.
     """
     for metric in metrics:
         values = column(run, metric)[run.trained]

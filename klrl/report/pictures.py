@@ -175,7 +175,7 @@ def _inline(figure: Any) -> Markup:
         figure.canvas.print_figure(file, format="svg")
     text = file.getvalue()
     text = text[text.index("<g ") : text.rindex("</svg>")]
-    # Change only tags: the text contains names of settings, which may look like attributes.
+    # Change only tags: between them are names of settings, which may look like attributes.
     return Markup(re.sub(r">\s+<", "><", re.sub("<[^>]+>", _tag, text)))
 
 
@@ -248,7 +248,7 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
         elif points and i in shown:
             _draw_line(axes, chart, i, points)
     for each in (*axes.lines, *axes.collections):
-        each.set_in_layout(False)  # otherwise the layout visits every point
+        each.set_in_layout(False)  # otherwise, the layout is slow: it visits every point
     log = chart.log and bool(axes.lines)
     axes.set(xlabel=chart.x, ylabel=f"{chart.y} (log)" if log else chart.y)
     axes.xaxis.set_major_formatter(_Short(sep=""))

@@ -57,7 +57,7 @@ class ReadRun:
 
     @property
     def failed(self) -> bool:
-        """True if an error ended the run, as when it diverged."""
+        """True if an error ended the run, for example because it diverged."""
         return self.status == "failed"
 
     @property

@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
 class Setting:
     """A group of runs that differ only in their seed."""
 
-    name: str  # the values that distinguish it, as ``kl.coef=0.1``
+    name: str  # the values that distinguish it, such as ``kl.coef=0.1``
     runs: list[ReadRun]  # one per seed, in order of seeds
     settings: dict[str, Any] = field(repr=False)
 

@@ -111,7 +111,7 @@ def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float,
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust the p of several tests to bound the probability of any false positive (Holm 1979).
 
-    The i-th smallest of m is multiplied by m - i + 1; then take the running maximum, at most 1.
+    Multiplies the i-th smallest of m p-values by m - i + 1; takes the running maximum, at most 1.
     """
     order = np.argsort(p, kind="stable")
     factors = len(p) - np.arange(len(p))

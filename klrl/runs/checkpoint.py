@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 #: Folder -> number of entries that it keeps; folder -> components that its entries leave out.
 _KEPT = {"last": 2, "best": 1}
 _LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer", "rollout"}}
-#: Components that entries of an older klrl may lack; without ``rollout``, new episodes begin.
+#: Components that an old entry may lack; without ``rollout``, a resumed run begins new episodes.
 _MAY_LACK = {"rollout"}
 
 

@@ -23,7 +23,7 @@ Samples = Sequence[Mapping[str, object]]
 class Video:
     """The files of a filmed episode."""
 
-    name: str  # as ``videos/last``
+    name: str  # such as ``videos/last``
     mp4: Path | None  # the film, for loggers that play MP4; None without an encoder
     gif: Path  # the same film, smaller
     size: tuple[int, int]  # of the GIF: width and height in pixels
@@ -32,7 +32,7 @@ class Video:
 class Logger:
     """Base class of loggers; by default, samples and videos are ignored."""
 
-    part: str  # the logger's name in Guard
+    part: str  # the logger's name for :class:`Guard`
 
     def log(self, row: Row) -> None:
         """Log one iteration's row."""

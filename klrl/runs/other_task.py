@@ -19,8 +19,8 @@ _OPEN = ("env.kwargs", "env.args")
 def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
     """Return the settings of a stored run, changed by overrides of its task.
 
-    In control, overrides may set ``env.id`` (this clears ``env.kwargs``) and ``env.kwargs.*``. In
-    language, they may set the reward, and the prompts' lengths or data.
+    In control, overrides may set ``env.id`` (this clears ``env.kwargs``) and ``env.kwargs.*`` or,
+    for ``env=custom``, ``env.args.*``. In language, they may set the model, reward and prompts.
     """
     NAMED.update(overrides)
     own = stored_config(run)

@@ -79,7 +79,7 @@ class Recorder:
 
         Raises:
             OSError: writing failed, as on a full disk; no partial row is left.
-            OwnerError: another process took the run folder over.
+            OwnerError: the run folder is gone, or another process took it over.
         """
         self._files.check_owned()
         self._metrics.log(row)
@@ -153,7 +153,7 @@ def recording(
 
 
 def _evaluated(row: Row, config: JobConfig) -> list[str]:
-    """Format the evaluations in the last row, of the last policy and of the best checkpoint."""
+    """Format the last row's evaluations: of the last policy, and of the best checkpoint."""
     if "eval/return" not in row and "eval/cut" not in row:
         return []
     domain, best = domain_of(config), "eval/best_return"

@@ -95,7 +95,7 @@ class _Tasks(Backend):
         try:
             tasks = list(self._running)
             ready: list[object] = self._ray.wait(tasks, num_returns=len(tasks), timeout=_POLL)[0]
-        except SystemError as error:  # Ray wraps a signal handler's exception in this
+        except SystemError as error:  # Ray wraps a signal handler's exception in it
             raise error.__cause__ or error from None
         return ready
 

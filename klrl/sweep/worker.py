@@ -60,7 +60,7 @@ def run_logged(job: Job) -> Outcome:
 
 @cache
 def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
-    """Lock a free slot (a job's place on a CUDA device) until this process ends; use the device."""
+    """Lock a free slot, a job's place on a CUDA device, until this process ends; use the device."""
     import torch
 
     for number, device in enumerate(slots):
