@@ -14,7 +14,7 @@ from klrl.runs.metrics import METRICS, Metric, Row, metric_of
 
 #: KL(old||new) is in band if it is within this factor of its target.
 BAND = 1.5
-#: Number of the first iterations, which :func:`in_band` leaves out.
+#: :func:`in_band` leaves out this many iterations at the start of a run.
 WARM_UP = 10
 
 #: Keys of the measures that are a return or a score.
@@ -58,7 +58,7 @@ def recorded_metrics(runs: Iterable[ReadRun]) -> list[str]:
 
 
 def final(run: ReadRun, *metrics: str) -> float:
-    """Average the first of ``metrics`` that has a value over the last tenth of the iterations.
+    """Average a metric over the last tenth of the iterations: the first of ``metrics`` with values.
 
     If the last tenth has no value, since no episode ended in it, return the metric's last value.
     """
@@ -104,7 +104,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
     columns = [
         _of("return", reward, "final", runs),
         _of("eval_return", "eval/return", "last", runs),
-        # The spread over seeds does not contain this error: their evaluations share start states.
+        # The spread over seeds lacks this error: the evaluations of all seeds share start states.
         _of("eval_error", "eval/return_se", "last", runs),
         _of("eval_best", "eval/best_return", "last", runs),
         _of("gold", "reward/gold", "final", runs),

@@ -133,7 +133,7 @@ RUN = "run"
 
 
 def metrics_of(domain: Domain) -> dict[str, Metric]:
-    """Return the metrics that the domain records, with its terms, in declared order."""
+    """Return the metrics that a domain records, with its terms filled in, in declared order."""
     return {
         name: metric.of(domain)
         for name, metric in METRICS.items()
@@ -146,7 +146,7 @@ PART = "reward/part/"
 
 
 def metric_of(name: str, domain: Domain) -> Metric:
-    """Return a metric with the domain's terms; an undeclared metric has only a name."""
+    """Return a metric with the domain's terms filled in; an undeclared metric has only a name."""
     metric = METRICS.get(name)
     if metric is None and name.startswith(PART):
         label, unit = name.removeprefix(PART), f"reward per {domain.episode}"

@@ -85,7 +85,7 @@ class Owner:
 
     @property
     def how_to_stop(self) -> str:
-        """A clause with the command that stops the process, and the machine on which to run it."""
+        """Text for messages: the command that stops the process, and the machine to run it on."""
         return f"kill {self.pid} on {self.host} ends it, with a checkpoint"
 
     def __str__(self) -> str:

@@ -76,7 +76,7 @@ class Progress:
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
-        # Time and frames at the end of iteration 1, which the speed leaves out: it may compile.
+        # Time and frames after iteration 1. The speed leaves out iteration 1, which may compile.
         self._first: tuple[float, int] | None = None
         self._phases = phases or Phases()
         self._row: Row = {domain.axis: done}

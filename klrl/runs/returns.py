@@ -31,7 +31,7 @@ def final_return(last: Mapping[str, float]) -> float | None:
 
 
 #: The smallest :func:`penalty_share` that a run's summary reports. With kl.coef=0.1, it was .22 and
-#: .41 on two tasks of binary rewards, where runs learned too little; .01 on pendulum and cartpole.
+#: .41 on two binary-reward tasks, where runs learned too little; .01 on pendulum and cartpole.
 LARGE_SHARE = 0.15
 
 

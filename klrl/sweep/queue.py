@@ -1,8 +1,8 @@
 """``launcher=submitit``: runs jobs in SLURM's queue, or in submitit's local processes.
 
 If SLURM warns a job of its time limit or of a preemption, the job writes a checkpoint, and requeues
-itself under its id. submitit only submits jobs; klrl asks ``squeue`` for their states. (submitit
-would need SLURM's accounting, which many clusters lack, and would limit the number of timeouts.)
+itself under its id. submitit only submits jobs; klrl asks ``squeue`` for their states, since
+submitit would need SLURM's accounting, which many clusters lack, and would limit the timeouts.
 Jobs report their outcomes as JSON files. The sweep's folder may come from a stranger, so klrl
 unpickles only jobs that the sweep's own process has just written into a new folder.
 """
