@@ -24,16 +24,16 @@ from klrl.report.settings import Setting
 from klrl.report.statistics import Estimate, estimate, estimate_curve
 from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 
-#: Number of settings drawn at first, one per colour; check boxes on the page add others.
+#: At first, the page draws this many settings (groups of runs that differ only in their seed).
 SHOWN = 7
-#: A curve has at most about this many points; each averages the rows since the previous point.
+#: A curve has at most about this many points; each point averages the rows since the previous one.
 POINTS = 60
-#: Points with larger numbers are not drawn: matplotlib's arithmetic would overflow.
+#: A point with a number above this is not drawn: matplotlib's arithmetic would overflow.
 MOST = 1e100
 #: Significant digits of the values that the page shows for a point.
 DIGITS = 3
 
-#: Name of a metric that is a score -> ``Measure.key``.
+#: Name of a score's metric -> ``Measure.key`` of its final value.
 _SCORE_KEYS = {
     "reward/episode": "return",
     "reward/raw": "return",
@@ -64,8 +64,8 @@ class Chart:
     lines: Sequence[Line]  # one per setting of the task
     series: dict[int, list[Point]]  # index of a setting in ``lines`` -> its points, by x
     log: bool = False  # True if the y-axis is logarithmic; then points with y <= 0 are left out
-    front: list[int] | None = None  # indices of the Pareto front, by x; None for learning curves
-    result: bool = True  # True for returns, scores and fronts; the page folds all other charts
+    front: list[int] | None = None  # the Pareto front's settings, by x; None for learning curves
+    result: bool = True  # False if the page shows the chart only under "More"
 
     @property
     def missing(self) -> list[str]:
@@ -74,7 +74,7 @@ class Chart:
 
     @property
     def floor(self) -> float | None:
-        """Lower limit of a log axis, above the first iterations' KLs, which are rounding errors."""
+        """Lower limit of a log axis, chosen to hide KLs that are only rounding errors."""
         values = [point.y.value for points in self.series.values() for point in points]
         return float(np.quantile(values, 0.1)) / 10 if values else None
 
@@ -83,7 +83,7 @@ class Chart:
 
 
 def learning_curves(lines: Sequence[Line]) -> list[Chart]:
-    """Make a chart for each metric that declares a panel and has data; scores come first."""
+    """Make a chart for each metric that has a panel and data; scores come first."""
     runs = [run for line in lines for run in line.setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
@@ -114,7 +114,7 @@ def _digits(*of: Metric) -> list[int]:
 
 
 def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
-    """Collect the points that can be drawn, by setting; skip settings without this metric."""
+    """Map a setting's index to its points that can be drawn; skip settings without the metric."""
     curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
     return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
 
@@ -126,7 +126,7 @@ def _fits(point: Point, *, log: bool = False) -> bool:
 
 
 def _ends(line: Line, metric: str) -> list[float]:
-    """Return the value that each failed run keeps in a curve after its end; NaN for other runs."""
+    """For each run, return its value in the curve after it failed; NaN if it did not fail."""
     runs = line.setting.runs
     key = _SCORE_KEYS.get(metric)
     values = line.values.get(key or "")
@@ -136,10 +136,10 @@ def _ends(line: Line, metric: str) -> list[float]:
 
 
 def curve(setting: Setting, metric: str, ends: Sequence[float] | None = None) -> list[Point]:
-    """Compute mean and interval over seeds along the x-axis; [] if no seed recorded the metric.
+    """Compute mean and interval over runs at points on the x-axis; [] if no run has the metric.
 
-    Each seed contributes the mean of its rows since the previous point; without rows, its previous
-    value. After the end of its run, a seed is left out, or contributes its value in ``ends``.
+    Each run contributes the mean of its rows since the previous point or, if there are none, its
+    previous mean. After its end, it contributes its value in ``ends`` or, if that is NaN, nothing.
     """
     runs = [run for run in setting.runs if metric in run.columns]
     if not runs:
@@ -160,7 +160,7 @@ def _seed(grid: NDArray[np.float64], run: ReadRun, metric: str) -> NDArray[np.fl
 
 
 def _grid(runs: Sequence[ReadRun], metric: str) -> NDArray[np.float64]:
-    """Thin out the x of the run with the most values; append the largest x of all runs."""
+    """Choose points among the x of the run with the most values; append the largest of all x."""
     places = [column(run, run.axis)[np.isfinite(column(run, metric))] for run in runs]
     x = max(places, key=len)
     every = -(-len(x) // POINTS) or 1
@@ -181,7 +181,7 @@ def _at(
     sums = np.bincount(interval[inside], y[recorded][inside], minlength=len(grid))
     held = np.maximum.accumulate(np.where(counts > 0, np.arange(len(grid)), -1))
     means = sums / np.maximum(counts, 1)
-    # Intervals that begin after the run's end get no value.
+    # Intervals that begin at or after the run's end get no value.
     alive = (held >= 0) & (np.r_[-np.inf, grid[:-1]] < x.max())
     answer[alive] = means[held[alive]]
     return answer
@@ -219,7 +219,7 @@ def _against_kl(
     kl: str,
     kl_name: str,
 ) -> Chart:
-    """Chart the measure ``key`` against the root of the measure ``kl``, a point per setting."""
+    """Chart the measure ``key`` against the square root of ``kl``; each setting is one point."""
     of_y, of_x = (metric_of(each, lines[0].setting.runs[0].domain) for each in (name, kl_name))
     points: dict[int, list[Point]] = {}
     for i, line in enumerate(lines):

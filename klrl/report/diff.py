@@ -28,7 +28,7 @@ class Part:
     """One table of the comparison."""
 
     title: str
-    rows: list[tuple[str, str, str, str]]  # name, values of both runs, difference of numbers
+    rows: list[tuple[str, str, str, str]]  # name, value in each run, difference (only of metrics)
 
 
 def compare(first: ReadRun, second: ReadRun) -> list[Part]:
@@ -41,7 +41,7 @@ def compare(first: ReadRun, second: ReadRun) -> list[Part]:
 
 
 def _settings(run: ReadRun) -> dict[str, object]:
-    """Return the settings except ``numerics``, which :data:`_FACTS` contains."""
+    """Return a run's settings without ``numerics``, which :func:`_facts` returns."""
     return {key: value for key, value in run.settings.items() if key != "numerics"}
 
 
@@ -100,7 +100,7 @@ _COMPARED = ("agent", "reference", "optimizer")
 def compare_bits(first: Path, second: Path) -> tuple[bool, str]:
     """Compare all metrics except times, and the tensors of the last checkpoints, bit by bit.
 
-    Returns whether the runs are equal, and a line with the first difference or the equal parts.
+    Returns False and the first difference or, if there is none, True and what was compared.
     """
     rows = _rows(first), _rows(second)
     difference = next(_differences(*rows), None)

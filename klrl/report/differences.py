@@ -1,4 +1,4 @@
-"""Compares settings: differences with intervals, Holm's p, P(A > B); finds the Pareto front."""
+"""Compares settings, groups of runs that differ only in their seed; finds the Pareto front."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from klrl.report.statistics import (
     welch_all,
 )
 
-#: With at most this many settings, a table shows every pair; else each setting against the best.
+#: With at most this many settings, a table shows every pair; else only pairs with the best setting.
 ALL_PAIRS = 4
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of setting a minus mean of setting b; over tasks, the mean difference of their logs."""
+    """Mean of setting a minus mean of setting b; in :class:`OverTasks`, their mean log ratio."""
 
     a: int
     b: int
@@ -51,10 +51,10 @@ class Difference:
 
 
 def differences_of(lines: Sequence[Line], key: str = "return") -> list[Difference]:
-    """Compare all pairs of a task's settings that have :data:`ENOUGH` seeds, in one measure.
+    """Compare the measure ``key`` of all pairs of settings with at least :data:`ENOUGH` seeds.
 
-    p is adjusted over all pairs, even if a table shows only the pairs with the best setting: the
-    best was chosen from the same numbers.
+    p is adjusted over all pairs, even if a table shows only the pairs with the best setting: to
+    find the best setting, all were compared.
     """
     pairs: list[Pair] = []
     sums: list[Weighted] = []
@@ -93,7 +93,7 @@ class OverTasks:
 def over_tasks(tasks: Mapping[str, Sequence[Line]]) -> OverTasks:
     """Compare settings with :data:`ENOUGH` seeds in every task by ratios of mean final returns.
 
-    Ratios need no scale per task, and all tasks weigh the same. P(A > B) is the mean over tasks.
+    Unlike differences, ratios do not depend on a task's scale of returns. All tasks weigh the same.
     """
     seeds = {
         task: {line.setting.name: line.seeds("return") for line in of} for task, of in tasks.items()
@@ -113,7 +113,7 @@ def over_tasks(tasks: Mapping[str, Sequence[Line]]) -> OverTasks:
 
 
 def shares_starts(a: Line, b: Line) -> bool:
-    """Return True if both have the same seeds, and the runs of each seed start from the same model.
+    """Return True if both settings have the same seeds, and start each from the same trained model.
 
     Equal seeds alone do not pair two runs: with different settings, their random draws differ.
     """
@@ -122,7 +122,7 @@ def shares_starts(a: Line, b: Line) -> bool:
 
 
 def trained_start(run: ReadRun) -> str | None:
-    """Return the run or the language model that a run starts from; None if it starts untrained."""
+    """Return the name of the trained run or language model that a run starts from, if any."""
     if run.settings.get("actor.init"):
         return str(run.settings["actor.init"])
     if run.domain != LANGUAGE:

@@ -1,4 +1,4 @@
-"""Compares return at equal KL(policy||reference) between families of settings."""
+"""Compares families of runs by their return at equal KL(policy||reference)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from klrl.report.settings import identity, names_of
 from klrl.report.statistics import Estimate, at_equal_cost, estimate_curve
 from klrl.runs.metrics import Metric, metric_of
 
-#: Settings that vary within a family; in all other settings, its runs are equal.
+#: The runs of a family differ only in these settings and in their seed.
 KNOBS = ("kl.coef", "controller.target")
 
 
@@ -27,11 +27,11 @@ class EqualKL:
 
 
 def equal_kl(lines: Sequence[Line]) -> EqualKL:
-    """Compare families at equal KLs; the settings of a family differ only in :data:`KNOBS`.
+    """Estimate the return of each family at equal KLs, which are called levels.
 
-    For each seed, the final return is interpolated linearly in sqrt(KL) between the family's runs.
-    The levels are 1/4, 1/2 and 3/4 of the way through the range of sqrt(KL) that all seeds of all
-    families cover. Beyond that range, families would be compared on different seeds.
+    For each seed of a family, the final return is interpolated linearly in sqrt(KL) between the
+    runs of that seed. The levels are 1/4, 1/2 and 3/4 of the way through the range of sqrt(KL) that
+    all seeds of all families cover. Beyond it, families would be compared on different seeds.
     """
     runs = [run for line in lines for run in line.setting.runs]
     families: dict[str, dict[int, list[tuple[float, float]]]] = {}

@@ -24,7 +24,7 @@ from klrl.runs.returns import final_return
 from klrl.runs.rows import each_row, parse_row
 from klrl.sweep.sweep_file import SWEEP_FILE, JobEntry, SweepFile
 
-#: A sweep has the first of these states that any of its jobs has.
+#: The state of a sweep is the first in this list that one of its jobs has.
 _STATES = ("running", "failed", "refused", "broken", "interrupted", "waiting", "finished")
 #: State of a run or sweep whose files cannot be read.
 BROKEN = "broken"
@@ -44,17 +44,17 @@ class Entry:
     done: int = 0
     total: int | None = None  # the value of ``done`` at the end; None if unknown
     score: float | None = None
-    error: float | None = None  # standard error of ``score``, if an evaluation gave it
+    error: float | None = None  # standard error of ``score``; None if unknown
     best: float | None = None  # return of the best checkpoint in the closing evaluation
     best_error: float | None = None
     kl: float | None = None  # last row's eval/kl_ref, else kl/ref/exact, in nats
     started: str | None = None  # start time in ISO 8601; None before the start
-    note: str = ""  # an error, in one line
-    jobs: dict[str, int] = field(default_factory=dict)  # of a sweep: state -> number of jobs
+    note: str = ""  # errors and warnings, in one line
+    jobs: dict[str, int] = field(default_factory=dict)  # only for a sweep: state -> number of jobs
 
 
 def entries(folder: Path) -> list[Entry]:
-    """List the runs and sweeps below a folder, newest last; or, in a sweep's folder, its jobs."""
+    """List the runs and sweeps below a folder, newest last; for a sweep's folder, list its jobs."""
     if not folder.is_dir():
         what = "a file" if folder.exists() else "no such folder"
         raise ConfigError(f"{folder}: {what}; give a folder of runs, as outputs")
@@ -93,7 +93,7 @@ def _seconds(entry: Entry) -> float:
 
 
 def _sweep(folder: Path) -> Entry:
-    """Make a sweep's entry, with the states in its jobs' manifests: ``sweep.json`` may be older."""
+    """Make a sweep's entry from its jobs' manifests: states in ``sweep.json`` may be outdated."""
     try:
         planned = SweepFile.read(folder).jobs
     except ConfigError as error:
@@ -117,7 +117,7 @@ def _sweep(folder: Path) -> Entry:
 
 
 def _state(run: RunFolder, job: JobEntry) -> tuple[str, dict[str, Any]]:
-    """Return a job's state and its manifest; the manifest is {} if it cannot be read."""
+    """Return a job's state and its manifest; {} if the manifest is missing or unreadable."""
     if not run.exists:
         return ("waiting" if job.status == "running" else job.status), {}
     try:
@@ -193,15 +193,15 @@ def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
     return {**last, **{key: row[key] for key, row in returns if key in row}}
 
 
-#: Matches the names of folders to skip: hidden folders, and checkpoints' entries.
+#: Matches the names of folders to skip: hidden folders, and the folders of checkpoints.
 _NO_RUN = re.compile(r"\.|frames-\d+$")
 
 
 def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
     """Yield each folder of a run (True) or sweep (False) at or below ``root``, in order of names.
 
-    Skips folders in a run and, unless ``into_sweeps``, in a sweep. Also skips checkpoints' entries,
-    since they contain a ``manifest.json``.
+    Does not search inside runs and, unless ``into_sweeps``, inside sweeps. Skips the folders of
+    checkpoints: they contain a ``manifest.json``, but no run.
     """
     for name, below, files in os.walk(root):
         is_run = "manifest.json" in files

@@ -1,4 +1,4 @@
-"""Computes measures (one number per run) and their estimates per setting."""
+"""Computes measures, one number per run, and their means over runs that differ only in seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from klrl.runs.metrics import METRICS, Metric, Row, metric_of
 
 #: KL(old||new) is in band if it is within this factor of its target.
 BAND = 1.5
-#: Number of iterations at the start that :func:`in_band` leaves out.
+#: :func:`in_band` leaves out this many iterations at the start of a run.
 WARM_UP = 10
 
 #: Keys of the measures that are a return or a score.
@@ -58,9 +58,9 @@ def recorded_metrics(runs: Iterable[ReadRun]) -> list[str]:
 
 
 def final(run: ReadRun, *metrics: str) -> float:
-    """Average a metric over the last tenth of the iterations: the first metric that has a value.
+    """Average a metric over the last tenth of the iterations: the first of ``metrics`` with values.
 
-    If that tenth has no value, since no episode ended in it, return the metric's last value.
+    If the last tenth has no value, since no episode ended in it, return the metric's last value.
     """
     for metric in metrics:
         values = column(run, metric)[run.trained]
@@ -92,7 +92,7 @@ def seconds(run: ReadRun) -> float:
 
 
 def speed(run: ReadRun) -> float:
-    """Return the median speed of the iterations, in frames (language: samples) per second."""
+    """Return the median speed of the iterations, in frames or samples per second."""
     values = column(run, f"time/{run.axis}_per_second")
     return float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
 
@@ -104,7 +104,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
     columns = [
         _of("return", reward, "final", runs),
         _of("eval_return", "eval/return", "last", runs),
-        # The spread over seeds lacks this error: all seeds are evaluated from the same states.
+        # The spread over seeds lacks this error: the evaluations of all seeds share start states.
         _of("eval_error", "eval/return_se", "last", runs),
         _of("eval_best", "eval/best_return", "last", runs),
         _of("gold", "reward/gold", "final", runs),
@@ -152,7 +152,7 @@ def last_evaluated(run: ReadRun, metric: str) -> Row:
 
 
 def reward_metric(runs: Sequence[ReadRun]) -> str:
-    """Choose the reward metric that most runs recorded; in a tie, the one per episode."""
+    """Choose the reward metric that most runs recorded; in a tie, the reward per episode."""
     return _shared(runs, _REWARDS)
 
 
@@ -168,7 +168,7 @@ def compared_by(runs: Sequence[ReadRun], name: str) -> str:
 
 
 def _shared(runs: Sequence[ReadRun], names: Sequence[str]) -> str:
-    # Ignore failed runs if possible: early failures lack metrics that all others have.
+    # Ignore failed runs, unless all failed: a run that fails early lacks metrics.
     runs = [run for run in runs if not run.failed] or runs
     recorded = {name: sum(name in run.columns for run in runs) for name in names}
     # In a tie, max returns the first.
@@ -177,14 +177,14 @@ def _shared(runs: Sequence[ReadRun], names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A setting's row in the tables."""
+    """A setting (runs that differ only in their seed) and its measures: a row in the tables."""
 
     setting: Setting
     values: dict[str, Array]  # Measure.key -> a number per run; NaN for a run without one
     estimates: dict[str, Estimate | None]  # Measure.key -> estimate; None if no seed has a number
 
     def seeds(self, key: str) -> Array:
-        """Return the numbers of this measure for the runs that have it."""
+        """Return a measure's numbers, [runs]; leave out the runs that have none."""
         values = self.values.get(key, np.zeros(0))
         return values[np.isfinite(values)]
 

@@ -1,4 +1,4 @@
-"""Decides which runs count; describes how many finished, failed, or ended early."""
+"""Selects the runs for the statistics; describes how many finished, failed, or ended early."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ FAILED = ("last", "worst")
 
 @dataclass(frozen=True)
 class Counted:
-    """The runs that count, grouped into settings."""
+    """The runs in the statistics, grouped into settings (runs that differ only in their seed)."""
 
     settings: list[Setting]
-    replaced: list[ReadRun]  # runs that do not count, since a different run of the same job does
+    replaced: list[ReadRun]  # runs left out, since another run of the same job is included
     failed: str  # the score of a failed run: one of FAILED
 
 
 def count_runs(
     runs: Sequence[ReadRun], *, failed: str = "last", unfinished: bool = False
 ) -> Counted:
-    """Group the runs that count into settings; ``failed`` is one of :data:`FAILED`.
+    """Select the runs for the statistics, and group them; ``failed`` is one of :data:`FAILED`.
 
-    Finished runs with rows count. Failed runs count even without rows, since divergence is a
-    result. Interrupted and running runs with rows count only if ``unfinished``.
+    Includes finished runs with rows; failed runs, even without rows, since divergence is a result;
+    and, if ``unfinished``, interrupted and running runs with rows.
     """
     counted = [
         run for run in runs if run.failed or (run.rows and (unfinished or run.status == "finished"))
@@ -57,17 +57,17 @@ def returns_text(line: Line) -> str:
 
 
 def label(line: Line) -> str:
-    """Return a setting's name; append how many seeds finished and have a return, if not all."""
+    """Return a setting's name; add how many seeds finished and have a return, unless all do."""
     seeds = seeds_text(line.setting)
     told = ", ".join(t for t in (seeds if "of" in seeds else "", returns_text(line)) if t)
     return f"{line.setting.name} ({told})" if told else line.setting.name
 
 
 def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
-    """Map the index of each setting to the number of its runs that ended early, if it is not 0.
+    """Map a setting's index to the number of its runs that ended early; leave out zeros.
 
-    A run ended early if it has fewer frames than the largest ``frames`` of any setting of the task
-    (if unknown, than the longest run). Failed runs are not counted here.
+    A run ended early if it has fewer frames than the largest value of ``frames`` among all runs
+    or, if that is unknown, than the longest run. Failed runs are not counted here.
     """
     runs = [run for setting in settings for run in setting.runs]
     frames = [run.settings.get("frames") for run in runs]

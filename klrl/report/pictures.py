@@ -49,7 +49,7 @@ _LOOK = {
 
 
 class Look(NamedTuple):
-    """A setting's colour, line and marker."""
+    """Colour, line and marker of a setting, a group of runs that differ only in their seed."""
 
     colour: str
     line: str
@@ -95,7 +95,7 @@ class Drawing:
 def draw_chart(chart: Chart, key: str) -> Drawing:
     """Draw a chart for the page with all settings; ``page.js`` hides the unchecked settings.
 
-    Each element of setting i has the attribute ``data-s="i"``, and a class that names its kind.
+    Each element of setting i has the attribute ``data-s="i"``, and a class such as ``mean``.
     """
     with _figure((5.2, 3.2), key) as figure:
         axes = figure.subplots()
@@ -168,14 +168,14 @@ def _save(figure: Any, stem: Path) -> list[str]:
 
 
 def _inline(figure: Any) -> Markup:
-    """Convert a figure to SVG, without ids and inline styles: the page's policy forbids styles."""
+    """Convert a figure to SVG without ids, and without the inline styles that the page forbids."""
     _lay_out(figure)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.canvas.print_figure(file, format="svg")
     text = file.getvalue()
     text = text[text.index("<g ") : text.rindex("</svg>")]
-    # Change only tags: the text contains names of settings, which may look like attributes.
+    # Change only tags: between them are names of settings, which may look like attributes.
     return Markup(re.sub(r">\s+<", "><", re.sub("<[^>]+>", _tag, text)))
 
 
@@ -199,7 +199,7 @@ def _box(figure: Any) -> str:
 
 
 def _points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> list[list[Any]]:
-    """Convert points to SVG coordinates (y grows downwards), clipped to the axes; keep texts."""
+    """Convert points to SVG coordinates (y grows downwards) within the axes; keep their texts."""
     at = axes.transData.transform([point[:2] for point in points])
     at = np.clip(np.nan_to_num(at), axes.bbox.min, axes.bbox.max)
     at[:, 1] = axes.figure.bbox.height - at[:, 1]
@@ -248,7 +248,7 @@ def _draw(axes: Any, chart: Chart, shown: Sequence[int]) -> None:
         elif points and i in shown:
             _draw_line(axes, chart, i, points)
     for each in (*axes.lines, *axes.collections):
-        each.set_in_layout(False)  # otherwise the layout visits every point
+        each.set_in_layout(False)  # otherwise, the layout is slow: it visits every point
     log = chart.log and bool(axes.lines)
     axes.set(xlabel=chart.x, ylabel=f"{chart.y} (log)" if log else chart.y)
     axes.xaxis.set_major_formatter(_Short(sep=""))

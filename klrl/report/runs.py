@@ -32,7 +32,7 @@ from klrl.sweep.sweep_file import SweepFile
 
 T = TypeVar("T")
 
-#: Keys that do not distinguish settings: runs that differ only in these belong to one setting.
+#: Runs that differ only in these keys form one group of the report, a setting.
 _NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "sweep")
 
 
@@ -48,7 +48,7 @@ class ReadRun:
     command: str
     manifest: dict[str, Any]  # contents of ``manifest.json``; has ``error`` if the run failed
     domain: Domain
-    typed: dict[str, str] = field(default_factory=dict)  # group -> preset on the command line
+    typed: dict[str, str] = field(default_factory=dict)  # see :func:`_presets`
 
     @property
     def rows(self) -> int:
@@ -57,7 +57,7 @@ class ReadRun:
 
     @property
     def failed(self) -> bool:
-        """True if an error ended the run, as when it diverged."""
+        """True if an error ended the run, for example because it diverged."""
         return self.status == "failed"
 
     @property
@@ -177,7 +177,7 @@ def _read_run(folder: Path) -> ReadRun:
 
 
 def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the command line's presets, as ``loss=klpen_held``; settings store only ``klpen``."""
+    """Return the presets in ``argv``: for ``loss=klpen_held``, settings store only ``klpen``."""
     words = (str(word).removeprefix("--").partition("=") for word in argv)
     typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}
     # Ignore names that do not begin with the stored choice.
@@ -185,7 +185,7 @@ def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, s
 
 
 def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten settings to the command line's keys: ``kl`` for a choice, ``kl.coef`` for a value."""
+    """Flatten settings to the command line's keys, such as ``loss`` and ``kl.coef``."""
     flat = by_dotted_key(dict(config))
     choices = {f"{group}.{NAME}": group for group in CHOICES}
     return {choices.get(key, key): value for key, value in flat.items()}

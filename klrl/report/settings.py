@@ -1,4 +1,4 @@
-"""Groups runs into settings, by all but their seed; lists unfinished and replaced jobs."""
+"""Groups runs that differ only in their seed; lists unfinished and repeated jobs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ only in their seed."""
+    """A group of runs that differ only in their seed."""
 
-    name: str  # the values that distinguish it, as ``kl.coef=0.1``
+    name: str  # the values that distinguish it, such as ``kl.coef=0.1``
     runs: list[ReadRun]  # one per seed, in order of seeds
     settings: dict[str, Any] = field(repr=False)
 
@@ -35,10 +35,10 @@ class Setting:
 def group_runs(
     runs: Sequence[ReadRun], names: Mapping[str, str]
 ) -> tuple[list[Setting], list[ReadRun]]:
-    """Return settings in order of names (numbers by size), and the runs that do not count.
+    """Return settings in order of names (numbers by size), and the runs that they leave out.
 
-    If a job ran several times, one run counts: the last finished run or, if none finished, the last
-    run. ``names`` comes from :func:`names_of`.
+    If a job ran several times, its setting has the last finished run or, if none finished, the
+    last run. ``names`` comes from :func:`names_of`.
     """
     groups: dict[str, dict[int, ReadRun]] = {identity(run): {} for run in runs}
     replaced = []
@@ -64,7 +64,7 @@ def _by_size(name: str) -> list[str | float]:
 
 
 def names_of(runs: Sequence[ReadRun]) -> dict[str, str]:
-    """Map each setting's identity to a name that distinguishes it from others of its task."""
+    """Map the :func:`identity` of each setting to a name that is unique within its task."""
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         tasks.setdefault(run.task, {})[identity(run)] = run.settings | run.typed
@@ -83,7 +83,7 @@ def identity(run: ReadRun) -> str:
 def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
     """List the keys whose values differ between settings, or that some settings lack.
 
-    The choices of groups, as ``loss``, come first, then keys that all settings have.
+    Keys of choices, such as ``loss``, come first, then keys that all settings have.
     """
     keys = dict.fromkeys(key for each in settings for key in each)
     unequal = [
@@ -98,7 +98,7 @@ def differing(settings: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def name_settings(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """Name each setting by its values of the few keys that distinguish all settings."""
+    """Name each setting by the values of the few keys that tell all settings apart."""
     kept: list[str] = []
     classes: list[tuple[str, ...]] = [() for _ in settings]
     for key in differing(settings):
@@ -154,7 +154,7 @@ def other_jobs(
     replaced: Sequence[ReadRun],
     names: Mapping[str, str],
 ) -> list[LeftOut]:
-    """List all jobs except finished runs that count; ``names`` comes from :func:`names_of`."""
+    """List all jobs except finished ones in ``counted``; ``names`` comes from :func:`names_of`."""
     planned = [job for sweep in inventory.sweeps for job in sweep.jobs]
     errors = {run.path.resolve(): job.error for run, job in planned}
     among, again = {id(run) for run in counted}, {id(run) for run in replaced}

@@ -25,7 +25,7 @@ POWER = 0.8
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean over a setting's seeds, with its interval and the range of the seeds."""
+    """The mean over runs with different seeds, with its interval and the runs' range."""
 
     value: float
     low: float | None  # lower end of the mean's 95 % interval; None with fewer than ENOUGH seeds
@@ -57,7 +57,7 @@ def welch(samples: Sequence[Array], weights: Sequence[float]) -> Contrast:
 
     Sample x_j has n_j >= 2 values of variance s_j^2. With v_j = w_j^2 s_j^2 / n_j, se^2 = sum_j v_j
     has se^4 / sum_j(v_j^2 / (n_j - 1)) degrees of freedom (Welch, Satterthwaite). The interval is
-    exact for one normal sample, else approximate. It ignores rare bad seeds that no sample has.
+    exact for one normal sample, else approximate. It ignores rare bad values that no sample has.
     """
     return welch_all([(samples, weights)])[0]
 
@@ -111,7 +111,7 @@ def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float,
 def holm(p: Sequence[float]) -> list[float]:
     """Adjust the p of several tests to bound the probability of any false positive (Holm 1979).
 
-    The i-th smallest of m is multiplied by m - i + 1; then take the running maximum, at most 1.
+    Multiplies the i-th smallest of m p-values by m - i + 1; takes the running maximum, at most 1.
     """
     order = np.argsort(p, kind="stable")
     factors = len(p) - np.arange(len(p))
@@ -126,7 +126,7 @@ def chance_of_more(a: Array, b: Array) -> float:
 
 
 def iqm(values: Array, axis: int = 0) -> Array:
-    """Compute the interquartile mean along an axis: without floor(n / 4) values at either end."""
+    """Compute the mean along an axis without the floor(n / 4) smallest and largest of n values."""
     ordered = np.sort(values, axis=axis)
     n = ordered.shape[axis]
     cut = n // 4

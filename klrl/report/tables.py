@@ -29,7 +29,7 @@ from klrl.report.statistics import POWER, Estimate
 from klrl.runs.metrics import metric_of
 from klrl.runs.returns import with_error
 
-#: Keys of the measures in the first table; the page folds the table of all others.
+#: Keys of the measures in the table of :func:`results`; :func:`other_numbers` shows all others.
 RESULTS = (
     *("return", "eval_return", "eval_error", "eval_best", "gold", "eval_gold"),
     *("kl_ref", "kl_ref_token"),
@@ -46,13 +46,13 @@ class Table(NamedTuple):
 
 
 def stacked(text: str, *below: str) -> Markup:
-    """Make a cell: a text, and below it the non-empty texts in small lines."""
+    """Make a cell: ``text``, and below it a small line for each non-empty text in ``below``."""
     small = Markup("<small>{}</small>")
     return escape(text) + Markup().join(small.format(each) for each in below if each)
 
 
 def at_equal_kl(equal: EqualKL) -> Table:
-    """Tabulate the return at equal KL, a row per family."""
+    """Tabulate the return at equal KL, one row per family of runs (see ``equal_kl.py``)."""
     levels = [stacked(f"KL = {number(each, 3)}", equal.kl.unit) for each in equal.levels]
     rows = [[name, *map(_estimate, row)] for name, row in equal.families.items()]
     return Table(["family", *levels], rows)
@@ -65,7 +65,7 @@ def results(lines: Sequence[Line], measures: Sequence[Measure], short: Mapping[i
     """
     chosen = [measure for measure in measures if measure.key in RESULTS]
     head = ["setting", stacked("seeds", "finished"), *map(_head, chosen)]
-    # With one seed, these columns would repeat the return.
+    # With one seed, the columns IQM and worst seed would repeat the return.
     several = any(len(line.setting.runs) > 1 for line in lines)
     beside = several and bool(chosen) and chosen[0].key == "return"
     if beside:
@@ -110,7 +110,7 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
     state = _BAD.format(run.status) if run.failed else run.status
     score = "" if math.isnan(value) else number(value, 4)
     row = last_evaluated(run, "eval/return")
-    # Only the first cell says how actions were chosen: both evaluations chose them alike.
+    # Only the first cell says how actions were chosen: it was the same in both evaluations.
     cells = [with_error(row, name, run.domain) if name in row else "" for name in evaluated]
     if "eval/return" in row:
         sampled = run.domain.evaluation.startswith("sampled")

@@ -28,7 +28,7 @@ def write_report(
     Args:
         inventory: the runs and sweeps.
         folder: the output folder; made if missing.
-        unfinished: if True, interrupted and running runs count, too.
+        unfinished: if True, the statistics include interrupted and running runs.
         failed: the score of a failed run: one of :data:`klrl.report.outcomes.FAILED`.
     """
     counted = count_runs(inventory.runs, failed=failed, unfinished=unfinished)
@@ -58,7 +58,7 @@ def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[LeftOut]) -
 
 
 def _stems(names: Iterable[str]) -> dict[str, str]:
-    """Map each task to a unique prefix for its file names, of letters, digits and ``_``."""
+    """Map each task to a unique prefix of its file names, made of letters, digits and ``_``."""
     stems: dict[str, str] = {}
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"

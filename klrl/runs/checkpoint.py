@@ -2,9 +2,9 @@
 
 ``checkpoints/last`` and ``checkpoints/best`` contain entries: folders ``frames-N``, written by
 :mod:`klrl.runs.entry`. A new entry is written under a temporary name, synced to the disk, and
-renamed; then older entries are removed. An entry of the same name, from before a resume, is removed
-just before the rename: a kill in between loses it. ``last`` keeps two entries, so that a run can
-resume from the older if the newer is damaged.
+renamed; then older entries are removed. If the run was resumed, an entry with the new entry's name
+may exist; it is removed just before the rename, so a kill in between loses it. ``last`` keeps two
+entries, so that a run can resume from the older if the newer is damaged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 #: Folder -> number of entries that it keeps; folder -> components that its entries leave out.
 _KEPT = {"last": 2, "best": 1}
 _LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer", "rollout"}}
-#: Components that old entries may lack; a run that resumes without ``rollout`` begins new episodes.
+#: Components that an old entry may lack; without ``rollout``, a resumed run begins new episodes.
 _MAY_LACK = {"rollout"}
 
 
@@ -70,7 +70,7 @@ class Generators(GlobalRNGState):
         return state
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the generators; the GPU's only if this run uses a GPU."""
+        """Restore the generators; ignore the GPU's if this run uses no GPU."""
         super().load_state_dict({k: v for k, v in state.items() if k != "torch_cuda"})
         if "torch_cuda" in state and self._device.type == "cuda":
             torch.cuda.set_rng_state(state["torch_cuda"][0].cpu(), self._device)
@@ -85,15 +85,15 @@ class Checkpoints:
         self._folder = folder
         self._components = {**components, "rng": Generators(torch.device(device))}
         self._refused: list[Path] = []
-        # Entries that this process wrote. ``save`` replaces all others of the same name: they are
-        # from before a resume, and may contain different weights.
+        # Entries that this process wrote; ``save`` does not write them again. It replaces entries
+        # of an earlier process, which may have different weights after the same number of frames.
         self._own: set[Path] = set()
 
     def save(self, which: str, step: int, metadata: Mapping[str, object]) -> None:
         """Write an entry of ``last`` or ``best``; ``step`` is the number of frames.
 
         Raises:
-            OSError: as on a full disk; earlier entries are kept.
+            OSError: writing failed, as on a full disk; earlier entries are kept.
         """
         remove_leftovers(self._folder.parent)
         destination = self._folder / which / f"frames-{step:012d}"
@@ -122,7 +122,7 @@ class Checkpoints:
     def load_last(self, device: torch.device, say: Say = warn) -> State:
         """Restore all components from the newest intact entry of ``last``; return its metadata.
 
-        ``say`` is called with a line for each damaged entry that is newer.
+        Calls ``say`` with a line for each damaged entry that was skipped.
         """
         for which in _KEPT:
             _refuse_foreign(self._folder / which, run_id(self._folder.parent), "resume")
@@ -133,16 +133,14 @@ class Checkpoints:
     # ----------------------------------------------------------------------------------- files
 
     def _staging(self) -> Path:
-        # Not in ``last`` or ``best``: to a sweep, checkpoints/*/*/manifest.json means that the run
-        # can resume.
+        # Not in ``last`` or ``best``, where a sweep would take the temporary folder for an entry.
         return self._folder / f"{STAGING}{uuid4().hex}"
 
     def _prune(self, written: Path) -> None:
-        """Remove entries beyond the number to keep, and entries that ``load_last`` refused."""
+        """Remove entries beyond the number to keep, and those that ``load_last`` found damaged."""
         others = [path for path in _newest_first(written.parent) if path != written]
         refused = [path for path in others if path in self._refused]
-        # Keep the new entry even if an older entry has more frames: a killed run resumes from
-        # ``last``, and ``best`` may have more frames.
+        # Count the new entry as the newest: entries from before a resume may have more frames.
         whole = [written, *(path for path in others if path not in refused)]
         for path in [*whole[_KEPT[written.parent.name] :], *refused]:
             self._remove(path)
@@ -159,7 +157,7 @@ def load_component(
 ) -> int:
     """Restore a component from a run's ``last`` or ``best``; return the frames of the entry.
 
-    ``say`` is called with a line for each damaged entry that is newer.
+    Calls ``say`` with a line for each damaged entry that was skipped.
     """
     folder = run / "checkpoints" / which
     if not _newest_first(folder):
@@ -189,7 +187,7 @@ def digests(run: Path, which: str, names: Sequence[str]) -> tuple[int, dict[str,
 def _load(
     folder: Path, components: Mapping[str, Component], device: torch.device, say: Say, setting: str
 ) -> tuple[CheckpointEntry, list[Path]]:
-    """Restore components from the newest intact entry; return it, and newer, damaged entries."""
+    """Restore components from the newest intact entry; return it, and the skipped entries."""
     refused: dict[Path, DamagedEntry] = {}
     for path in _candidates(folder):
         try:
@@ -242,7 +240,7 @@ def _checked(path: Path) -> CheckpointEntry:
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
-    """Yield entries, newest first; list the folder again each time, as the run may still train."""
+    """Yield entries, newest first; list the folder before each, since the run may add entries."""
     seen: set[Path] = set()
     while new := [path for path in _newest_first(folder) if path not in seen]:
         seen.add(new[0])

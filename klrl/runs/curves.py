@@ -1,4 +1,4 @@
-"""Draws ``curves.png``: a run's metrics against frames (language: samples), by panel."""
+"""Draws ``curves.png``: panels of a run's metrics, against frames or samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def panels(domain: Domain) -> dict[str, tuple[Panel, list[Metric]]]:
 
 
 def draw_curves(rows: Sequence[Row], path: Path, title: str, domain: Domain) -> None:
-    """Draw a run's curves into a PNG; the other arguments are those of :func:`curves_figure`."""
+    """Draw a run's curves, as :func:`curves_figure` does, into a PNG file."""
     with replacing(path) as partial:
         curves_figure(rows, title, domain).savefig(partial, dpi=110)
 

@@ -1,8 +1,8 @@
 """Writes and reads a checkpoint entry (format 3): a folder of plain files and their manifest.
 
-``NAME.safetensors`` contains the tensors of component NAME; ``state.json`` the rest of every
-component's state. ``manifest.json``, written last, contains the length and SHA-256 of each file,
-and its own SHA-256. Nothing is pickled, and reading writes nothing.
+``NAME.safetensors`` contains the tensors of component NAME; ``state.json`` contains the rest of the
+components' states. ``manifest.json``, written last, contains the length and SHA-256 of each of
+these files, and a SHA-256 of its own text. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write_entry(
     """Write an entry into a new folder, and sync each file to the disk.
 
     Raises:
-        OSError: as on a full disk; files that were written already stay.
+        OSError: writing failed, as on a full disk; an incomplete folder remains.
     """
     folder.mkdir(parents=True)
     files, states = {}, {}
@@ -130,7 +130,7 @@ class CheckpointEntry:
                     raise ValueError("its SHA-256 does not match")
 
     def _lengths(self) -> dict[str, int]:
-        """Return file name -> bytes; refuse missing files, and files that the manifest lacks."""
+        """Return file name -> length; refuse missing files, and files that the manifest lacks."""
         present = {}
         with reading(self.path.name):
             for path in self.path.rglob("*"):

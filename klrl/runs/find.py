@@ -1,4 +1,4 @@
-"""Finds the run folders that settings name, and refuses unusable folders."""
+"""Finds the run folders in settings such as ``actor.init``, and refuses unusable folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from klrl.runs.folder import BrokenRun, read_manifest
 
 
 def find_run(path: str, setting: str) -> Path:
-    """Return the run folder that a setting names; refuse it if it lacks a required file."""
+    """Return the run folder at ``path``; refuse it without a manifest, settings or a checkpoint."""
     run = find_manifest(path, setting)
     if not (run / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")
@@ -21,12 +21,12 @@ def find_run(path: str, setting: str) -> Path:
 
 
 def _has_checkpoint(run: Path, which: str) -> bool:
-    # Not checkpoints/*: the staging folder of a running run may vanish during the listing.
+    # Do not glob checkpoints/*: a temporary folder of a running run may vanish during the search.
     return any(run.glob(f"checkpoints/{which}/*/manifest.json"))
 
 
 def find_manifest(path: str, setting: str) -> Path:
-    """Return the run folder that a setting names; refuse a folder without a readable manifest."""
+    """Return the run folder at ``path``; refuse a folder without a readable manifest."""
     run = expanded(path)
     if not run.is_dir():
         raise ConfigError(f"{setting}={path}: no such folder; give a run folder below outputs/")

@@ -147,7 +147,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """True if a run was opened in this folder."""
+        """True if the folder has a ``manifest.json``."""
         return self._manifest.exists()
 
     @property
@@ -162,7 +162,7 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """The manifest's status; ``running`` becomes ``interrupted`` if the owner is dead."""
+        """The manifest's status, but ``interrupted`` if a running run's process has died."""
         status = str(self.manifest.get("status"))
         if status != "running":
             return status
@@ -171,14 +171,14 @@ class RunFolder:
 
     @property
     def checkpointed(self) -> int:
-        """Frames (language: samples) of the newest checkpoint; 0 without a checkpoint."""
+        """Number of frames or samples at the newest checkpoint; 0 without a checkpoint."""
         entries = self.checkpoints.glob("last/frames-*")
         numbers = (entry.name.removeprefix("frames-") for entry in entries)
         return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Own the folder, see :func:`klrl.runs.owner.owning`, unless this object already does."""
+        """Own the folder by :func:`klrl.runs.owner.owning`, unless this object already owns it."""
         if self._claim is not None:
             yield
             return
@@ -208,7 +208,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         run = before.get("id") or uuid4().hex
         if before and before.get("config_hash") != key.settings:
-            # If a kill prevents the last write, ``config_hash`` or ``next_hash`` fits the settings.
+            # If klrl is killed below, ``config_hash`` or ``next_hash`` is still the settings' hash.
             self._write({**before, "next_hash": key.settings})
         self._store_config(config, f"# run {run}\n")
         argv = self._given_argv
@@ -229,7 +229,7 @@ class RunFolder:
             "host": platform.node(),
             "argv": before.get("argv", start["argv"]),
             "config_hash": key.settings,
-            # A resumed run keeps the numerics of the klrl that computed its first rows.
+            # The version of klrl's arithmetic; a resumed run keeps the version of its first start.
             "numerics": before.get("numerics", 1) if before else key.numerics,
             "domain": config.domain,
             **({"own": own} if (own := manifest_entries(config)) else {}),
@@ -310,7 +310,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-#: Ignores changes within submodules: their git settings may run programs.
+#: Arguments of git that skip files within submodules, whose git settings may run programs.
 _STATUS = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
 
 

@@ -1,4 +1,4 @@
-"""Calls optional parts of a run, whose failure must not end it: wandb, progress, pictures."""
+"""Calls optional parts of a run (wandb, progress, pictures); their failure does not end the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Guard:
-    """Calls optional parts of a run; reports and notes a part that fails, and then skips it.
+    """Calls optional parts of a run; reports and notes a part's first failure, then skips the part.
 
     Args:
         note: called with the name and the error of a part that fails.
@@ -29,12 +29,12 @@ class Guard:
     ) -> None:
         self._note, self._instead = note, instead
         self._failed: set[str] = set()
-        self._lock = threading.Lock()  # the progress line calls from its own thread
+        self._lock = threading.Lock()  # the progress line has its own thread
 
     def call(
         self, part: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
-        """Call a function of a part; return its result, or None if the part fails or has failed."""
+        """Call a function of a part, unless the part failed before; return None after a failure."""
         if part in self._failed:
             return None
         try:

@@ -23,7 +23,7 @@ Samples = Sequence[Mapping[str, object]]
 class Video:
     """The files of a filmed episode."""
 
-    name: str  # as ``videos/last``
+    name: str  # such as ``videos/last``
     mp4: Path | None  # the film, for loggers that play MP4; None without an encoder
     gif: Path  # the same film, smaller
     size: tuple[int, int]  # of the GIF: width and height in pixels
@@ -32,17 +32,17 @@ class Video:
 class Logger:
     """Base class of loggers; by default, samples and videos are ignored."""
 
-    part: str  # the logger's name in Guard
+    part: str  # the logger's name for :class:`Guard`
 
     def log(self, row: Row) -> None:
         """Log one iteration's row."""
         raise NotImplementedError
 
     def log_samples(self, samples: Samples) -> None:
-        """Log responses; the row of their iteration comes next."""
+        """Log an iteration's responses; :meth:`log` then logs the iteration's row."""
 
     def log_video(self, video: Video, at: int) -> None:
-        """Log a film of the policy after ``at`` frames (language: samples)."""
+        """Log a film of the policy after ``at`` frames or samples."""
 
     def close(self) -> None:
         """Write buffered data at the end of a run."""
@@ -109,8 +109,8 @@ class _TensorboardLogger(Logger):
         from torchrl.record.loggers.tensorboard import TensorboardLogger
 
         folder = make_folder(logged.folder / self.part)
-        # A resumed run computes some rows again, and TorchRL's logger cannot delete the old ones.
-        # So all files are rewritten from metrics.jsonl, which was cut at the checkpoint.
+        # A resumed run computes some rows again, and TorchRL's logger cannot delete old rows. So
+        # rewrite all files from metrics.jsonl, which no longer has the rows after the checkpoint.
         for old in folder.glob("events.out.tfevents.*") if logged.rows is not None else ():
             old.unlink()
         self._logger = TensorboardLogger(self.part, log_dir=str(logged.folder))
@@ -121,7 +121,7 @@ class _TensorboardLogger(Logger):
                 self.log(row)
 
     def log(self, row: Row) -> None:
-        """Log each metric against the domain's axis."""
+        """Log each metric against frames or samples."""
         self._at = int(row[self._axis])
         for name, value in row.items():
             if value is not None:

@@ -70,7 +70,7 @@ def wandb_mode(mode: str) -> Any:
 
 
 def wandb_key() -> tuple[str | None, str]:
-    """Return the key for wandb's server, or None; and the variable or file that was read last."""
+    """Return the key for wandb's server, or None; and the variable or file that was searched."""
     key = os.environ.get("WANDB_API_KEY")
     if key:
         return key, "WANDB_API_KEY"

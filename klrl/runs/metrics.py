@@ -11,7 +11,7 @@ responses.
 To add a metric, declare it in ``metrics.yaml``, and compute it. For a metric of a loss, the loss
 stores a value per frame in ``LossTerms.measured``, and klrl writes their mean. For a metric of a
 rollout, the domain's function ``rewards_of`` computes the number. The progress line,
-``curves.png``, wandb, the report and ``klrl diff`` read the declaration.
+``curves.png``, wandb, the report and ``klrl diff`` then show the metric as declared.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _ROUNDING = 1e-7
 
 @dataclass(frozen=True)
 class Metric:
-    """The declaration of a metric, an entry of the rows of ``metrics.jsonl``.
+    """The declaration of a metric, that is, of a key in the rows of ``metrics.jsonl``.
 
-    Its texts may contain placeholders for a domain's terms, as ``{score}``; see :meth:`of`.
+    Texts may contain placeholders for a domain's terms, such as ``{score}``; see :meth:`of`.
     """
 
     name: str  # its key in ``metrics.jsonl``
@@ -123,7 +123,7 @@ def _declared() -> dict[str, Metric]:
 #: Name -> metric.
 METRICS = _declared()
 
-#: Names of the metrics of speed, which differ even between runs of the same job.
+#: Names of the timing metrics, which differ even between runs of the same job.
 TIMES = tuple(name for name in METRICS if name.startswith("time/"))
 
 Row = dict[str, float]
@@ -133,7 +133,7 @@ RUN = "run"
 
 
 def metrics_of(domain: Domain) -> dict[str, Metric]:
-    """Return the metrics that the domain records, with its terms, in declared order."""
+    """Return the metrics that a domain records, with its terms filled in, in declared order."""
     return {
         name: metric.of(domain)
         for name, metric in METRICS.items()
@@ -146,7 +146,7 @@ PART = "reward/part/"
 
 
 def metric_of(name: str, domain: Domain) -> Metric:
-    """Return a metric with the domain's terms; an undeclared metric has only a name."""
+    """Return a metric with the domain's terms filled in; an undeclared metric has only a name."""
     metric = METRICS.get(name)
     if metric is None and name.startswith(PART):
         label, unit = name.removeprefix(PART), f"reward per {domain.episode}"

@@ -1,4 +1,4 @@
-"""Checks that a folder's files are of one run: manifest, settings and rows have the same run id."""
+"""Checks that the manifest, settings and rows in a folder have the same run id."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def other_run_error(what: str, theirs: object, run: str | None) -> ConfigError:
 
 
 def check_one_run(files: RunFolder, setting: str) -> None:
-    """Refuse settings or rows of a different run; loading a checkpoint checks its run, too."""
+    """Refuse settings or rows of a different run; checkpoints are checked when they are loaded."""
     own, rows = run_id(files.path), [p for p in (files.metrics, files.samples) if p.exists()]
     if not files.exists and (left := [*rows, *files.checkpoints.glob("*/frames-*")]):
         raise ConfigError(

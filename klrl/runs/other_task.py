@@ -1,4 +1,4 @@
-"""Changes the task of a stored run's settings, by overrides such as ``env.kwargs.g=14``."""
+"""Changes the task in a stored run's settings by overrides such as ``env.kwargs.g=14``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OPEN = ("env.kwargs", "env.args")
 
 
 def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
-    """Return the settings of a run, with overrides of its task.
+    """Return the settings of a stored run, changed by overrides of its task.
 
-    In control, overrides may set ``env.id`` (this clears ``env.kwargs``) and ``env.kwargs.*``. In
-    language, they may set the reward, and the prompts' lengths or data.
+    In control, overrides may set ``env.id`` (this clears ``env.kwargs``) and ``env.kwargs.*`` or,
+    for ``env=custom``, ``env.args.*``. In language, they may set the model, reward and prompts.
     """
     NAMED.update(overrides)
     own = stored_config(run)

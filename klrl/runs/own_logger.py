@@ -33,7 +33,7 @@ def check_logger(config: CustomLoggerConfig) -> None:
 
 
 class OwnLogger(Logger):
-    """Calls the user's logger; skips optional methods that it lacks."""
+    """Calls the user's logger; only its method ``log`` is required."""
 
     part = "logger"
 

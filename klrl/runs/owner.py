@@ -85,7 +85,7 @@ class Owner:
 
     @property
     def how_to_stop(self) -> str:
-        """A sentence with the command that stops the process, and the machine to run it on."""
+        """Text for messages: the command that stops the process, and the machine to run it on."""
         return f"kill {self.pid} on {self.host} ends it, with a checkpoint"
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ def _refuse_links(run: Path) -> None:
         path = run / name
         if path.exists() and not path.is_file():
             raise ConfigError(f"folder={run}: {name} is not a regular file; move it away")
-    checkpoints = run / "checkpoints"  # a link, as to a larger disk, is allowed
+    checkpoints = run / "checkpoints"  # may be a link, for example to a larger disk
     elsewhere = checkpoints.resolve().parent
     if checkpoints.is_symlink() and (elsewhere / "metrics.jsonl").exists():
         raise ConfigError(
@@ -298,8 +298,8 @@ def remove_leftovers(run: Path) -> None:
 def process_start(pid: int) -> str | None:
     """Return when a process of this machine started; None if it has ended.
 
-    The unit is kernel clock ticks on Linux; macOS gives a date. The start distinguishes processes
-    of equal id: a reboot or a container may reuse ids.
+    On Linux, the unit is kernel clock ticks; on macOS, it is a date. The start time distinguishes
+    processes of the same id: after a reboot, or in a container, ids are reused.
     """
     try:
         stat = (_PROCESSES / f"{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

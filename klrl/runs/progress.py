@@ -18,7 +18,7 @@ from klrl.runs.metrics import Row, metrics_of
 #: Number of rollouts over which the line averages the score, which is noisy.
 _RECENT = 10
 _SCORE, _ITERATION = "reward/episode", "time/iteration"
-#: Below this number of frames per second, the line shows seconds per iteration instead.
+#: Below this number of frames per second, the line shows seconds per iteration.
 _QUICK = 10.0
 #: Seconds between updates of a live line.
 _LIVE_SECONDS = 1.0
@@ -54,8 +54,8 @@ class Phases:
 class Progress:
     """Shows a live line on a terminal; elsewhere a plain line every 10 s.
 
-    While no new row arrives, the line shows the phase: every second on a terminal, elsewhere once
-    per phase. ``done``: the number of frames that the run had done before it resumed.
+    While no new row arrives, the line ends with the current phase: every second on a terminal,
+    elsewhere once per phase. ``done``: the number of frames before the run resumed.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Progress:
         self._guard = guard or Guard(lambda part, error: None)
         self._axis = domain.axis
         metrics = [metric for metric in metrics_of(domain).values() if metric.short]
-        # Metrics of every iteration come first: a narrow terminal cuts the last ones.
+        # Metrics that each iteration has come first: a narrow terminal leaves out the last ones.
         self._metrics = sorted(metrics, key=lambda metric: metric.name.startswith("eval/"))
         self._line = LiveLine(stream or sys.stdout)
         self._total, self._start_frames, self._every = frames, done, every
         self._started = time.monotonic()
-        # Time and frames after iteration 1, which may compile; the speed leaves out iteration 1.
+        # Time and frames after iteration 1. The speed leaves out iteration 1, which may compile.
         self._first: tuple[float, int] | None = None
         self._phases = phases or Phases()
         self._row: Row = {domain.axis: done}

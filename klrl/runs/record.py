@@ -30,13 +30,13 @@ def recording_status(files: RunFolder, config: JobConfig, counters: Counters) ->
     try:
         yield
     except OwnerError:
-        raise  # another process owns the folder now
+        raise  # the folder is gone, or another process owns it now
     except BaseException as error:
         if isinstance(error, Exception):
             status, text = "failed", in_one_line(error, limit=None)
-        # A signal may also come while a complete run closes its files.
         else:
-            # A run is complete if its last iteration has a checkpoint, which is written last.
+            # A signal may come while a complete run closes its files. The last iteration's
+            # checkpoint shows that the run is complete, since it is written last.
             last = files.checkpoints / "last" / f"frames-{counters.frames:012d}"
             complete, text = counters.iteration >= config.iterations and last.is_dir(), None
             status = "finished" if complete else "interrupted"
@@ -78,8 +78,8 @@ class Recorder:
         """Write an iteration's row, and show it.
 
         Raises:
-            OSError: as on a full disk; no partial row is left.
-            OwnerError: another process took the run folder over.
+            OSError: writing failed, as on a full disk; no partial row is left.
+            OwnerError: the run folder is gone, or another process took it over.
         """
         self._files.check_owned()
         self._metrics.log(row)
@@ -89,7 +89,7 @@ class Recorder:
         self._files.guard.check_streams()
 
     def samples(self, samples: Samples) -> None:
-        """Write responses; the row of their iteration comes next."""
+        """Write an iteration's responses; :meth:`record` then writes the iteration's row."""
         self._samples.log_all(samples)
         for logger in self._loggers:
             self._files.guard.call(logger.part, logger.log_samples, samples)
@@ -153,7 +153,7 @@ def recording(
 
 
 def _evaluated(row: Row, config: JobConfig) -> list[str]:
-    """Format the evaluations in the last row, of the last policy and of the best checkpoint."""
+    """Format the last row's evaluations: of the last policy, and of the best checkpoint."""
     if "eval/return" not in row and "eval/cut" not in row:
         return []
     domain, best = domain_of(config), "eval/best_return"

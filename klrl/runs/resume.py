@@ -23,8 +23,8 @@ from klrl.runs.folder import BrokenRun, RunFolder, read_settings, run_id
 from klrl.runs.one_run import check_one_run
 from klrl.runs.owner import refuse_owned
 
-#: Settings that a resume may change; all others define the run. A run that exceeded the memory can
-#: continue with a smaller micro-batch.
+#: Settings that a resume may change; all others define the run. After running out of memory, a run
+#: can resume with a smaller ``learner.micro_batch``.
 CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every", "learner.micro_batch")
 
 
@@ -39,10 +39,10 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
 
 
 def edited_settings(run: Path) -> str | None:
-    """Return an error message if a run's settings fit neither hash in its manifest, else None.
+    """Return an error message if a run's stored settings were edited, else None.
 
-    A resume that changes settings writes ``next_hash`` to the manifest, then the settings, then
-    ``config_hash``, so that one hash always fits. Returns None if the manifest has no hash.
+    Compares their hash with ``config_hash`` and ``next_hash`` in the manifest: a resume stores
+    ``next_hash``, the settings and ``config_hash`` in this order, and may be killed in between.
     """
     manifest = RunFolder(run).manifest if RunFolder(run).exists else {}
     known = [manifest[key] for key in ("config_hash", "next_hash") if key in manifest]
@@ -52,7 +52,7 @@ def edited_settings(run: Path) -> str | None:
 
 
 def warn_edited(setting: str, path: str, run: Path) -> None:
-    """Warn about edited settings of a run from which a job loads the policy."""
+    """Warn if someone edited the settings of a run whose policy a job loads."""
     if edited := edited_settings(run):
         warn(f"{setting}={path}: {edited}")
 

@@ -1,4 +1,4 @@
-"""Computes returns and KLs of a run and its evaluations from its rows, and formats them."""
+"""Computes and formats the returns and KLs that a run's rows contain."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def final_return(last: Mapping[str, float]) -> float | None:
     return next((float(last[name]) for name in names if name in last), None)
 
 
-#: The smallest penalty share that a summary reports. With kl.coef=0.1, the share was .22 and .41 on
-#: two tasks with binary rewards, where runs learned too little, and .01 on pendulum and cartpole.
+#: The smallest :func:`penalty_share` that a run's summary reports. With kl.coef=0.1, it was .22 and
+#: .41 on two binary-reward tasks, where runs learned too little; .01 on pendulum and cartpole.
 LARGE_SHARE = 0.15
 
 
@@ -44,7 +44,7 @@ def penalty_share(rows: Sequence[Row]) -> float:
 
 
 def evaluation_text(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:
-    """Describe an evaluation's score in words; ``how`` says how actions were chosen, as greedy."""
+    """Describe an evaluation's score in words; ``how``: how actions were chosen, e.g. greedily."""
     cut = int(row.get("eval/cut", 0))
     if "eval/return" not in row:
         why = f"none of {cut} {domain.episode}s ended ({how})"

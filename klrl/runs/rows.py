@@ -57,7 +57,7 @@ class RowFile:
         """Append one line per row.
 
         Raises:
-            OSError: as on a full disk; no partial line is left.
+            OSError: writing failed, as on a full disk; no partial line is left.
         """
         file = self._file = self._file or to_append(self._path)
         lines = (json.dumps({**self._of, **row}, allow_nan=False) + "\n" for row in rows)
@@ -106,8 +106,8 @@ def each_row(
 ) -> Iterator[Row]:
     """Yield the rows among the lines of a ``metrics.jsonl``, without the run's id.
 
-    Skips bad lines, and rows that are out of order or of a run other than the manifest's. At the
-    end, calls ``say`` with a message for the skipped lines, and with one for the skipped rows. A
+    Skips bad lines, rows that are out of order, and rows whose run id is not the manifest's. At the
+    end, calls ``say`` with a message about the bad lines, and with one about the skipped rows. A
     partial last line, which a running or killed process may leave, is skipped silently.
     """
     run, last = run_id(path.parent), -1.0

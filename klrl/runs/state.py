@@ -40,7 +40,7 @@ class Component(Protocol):
 
 
 def encode(value: object, tensors: dict[str, Tensor], path: tuple[str, ...] = ()) -> Any:
-    """Encode a state as JSON values; add its tensors to ``tensors``, named by their path of keys.
+    """Encode a state as JSON values; add its tensors to ``tensors`` by path, such as a/b.
 
     Numbers, strings, booleans and None are unchanged; any other value becomes a mapping with a
     ``kind``.

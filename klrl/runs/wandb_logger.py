@@ -19,7 +19,7 @@ _INIT_SECONDS, _FINISH_SECONDS = 20.0, 120.0
 
 
 class WandbLogger(Logger):
-    """Logs rows to a wandb run, against the domain's axis."""
+    """Logs rows to a wandb run, against frames or samples."""
 
     part = "wandb"
 
@@ -45,7 +45,7 @@ class WandbLogger(Logger):
         self._table = {"samples_shown": wandb.Table(columns=names, data=rows)}
 
     def log_video(self, video: Video, at: int) -> None:
-        """Log the film against the domain's axis."""
+        """Log the film against frames or samples."""
         import wandb
 
         film = video.mp4 or video.gif

@@ -89,13 +89,13 @@ class _Tasks(Backend):
 
     def _ready(self) -> Sequence[object]:
         """Wait until all tasks end, at most ``_POLL`` seconds; return the ended tasks."""
-        if not self._running:  # each open job is held until its lost process is dead
+        if not self._running:  # the remaining jobs wait until their old processes are dead
             time.sleep(_POLL)
             return ()
         try:
             tasks = list(self._running)
             ready: list[object] = self._ray.wait(tasks, num_returns=len(tasks), timeout=_POLL)[0]
-        except SystemError as error:  # Ray wraps a signal handler's exception in this
+        except SystemError as error:  # Ray wraps a signal handler's exception in it
             raise error.__cause__ or error from None
         return ready
 
@@ -117,9 +117,9 @@ class _Tasks(Backend):
         return Lost(job) if outcome.status == "interrupted" and by_machine else outcome
 
     def stop(self) -> Iterator[Event]:
-        """Stop the jobs on other machines: Ray raises SIGINT, and they end with a checkpoint.
+        """Interrupt the jobs on other machines; they end with a checkpoint.
 
-        Jobs on this machine already received the signal.
+        Jobs on this machine have already received the signal that stops the sweep.
         """
         self._stopping, count = True, 0
         for handle, job in self._running.items():
@@ -151,7 +151,7 @@ class _Tasks(Backend):
             )
 
     def _no_room(self) -> str | None:
-        """Return an error message if no living machine is large enough for a job, else None."""
+        """Return an error message if no machine of the cluster is large enough for a job."""
         cpus = self._config.cpus_per_job
         gpus = self._gpus * any(job.placed for job in self._running.values())
         if _room(self._ray, cpus, gpus):
@@ -220,7 +220,7 @@ def _headless(ray: ModuleType) -> str | None:
 
 
 def _room(ray: ModuleType, cpus: float, gpus: float = 0) -> int:
-    """Count the jobs that fit on the living machines, if idle; each needs ``cpus`` and ``gpus``."""
+    """Count the jobs, each of ``cpus`` and ``gpus``, that the cluster could run at once if idle."""
     return sum(
         min(
             int(node["Resources"].get(kind, 0) / each + 1e-9)

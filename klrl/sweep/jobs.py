@@ -26,7 +26,7 @@ class Job:
     group: str  # the sweep's name, for wandb
     cwd: Path  # base of relative paths in the settings
     host: str  # the machine on which its preflight checks passed
-    note: str = ""  # why the folder's name ends with a hash; else empty
+    note: str = ""  # why the folder's name ends with a hash; empty without a hash
     queued: str | None = None  # its id in SLURM's queue, if it is already queued
 
     @property
@@ -62,14 +62,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Notice:
-    """An event: a line for the user."""
+    """An event of a launcher: a line to print for the user."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class Queued:
-    """An event: jobs were submitted to SLURM; job's name -> id in the queue."""
+    """An event of a launcher: jobs were sent to SLURM. ``ids``: job name -> id in the queue."""
 
     ids: Mapping[str, str]
 
@@ -79,7 +79,7 @@ FINISHED, ELSEWHERE, QUEUED, BEGUN, NEW = (
     *("finished before", "running in another process", "in the queue already"),
     *("to resume", "to start"),
 )
-#: States of the jobs that the sweep runs, in this order.
+#: The sweep runs the jobs in these states, in this order.
 OPEN = (QUEUED, BEGUN, NEW)
 
 
@@ -126,7 +126,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
     """Make the jobs of a sweep, and choose their folders.
 
     A job that began, or is in ``sweep.json``, keeps its folder. Any other job gets a new folder
-    with the job's name; if a different job has that folder, the settings' hash is appended.
+    with the job's name; if a different job has that folder, the name ends with the settings' hash.
 
     Args:
         folder: the sweep's folder.

@@ -1,4 +1,4 @@
-"""Runs a sweep's jobs by the chosen launcher; a new launcher is a function and a registry line.
+"""Runs a sweep's jobs on this machine: the launchers ``local`` and ``joblib``.
 
 A launcher is a generator: it takes jobs, and yields notices and each job's outcome. If a second
 signal stops the sweep, the generator is closed early. A launcher that runs jobs in other processes
@@ -58,7 +58,7 @@ class _Pool(Backend):
     def poll(self) -> Iterator[Event | Lost]:
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        if not self._waiting:  # each open job is held until its lost process is dead
+        if not self._waiting:  # the remaining jobs wait until their old processes are dead
             time.sleep(0.2)
             return
         if self._outcomes is None:
@@ -81,7 +81,7 @@ class _Pool(Backend):
         from joblib import Parallel, delayed
 
         suspect = next((job for name, job in self._waiting.items() if name in self._suspects), None)
-        # With n_jobs=1, joblib would run the job in this process, and a suspect could kill it.
+        # A suspect may kill its process; with n_jobs=1, joblib would run it in this process.
         n_jobs = self._n_jobs if suspect is None else 2
         pool = Parallel(n_jobs=n_jobs, backend="loky", return_as="generator_unordered")
         self._began = time.time()

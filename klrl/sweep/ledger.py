@@ -74,7 +74,7 @@ class Ledger:
     def table(self) -> str:
         """Format one line per job; finished jobs come first."""
         domains = [domain_of(job.config) for job in self.jobs.values()]
-        # The head is ``frames/samples`` if the sweep has jobs of both domains.
+        # The column is named ``frames/samples`` if the sweep has jobs of both domains.
         axis = "/".join(dict.fromkeys(domain.axis for domain in domains))
         score = "/".join(dict.fromkeys(domain.score for domain in domains))
         heads = ("job", "state", axis, "time", score, METRICS[_KL].short, "")

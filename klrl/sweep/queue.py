@@ -1,8 +1,8 @@
 """``launcher=submitit``: runs jobs in SLURM's queue, or in submitit's local processes.
 
 If SLURM warns a job of its time limit or of a preemption, the job writes a checkpoint, and requeues
-itself under its id. submitit only submits jobs; klrl asks ``squeue`` for their states. (submitit
-would need SLURM's accounting, which many clusters lack, and would limit the number of timeouts.)
+itself under its id. submitit only submits jobs; klrl asks ``squeue`` for their states, since
+submitit would need SLURM's accounting, which many clusters lack, and would limit the timeouts.
 Jobs report their outcomes as JSON files. The sweep's folder may come from a stranger, so klrl
 unpickles only jobs that the sweep's own process has just written into a new folder.
 """
@@ -107,7 +107,7 @@ class _Slurm(Backend):
         self._stopping = self._interrupted = False
 
     def submit(self, jobs: Sequence[Job], suspects: Collection[str]) -> Iterator[Event]:
-        """Requeue lost jobs, wait for adopted jobs, and submit the others in arrays."""
+        """Requeue lost jobs, watch jobs that are in the queue, and submit the others in arrays."""
         from submitit.core.utils import FailedJobError
 
         new = []
@@ -360,7 +360,7 @@ def _run_warned(job: Job) -> Outcome:
     except Interrupted as stop:  # the signal came before the run began, or after it ended
         finished = without_outcome(job).status == "finished"
         outcome = Outcome(job.name, "finished" if finished else "interrupted", signum=stop.signum)
-    # Ignore the signals that SLURM sends to all processes of a job: they would end scontrol.
+    # Ignore SLURM's signals from now on: they would also end scontrol, which requeues the job.
     for each in (*WARNINGS, signal.SIGTERM, signal.SIGCONT, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
     return outcome

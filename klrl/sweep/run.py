@@ -239,9 +239,9 @@ def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iter
         if any(stops_at_once(signum, before) for before in received):
             raise Interrupted(signum)
         received.append(signum)
-        if len(received) > 1:  # the first signal has already stopped the jobs
+        if len(received) > 1:  # the first signal was already passed on to the jobs
             return
-        with suppress(OSError):  # as on a full disk; still stop the jobs
+        with suppress(OSError):  # even on a full disk, the jobs must be stopped
             to_append(folder / STOP_FILE).close()
         pids = [] if by_queue else [pid for job in jobs if (pid := _pid(job)) is not None]
         which = "the queue's" if by_queue else len(pids)
@@ -254,7 +254,7 @@ def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iter
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
-    (folder / STOP_FILE).unlink(missing_ok=True)  # left by a sweep killed while it stopped
+    (folder / STOP_FILE).unlink(missing_ok=True)  # a killed sweep may have left it
     try:
         with stop_signals(ask):
             yield received
@@ -272,7 +272,7 @@ def _pid(job: Job) -> int | None:
 
 
 def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
-    """Check every job before the first job runs; check the machine once per kind of job.
+    """Check every job before the first job runs; check the machine once per distinct ``parts``.
 
     Raises:
         ConfigError: a job cannot run.

@@ -34,7 +34,7 @@ STUDY_FILE = "study.journal"
 
 
 def words(values: Mapping[str, object]) -> list[str]:
-    """Format values as overrides; floats are rounded to four digits."""
+    """Format values as overrides; round floats to four significant digits."""
     shown = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
     return [f"{key}={value}" for key, value in shown.items()]
 

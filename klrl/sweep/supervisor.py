@@ -30,9 +30,9 @@ class Lost:
 
     job: Job
     why: str = "lost with their processes or machines"
-    #: Frames (language: samples) at each of its starts; None if the supervisor made all starts.
+    #: Frames or samples at each start of the job; None if the supervisor itself recorded them.
     starts: Sequence[int] | None = None
-    #: True if the time limit ended it: without a new checkpoint, a restart would end likewise.
+    #: True if its time limit ended the job; then it restarts only if it wrote a new checkpoint.
     at_limit: bool = False
     #: Its status if it is not restarted.
     status: str = "failed"
@@ -76,7 +76,7 @@ def supervise(backend: Backend, jobs: Sequence[Job], folder: Path) -> Iterator[E
 
 
 class _Supervisor:
-    """Tracks the starts of jobs, and which are open, lost, or held until their owner is dead."""
+    """Starts jobs on a backend until each has an outcome; restarts lost jobs."""
 
     def __init__(self, backend: Backend, folder: Path) -> None:
         self._backend, self._folder = backend, folder
@@ -87,7 +87,7 @@ class _Supervisor:
         self._starts: dict[str, list[int]] = defaultdict(list)  # frames at each start
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
-        # Clear ``queued``: only the first start, below, adopts jobs from SLURM's queue.
+        # Clear ``queued`` for restarts: only the first start finds jobs already in SLURM's queue.
         self._open = {job.name: dataclasses.replace(job, queued=None) for job in jobs}
         asked = False
         try:

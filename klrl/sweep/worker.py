@@ -50,7 +50,8 @@ def run_logged(job: Job) -> Outcome:
     if (job.folder.parent / STOP_FILE).exists():
         return Outcome(job.name, "waiting")
     # Leave the terminal's process group: Ctrl-C must reach only the sweep, which passes it on once.
-    if os.getpgrp() != os.getpid():  # a second signal would stop the run without a checkpoint
+    # A second signal would stop the run without a checkpoint.
+    if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it
     with _printing_to(job.log):
@@ -59,7 +60,7 @@ def run_logged(job: Job) -> Outcome:
 
 @cache
 def hold_device(locks: Path, slots: Sequence[int]) -> BinaryIO:
-    """Lock a free slot (a job's place on a CUDA device) until this process ends; use the device."""
+    """Lock a free slot, a job's place on a CUDA device, until this process ends; use the device."""
     import torch
 
     for number, device in enumerate(slots):
@@ -109,7 +110,7 @@ def _outcome(job: Job) -> Outcome:
         return Outcome(job.name, "refused", str(error))
     except (Interrupted, KeyboardInterrupt) as stop:
         signum = stop.signum if isinstance(stop, Interrupted) else signal.SIGINT
-        run = RunFolder(job.folder)  # a finished run may have been closing its files
+        run = RunFolder(job.folder)  # the signal may have come after the run finished
         if not (run.exists and run.status == "finished"):
             return Outcome(job.name, "interrupted", signum=signum)
     except (*FAILURES, OSError) as error:
@@ -135,7 +136,7 @@ def _run(job: Job) -> int | None:
                 f"{job.folder}: now holds a different job; start the sweep again to give this "
                 "job a folder of its own"
             )
-        if files.exists and files.status == "finished":  # finished while this copy was queued
+        if files.exists and files.status == "finished":  # another process has finished it
             return None
         resume = files.exists and any(job.folder.glob("checkpoints/*/*/manifest.json"))
         if files.exists and not resume:
