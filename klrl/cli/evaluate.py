@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from klrl.base.text import escaped
 from klrl.cli.wrapper import Parser
-from klrl.domains import CONTROL, LANGUAGE
+from klrl.domains import CONTROL, LANGUAGE, Domain
 
 
 def evaluate_command(argv: list[str]) -> int:
@@ -76,9 +77,9 @@ def checked_run(args: argparse.Namespace) -> Path:
     return find_run(args.run, "RUN")
 
 
-def add_playing(parser: Parser) -> None:
+def add_playing(parser: Parser, domains: Sequence[Domain] = (CONTROL, LANGUAGE)) -> None:
     """Add the options for the number of episodes, checkpoint, seed, device and output."""
-    many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
+    many = f"how many (default {', '.join(f'{d.plays} {d.episode}s' for d in domains)})"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
     parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")
     seed = "seed of the start states (default 0)"
