@@ -38,6 +38,7 @@ def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTen
         ConfigError: the policy does not fit.
     """
     network = OwnReference(setting_text(setting, part), _policy(setting, part), agent)
+    network.requires_grad_(False).eval()
     seen = synthetic_observations(agent.layout, agent.policy_net.inputs, 6)
     with config_errors(setting, part), generators_kept(), torch.no_grad():
         network.require_same_family(seen)
@@ -51,12 +52,8 @@ def _policy(setting: str, part: OwnPart) -> object:
     target = import_target(setting, part)
     if "observation" in arguments(setting_text(setting, part), target)[0]:
         return partial(target, **part.args)
-    policy: object = make_own(setting, part, {}, Callable, _WHAT)  # type: ignore[arg-type]
-    return (
-        flat_policy(policy).requires_grad_(False).eval()
-        if isinstance(policy, nn.Module)
-        else policy
-    )
+    made: object = make_own(setting, part, {}, Callable, _WHAT)  # type: ignore[arg-type]
+    return flat_policy(made)
 
 
 class OwnReference(PolicyNet):
@@ -67,7 +64,7 @@ class OwnReference(PolicyNet):
         self.setting, self.policy = setting, policy
         self.family, self.layout = like.family, like.layout
         # A function has no parameter, by which transforms find a policy's device.
-        self.place = nn.Parameter(torch.zeros(0), requires_grad=False)
+        self.place = nn.Parameter(torch.zeros(0))
         self.masked, self.outputs = like.policy_net.masked, like.policy_net.outputs
 
     def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
