@@ -56,10 +56,6 @@ def parser() -> Parser:
             "language policy answers its evaluation split."
         ),
     )
-    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
-    other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=...; "
-    other += "actor.model=FOLDER, if a language run's base model was moved"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     parser.add_flag("--sampled", "sample actions (tokens) as in training")
     parser.add_flag("--video", "film the first episode, for RUN/videos and the loggers")
     add_playing(parser)
@@ -78,7 +74,13 @@ def checked_run(args: argparse.Namespace) -> Path:
 
 
 def add_playing(parser: Parser, domains: Sequence[Domain] = (CONTROL, LANGUAGE)) -> None:
-    """Add the options for the number of episodes, checkpoint, seed, device and output."""
+    """Add the run, the task, and options for episodes, checkpoint, seed, device and output."""
+    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
+    other = "another task, as env.kwargs.g=14 or env.id=..."
+    if LANGUAGE in domains:
+        other += "; for language env.data=..., env.reward=... or, if the run's base model was "
+        other += "moved, actor.model=FOLDER"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     many = f"how many (default {', '.join(f'{d.plays} {d.episode}s' for d in domains)})"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
     parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")

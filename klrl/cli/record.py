@@ -44,9 +44,6 @@ def parser() -> Parser:
             "experiment=clone, in TorchRL's memory-mapped format."
         ),
     )
-    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
-    task = "another task, as for klrl evaluate: env.kwargs.g=14"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=task)
     parser.add_flag("--sampled", "sample actions as in training")
     where = "where to write; it must not exist (default RUN/demonstrations)"
     parser.add_argument("-o", "--output", metavar="FOLDER", default=None, help=where)

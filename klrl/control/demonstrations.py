@@ -284,7 +284,8 @@ def record_trained(
             count = min(MAX_COPIES, size.episodes - begun)
             seed = derived_seed(starts.seed, starts.use, begun)
             env = make_env(config.env, seed=seed, num_envs=count)
-            rollout = VectorRollout(env, agent, _STEPS, device, sampled=sampled)
+            rollout = VectorRollout(env, agent, _STEPS, device)
+            rollout.sampled = sampled
             parts, returns = list[TensorDictBase](), list[float]()
             ended = torch.zeros(count, dtype=torch.bool)
             while not ended.all() and len(parts) * _STEPS < MAX_STEPS:
