@@ -66,9 +66,7 @@ def to_config(cfg: DictConfig) -> JobConfig:
 
 def _check_data(cfg: DictConfig) -> None:
     """Refuse ``data`` without a value if a group takes ``${data}``, and with one if none does."""
-    given: Any = OmegaConf.to_container(cfg, resolve=False)
-    data, groups = given.get("data"), (given.get("collector"), given.get("env"))
-    read = any(isinstance(group, dict) and group.get("data") == "${data}" for group in groups)
+    data, read = cfg.get("data"), "${data}" in str(OmegaConf.to_container(cfg, resolve=False))
     if read and not data:
         raise NoValueError("data: has no value; give demonstrations or answers, as in data=PATH")
     if data is not None and not read:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
@@ -29,16 +27,15 @@ from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 from klrl.train.evaluate import IN_RUN
 
-#: Score one row per answer by the plain forward, this many rows at a time.
+#: One row per answer is scored, in one pass of the model for so many rows.
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 
 
-@dataclass(eq=False)
 class AnswerRollout(PromptRollout):
-    """Takes the answers of the next prompts, in place of samples."""
+    """Takes the answers from the rows of the next prompts, in place of sampled responses."""
 
     def respond(self, prompts: PromptBatch) -> TensorDict:
-        """The prompts with their answers, as a batch [B]."""
+        """Join the prompts and their answers in a batch [B]."""
         self.iteration += 1
         self.scored_prompts = prompts.prompts
         batch = answered(self.policy, prompts, self.config)
@@ -47,7 +44,11 @@ class AnswerRollout(PromptRollout):
 
 
 def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
-    """The tokens of a prompt's answer, and the EOS that ends it; at most ``most``."""
+    """Tokenize the answer of a prompt's row, and append an EOS.
+
+    Raises:
+        ConfigError: the row has no answer, or the answer more than ``most`` tokens.
+    """
     answer, tokenizer = prompt.row.get("answer"), policy.causal.tokenizer
     if not isinstance(answer, str):
         raise ConfigError(
@@ -65,23 +66,23 @@ def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
 
 @torch.no_grad()
 def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> TensorDict:
-    """The prompts with their answers as a batch [B], with log-probs and states of the policy."""
+    """Make a batch [B] of prompts and answers, with the policy's log-probs and hidden states."""
     device, most = model_device(policy.model), config.collector.max_new_tokens
     rows = [torch.tensor(answer_ids(each, policy, most)) for each in prompts.prompts]
     tokens = pad_sequence(rows, batch_first=True, padding_value=policy.special.pad).to(device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
-    whole = torch.zeros(len(rows), dtype=torch.bool, device=device)
-    unscored = Responses(tokens, mask, torch.zeros(tokens.shape, device=device), whole)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool().to(device)
+    truncated = torch.zeros_like(mask[:, 0])
+    unscored = Responses(tokens, mask, torch.zeros(tokens.shape, device=device), truncated)
     batch = make_batch(prompts.ids.to(device), prompts.mask.to(device), unscored, 1)
     rescore(batch, policy.model, _LAYOUT, _ROWS, config.collector.temperature)
     return batch
 
 
 def held_out(policy: Policy, task: Task, config: LanguageConfig) -> Row:
-    """Mean negative log-likelihood of the evaluation split's answers, nats per token.
+    """Measure the mean negative log-likelihood of held-out answers, in nats per token.
 
-    Of as many as a rollout has, at most; the half of a file that chooses the best checkpoint.
+    These are the answers of the prompts that evaluations during the run use, at most as many as in
+    a rollout.
     """
     place = places(IN_RUN, config.frames_per_iteration, task.evaluations)
     limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
