@@ -1,4 +1,4 @@
-"""``klrl record RUN``: writes demonstrations by a run's policy."""
+"""``klrl record RUN``: plays a run's policy, and writes the episodes as demonstrations."""
 
 from __future__ import annotations
 

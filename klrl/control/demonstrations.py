@@ -1,16 +1,18 @@
-"""Demonstrations: frames [F] of another policy to learn from, and their recording.
+"""Reads and records demonstrations: the frames [F] of a different policy.
 
-They are a TensorDict in the memory-mapped format of TorchRL's data sets, ``TensorDict.memmap`` and
-``ReplayBuffer.dumps``:
+Their folder holds a TensorDict [F] in the format of ``TensorDict.memmap``, ``ReplayBuffer.dumps``
+and TorchRL's data sets, with these entries:
 
 | key | shape | if it is missing |
 |---|---|---|
-| observation, action | [F, D], [F, A] or [F] | refused; discrete actions are numbers or one-hot |
-| episode, ("next", "done") | [F], [F, 1] | the other one ends episodes; without both, one episode |
-| ("next", "terminated") | [F, 1] | no episode terminates: all are truncated |
+| observation | [F, D] | refused |
+| action | [F, A], or [F] numbers, or [F, K] one-hot | refused |
+| episode | [F] | only the flags below end episodes; else each change of its value does too |
+| ("next", "done"), ("next", "truncated") | [F, 1] | False |
+| ("next", "terminated") | [F, 1] | False: every episode is truncated |
 | ("next", "reward") | [F, 1] | refused, unless loss.critic_coeff=0 |
-| ("next", "observation") | [F, D] | the next frame's; at an episode's end its own |
-| pre_tanh | [F, A] | for ``tanh_normal``: the inverse of the action, at most 7.25 in size |
+| ("next", "observation") | [F, D] | taken from the next frame; at an episode's end its own |
+| pre_tanh | [F, A] | with ``tanh_normal``: atanh of the scaled action, at most 7.25 in size |
 """
 
 from __future__ import annotations
@@ -43,16 +45,16 @@ from klrl.runs.metrics import Row
 from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation
 from klrl.train.schedule import Size
 
-#: Larger numbers overflow in a log-likelihood.
+#: Above it, float32 could overflow where a log-likelihood squares a number.
 LARGEST = 1e15
 _REWARD, _FLAGS = ("next", "reward"), ("done", "terminated", "truncated")
 
 
 class Demonstrations:
-    """``collector=demonstrations``: shuffled pieces of consecutive frames.
+    """``collector=demonstrations``: makes rollouts from pieces of consecutive frames.
 
-    A share of the episodes is held out. Rollout i depends on data, seed and i alone, so a
-    checkpoint needs only a digest of the data. ``frames`` [F] are those to learn from.
+    Rollout i depends only on the data, the seed and i, so a checkpoint stores only a digest of the
+    data. ``frames`` [F] leaves the held-out episodes out.
     """
 
     iteration = 0  # of the next rollout
@@ -73,7 +75,7 @@ class Demonstrations:
             raise ConfigError(
                 f"collector.held_out={share:g}: {setting} holds one episode; give more, or 0"
             )
-        # At random, but the same for every seed.
+        # The held-out episodes are random, but the same for every seed.
         count = min(max(round(share * episodes), 1), episodes - 1) if share else 0
         held = torch.from_numpy(np.random.default_rng(0).permutation(episodes)[:count])
         out = torch.isin(ends.cumsum(0) - ends.long(), held)
@@ -87,10 +89,10 @@ class Demonstrations:
         self.note += f"{len(self._held):,} of them held out"
 
     def collect(self) -> TensorDictBase:
-        """The next rollout [N, T], with parameters and log-probs of the current policy.
+        """Make the next rollout [N, T], with parameters and log-probs of the current policy.
 
-        Each pass over the frames cuts them into pieces at a random offset, and shuffles the pieces.
-        A piece may run over the last frame to the first, as over the end of any episode.
+        Each pass over the frames starts at a random frame, cuts them into pieces of T, and shuffles
+        the pieces. The first frame follows the last. A piece may contain ends of episodes.
         """
         (rows, steps), total = self._shape, len(self.frames)
         starts = np.empty(rows, np.int64)
@@ -102,9 +104,9 @@ class Demonstrations:
         return self._scored(self.frames[(starts[:, None] + np.arange(steps)) % total])
 
     def held_out(self) -> Row:
-        """Negative log-likelihood of held-out frames, in nats per frame.
+        """Measure the mean negative log-likelihood of held-out frames, in nats per frame.
 
-        At most as many frames as in a rollout, evenly spaced.
+        Uses at most N T frames, evenly spaced.
         """
         if not len(self._held):
             return {}
@@ -118,14 +120,14 @@ class Demonstrations:
         return frames
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: no resource is open."""
 
     def state_dict(self) -> dict[str, object]:
         """The digest of the data."""
         return {"data": self._digest}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Refuse data that changed since the run began."""
+        """Refuse data that have changed since the run began."""
         if state.get("data") != self._digest:
             raise self._folder.error(
                 "its frames have changed since the run began; restore them, or start a new run"
@@ -136,17 +138,17 @@ class Demonstrations:
 
 
 class _Folder:
-    """The entries of a folder [F], with an error for each that does not fit the task."""
+    """The entries of a folder; an entry that does not fit the task is refused by its key."""
 
     def __init__(self, path: str) -> None:
         folder, self.setting = expanded(path), f"data={path}"
-        if (folder / "storage").is_dir():  # of ReplayBuffer.dumps
+        if (folder / "storage").is_dir():  # written by ReplayBuffer.dumps
             folder /= "storage"
         try:
             _require_whole(folder)
             self.data = TensorDict.load_memmap(folder)
             size = folder / "storage_metadata.json"
-            if size.is_file():  # of a buffer, which may not be full
+            if size.is_file():  # the buffer may not be full
                 self.data = self.data[: json.loads(size.read_text())["len"]]
         except Exception as error:  # tensordict raises many types
             remedy = "give a folder that klrl record or TensorDict.memmap wrote"
@@ -164,7 +166,11 @@ class _Folder:
         *widths: int,
         missing: Tensor | None = None,
     ) -> Tensor:
-        """An entry as finite numbers [F, W] of one of the ``widths``; ``missing`` in its place."""
+        """Read an entry as [F, W], W in ``widths``; return ``missing`` if there is no such entry.
+
+        Raises:
+            ConfigError: no entry and no ``missing``, a different W, or a number that is not finite.
+        """
         value, name = self.data.get(key, None), key if isinstance(key, str) else ".".join(key)
         other = ", or set loss.critic_coeff=0" * (key == _REWARD)
         if value is None:
@@ -185,7 +191,7 @@ class _Folder:
 
 
 def _require_whole(folder: Path) -> None:
-    """Refuse a file that was cut: torch would append zeros to the file itself."""
+    """Refuse a file that was cut off: torch would append zeros to it when it maps the file."""
     for meta in folder.rglob("meta.json"):
         for name, entry in json.loads(meta.read_text()).items():
             if (file := meta.parent / f"{name}.memmap").is_file():
@@ -196,7 +202,7 @@ def _require_whole(folder: Path) -> None:
 
 
 def _frames(folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv) -> TensorDict:
-    """Frames [F] with the keys of a rollout."""
+    """Build frames [F] with the keys of a rollout."""
     spec, no = env.observation_spec_unbatched["observation"], torch.zeros(len(folder.data), 1)
     like = (spec.dtype, spec.shape[-1])
     observation = folder.read("observation", *like)
@@ -208,7 +214,7 @@ def _frames(folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv) ->
     ends[-1] = True
     after = torch.where(ends, observation, observation.roll(-1, 0))
     reward, critic = no, config.loss.critic_coeff > 0
-    if critic or config.loss.name != "nll":  # else nothing reads it
+    if critic or config.loss.name != "nll":  # else no part of the run reads it
         reward = folder.read(_REWARD, torch.float32, 1, missing=None if critic else no)
     following = {
         "observation": folder.read(("next", "observation"), *like, missing=after),
@@ -220,7 +226,7 @@ def _frames(folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv) ->
 
 
 def _actions(folder: _Folder, agent: Agent) -> dict[str, Tensor]:
-    """The action, and for ``tanh_normal`` its inverse."""
+    """Read the action, and for ``tanh_normal`` the value before tanh."""
     family, outputs = agent.family, agent.policy_net.outputs
     if "logits" in family.param_keys:
         return {"action": _choices(folder, family, outputs)}
@@ -239,7 +245,7 @@ def _actions(folder: _Folder, agent: Agent) -> dict[str, Tensor]:
 
 
 def _choices(folder: _Folder, family: Family, outputs: int) -> Tensor:
-    """Discrete actions as numbers from 0: [F], or [F, M] of M choices at a time."""
+    """Read discrete actions as numbers from 0: [F], or [F, M] for M choices in each step."""
     several = isinstance(family, MultiCategorical)
     counts = [*family.counts] if isinstance(family, MultiCategorical) else [outputs]
     action = folder.read("action", torch.float32, *([len(counts)] if several else [1, outputs]))
@@ -259,7 +265,7 @@ def _choices(folder: _Folder, family: Family, outputs: int) -> Tensor:
 
 # ------------------------------------------------------------------------------------ recording
 
-#: Steps that are recorded at a time.
+#: Steps of a recorded rollout.
 _STEPS = 250
 
 
@@ -274,7 +280,11 @@ def record_trained(
     which: str,
     device: torch.device,
 ) -> Evaluation:
-    """``klrl record RUN``: write the episodes that ended to ``into``; return their evaluation."""
+    """Play a policy, and write the episodes that ended to the new folder ``into``.
+
+    Returns:
+        Their evaluation. If no episode ended, nothing is written.
+    """
     agent, episodes = trained_agent(run, which, str(device)), list[TensorDictBase]()
     after = [("next", key) for key in ("observation", "reward", *_FLAGS)]
     keys = ("observation", "action", agent.family.sample_key, *_FLAGS, *after)

@@ -1,4 +1,4 @@
-"""``reference=custom``, ``klrl kl --to module:name``: the user's policy, tried once before use."""
+"""Makes the user's policy a reference: ``reference=custom`` and ``klrl kl --to module:name``."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ _WHAT = "return a TorchRL actor, or a function from observation to torch distrib
 
 
 def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTensorDictSequential:
-    """Make the user's policy an actor with the observations and the family of ``agent``.
+    """Make an actor like ``agent``'s of the user's policy, and try it once.
 
-    ``setting`` names the part in messages.
+    The two actors have the same observations and the same family of distributions. ``setting``
+    names the part in messages.
 
     Raises:
-        ConfigError: the policy does not fit.
+        ConfigError: the policy fails, gives a different distribution, or depends on chance.
     """
     network = OwnReference(setting_text(setting, part), _policy(setting, part), agent)
     network.requires_grad_(False).eval()
@@ -48,7 +49,7 @@ def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTen
 
 
 def _policy(setting: str, part: OwnPart) -> object:
-    """The target itself if it takes an observation, else what it returns."""
+    """Return the target itself if it takes an observation, else the policy that it makes."""
     target = import_target(setting, part)
     if "observation" in arguments(setting_text(setting, part), target)[0]:
         return partial(target, **part.args)
@@ -63,15 +64,15 @@ class OwnReference(PolicyNet):
         nn.Module.__init__(self)
         self.setting, self.policy = setting, policy
         self.family, self.layout = like.family, like.layout
-        # A function has no parameter, by which transforms find a policy's device.
+        # Transforms find a policy's device by its first parameter, and a function has none.
         self.place = nn.Parameter(torch.zeros(0))
         self.masked, self.outputs = like.policy_net.masked, like.policy_net.outputs
 
     def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
-        """Return the parameters of the run's family, as the run's policy does.
+        """Return the parameters of pi_ref(.|s), in the order of the family's ``param_keys``.
 
         Raises:
-            NonFiniteError: a parameter is NaN or infinite.
+            NonFiniteError: a parameter is NaN or infinite, or the distribution has changed.
         """
         try:
             _, params = self._evaluated(observation.reshape(-1, observation.shape[-1]))
@@ -81,7 +82,7 @@ class OwnReference(PolicyNet):
         return (self.allowed(shaped[0], observation),) if len(shaped) == 1 else tuple(shaped)
 
     def _evaluated(self, rows: Tensor) -> tuple[Distribution, dict[str, Tensor]]:
-        """pi_ref(.|s) of observations [B, D], and its finite parameters in the run's family."""
+        """Call the policy with observations [B, D]; return pi_ref(.|s) and its parameters."""
         seen: Any = rows.clone()  # the user's code may write to it
         seen = seen if self.layout is None else given(self.layout, seen)
         if hasattr(self.policy, "get_dist"):
@@ -105,7 +106,7 @@ class OwnReference(PolicyNet):
         return dist, params
 
     def _params(self, dist: Distribution) -> dict[str, Tensor]:
-        """The parameters [B, ...] of a distribution in the run's family."""
+        """Read the family's parameters [B, ...] from the user's distribution."""
         inner: Any = dist
         family, keys = self.family, self.family.param_keys
         while hasattr(inner, "base_dist") and not hasattr(inner, keys[0]):
@@ -115,13 +116,16 @@ class OwnReference(PolicyNet):
         params: dict[str, Tensor] = {key: getattr(inner, key) for key in keys}
         if isinstance(family, MultiCategorical):
             counts, logits = family.counts, params["logits"]
-            if logits.shape[1:] == (len(counts), max(counts)):  # padded to the largest count
+            if logits.shape[1:] == (
+                len(counts),
+                max(counts),
+            ):  # padded heads
                 heads = zip(logits.unbind(1), counts, strict=True)
                 params["logits"] = torch.cat([head[:, :count] for head, count in heads], -1)
         return params
 
     def require_same_family(self, observations: Tensor) -> None:
-        """Compare the log-probs of the user's distribution with the family's."""
+        """Require that the user's distribution and the family give equal log-probs."""
         dist, params = self._evaluated(observations)
         family, shape = self.family, (len(observations), self.outputs)
         if isinstance(family, Normal):
