@@ -1,19 +1,4 @@
-"""Reads and records demonstrations: the frames [F] of a different policy.
-
-Their folder holds a TensorDict [F] in the format of ``TensorDict.memmap``, ``ReplayBuffer.dumps``
-and TorchRL's data sets, with these entries:
-
-| key | shape | if it is missing |
-|---|---|---|
-| observation | [F, D] | refused |
-| action | [F, A], or [F] numbers, or [F, K] one-hot | refused |
-| episode | [F] | only the flags below end episodes; else each change of its value does too |
-| ("next", "done"), ("next", "truncated") | [F, 1] | False |
-| ("next", "terminated") | [F, 1] | False: every episode is truncated |
-| ("next", "reward") | [F, 1] | refused, unless loss.critic_coeff=0 |
-| ("next", "observation") | [F, D] | taken from the next frame; at an episode's end its own |
-| pre_tanh | [F, A] | with ``tanh_normal``: atanh of the scaled action, at most 7.25 in size |
-"""
+"""Reads and records demonstrations, the frames [F] of a different policy: docs/imitation.md."""
 
 from __future__ import annotations
 
@@ -166,11 +151,7 @@ class _Folder:
         *widths: int,
         missing: Tensor | None = None,
     ) -> Tensor:
-        """Read an entry as [F, W], W in ``widths``; return ``missing`` if there is no such entry.
-
-        Raises:
-            ConfigError: no entry and no ``missing``, a different W, or a number that is not finite.
-        """
+        """Read an entry as finite [F, W], W in ``widths``; ``missing`` replaces an absent entry."""
         value, name = self.data.get(key, None), key if isinstance(key, str) else ".".join(key)
         other = ", or set loss.critic_coeff=0" * (key == _REWARD)
         if value is None:
