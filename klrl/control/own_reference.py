@@ -99,10 +99,10 @@ class OwnReference(PolicyNet):
                     f"gave {_name(dist)} with parameters of shape {tuple(value.shape)} for "
                     f"observations {tuple(rows.shape)}; this policy's are {wanted}: give that"
                 )
-            if (wrong := ~value.isfinite().all(1)).any():
-                first = [x[wrong][0].double().round(decimals=4).tolist() for x in (value, rows)]
-                gave = "gave {}={!s:.99} for observation={!s:.99}".format(key, *first)
-                raise PartError(f"{gave}; give finite numbers")
+            if (bad := ~value.isfinite().all(1)).any():
+                gave, seen = (x[bad][0].double().round(decimals=4).tolist() for x in (value, rows))
+                what = f"gave {key}={gave!s:.99} for observation={seen!s:.99}"
+                raise PartError(f"{what}; give finite numbers")
         return dist, params
 
     def _params(self, dist: Distribution) -> dict[str, Tensor]:
@@ -116,10 +116,7 @@ class OwnReference(PolicyNet):
         params: dict[str, Tensor] = {key: getattr(inner, key) for key in keys}
         if isinstance(family, MultiCategorical):
             counts, logits = family.counts, params["logits"]
-            if logits.shape[1:] == (
-                len(counts),
-                max(counts),
-            ):  # padded heads
+            if logits.shape[1:] == (len(counts), max(counts)):  # padded heads
                 heads = zip(logits.unbind(1), counts, strict=True)
                 params["logits"] = torch.cat([head[:, :count] for head, count in heads], -1)
         return params
