@@ -123,7 +123,7 @@ class Demonstrations:
 
 
 class _Folder:
-    """The entries of a folder; an entry that does not fit the task is refused by its key."""
+    """The entries of a folder; errors name the setting and the entry."""
 
     def __init__(self, path: str) -> None:
         folder, self.setting = expanded(path), f"data={path}"
@@ -153,7 +153,7 @@ class _Folder:
     ) -> Tensor:
         """Read an entry as finite [F, W], W in ``widths``; ``missing`` replaces an absent entry."""
         value, name = self.data.get(key, None), key if isinstance(key, str) else ".".join(key)
-        other = ", or set loss.critic_coeff=0" * (key == _REWARD)
+        other = ", or set loss=nll loss.critic_coeff=0" * (key == _REWARD)
         if value is None:
             if missing is None:
                 raise self.error(f"holds no {name}; give demonstrations of this task{other}")

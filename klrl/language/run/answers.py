@@ -27,7 +27,7 @@ from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 from klrl.train.evaluate import IN_RUN
 
-#: One row per answer is scored, in one pass of the model for so many rows.
+#: Answers are scored one per row, this many rows at a time.
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 
 
