@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from klrl.base.text import escaped
 from klrl.cli.wrapper import Parser
-from klrl.domains import CONTROL, LANGUAGE
+from klrl.domains import CONTROL, LANGUAGE, Domain
 
 
 def evaluate_command(argv: list[str]) -> int:
@@ -55,10 +56,6 @@ def parser() -> Parser:
             "language policy answers its evaluation split."
         ),
     )
-    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
-    other = "another task, as env.kwargs.g=14, env.id=... or, for language, env.reward=...; "
-    other += "actor.model=FOLDER, if a language run's base model was moved"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     parser.add_flag("--sampled", "sample actions (tokens) as in training")
     parser.add_flag("--video", "film the first episode, for RUN/videos and the loggers")
     add_playing(parser)
@@ -76,9 +73,15 @@ def checked_run(args: argparse.Namespace) -> Path:
     return find_run(args.run, "RUN")
 
 
-def add_playing(parser: Parser) -> None:
-    """Add the options for playing a policy: episodes, checkpoint, seed, device and JSON output."""
-    many = f"how many (default {CONTROL.plays} episodes, {LANGUAGE.plays} responses)"
+def add_playing(parser: Parser, domains: Sequence[Domain] = (CONTROL, LANGUAGE)) -> None:
+    """Add the run, the task, and options for episodes, checkpoint, seed, device and output."""
+    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
+    other = "another task, as env.kwargs.g=14 or env.id=..."
+    if LANGUAGE in domains:
+        other += "; for language env.data=..., env.reward=... or, if the run's base model was "
+        other += "moved, actor.model=FOLDER"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
+    many = f"how many (default {', '.join(f'{d.plays} {d.episode}s' for d in domains)})"
     parser.add_argument("--episodes", type=partial(_at_least, 1), default=None, help=many)
     parser.add_argument("--checkpoint", dest="which", choices=("last", "best"), default="last")
     seed = "seed of the start states (default 0)"

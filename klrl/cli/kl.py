@@ -72,7 +72,6 @@ def parser() -> Parser:
             "variation, in the states of sampled episodes (responses); each name says whose states."
         ),
     )
-    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     other = (
         "another run; for language the folder of a model, for control module:name of a policy of "
         "yours (default: the reference of RUN)"
@@ -80,7 +79,5 @@ def parser() -> Parser:
     parser.add_argument("--to", metavar="OTHER", default=None, help=other)
     whose = "the run that acts, in its own task: RUN (default), OTHER or a third run"
     parser.add_argument("--on", metavar="RUN", default=None, help=whose)
-    task = "another task, as for klrl evaluate: env.kwargs.g=14, env.data=..."
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=task)
     add_playing(parser)
     return parser

@@ -1,4 +1,4 @@
-"""``klrl record RUN``: writes demonstrations by a run's policy."""
+"""``klrl record RUN``: plays a run's policy, and writes the episodes as demonstrations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from klrl.base.files import expanded
 from klrl.base.text import escaped
 from klrl.cli.evaluate import add_playing, checked_run
 from klrl.cli.wrapper import DONE, Parser
+from klrl.domains import CONTROL
 
 
 def record_command(argv: list[str]) -> int:
@@ -17,6 +18,9 @@ def record_command(argv: list[str]) -> int:
     into = checked_run(args) / "demonstrations" if args.output is None else expanded(args.output)
     if into.exists():
         raise ConfigError(f"-o {into}: exists already; give another place")
+    above = next(each for each in into.parents if each.exists())
+    if not above.is_dir():
+        raise ConfigError(f"-o {into}: {above} is a file; give another place")
 
     import torch
 
@@ -40,11 +44,8 @@ def parser() -> Parser:
             "experiment=clone, in TorchRL's memory-mapped format."
         ),
     )
-    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
-    task = "another task, as for klrl evaluate: env.kwargs.g=14"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=task)
     parser.add_flag("--sampled", "sample actions as in training")
     where = "where to write; it must not exist (default RUN/demonstrations)"
     parser.add_argument("-o", "--output", metavar="FOLDER", default=None, help=where)
-    add_playing(parser)
+    add_playing(parser, [CONTROL])
     return parser

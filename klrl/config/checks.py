@@ -66,11 +66,9 @@ def to_config(cfg: DictConfig) -> JobConfig:
 
 def _check_data(cfg: DictConfig) -> None:
     """Require a value of ``data`` if a group refers to ``${data}``; else refuse a value."""
-    given: Any = OmegaConf.to_container(cfg, resolve=False)
-    data, groups = given.get("data"), (given.get("collector"), given.get("env"))
-    read = any(isinstance(group, dict) and group.get("data") == "${data}" for group in groups)
-    if read and data is None:
-        raise NoValueError("data: has no value; give demonstrations, as in data=FOLDER")
+    data, read = cfg.get("data"), "${data}" in str(OmegaConf.to_container(cfg, resolve=False))
+    if read and not data:
+        raise NoValueError("data: has no value; give demonstrations or answers, as in data=PATH")
     if data is not None and not read:
         remedy = "start from experiment=clone or experiment=sft, or drop it"
         raise ConfigError(f"data={data}: nothing reads it here; {remedy}")
@@ -169,8 +167,9 @@ def _group_node(cfg: DictConfig, group: str) -> DictConfig:
     if not OmegaConf.is_dict(node) or OmegaConf.get_type(node) is dict:
         known = ", ".join(ALL_CHOICES[group])
         raise ConfigError(
-            f"{group}: the chosen YAML extends no choice of klrl; put NAME@{group} first in its "
-            f"defaults list, NAME being one of {known}"
+            f"{group}: the chosen YAML extends no choice of klrl; put NAME@_here_ first in its "
+            f"defaults list, or NAME@{group} if the YAML is @package _global_; NAME is one of "
+            f"{known}"
         )
     return node
 

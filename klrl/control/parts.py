@@ -80,7 +80,7 @@ class ControlParts(Parts):
             make_data = factory("collector", config.collector, config.domain)
             self.data = make_data(config, self.agent, self._copies)
             if before is None and config.actor.init is None and self.agent.normalizer is not None:
-                self.agent.normalizer.update(self.data.observations)
+                self.agent.normalizer.update(self.data.frames["observation"])
         self.reference = self._make_reference(before.get("reference") if before else None)
         self.agent.to(self.device)
         self.kl = None
@@ -127,8 +127,10 @@ class ControlParts(Parts):
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Add the rollout to the observation statistics, after the update that used it."""
-        if self.agent.normalizer is not None and self.data is None:
+        if self.data is None and self.agent.normalizer is not None:
             self.agent.normalizer.update(batch.get("observation"))
+        elif self.data is not None and self._reward_normalizer is not None:
+            self._reward_normalizer.begin_episodes()  # the next rows continue no earlier ones
 
     @property
     def reward_norm(self) -> float:
@@ -171,8 +173,7 @@ class ControlParts(Parts):
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
         """Make the collector; replay loaded episodes, or seed new ones by ``iteration``."""
         if self.data is not None:
-            anew, self.data.iteration = self._reward_normalizer, iteration
-            self.data.begin = (lambda: None) if anew is None else anew.begin_episodes
+            self.data.iteration = iteration
             return self.data
         seed = derived_seed(self.config.seed, "train", iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()

@@ -40,19 +40,12 @@ def add_policy(agent: Agent, batch: TensorDictBase) -> None:
 class VectorRollout:
     """Collector with ``steps`` steps per copy and rollout; deterministic unless ``sampled``."""
 
-    def __init__(
-        self,
-        env: TransformedEnv,
-        agent: Agent,
-        steps: int,
-        device: torch.device,
-        *,
-        sampled: bool = True,
-    ) -> None:
+    sampled = True
+
+    def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
         self._env, self._base = env, env.base_env
         self._transforms = _leaves(env.transform)
         self._agent, self._steps, self._device = agent, steps, device
-        self._sampled = sampled
         self._acting = make_acting(agent, device)
         self._copies = env.batch_size[0]
         self._width = env.observation_spec["observation"].shape[-1]
@@ -114,7 +107,7 @@ class VectorRollout:
         truncated = np.zeros((copies, steps), bool)
         samples: list[np.ndarray] = []
         actions: list[np.ndarray] = []
-        if self._sampled:
+        if self.sampled:
             acting.begin(steps, copies)
         observation = self._observation
         if observation is None:

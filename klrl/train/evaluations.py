@@ -48,11 +48,8 @@ class Evaluations:
         self, config: JobConfig, domain: Domain, parts: Played, counters: Counters
     ) -> None:
         self.schedule: Schedule = schedule(config, parts.longest_episode)
-        self._on, self._last, self._patience = (
-            config.eval.on,
-            config.iterations,
-            config.collector.patience,
-        )
+        patience = config.collector.patience
+        self._on, self._last, self._patience = config.eval.on, config.iterations, patience
         self._domain, self._parts, self._counters = domain, parts, counters
 
     @property

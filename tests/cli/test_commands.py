@@ -80,7 +80,9 @@ def test_every_command_has_a_help_and_stands_in_that_of_klrl(capsys, command: st
     assert exits("help" if command == "run" else "--help") == 0
     assert f"klrl {'env=' if command == 'run' else command}" in capsys.readouterr().out
     assert exits(command, "--help") == 0
-    assert "klrl" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "klrl" in said
+    assert ("512 responses" in said) is (command in ("evaluate", "kl"))
 
 
 def test_tracebacks_on_demand_for_every_command(capsys, monkeypatch) -> None:

@@ -126,8 +126,7 @@ def test_a_pass_serves_every_frame_once_and_holds_whole_episodes_out(training) -
     data = training("collector.held_out=0.25").parts.data
     assert len(data._held) == 50
     served = {}
-    data.begin = lambda: None
-    frames = data._frames["observation"][:, 0].tolist()
+    frames = data.frames["observation"][:, 0].tolist()
     for _ in range(19):  # 150 frames are 37 pieces of 4, two in a rollout: pass 1 ends in number 19
         batch = data.collect()
         for piece in batch["observation"][..., 0]:
@@ -142,7 +141,7 @@ def test_a_pass_serves_every_frame_once_and_holds_whole_episodes_out(training) -
 
 def test_ends_of_episodes_and_next_observations(training) -> None:
     written(episodes=3, length=40)
-    frames = training("collector.held_out=0").parts.data._frames
+    frames = training("collector.held_out=0").parts.data.frames
     ends = frames["next", "done"][:, 0].nonzero()[:, 0].tolist()
     assert ends == [39, 79, 119]
     assert frames["next", "observation"][5].tolist() == frames["observation"][6].tolist()
@@ -151,7 +150,7 @@ def test_ends_of_episodes_and_next_observations(training) -> None:
     written("by_number", 3, 40, episode=number, next={"reward": torch.arange(120)[:, None].float()})
     written("by_done", 3, 40, episode=None)
     for folder in ("by_number", "by_done"):
-        other = training("collector.held_out=0", data=folder).parts.data._frames
+        other = training("collector.held_out=0", data=folder).parts.data.frames
         assert (other["next", "done"] == frames["next", "done"]).all()
 
 
@@ -162,14 +161,23 @@ def test_a_replay_buffers_dump_and_one_hot_actions_are_read(training) -> None:
     buffer.extend(TensorDict.load_memmap("data"))
     buffer.dumps("buffer")
     for folder in ("data", "buffer"):
-        frames = training("env=cartpole", "collector.held_out=0", data=folder).parts.data._frames
+        frames = training("env=cartpole", "collector.held_out=0", data=folder).parts.data.frames
         assert frames["action"].tolist() == action.tolist()
+
+
+def test_rewards_are_not_read_where_nothing_learns_from_them(training) -> None:
+    written(next={"reward": torch.full((200, 1), math.nan)})
+    frames = training("loss.critic_coeff=0").parts.data.frames
+    assert (frames["next", "reward"] == 0).all()
+    for critic in ((), ("loss=custom", "loss.target=klrl.losses.policy:LikelihoodLoss")):
+        with pytest.raises(ConfigError, match="next.reward is not finite"):
+            training(*critic, *["loss.critic_coeff=0"] * bool(critic))
 
 
 def test_statistics_are_those_of_the_data_and_stay(training) -> None:
     written()
     parts = training("env.normalize_observation=true").parts
-    seen = parts.data.observations.double()
+    seen = parts.data.frames["observation"].double()
     normalizer = parts.agent.normalizer
     torch.testing.assert_close(normalizer.mean.double(), seen.mean(0), atol=1e-6, rtol=0)
     torch.testing.assert_close(normalizer.std.double(), seen.std(0, unbiased=False))
@@ -194,7 +202,7 @@ def test_statistics_are_those_of_the_data_and_stay(training) -> None:
         (
             {"observation": torch.zeros(200, 4), "action": torch.full((200, 2), 0.5)},
             ("env=cartpole",),
-            "has the action [0.5, 0.5], neither a number nor one-hot",
+            "has the action [0.5, 0.5], and the task's are whole numbers from 0 to below [2]",
         ),
         (
             {"action": torch.full((200, 1), 2.5)},
@@ -285,7 +293,7 @@ def test_a_file_that_was_cut_is_refused_and_stays_as_it_is(capsys) -> None:
     cut.write_bytes(cut.read_bytes()[:100])
     code, _, error = said(capsys, *words())
     assert (code, cut.stat().st_size) == (2, 100)
-    assert "data=data: observation.memmap has 100 bytes, not 2,400" in error
+    assert "data=data: cannot be read (observation.memmap has 100 bytes, not 2,400)" in error
 
 
 def test_a_recording_that_is_stopped_leaves_nothing(monkeypatch, capsys) -> None:
@@ -342,9 +350,9 @@ def test_pre_tanh_that_was_recorded_is_read_where_the_action_is_saturated(traini
     u = torch.full((200, 1), 9.0)
     written(action=2 * torch.tanh(u))
     data = training("actor=tanh_normal").parts.data
-    assert float(data._frames["pre_tanh"].max()) == pytest.approx(math.atanh(1 - 1e-6), abs=1e-3)
+    assert float(data.frames["pre_tanh"].max()) == pytest.approx(math.atanh(1 - 1e-6), abs=1e-3)
     written("known", action=2 * torch.tanh(u), pre_tanh=u)
-    assert float(training("actor=tanh_normal", data="known").parts.data._frames["pre_tanh"][0]) == 9
+    assert float(training("actor=tanh_normal", data="known").parts.data.frames["pre_tanh"][0]) == 9
 
 
 def test_other_data_are_an_error_in_python(training) -> None:

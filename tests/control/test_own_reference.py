@@ -19,7 +19,7 @@ from klrl.train.policy_kl import kl_between
 from klrl.train.verify import Record, verify_record
 from tests.agents import agent_of, moved
 from tests.conftest import QUICK
-from tests.runs.commands import exits, rows_of, timeless
+from tests.runs.commands import exits, rows_of, said, timeless
 
 
 def scores(observation, seed: int, width: int) -> torch.Tensor:
@@ -163,6 +163,24 @@ def overwriting(observation):
 
 def reading(observation):
     return d.Normal(observation[..., 2:], torch.ones_like(observation[..., 2:]))
+
+
+def far(observation):
+    loc = observation[..., 2:]
+    loc = torch.where(loc.abs() > 3, torch.nan, loc)
+    return d.Independent(d.Normal(loc, torch.ones_like(loc)), 1)
+
+
+def test_a_mean_that_is_nan_in_some_states_is_named_by_reference_and_key(capsys) -> None:
+    target = f"{__name__}:far"
+    assert exits(*QUICK, "hydra.run.dir=run") == 0
+    for words, name in (
+        ((*QUICK, "reference=custom", f"reference.target={target}"), f"reference.target={target}"),
+        (("kl", "run", "--to", target, "--episodes", "1"), f"--to={target}"),
+    ):
+        code, _, error = said(capsys, *words)
+        assert code == 1
+        assert f"failed: {name}: gave loc=[nan] for observation=[" in error.splitlines()[-1]
 
 
 def test_a_function_that_writes_to_its_observation_leaves_the_rollout_alone() -> None:

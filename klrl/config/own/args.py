@@ -42,9 +42,11 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
             typed[name] = _typed(key, part.args[name], hints.get(name, Any), p.default)
         elif p.default is p.empty:
             gives = f" (it gives {', '.join(given)})" if given else ""
+            remedy = f"add {setting}.args.{name}=..., or give it a default"
+            if setting == "--to":
+                remedy = "give it a default, or wrap it in a function"
             raise NoValueError(
-                f"{text}: requires {name}, which klrl does not give{gives}; add "
-                f"{setting}.args.{name}=..., or give it a default"
+                f"{text}: requires {name}, which klrl does not give{gives}; {remedy}"
             )
         elif isinstance(p.default, bool | int | float | str | None):
             typed[name] = p.default

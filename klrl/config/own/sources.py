@@ -103,6 +103,9 @@ def current_source(text: str, target: str) -> Source:
 def complete(config: JobConfig) -> None:
     """Complete the custom parts of a job in place: convert their args, record their sources."""
     for setting, part in own_parts(config):
+        if part.path is not None and not Path(part.path).is_dir():
+            remedy = f"give the folder of {top_level(str(part.target))}, or drop it"
+            raise ConfigError(f"{setting}.path={part.path}: no such folder; {remedy}")
         complete_part(setting, part)
         source = current_source(setting_text(setting, part), str(part.target))
         part.path, part.source, part.version = source.folder, source.digest, source.version

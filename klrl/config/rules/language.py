@@ -6,7 +6,6 @@ import math
 
 from klrl.base.errors import ConfigError
 from klrl.config import (
-    AnswersConfig,
     GroupConfig,
     InstructionsConfig,
     LanguageConfig,
@@ -102,13 +101,9 @@ def check_sort_digits(c: LanguageConfig) -> None:
 
 
 def check_group_size(c: LanguageConfig) -> None:
-    """``advantage=group`` has at least two responses per prompt; a row of data has one answer."""
+    """``advantage=group`` compares at least two responses; a row of data has one answer."""
     size = c.collector.group_size
-    if isinstance(c.collector, AnswersConfig):
-        if size != 1:
-            raise ConfigError(f"collector.group_size={size}: a row has one answer; drop it")
-        return
-    if isinstance(c.advantage, GroupConfig) and size < 2:
+    if isinstance(c.advantage, GroupConfig) and size < 2 and not c.collector.imitates:
         raise ConfigError(
             f"collector.group_size={size}: advantage=group compares the responses to a prompt; "
             "give >= 2, or choose advantage=gae"

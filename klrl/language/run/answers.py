@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
@@ -33,7 +31,6 @@ from klrl.train.evaluate import IN_RUN
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 
 
-@dataclass(eq=False)
 class AnswerRollout(PromptRollout):
     """Makes rollouts of the next prompts and their answers; nothing is sampled."""
 
@@ -47,7 +44,11 @@ class AnswerRollout(PromptRollout):
 
 
 def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
-    """Return the token ids of a prompt's answer and its EOS; refuse more than ``most`` ids."""
+    """Return the token ids of a prompt's answer and its EOS.
+
+    Raises:
+        ConfigError: the row has no answer, or the answer has more than ``most`` ids.
+    """
     answer, tokenizer = prompt.row.get("answer"), policy.causal.tokenizer
     if not isinstance(answer, str):
         raise ConfigError(
@@ -69,10 +70,9 @@ def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> Te
     device, most = model_device(policy.model), config.collector.max_new_tokens
     rows = [torch.tensor(answer_ids(each, policy, most)) for each in prompts.prompts]
     tokens = pad_sequence(rows, batch_first=True, padding_value=policy.special.pad).to(device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    mask = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
-    whole = torch.zeros(len(rows), dtype=torch.bool, device=device)
-    unscored = Responses(tokens, mask, torch.zeros(tokens.shape, device=device), whole)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool().to(device)
+    truncated = torch.zeros_like(mask[:, 0])
+    unscored = Responses(tokens, mask, torch.zeros(tokens.shape, device=device), truncated)
     batch = make_batch(prompts.ids.to(device), prompts.mask.to(device), unscored, 1)
     rescore(batch, policy.model, _LAYOUT, _ROWS, config.collector.temperature)
     return batch
