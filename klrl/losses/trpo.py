@@ -33,8 +33,8 @@ def conjugate_gradients(
 ) -> Tensor:
     """Solve M x = ``right`` for positive definite M (Hestenes and Stiefel 1952).
 
-    ``product(v)`` is M v. Stops after ``steps`` products, or when the residual's squared norm is at
-    most ``tolerance`` times that of ``right``.
+    ``product(v)`` returns M v. Stops after ``steps`` products, or when the squared norm of
+    ``right`` - M x is at most ``tolerance`` times that of ``right``.
     """
     x, residual, toward = torch.zeros_like(right), right.clone(), right.clone()
     square = residual @ residual
@@ -55,7 +55,7 @@ def conjugate_gradients(
 def take_step(
     parameters: Sequence[Tensor], direction: Tensor, curvature: Tensor, target: float
 ) -> None:
-    """Step by sqrt(2 target / curvature) * direction, so that KL = ``target`` to second order."""
+    """Step by sqrt(2 target / curvature) * direction, so that KL is ``target`` to second order."""
     if curvature > 0:
         scaled = (2 * target / curvature).sqrt() * direction
         for p, part in zip(parameters, scaled.split([p.numel() for p in parameters]), strict=True):
