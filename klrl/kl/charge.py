@@ -31,10 +31,10 @@ class ReferenceKL(nn.Module):
         coef: the initial coefficient, reward per nat; or a pair: the transform that has the
             coefficient in a buffer, and the buffer's name.
         estimator: k1, k2, k3, exact or a function of the log-ratio.
-        placement: what the KL is charged to: reward, loss or split (:func:`to_go`).
-        transform: charges the KL to the rewards of a batch or of an environment's steps; None if
-            no transform charges it.
-        online: whether the environment applies the transform at every step.
+        placement: what the KL is charged to: reward, loss, or split between both (:func:`to_go`).
+        transform: the transform that charges the KL to rewards, or None.
+        online: whether the environment applies the transform at every step; else it is applied to
+            whole batches.
         divergence: the divergence that is charged. All but the reverse KL require the estimator
             exact, and the placement loss or split.
     """
@@ -128,7 +128,7 @@ def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
 
 
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
-    """Compute the KL to go of every step, [B, T]; without a critic, each action is charged this.
+    """Compute the KL to go [B, T]: for each step, the sum of the KLs that its return is charged.
 
     It is sum_{t' >= t} KL_t' for the placement ``reward``, and 0 for ``loss``. For ``split`` it is
     sum_{t' > t} KL_t', since the loss charges KL_t. Steps outside ``mask`` [B, T] add nothing to

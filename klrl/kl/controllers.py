@@ -159,7 +159,7 @@ class AdaptiveKLController(_MultipliedKLController):
 
     Args:
         coef: the initial coefficient, > 0.
-        target: nats per step.
+        target: nats per step, or per sequence.
         horizon: frames in which coef can change by a fifth; None: 10 n.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
@@ -186,7 +186,7 @@ class AdaptiveKLController(_MultipliedKLController):
 
 
 class DualKLController(_MultipliedKLController):
-    """log coef += lr (KL / target - 1): dual ascent for KL <= target, nats per step."""
+    """log coef += lr (KL / target - 1): dual ascent for the constraint KL <= target."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class HeldKLController(_MultipliedKLController):
 
     Args:
         coef: the initial coefficient, > 0.
-        target: nats per step.
+        target: nats per step, or per sequence.
         integral: gain on x, per update.
         proportional: gain on dx.
         limit: bound on abs(x), > 0.
@@ -275,7 +275,7 @@ class HeldKLController(_MultipliedKLController):
         self.above = kl > self.SWING * self.target or (self.above and not swung)
 
     def _released(self, kl: float) -> bool:
-        """Count the update; return whether control starts (conditions: docstring of the class)."""
+        """Count the update; return whether coef may change from now on (see the class)."""
         self.updates += 1
         self.rising = [*self.rising, kl][-self.WINDOW - 1 :]
         flat = (

@@ -1,4 +1,4 @@
-"""Measure KL(pi_theta || pi_ref) of a rollout by every estimator, whether charged or not."""
+"""Measure KL(pi_theta || pi_ref) of a rollout by every estimator, charged or not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def mean_charged(
         mask: bool, True at real steps; None: all are real. With a mask, a second metric has the
             sum over each row, averaged over rows.
         error: standard error of a sampled divergence at every step [N, T], whose draws are
-            independent between steps. If given, a metric has the standard error of the mean.
+            independent between steps. If given, the mean's standard error is a further metric.
 
     Raises:
         NonFiniteError: a metric is NaN or infinite.

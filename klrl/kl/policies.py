@@ -62,7 +62,7 @@ def keep_pre_tanh(
 ) -> None:
     """Apply :func:`draw` to saturated actions, if the data have the distribution's parameters.
 
-    ``model`` has the distribution family of the sampling policy; ``keys`` as in :func:`score`.
+    ``model`` needs the sampling policy's kind of distribution; ``keys`` as in :func:`score`.
     """
     if (
         isinstance(model, ProbabilisticTensorDictSequential | FrozenPolicy)
@@ -93,7 +93,7 @@ def where_kept(
     """
     key = model.dist_sample_keys[0]
     if PRE_TANH in model.out_keys and tensordict.get(PRE_TANH, None) is not None:
-        return log_prob  # the model reads the samples itself
+        return log_prob  # the model has read the samples itself
     if any_kept(dist, tensordict, key):
         each = log_probs(dist, tensordict, key)
         if isinstance(log_prob, Tensor):

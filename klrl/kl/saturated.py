@@ -204,7 +204,6 @@ def _mixed(bits: Tensor) -> Tensor:
 
 
 def _heads(dist: Distribution, action_key: ActionKey) -> list[tuple[ActionKey, Distribution]]:
-    """List (key of the action, distribution) for every head."""
     if isinstance(dist, CompositeDistribution):
         return list(dist.dists.items())
     return [(action_key, dist)]

@@ -1,7 +1,7 @@
 """The losses of KLPEN, TRPO and clipped PPO, computed from the outputs of policy and critic.
 
-Control and language use the same losses. To compute a loss changes neither state nor coefficients;
-the rules of :mod:`klrl.losses.beta` change beta.
+Control and language use the same losses. A call of a loss changes no state and no coefficient; the
+rules of :mod:`klrl.losses.beta` change beta.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class PolicyLoss(ABC):
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
     dtarg_per: str = "state"  # action: dtarg is multiplied by the number of action dimensions
-    natural = False  # True: natural_step updates the policy; gradient steps, the critic
+    natural = False  # True: natural_step updates the policy, gradient steps only the critic
     unsaved = False  # whether the loss has state; no checkpoint saves it
 
     def __init__(
@@ -161,10 +161,10 @@ class PolicyLoss(ABC):
 
         Args:
             scored: outputs of policy and critic for the minibatch.
-            beta: coefficient of KL(old||new), a scalar; only KLPEN reads it.
+            beta: coefficient of KL(old||new), a scalar.
             kl_coef: coefficient of KL(policy||reference), a scalar; read if the loss charges it.
-            spread: None, or if ``scored`` is a part of a minibatch whose advantages the caller has
-                normalised: the standard deviation by which the caller divided them.
+            spread: if the caller has normalised the advantages (``scored`` is then a part of a
+                minibatch), the standard deviation by which it divided them; else None.
         """
         c, s = self.config, scored.without_padding()
         advantage, kl_ref = s.advantage, self._kl_ref(s)
@@ -190,8 +190,8 @@ class PolicyLoss(ABC):
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
         """Return the factor for the loss of ``rows`` (bool [B]), a part of a minibatch.
 
-        The mean over a part and the mean over the minibatch have different divisors. Times these
-        factors, the losses of the parts add up to the loss of the minibatch.
+        The mean over a part and the mean over the minibatch have different divisors. Multiplied by
+        these factors, the losses of the parts add up to the loss of the minibatch.
         """
         ones = mask.double()
         own = self._reduce(ones[rows], mask[rows])  # 0 if no position of these rows is real
@@ -223,7 +223,6 @@ class PolicyLoss(ABC):
         return {name: weights.get(name, 1.0) * mean + 0.0 for name, mean in means.items()}
 
     def _distance(self, scored: Scored) -> Tensor:
-        """Compute the critic's loss at each position; 0 without a critic."""
         if scored.value is None:
             return torch.zeros_like(scored.advantage)
         assert scored.value_target is not None

@@ -11,8 +11,8 @@ from klrl.config import OptimConfig
 class KLAdaptiveRate:
     """KL > 2 target -> lr /= 1.5; 0 < KL < target / 2 -> lr *= 1.5; bounded.
 
-    KL(old||new), in nats per frame or token, is that of a minibatch before its gradient step. Here
-    the new rate applies to the next step; in rsl_rl's PPO, to the same step.
+    KL(old||new), in nats per frame or token, is measured on a minibatch before its gradient step.
+    The new rate applies to the step after; in rsl_rl's PPO it applies to this step.
     """
 
     def __init__(self, config: OptimConfig) -> None:

@@ -16,7 +16,7 @@ from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
 
 from klrl.kl.estimators import Estimator, as_mask, function_of, masked_mean, sequence_mean
 
-#: Lower bound of the standard deviation that divides advantages.
+#: Lower bound of the number by which advantages are divided.
 _FLOOR = 1e-6
 _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 
@@ -25,7 +25,7 @@ def normalized(advantage: Tensor, mask: Tensor | None = None) -> tuple[Tensor, T
     """Return (A - mean) / spread over the minibatch [B], 0 at padding; and the spread, a scalar.
 
     The advantages are divided by their standard deviation, or by 1e-6 if that is larger, as in
-    TorchRL. In the second case the returned spread is 1: callers divide a KL by it.
+    TorchRL. In the second case the returned spread is 1, since callers divide a KL by it.
     """
     if mask is None:
         std, mean = torch.std_mean(advantage)

@@ -143,12 +143,12 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return where_kept(self.actor_network, known, dist, log_prob), dist, composite
 
     def _frame_dims(self, data: TensorDictBase) -> int:
-        """Count the dimensions of frames, and of agents if each agent has an advantage."""
+        """Count the batch dimensions, and that of agents if each agent has an advantage."""
         advantage = data.get(self.tensor_keys.advantage, None)
         return data.ndim if advantage is None else advantage.ndim - 1
 
     def _per_frame(self, kl: Tensor, data: TensorDictBase) -> Tensor:
-        """Sum the dimensions after those of :meth:`_frame_dims`."""
+        """Sum ``kl`` over all dimensions after the first :meth:`_frame_dims`."""
         dims = self._frame_dims(data)
         if kl.ndim < dims:
             advantage = data.get(self.tensor_keys.advantage)

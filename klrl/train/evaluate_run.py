@@ -39,7 +39,7 @@ def evaluate_run(
         episodes: number of episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
         sampled: sample actions (tokens), as in training; else take the mode.
         which: last or best checkpoint.
-        seed: seed of samples and start states; evaluations during training have different ones.
+        seed: seed of samples and start states, which differ from those of training's evaluations.
         device: the device of the policy.
         into: record the episodes in this new folder; control only.
 
@@ -78,8 +78,7 @@ def stored_job(
 ) -> tuple[Path, JobConfig]:
     """Find the folder of a run; return it with the run's settings, changed by ``words``.
 
-    ``setting`` is the name of the argument ``run`` in error messages. The other arguments and the
-    errors are as in :func:`evaluate_run`.
+    ``setting``: the name of the argument ``run`` in error messages; the rest as in evaluate_run.
     """
     check_device_name(device)
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):

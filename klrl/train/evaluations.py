@@ -57,7 +57,7 @@ class Evaluations:
 
     @property
     def over(self) -> bool:
-        """Whether all iterations are done, or the last ``collector.patience`` improved nothing."""
+        """Whether no iteration is left, or ``collector.patience`` iterations gave no new best."""
         now = self._counters
         stalled = now.iteration - now.best_iteration >= (self._patience or self._last)
         return now.iteration >= self._last or stalled

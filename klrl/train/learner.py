@@ -60,7 +60,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     @abstractmethod
     def minibatches(self, frames: Frames) -> Iterable[Minibatch]:
-        """Return one pass over the shuffled rollout, in ``learner.minibatches`` parts."""
+        """Shuffle a rollout, and split it into ``learner.minibatches`` parts."""
 
     @abstractmethod
     def step(self, minibatch: Minibatch, coefficients: Coefficients) -> Tensor:

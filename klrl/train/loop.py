@@ -1,6 +1,6 @@
 """The training loop, :meth:`Training.train`; its steps are methods of :class:`Parts`.
 
-The domains implement Parts in :mod:`klrl.control.parts` and :mod:`klrl.language.run.parts`.
+Parts is implemented in :mod:`klrl.control.parts` and :mod:`klrl.language.run.parts`.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ class Training:
         return rollout
 
     def _opening_lines(self, begun_with: int | None) -> list[str]:
-        """Return the lines to print first; ``begun_with``: NUMERICS before a resume, else None."""
+        """Return the lines to print first; ``begun_with``: NUMERICS of a resumed run, or None."""
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
@@ -380,7 +380,7 @@ def start(
     """Train one policy and record the run.
 
     Returns:
-        A signal that came too late to stop this run, so that a sweep can stop; else None.
+        A signal that came too late to stop this run (a sweep then stops); else None.
 
     Raises:
         ConfigError: the settings cannot be run, the folder already has a run or belongs to a

@@ -1,8 +1,8 @@
 """Measure divergences of two policies, state by state, for ``klrl kl`` and ``Run.kl``.
 
 The acting policy, one of the two or a third policy, samples actions (tokens). Divergences are
-measured in the states that it visits, and named after it. For Gaussians with several dimensions, js
-and tv are means over draws; all other divergences are exact.
+measured in the states that it visits. For Gaussians with several dimensions, js and tv are means
+over draws; all other divergences are exact.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def kl_between(
 
 
 def distance(values: Sequence[np.ndarray]) -> Distance:
-    """Summarize a divergence from its values in the T states of each episode, [T].
+    """Summarize a divergence from its values [T] in the states of each episode.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
@@ -198,7 +198,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _check(parties: Parties, domain: Domain) -> None:
-    """Require that all runs have one domain, and that ``run`` has a reference if needed."""
+    """Require the same domain of all runs; without ``other``, require a reference of ``run``."""
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if not isinstance(path, Path) or not _is_run(path):
             continue

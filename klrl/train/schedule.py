@@ -11,8 +11,8 @@ from klrl.domains import Domain
 
 #: Assumed longest episode, in steps, of an environment that declares no limit.
 USUAL_STEPS = 1_000
-#: An evaluation has at least this share of ``eval.episodes``. If fewer episodes would fit, the run
-#: has fewer evaluations.
+#: An evaluation has at least this share of ``eval.episodes``. If ``eval.share`` allows fewer
+#: episodes, the run has fewer evaluations.
 _LEAST = Fraction(1, 4)
 #: Smallest number of episodes that has a standard error.
 _FEWEST = 2
@@ -37,7 +37,7 @@ class Schedule:
 
     iterations: frozenset[int]  # evaluate after these; 0 means before the first update
     size: Size  # of each evaluation during the run
-    closing: Size  # after the last iteration, from other start states
+    closing: Size  # after the last iteration; it has its own start states
 
     def line(self, domain: Domain, longest: int | None) -> str:
         """The schedule as a line of text."""
@@ -65,7 +65,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
 
     Without ``eval.every``, the evaluations during the run take at most ``eval.share`` times as many
     steps as the run has frames. A step of an evaluation usually takes less time than a frame of
-    training, which includes the update (exception: 1.1 times as long in hopper, a slow simulator).
+    training, which includes the update (in hopper, whose simulator is slow, 1.1 times as long).
     ``longest``: steps of the longest episode; None if not known; 1 for language.
     """
     evals = config.eval

@@ -53,7 +53,7 @@ class InPlace(Transform):
 
 
 def environment_before(transform: Transform) -> TransformedEnv | None:
-    """Return an environment with clones of the transforms before this one; None without one."""
+    """Build the environment up to ``transform`` from clones; None if it is in no environment."""
     before: list[Transform] = []
     inner, container = transform, _container(transform)
     while isinstance(container, Compose):
@@ -79,7 +79,7 @@ def _container(transform: Transform) -> Transform | TransformedEnv | None:
 
 
 def siblings(transform: Transform) -> list[Transform]:
-    """Return the transforms of the Compose that contains this transform; else []."""
+    """Return the transforms of the Compose that contains ``transform``; [] without a Compose."""
     container = _container(transform)
     return list(container.transforms) if isinstance(container, Compose) else []
 
@@ -191,7 +191,7 @@ def _is_key(key: object) -> bool:
 
 
 def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:
-    """Refuse to charge a reward twice: the data then have a raw reward already."""
+    """Raise an error if the data have a raw reward already, since it proves an earlier charge."""
     _refuse_repeated_step()
     if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
         raise RuntimeError(

@@ -113,7 +113,6 @@ def unsampled(
 
 
 def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | None:
-    """Return the log-probs of all heads; None if the data have none."""
     return [tensordict.get(key) for key in written_keys(tensordict, keys)] or None
 
 

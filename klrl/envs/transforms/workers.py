@@ -27,9 +27,9 @@ class SendToWorkers(Transform):
     >>> env = ParallelEnv(4, make)
 
     Each key is added to the environment's state spec and observation spec, in the shape that the
-    policy writes. A reset or a step sets its value to NaN (0 if it is no float), and the policy
-    overwrites the NaN. Without NaN, an action that the policy did not sample would be charged with
-    the previous action's log-prob. A batch therefore has NaN at ``("next", key)``.
+    policy writes. A reset or a step writes NaN (0 if not a float), which the policy's next output
+    replaces; a batch has the NaN at ``("next", key)``. Without NaN, an action that the policy did
+    not sample would be charged with the previous action's log-prob.
 
     Args:
         actor: the policy that writes the keys; not copied, but run once on zeros to find shapes.

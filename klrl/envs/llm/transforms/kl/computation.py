@@ -36,9 +36,9 @@ class KLComputation(KeepsCoefficient, NextTransform):
     - One action per step: log-probs in the reward's batch shape, per agent or per team
       (:mod:`klrl.kl.shapes`); KL and reward [..., 1].
     - Tokens: log-probs and KL [B, T], dense or nested; the charged reward is per token, [B, T, 1].
-      A scalar score goes to the last charged token; a missing reward counts as 0. The mask of
-      ``RetrieveLogProb`` gives the charged tokens, else ("masks", "all_assistant_mask"), else the
-      attention mask without the prompt. Other tokens have KL 0.
+      A scalar score goes to the last charged token; a missing reward counts as 0. The charged
+      tokens are those of the first mask that the data have: that of ``RetrieveLogProb``, ("masks",
+      "all_assistant_mask"), or the attention mask after the prompt. Other tokens have KL 0.
 
     Args:
         gen_log_probs_full_key: key of log pi(a|s).
@@ -181,7 +181,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return next((getattr(part, "is_language", None) for part in reversed(scorers)), None)
 
     def _in_language_env(self) -> bool:
-        """Whether log-probs are per token, by ``per_token``, their spec, or the environment."""
+        """Whether log-probs are per token: from ``per_token``, their spec or the environment."""
         said = self._says_per_token()
         if said is not None:
             return said

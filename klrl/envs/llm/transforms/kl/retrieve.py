@@ -73,7 +73,7 @@ class RetrieveLogProb(NextTransform):
             log-prob keeps the shape in which the actor computes it.
 
     Raises:
-        TypeError: the model has no ``log_prob``.
+        TypeError: a control actor has no ``log_prob`` or no ``get_dist``.
         ValueError: a wrapper that generates, returns no log-probs, or cannot mark assistant tokens;
             a recurrent actor; an argument that a control actor does not read.
         KeyError: the batch lacks the model's input or its action.

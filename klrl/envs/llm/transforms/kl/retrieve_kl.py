@@ -29,7 +29,7 @@ Model: TypeAlias = TensorDictModuleBase | str | None
 
 #: Arguments that RetrieveKL passes to KLComputation.
 _CHARGING = frozenset(inspect.signature(KLComputation).parameters) - {"per_token"}
-#: Arguments that it passes to KLComputation and to RetrieveLogProb.
+#: Arguments that RetrieveKL passes to KLComputation and to RetrieveLogProb.
 _OF_ALL = {"padding_side", "reward_key"}
 
 
@@ -176,7 +176,7 @@ def _check_pair(gen: TensorDictModuleBase, ref: TensorDictModuleBase, assistant_
 
 
 class CollectorPolicy:
-    """Finds the policy of an environment's collector, and makes a model from it that scores."""
+    """Finds the policy of an environment's collector, and turns it into a scoring model."""
 
     def __init__(self, ref_model: TensorDictModuleBase, key: Key) -> None:
         self.ref_model, self.key = ref_model, key

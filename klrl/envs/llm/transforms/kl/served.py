@@ -25,7 +25,7 @@ class Service:
         self.out_keys = [key for part in self.parts for key in part.out_keys]
 
     def shells(self) -> list[Transform]:
-        """Return the transform's parts, without models and tokenizers; callers need their specs."""
+        """Return the transform's parts without models and tokenizers, to declare keys and specs."""
         shells = [part.clone() for part in self.parts]
         for shell in shells:
             for name in ("model", "ref_model", "tokenizer", "_tokenizer"):

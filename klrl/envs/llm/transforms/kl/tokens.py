@@ -114,7 +114,6 @@ def encode_history(
 def _render(
     history: History, tokenizer: object, template: Mapping[str, object]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return ids and assistant masks, without padding."""
     rendered = history.apply_chat_template(tokenizer=tokenizer, **template)
     names = ("input_ids", "assistant_masks", "attention_mask")
     rows = [to_rows(rendered.get(name, as_list=True)) for name in names]

@@ -118,7 +118,6 @@ def encode(
 
 
 def _entry(tensordict: TensorDictBase, key: Key) -> History | list[str] | None:
-    """Return the conversation or the list of texts at ``key``, or None."""
     parts = key if isinstance(key, tuple) else (key,)
     entry = tensordict
     for part in parts:
@@ -186,7 +185,7 @@ def arrange(
 # ---------------------------------------------------------------------------------- log-probs
 
 # The code below replaces the forward of TorchRL 0.14.1's TransformersWrapper. That forward
-# - passes the mask as a positional argument, which GPT-2 takes for its cache and fails;
+# - passes the mask as a positional argument, so that GPT-2 takes it for the cache and fails;
 # - pads on the left without position ids;
 # - takes every token equal to the pad token for padding, so it drops EOS if pad == eos;
 # - returns wrong numbers with pad_model_input=False;
