@@ -128,7 +128,7 @@ def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
 
 
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
-    """Compute the KL to go [B, T]: for each step, the sum of the KLs that its return is charged.
+    """Compute the KL to go [B, T]: for each step, the sum of the KLs subtracted from its return.
 
     It is sum_{t' >= t} KL_t' for the placement ``reward``, and 0 for ``loss``. For ``split`` it is
     sum_{t' > t} KL_t', since the loss charges KL_t. Steps outside ``mask`` [B, T] add nothing to

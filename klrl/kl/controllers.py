@@ -66,7 +66,7 @@ class FixedKLController:
 
         Args:
             kl: mean KL(policy||reference) of the rollout, in the unit of the controller's target.
-            n: frames (samples for language) since the last call, > 0.
+            n: frames (language: responses) since the last call, > 0.
         """
         if not 0 < n < math.inf:
             raise ValueError(f"n={n}: give the frames since the last update, > 0")
@@ -213,12 +213,12 @@ class HeldKLController(_MultipliedKLController):
     P = ``proportional * s^2``. The factor s starts at 1. It is halved when the KL has fallen from
     above :data:`SWING` * target to below target / :data:`SWING` (a swing), or when a sampled KL is
     negative. So the gains fall until the KL stops swinging or P is near 0. With P = 0 the mean of x
-    over n updates is (change of ln coef) / (n I), which is small for large n: coef is bounded.
+    over n updates is (change of ln coef) / (n I). It is small for large n, since coef is bounded.
 
     At the start of a run the policy equals its reference, and the KL needs some updates to rise.
-    A low KL then does not show that coef is too high. So coef is constant until the KL reaches
-    :data:`RELEASE` * target, ln KL rises by less than :data:`RISE` over :data:`WINDOW` updates, or
-    :data:`PATIENCE` updates have passed.
+    In these updates a low KL does not mean that coef is too high. So coef is constant until the KL
+    reaches :data:`RELEASE` * target, ln KL rises by less than :data:`RISE` over :data:`WINDOW`
+    updates, or :data:`PATIENCE` updates have passed.
 
     Args:
         coef: the initial coefficient, > 0.
@@ -253,7 +253,7 @@ class HeldKLController(_MultipliedKLController):
         self.frozen, self.updates = True, 0
         self.rising: list[float] = []  # the last KLs, while coef is constant
         self.error = 0.0  # x of the last update
-        self.share, self.above = 1.0, False  # s; whether KL > SWING * target since the last swing
+        self.share, self.above = 1.0, False  # s; whether a swing may end: KL was > SWING * target
 
     def move(self, kl: float, n: int) -> None:
         """Take a step of PI control, unless coef is still constant."""

@@ -42,8 +42,8 @@ def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) ->
 def add_heads(heads: Sequence[Tensor]) -> Tensor:
     """Sum the log-probs or KLs of an action's heads to [*B, ...].
 
-    Leading dimensions that all heads share are kept, so that heads with a value per agent add up
-    per agent. All later dimensions are summed.
+    Leading dimensions of equal size in all heads are kept, so that heads with a value per agent add
+    up per agent. All later dimensions are summed.
     """
     shared = min(head.ndim for head in heads)
     while len({head.shape[:shared] for head in heads}) > 1:

@@ -37,7 +37,7 @@ class Scored:
     old_log_prob: Tensor  # log pi_old of the sampled action; pi_old is the sampling policy
     advantage: Tensor  # before normalisation, unless the caller normalised it
     kl_old: Tensor  # KL(old||new); ``PolicyLoss.kl_old`` says how it is computed
-    entropy: Tensor  # of pi_theta, or an estimate; has a gradient only with a bonus
+    entropy: Tensor  # entropy of pi_theta or an estimate; gradient only for a bonus
     value: Tensor | None = None  # V_theta; None without a critic
     value_target: Tensor | None = None  # the rollout's return estimate; None without a critic
     old_value: Tensor | None = None  # V during the rollout; None without a critic
@@ -106,7 +106,7 @@ class PolicyLoss(ABC):
     #: loss that does not charge it (no gradient; exact in control, sampled in language).
     kl_old: str = "measured"
     target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
-    unit: str | None = None  # of target_kl and dtarg: sequence (sum over a response); else position
+    unit: str | None = None  # sequence: target_kl and dtarg are sums over a response
     line_search: str = "none"  # the mode of :func:`klrl.losses.line_search.due`
     max_alpha: float = 1.0  # the largest alpha of a line search
     dtarg: float = math.inf  # target of KL(old||new), nats per unit

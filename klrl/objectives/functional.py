@@ -69,7 +69,7 @@ def reference_kl(
 
     Let w = pi_theta / pi_old and r = log pi_theta - log pi_ref. k1 gives w r, k3 gives w k3(r), a
     custom f gives w f(r), each with a gradient through w. k2 gives w.detach() r^2 / 2. Without w,
-    the mean gradient of k1 would be 0, and that of k3 the forward KL's (docs/kl.md).
+    the mean gradient would be 0 for k1, and that of the forward KL for k3 (docs/kl.md).
     """
     ratio = (log_prob - old_log_prob).exp()
     if estimator == "k2":

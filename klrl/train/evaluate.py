@@ -23,8 +23,7 @@ Array = np.ndarray
 class Starts:
     """A set of start states (language: prompts), the same for every run of a task.
 
-    Sets with different ``use`` or ``seed`` have no start state in common, except by chance: the
-    seeds of episodes have 31 bits.
+    Sets with different ``use`` or ``seed`` share no start state, unless two 31-bit seeds coincide.
     """
 
     use: str
@@ -42,7 +41,7 @@ CLOSING = Starts("closing")
 
 
 class Scores(NamedTuple):
-    """The scores of some episodes (responses), and their gold scores if the task has any."""
+    """The scores of some episodes (responses), and gold scores if the reward is only a proxy."""
 
     returns: list[float]
     gold: Sequence[float] = ()
@@ -61,8 +60,8 @@ def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
     """Compute the mean over the states of all episodes, [T] each, and its standard error.
 
     With sums S_i and lengths T_i of the episodes, the mean is m = sum_i S_i / sum_i T_i. Its
-    standard error is the standard error of the mean of S_i - m T_i, divided by the mean length; for
-    one episode None.
+    standard error is the standard error of the mean of S_i - m T_i, divided by the mean length. One
+    episode has no standard error: None.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
@@ -84,7 +83,7 @@ class Evaluation:
     returns: list[float]  # of uncharged rewards, in the order of the start states
     domain: Domain
     how: str  # deterministic, greedy, or sampled at a temperature
-    gold: Sequence[float] = ()  # gold scores; empty if the task has none
+    gold: Sequence[float] = ()  # gold (intended) scores, if the reward is a different function
     cut: int = 0  # episodes that did not end, and so have no score
     kls: Sequence[Mapping[str, Array]] = ()  # to the reference, as in :class:`Scores`
 
@@ -131,7 +130,7 @@ class Evaluation:
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
-    """Compute the lazy ``scores`` with seeded random generators, whose states are then restored."""
+    """Collect ``scores`` with seeded random generators; restore the generators afterwards."""
     returns: list[float] = []
     gold: list[float] = []
     kls: list[Mapping[str, Array]] = []

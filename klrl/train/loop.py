@@ -111,7 +111,7 @@ class Parts(ABC):
 
     @property
     def resume(self) -> dict[str, str]:
-        """Manifest entry: a resume is exact (on a CPU to the bit), or begins episodes anew."""
+        """Manifest entry: a resume is ``exact`` (on a CPU to the bit) or ``anew`` (new episodes)."""
         return {"resume": "exact"}
 
     @property

@@ -11,8 +11,7 @@ from klrl.domains import Domain
 
 #: Assumed longest episode, in steps, of an environment that declares no limit.
 USUAL_STEPS = 1_000
-#: An evaluation has at least this share of ``eval.episodes``. If ``eval.share`` allows fewer
-#: episodes, the run has fewer evaluations.
+#: A run has more than two evaluations only if each has this share of ``eval.episodes`` or more.
 _LEAST = Fraction(1, 4)
 #: Smallest number of episodes that has a standard error.
 _FEWEST = 2
