@@ -1,4 +1,4 @@
-"""Rules that adapt KLPEN's beta to keep KL(old||new) of an iteration near its target, dtarg.
+"""Rules that adapt beta, KLPEN's coefficient of KL(old||new), to keep this KL near dtarg.
 
 A rule reads d, the mean KL(old||new) over the rollout after the update, in nats per frame or token;
 :class:`ForwardBeta` instead reads the KL of each minibatch.

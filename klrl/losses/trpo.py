@@ -15,7 +15,7 @@ def natural_direction(
     """Return (s, s^T F s) with (F + damping I) s = -gradient of the loss; s is flat [P].
 
     ``kl``, a differentiable scalar, is the mean KL(old||new) at new = old. F is its Hessian, the
-    policy's Fisher matrix. Only products are computed: F v = grad(grad(KL)^T v).
+    policy's Fisher matrix; only products F v = grad(grad(KL)^T v) are computed.
     """
     gradient = _flat(grad(loss, parameters, retain_graph=True, materialize_grads=True))
     slope = _flat(grad(kl, parameters, create_graph=True, materialize_grads=True))

@@ -121,7 +121,7 @@ def response(value: Tensor, mask: Tensor | None = None) -> Tensor:
     return rows.mean()
 
 
-#: ``loss.reduction``: mean and sum over frames; token, response and sequence over tokens.
+#: ``loss.reduction``: mean and sum reduce frames; token, response and sequence reduce tokens.
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "mean": mean,
     "sum": total,

@@ -111,7 +111,7 @@ class Parts(ABC):
 
     @property
     def resume(self) -> dict[str, str]:
-        """Manifest entry: a resume is ``exact`` (on a CPU to the bit) or ``anew`` (new episodes)."""
+        """Manifest entry: a resume is exact (on a CPU to the bit) or ``anew`` (new episodes)."""
         return {"resume": "exact"}
 
     @property
@@ -161,7 +161,7 @@ class Training:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Repeat rollout, KL, advantage, update and record until the run is over.
+        """Collect, charge the KL, estimate advantages, update and record, until the run is over.
 
         Raises:
             NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
