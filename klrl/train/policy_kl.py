@@ -166,7 +166,7 @@ def kl_between(
 
 
 def distance(values: Sequence[np.ndarray]) -> Distance:
-    """Summarize a divergence from its values [T] in the states of each episode.
+    """Summarise a divergence from its values [T] in the states of each episode.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.

@@ -104,7 +104,7 @@ def encode_history(
         )
     charged = assistant
     if prompt is not None:
-        # Skip as many assistant tokens as the earlier turns have. To compare ids would fail, since a
+        # Skip as many assistant tokens as the earlier turns have. To compare ids is not possible: a
         # template may render a turn differently if further turns follow.
         earlier = [int(row.sum()) for row in _render(prompt, tokenizer, template)[1]]
         charged = [row & (row.cumsum(0) > n) for row, n in zip(assistant, earlier, strict=True)]
