@@ -1,7 +1,7 @@
-"""KL to a reference policy: estimators, references, controllers, and the transforms that use them.
+"""KL to a reference policy: estimators, references, controllers and transforms.
 
-The transforms are defined in :mod:`klrl.envs`. Names are imported on first use, so importing this
-package loads neither TorchRL's environments nor Ray nor transformers.
+The transforms are defined in :mod:`klrl.envs`. Each name is imported on its first use, so importing
+this package loads neither TorchRL's environments nor Ray nor transformers.
 """
 
 from klrl.base.imports import lazy_attribute

@@ -1,8 +1,8 @@
-"""Charge KL(policy||reference) to the reward or the loss: coefficient, sign and KL to go.
+"""Charge KL(policy||reference), times a coefficient, to the reward or the loss.
 
 KLs are in nats, coefficients in reward per nat. :data:`klrl.config.placement.VERDICTS` declares
-which estimator may be charged where. If a run charges a different divergence
-(:mod:`klrl.kl.divergences`), "KL" below means that divergence.
+which estimators each placement allows. If a run charges one of the other divergences of
+:mod:`klrl.kl.divergences`, "KL" below means that divergence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from klrl.kl.coefficient import coefficient
 from klrl.kl.divergences import REVERSE, Divergence, Which
 from klrl.kl.estimators import Estimator, as_mask, estimate_kl
 
-#: The key of the KL under "next" in every batch, in nats, without its coefficient.
+#: Key under "next" of every batch: the KL in nats, not multiplied by the coefficient.
 KL_KEY = "kl_penalty"
 
 
@@ -28,15 +28,15 @@ class ReferenceKL(nn.Module):
     """The penalty of a run: coefficient, estimator and placement of KL(policy||reference).
 
     Args:
-        coef: the initial coefficient, reward per nat; or a transform with a coefficient, and the
-            name of the coefficient's buffer.
+        coef: the initial coefficient, reward per nat; or a pair: the transform that has the
+            coefficient in a buffer, and the buffer's name.
         estimator: k1, k2, k3, exact or a function of the log-ratio.
-        placement: reward, loss or split.
-        transform: charges the KL to the rewards of a batch or of an environment's steps; None if
-            no transform charges it.
-        online: whether the environment applies the transform at every step.
-        divergence: the divergence that is charged; a divergence other than the reverse KL requires
-            the estimator exact, and the placement loss or split.
+        placement: what the KL is charged to: reward, loss, or split between both (:func:`to_go`).
+        transform: the transform that charges the KL to rewards, or None.
+        online: whether the environment applies the transform at every step; else it is applied to
+            whole batches.
+        divergence: the divergence that is charged. All but the reverse KL require the estimator
+            exact, and the placement loss or split.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ReferenceKL(nn.Module):
 
     @property
     def _coef_tensor(self) -> Tensor:
-        # Look the buffer up by name, since a move to a different device replaces it.
+        # Look the buffer up by name, since moving the module to a device replaces the tensor.
         module, name = self._kept
         return module.get_buffer(name)
 
@@ -106,7 +106,7 @@ def sampled_kl(
 
 
 def on_last(score: Tensor, mask: Tensor) -> Tensor:
-    """Place each response's score [B] at its last real token; other tokens [B, R] get 0."""
+    """Return rewards [B, R]: each response's score [B] at its last real token, 0 elsewhere."""
     last = mask.sum(1, keepdim=True) - 1
     return torch.zeros(mask.shape, dtype=score.dtype, device=score.device).scatter(
         1, last, score[:, None]
@@ -128,11 +128,11 @@ def penalized(gain: Tensor, kl: Tensor, coef: Tensor) -> Tensor:
 
 
 def to_go(kl: Tensor, mask: Tensor | None = None, placement: str = "reward") -> Tensor:
-    """Compute the KL to go [B, T], the charge on each step's action if there is no critic.
+    """Compute the KL to go [B, T]: for each step, the sum of the KLs subtracted from its return.
 
     It is sum_{t' >= t} KL_t' for the placement ``reward``, and 0 for ``loss``. For ``split`` it is
-    sum_{t' > t} KL_t': the loss charges step t, whose exact KL does not depend on its action.
-    Steps outside ``mask`` [B, T] do not count, and get 0.
+    sum_{t' > t} KL_t', since the loss charges KL_t. Steps outside ``mask`` [B, T] add nothing to
+    the sums, and their KL to go is 0.
     """
     if placement not in PLACEMENTS:
         raise ValueError(f"placement={placement}: choose one of {', '.join(PLACEMENTS)}")
@@ -155,14 +155,14 @@ def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
 # ------------------------------------------------ kl.estimator=custom, kl.divergence=custom
 
 # The user gives a function f of log pi - log pi_ref. A custom estimator is f at the sampled action.
-# A custom divergence is E_pi[f], over all actions or, for a Gaussian, over draws.
+# A custom divergence is E_pi[f]: a sum over all actions, or for a Gaussian a mean over draws.
 
 #: Printed at the start of a run with a custom divergence.
 BLIND = (
     "kl.divergence=custom: E_pi[f] ignores actions that the policy never takes (a Gaussian: never "
     "draws), however likely the reference makes them; klrl does not check that E_pi[f] >= 0"
 )
-#: Largest allowed |f(0)| of a custom function, nats: at log-ratio 0 policy and reference agree.
+#: Largest allowed |f(0)| of a custom function f, nats. At log-ratio 0 a divergence must be 0.
 _ZERO = 1e-6
 
 
@@ -179,7 +179,7 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
 
 
 def _checked(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
-    """Import and try the user's function; record as ``unsaved`` whether calls change its state."""
+    """Import and try the user's function; set ``unsaved`` to whether calls change its state."""
     function = partial(import_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 at [1, 1]
     with config_errors(setting, part):

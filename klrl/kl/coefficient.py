@@ -1,6 +1,6 @@
 """The coefficient of a KL: one number >= 0, in a buffer that is changed in place.
 
-Its name is ``coef``. ``coeff`` is an alias, since TorchRL's documentation uses both names.
+Arguments and attributes are named ``coef``, or ``coeff`` as an alias: TorchRL uses both names.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def one_spelling(
 
 
 class KeepsCoefficient(_Module):
-    """Mixin for a module with a coefficient; assigning to its name or alias changes it in place.
+    """Mixin for a module with a coefficient; assigning to the coefficient changes it in place.
 
     List the mixin before the other base class; call :meth:`keep_coefficient` in the constructor.
     """
@@ -70,7 +70,7 @@ class KeepsCoefficient(_Module):
         buffers = self.__dict__.get("_buffers") or {}
         held = self.coefficient_name
         if held in buffers and name in (held, held + "f"):
-            buffers[held].copy_(coefficient(value, held))  # in place, since the buffer is shared
+            buffers[held].copy_(coefficient(value, held))  # in place, since clones share the buffer
         else:
             super().__setattr__(name, value)
 

@@ -66,7 +66,7 @@ class FixedKLController:
 
         Args:
             kl: mean KL(policy||reference) of the rollout, in the unit of the controller's target.
-            n: frames (samples for language) since the last call, > 0.
+            n: frames (language: responses) since the last call, > 0.
         """
         if not 0 < n < math.inf:
             raise ValueError(f"n={n}: give the frames since the last update, > 0")
@@ -89,7 +89,7 @@ class FixedKLController:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a checkpoint's state, including the coefficient."""
-        for name in {*self.state_dict()} & {*state}:  # older checkpoints have fewer entries
+        for name in {*self.state_dict()} & {*state}:  # an old checkpoint may lack entries
             setattr(self, name, type(getattr(self, name))(state[name]))
 
 
@@ -111,7 +111,7 @@ class ScheduledKLController(FixedKLController):
         return cls(coef, config.end, config.frames or frames, config.shape)
 
     def move(self, kl: float, n: int) -> None:
-        """Set coef to its value after the frames so far."""
+        """Add ``n`` to the frames so far; set coef to its value at this number of frames."""
         self.seen += n
         share = min(self.seen / self.frames, 1.0)
         if self.shape == "cosine":
@@ -124,7 +124,7 @@ class ScheduledKLController(FixedKLController):
 
 
 class _MultipliedKLController(FixedKLController):
-    """Base of controllers that multiply coef, within bounds > 0, to bring the KL to a target."""
+    """Base of controllers that multiply coef by a factor > 0, to bring the KL to a target."""
 
     def __init__(self, coef: Coef, target: float, coef_min: float, coef_max: float) -> None:
         super().__init__(coef)
@@ -153,13 +153,14 @@ def _clip(value: float, low: float, high: float) -> float:
 class AdaptiveKLController(_MultipliedKLController):
     """e = clip(KL / target - 1, -.2, .2); coef *= 1 + e n / horizon (Ziegler et al. 2019).
 
-    e n / horizon is also clipped to -.2 .. .2, since the factor could reach 0 at n = 5 horizon.
-    TorchRL 0.14's class of this name changes coef in the opposite direction.
+    n is the number of frames since the last update. e n / horizon is also clipped to -.2 .. .2:
+    otherwise coef could become 0 at n = 5 horizon. TorchRL 0.14's AdaptiveKLController changes coef
+    in the opposite direction.
 
     Args:
         coef: the initial coefficient, > 0.
-        target: nats per step.
-        horizon: frames in which coef can change by a fifth; None: 10 n at each update.
+        target: nats per step, or per sequence.
+        horizon: frames in which coef can change by a fifth; None: 10 n.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
     """
@@ -185,7 +186,7 @@ class AdaptiveKLController(_MultipliedKLController):
 
 
 class DualKLController(_MultipliedKLController):
-    """log coef += lr (KL / target - 1): dual ascent for KL <= target, nats per step."""
+    """log coef += lr (KL / target - 1): dual ascent for the constraint KL <= target."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class DualKLController(_MultipliedKLController):
     def move(self, kl: float, n: int) -> None:
         """Multiply by exp(lr (KL / target - 1))."""
         step = self.lr * (kl / self.target - 1)
-        # A KL far above its target would overflow exp; e^50 reaches every bound.
+        # For a KL far above its target, exp(step) would overflow.
         self._multiply(math.exp(_clip(step, -50.0, 50.0)))
 
 
@@ -209,19 +210,19 @@ class HeldKLController(_MultipliedKLController):
     """PI control of x = clip(KL / target - 1, -limit, limit): ln coef += I x + P dx.
 
     dx is the change of x since the last update, I = ``integral * max(s, 1 / 4)`` and
-    P = ``proportional * s^2``. The factor s starts at 1. It halves when the KL falls from above
-    :data:`SWING` * target to below target / :data:`SWING`, or when a sampled KL is negative. So the
-    gains fall until the loop is stable or P is near 0. With P = 0 the mean of x over n updates is
-    (change of ln coef) / (n I). This mean is small for large n, since coef is bounded.
+    P = ``proportional * s^2``. The factor s starts at 1. It is halved when the KL has fallen from
+    above :data:`SWING` * target to below target / :data:`SWING` (a swing), or when a sampled KL is
+    negative. So the gains fall until the KL stops swinging or P is near 0. With P = 0 the mean of x
+    over n updates is (change of ln coef) / (n I). It is small for large n, since coef is bounded.
 
-    A policy starts at its reference, and its KL needs some updates to rise. Until then a low KL
-    does not show that coef is too high, so coef is constant. Control starts when the KL reaches
-    :data:`RELEASE` * target, when ln KL rises by less than :data:`RISE` over :data:`WINDOW`
-    updates, or after :data:`PATIENCE` updates.
+    At the start of a run the policy equals its reference, and the KL needs some updates to rise.
+    In these updates a low KL does not mean that coef is too high. So coef is constant until the KL
+    reaches :data:`RELEASE` * target, ln KL rises by less than :data:`RISE` over :data:`WINDOW`
+    updates, or :data:`PATIENCE` updates have passed.
 
     Args:
         coef: the initial coefficient, > 0.
-        target: nats per step.
+        target: nats per step, or per sequence.
         integral: gain on x, per update.
         proportional: gain on dx.
         limit: bound on abs(x), > 0.
@@ -252,7 +253,7 @@ class HeldKLController(_MultipliedKLController):
         self.frozen, self.updates = True, 0
         self.rising: list[float] = []  # the last KLs, while coef is constant
         self.error = 0.0  # x of the last update
-        self.share, self.above = 1.0, False  # s; whether a swing has begun above SWING * target
+        self.share, self.above = 1.0, False  # s; whether a swing may end: KL was > SWING * target
 
     def move(self, kl: float, n: int) -> None:
         """Take a step of PI control, unless coef is still constant."""
@@ -267,14 +268,14 @@ class HeldKLController(_MultipliedKLController):
             self._multiply(math.exp(integral * self.error + proportional * (self.error - before)))
 
     def _damp(self, kl: float) -> None:
-        """Halve s at the end of a swing, or if a sampled KL is negative."""
+        """Halve s at the end of a swing, or if the KL is negative."""
         swung = self.above and kl < self.target / self.SWING
         if swung or kl < 0:
             self.share /= 2
         self.above = kl > self.SWING * self.target or (self.above and not swung)
 
     def _released(self, kl: float) -> bool:
-        """Whether the KL is near its target or no longer rises, or PATIENCE updates have passed."""
+        """Count the update; return whether coef may change from now on (see the class)."""
         self.updates += 1
         self.rising = [*self.rising, kl][-self.WINDOW - 1 :]
         flat = (
@@ -306,7 +307,7 @@ class OwnKLController(FixedKLController):
 
 
 def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:
-    """Return a function that tries a custom part: it calls ``update`` with each KL, nats."""
+    """Return a function that tries a custom controller or beta rule with each KL, nats."""
 
     def use(trial: Any) -> None:
         for kl in kls:

@@ -7,10 +7,10 @@ With u = pi_ref(a|s) / pi(a|s), each divergence is D = E_pi[f(u)], in nats:
     js        Jensen-Shannon     f(u) = (log(2 / (1 + u)) + u log(2 u / (1 + u))) / 2, at most log 2
     tv        total variation    f(u) = |1 - u| / 2, at most 1 (unitless); measured, never charged
 
-A bijection of the actions changes no divergence: two TanhNormals have the divergence of their
-Gaussians. Only the KLs are additive: over independent heads or dimensions of an action, and in
-expectation over the steps of an episode. A run charges the divergence of each step or token; the
-sum of js over steps is not the js of whole episodes or responses.
+A bijection of the actions changes no divergence. So two TanhNormals with equal bounds have the
+divergence of their Gaussians. The KLs of independent heads or dimensions of an action add up; their
+js and tv do not. A run charges the divergence of each step or token; the sum of these js is not the
+js of whole episodes or responses.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch.nn.functional import softplus
 
 from klrl.config.placement import DIVERGENCES
 
-#: The largest Jensen-Shannon divergence, nats, reached if policy and reference share no action.
+#: The largest Jensen-Shannon divergence, nats: that of two policies without a common action.
 LARGEST_JS = math.log(2)
-#: All named divergences; only those in :data:`klrl.config.placement.DIVERGENCES` can be charged.
+#: The divergences with a name; those in :data:`klrl.config.placement.DIVERGENCES` can be charged.
 MEASURED = (*DIVERGENCES, "tv")
 
 
@@ -41,7 +41,7 @@ class Divergence:
     """The divergence that a run charges."""
 
     name: Which = "reverse"  # reverse, forward or js; or a function of the log-ratio
-    samples: int = 16  # draws per state (js: per policy) if the divergence has no closed form
+    samples: int = 16  # draws per state, if there is no closed form (js: from each policy)
 
     @property
     def is_reverse(self) -> bool:
@@ -53,7 +53,7 @@ REVERSE = Divergence()
 
 
 def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Compute a divergence of two categoricals, a sum over all actions or the whole vocabulary.
+    """Compute a divergence of two categoricals by a sum over all K actions (or tokens).
 
     Args:
         name: one of :data:`MEASURED`; or a function of the log-ratio.
@@ -73,7 +73,7 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
     require_known(name)
     if name == "tv":
         return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
-    # Mask the actions that both forbid, since logaddexp's gradient would be NaN there.
+    # Mask the actions that both policies forbid, since logaddexp's gradient would be NaN there.
     neither = (log_p == -torch.inf) & (log_q == -torch.inf)
     log_p0, log_q0 = log_p.masked_fill(neither, 0.0), log_q.masked_fill(neither, 0.0)
     log_m = torch.logaddexp(log_p0, log_q0) - math.log(2)  # m = (pi + pi_ref) / 2
@@ -88,7 +88,7 @@ def expected(log_p: Tensor, value: Tensor) -> Tensor:
 
 
 def js_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
-    """Estimate the js without bias, nats, from each pair of draws; all tensors are [..., S].
+    """Estimate the js without bias, nats, from each of S pairs of draws; tensors are [..., S].
 
     With l = log pi - log pi_ref, js = log 2 - (E_pi[softplus(-l)] + E_pi_ref[softplus(l)]) / 2. The
     arguments are l at draws of pi and at draws of pi_ref; a gradient needs reparametrised draws.
@@ -105,7 +105,7 @@ def tv_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
 
 
 def standard_error(draws: Tensor) -> Tensor:
-    """Compute the standard error [...] of the mean over draws [..., S]; NaN for one draw."""
+    """Compute the standard error of the mean over S draws, [..., S] -> [...]; NaN for S = 1."""
     return draws.std(-1) / math.sqrt(draws.shape[-1])
 
 

@@ -20,7 +20,7 @@ from klrl.kl.divergences import over_actions
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """r: unbiased, may be negative. In the reward, only k1 gives the gradient of the KL."""
+    """r: unbiased, may be negative. Charged to the reward, only k1 gives the KL's gradient."""
     return log_ratio
 
 
@@ -45,7 +45,7 @@ def _declared() -> dict[str, Callable[[Tensor], Tensor]]:
 
 #: Name in ``SAMPLED`` -> the function of that name above.
 ESTIMATORS = _declared()
-#: A name in ESTIMATORS, ``exact``, or the user's function: r -> nats, elementwise.
+#: A key of ESTIMATORS, ``exact``, or the user's elementwise function from r to nats.
 Estimator: TypeAlias = str | Callable[[Tensor], Tensor]
 
 

@@ -1,9 +1,9 @@
 """Log-probs and exact KLs of pi = softmax(z / T) from logits z, with gradients in closed form.
 
-For each KL, autograd makes some twenty passes over tables [n, K]. With K = 49,152 tokens they took
-half as long as all matrix products of the model. Here the logits are the only tables that are saved
-for the backward pass. Only a few rows are processed at a time, so that intermediate results stay in
-the cache. For one row, with u = z / T:
+For each KL, autograd makes some twenty passes over tables [n, K]. With K = 49,152 tokens these
+passes took half as long as all matrix products of the model. This module saves no table but the
+logits for the backward pass. It processes a few rows at a time, so that intermediate results stay
+in a CPU's cache. For one row, with u = z / T:
 
     log pi(a)               d / du = 1_a - pi
     KL(pi || q)             d / du = pi * (log pi - log q - KL(pi || q))
@@ -22,8 +22,8 @@ from klrl.kl.divergences import Which, over_actions
 
 #: The divergences that are implemented here.
 CLOSED_FORM = ("reverse", "forward")
-#: Entries of a table that are processed at a time: on a CPU 2 MB of float32, to fit its cache; on
-#: other devices 64 MB, to bound the memory.
+#: Entries of a table that are processed at a time. On a CPU 2 MB of float32, which fit its cache;
+#: on other devices 64 MB, to bound the memory.
 PIECE, PIECE_ELSEWHERE = 2**19, 2**24
 
 
@@ -32,7 +32,7 @@ class Other(NamedTuple):
 
     logits: Tensor  # [n, K], without gradient
     temperature: float
-    names: Sequence[Which]  # reverse is KL(pi || q), forward KL(q || pi)
+    names: Sequence[Which]  # reverse: compute KL(pi || q); forward: KL(q || pi)
 
 
 def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
@@ -44,7 +44,7 @@ def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
 def log_probs_and_kls(
     logits: Tensor, actions: Tensor, others: Sequence[Other], temperature: float
 ) -> Tensor:
-    """Compute log pi of the actions; then, for each other distribution q, log q and the KLs.
+    """Compute log pi of the actions, and for each other distribution q their log q and the KLs.
 
     Args:
         logits: z [n, K]; -inf at a forbidden action.
@@ -68,7 +68,7 @@ def log_probs_and_kls(
 
 
 class _LogProbsAndKLs(torch.autograd.Function):
-    """Function of z, actions, T, the (temperature, names) of each q, and the logits of each q."""
+    """Arguments: z, actions, T, (temperature, names) of each q, and the logits of each q."""
 
     @staticmethod
     def forward(
@@ -147,13 +147,13 @@ def _slope(
 
 
 def _kl(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Compute KL(p || q) or KL(q || p), [n]; valid where no action is forbidden."""
+    """Compute KL(p || q) or KL(q || p), [n]; NaN or inf where p or q forbids an action."""
     first, second = (log_p, log_q) if name == "reverse" else (log_q, log_p)
     return (first - second).mul_(first.exp()).sum(-1)
 
 
 def _pieces(table: Tensor) -> Iterator[slice]:
-    """Slice the rows into pieces to process one at a time; an empty table gives one empty slice."""
+    """Return slices of rows, to be processed one at a time; for an empty table one empty slice."""
     count, width = table.shape
     size = max(1, (PIECE if table.device.type == "cpu" else PIECE_ELSEWHERE) // width)
     return (slice(start, min(start + size, count)) for start in range(0, max(1, count), size))

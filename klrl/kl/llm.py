@@ -1,4 +1,4 @@
-"""A shorter name of the module :mod:`klrl.envs.llm.transforms.kl`."""
+"""A shorter name for the module :mod:`klrl.envs.llm.transforms.kl`."""
 
 import sys
 from importlib import import_module

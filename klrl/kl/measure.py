@@ -1,4 +1,4 @@
-"""Measure KL(pi_theta || pi_ref) of a rollout by every estimator, whether charged or not."""
+"""Measure KL(pi_theta || pi_ref) of a rollout by every estimator, charged or not."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def mean_kl(
 ) -> dict[str, Tensor]:
     """Return metric -> mean KL(pi_theta || pi_ref) of a rollout, for every estimator, in nats.
 
-    ``kl/ref/forward`` is KL(pi_ref || pi_theta) in the same states. With a mask, each metric also
-    has a variant with the suffix ``_seq``: the sum over a row, averaged over rows.
+    ``kl/ref/forward`` is KL(pi_ref || pi_theta) in the same states. With a mask, each metric has a
+    second value under its name + ``_seq``: the KL is summed over each row and averaged over rows.
 
     Args:
         exact: KL(pi_theta || pi_ref) in closed form at every step, [N, T] or [B, R].
@@ -48,10 +48,10 @@ def mean_charged(
 
     Args:
         charged: the divergence at every step, [N, T] or [B, R].
-        mask: bool, True at real steps; None: all are real. A mask adds a second metric: the sum
-            over a row, averaged over rows.
-        error: standard error of a sampled divergence at every step [N, T], with independent draws
-            in each step. It adds a metric: the standard error of the mean.
+        mask: bool, True at real steps; None: all are real. With a mask, a second metric has the
+            sum over each row, averaged over rows.
+        error: standard error of a sampled divergence at every step [N, T], whose draws are
+            independent between steps. If given, the mean's standard error is a further metric.
 
     Raises:
         NonFiniteError: a metric is NaN or infinite.
@@ -77,7 +77,7 @@ def _finite(means: dict[str, Tensor]) -> dict[str, Tensor]:
 def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:
     """Return the mean of the charged divergence for a controller, in nats per ``unit``.
 
-    ``unit=sequence``: sum over a row, averaged over rows. step, token or None: mean over steps.
+    For the unit sequence it is the sum over each row, averaged over rows; else the mean over steps.
     """
     name = "div/ref/charged" if "div/ref/charged" in measured else "kl/ref/exact"
     return float(measured[f"{name}_seq" if unit == "sequence" else name])

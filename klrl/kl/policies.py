@@ -1,4 +1,4 @@
-"""Read log-probs and keys of a tensordict policy."""
+"""Compute or read the log-probs of a tensordict policy, and find its keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from klrl.kl.reference import FrozenPolicy
 from klrl.kl.saturated import PRE_TANH, any_kept, any_lost, draw, log_probs, sibling, warn
 from klrl.kl.shapes import add_heads
 
-#: The log-prob's key in older TorchRL policies; read if the current key is missing.
+#: Older TorchRL policies write the log-prob here; read if the policy's own key is missing.
 OLDER_KEY = "sample_log_prob"
 #: A key of a TensorDict: a string, or a nested tuple of strings (TorchRL's NestedKey).
 Key: TypeAlias = str | tuple[Any, ...]
@@ -34,11 +34,11 @@ def score(
     """Compute log pi(a|s) of a transition's action under ``model``, on the action's device.
 
     The shape begins with the batch shape; see :mod:`klrl.kl.shapes`. Log-probs of heads are summed.
-    The model may be on a different device than the transition. It reads a shallow copy of the
-    transition, since it writes the distribution's parameters into its input. The transition itself
-    is changed only by :func:`keep_pre_tanh`.
+    The model may be on a different device than the transition. The model writes the distribution's
+    parameters into its input, so it gets a shallow copy of the transition. The transition itself is
+    changed only by :func:`keep_pre_tanh`.
 
-    ``keys``: keys of the sampling policy's log-probs; default: those of ``model``.
+    ``keys``: keys of the sampling policy's log-probs; None: the log-prob keys of ``model``.
     """
     keep_pre_tanh(model, tensordict, keys)
     device = next(model.parameters()).device
@@ -60,9 +60,9 @@ def keep_pre_tanh(
     tensordict: TensorDictBase,
     keys: Sequence[Key] | None = None,
 ) -> None:
-    """Write samples before tanh (:func:`draw`) if the data have the distribution's parameters.
+    """Apply :func:`draw` to saturated actions, if the data have the distribution's parameters.
 
-    ``model`` has the distribution family of the sampling policy; ``keys`` as in :func:`score`.
+    ``model`` needs the sampling policy's kind of distribution; ``keys`` as in :func:`score`.
     """
     if (
         isinstance(model, ProbabilisticTensorDictSequential | FrozenPolicy)
@@ -82,17 +82,18 @@ def where_kept(
 ) -> Tensor | TensorDictBase:
     """Recompute ``log_prob`` if the data have samples before tanh; else return it unchanged.
 
-    Warns if an action is saturated but its sample before tanh is missing.
+    Warns if an action is saturated, and the data have neither its sample before tanh nor the
+    distribution's parameters.
 
     Args:
         model: the policy that computed the log-prob.
         tensordict: the transition, without the model's outputs.
         dist: the model's distribution in the transition.
-        log_prob: log-prob of the action, [...]; for a composite a TensorDict with one per head.
+        log_prob: log-prob of the action, [...]; or a TensorDict with the log-prob of each head.
     """
     key = model.dist_sample_keys[0]
     if PRE_TANH in model.out_keys and tensordict.get(PRE_TANH, None) is not None:
-        return log_prob  # the model reads the samples itself
+        return log_prob  # the model has read the samples itself
     if any_kept(dist, tensordict, key):
         each = log_probs(dist, tensordict, key)
         if isinstance(log_prob, Tensor):
@@ -116,8 +117,8 @@ def require_policy(name: str, model: object) -> None:
 def require_reference(name: str, model: object) -> None:
     """Refuse a recurrent reference.
 
-    It would read the sampling policy's hidden state from the data, and its log-probs would be wrong
-    by several nats, without an error.
+    It would read the sampling policy's hidden state from the data. Then its log-probs would be
+    wrong by several nats, without an error message.
     """
     written = {as_key(key) for key in getattr(model, "out_keys", ())}
     carried = [key for key in getattr(model, "in_keys", ()) if as_key(("next", key)) in written]
@@ -129,10 +130,7 @@ def require_reference(name: str, model: object) -> None:
 
 
 def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
-    """Return the keys under which a policy writes its log-probs, one per head.
-
-    In tensordict 0.14 the property ``log_prob_key`` of a policy raises an error.
-    """
+    """Return the keys under which a policy writes its log-probs, one per head."""
     # log_prob_keys may list keys that the policy never writes; out_keys has only written keys.
     written = [as_key(key) for key in model.out_keys]
     keys = [as_key(key) for key in model.log_prob_keys if key is not None]
@@ -143,14 +141,14 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
 
 
 def written_keys(tensordict: TensorDictBase, keys: Sequence[Key | None]) -> list[Key]:
-    """Return the keys of log-probs in the data: ``keys``, else :data:`OLDER_KEY`, else []."""
+    """Return ``keys`` if the data have them all; else :data:`OLDER_KEY` if present; else []."""
     named = [as_key(key) for key in keys if key is not None]
     older = [sibling(key, OLDER_KEY) for key in named[:1]]
     return next((found for found in (named, older) if has_all(tensordict, found)), [])
 
 
 def sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:
-    """Sum the log-probs of an action's heads, and all dimensions after ``batch_dims``."""
+    """Sum the log-probs of an action's heads, and the dimensions after ``batch_dims``."""
     return sum_beyond(add_heads([tensordict.get(key) for key in keys]), batch_dims)
 
 

@@ -1,4 +1,4 @@
-"""The reference pi_ref, a frozen policy with its own normaliser, and the rules that update it."""
+"""The reference pi_ref (a frozen policy with its own normaliser), and the rules that update it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def flat_policy(model: T) -> T:
         return model
     parts: list[nn.Module] = []
     for part in trunk:
-        # In TorchRL's example of KLPENPPOLoss, the trunk is an operator that contains the head too.
+        # In TorchRL's example of KLPENPPOLoss, an earlier part also contains the last part.
         inner = list(part.module.children()) if isinstance(part, TensorDictSequential) else []
         parts += inner[: inner.index(last)] if last in inner else [part]
     parts += flat_policy(last).module.children()
@@ -64,22 +64,23 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 class FrozenPolicy(nn.Module):
     """Wrapper of pi_ref inside a transform, a loss or a run; it acts as the wrapped policy.
 
-    ``.to(...)`` moves the wrapped policy, and ``state_dict`` includes it. But an outer module does
-    not list the policy's parameters, and its ``.train()`` leaves the policy in evaluation mode.
-    Attributes that the wrapper lacks are looked up in the policy.
+    ``.to(...)`` moves the wrapped policy, and ``state_dict`` includes it. But a module around the
+    wrapper does not list the policy's parameters, and its ``.train()`` does not change the policy's
+    mode. Attributes that the wrapper lacks are looked up in the policy.
 
     Args:
-        module: the policy; frozen here, not copied (:meth:`copy_of` copies).
-        own: True freezes ``module``; False leaves a shared ``module`` unchanged, and switches it to
-            evaluation mode only during calls.
-        requires_grad: whether owned weights are differentiable; an outer module then lists them.
+        module: the policy; not copied (:meth:`copy_of` copies it).
+        own: True freezes ``module``. False is for a policy that others use too: only during calls,
+            it is put into evaluation mode.
+        requires_grad: with ``own``, whether the weights require gradients. Modules around the
+            wrapper then list them as parameters.
     """
 
     module: nn.Module
 
     def __init__(self, module: nn.Module, *, own: bool = True, requires_grad: bool = False) -> None:
         super().__init__()
-        # The policy is not a submodule, since PyTorch would list its parameters.
+        # The policy is not a submodule: an outer module would list its parameters.
         self.__dict__["module"] = module = flat_policy(module)
         self.own, self._listed = own, requires_grad
         self.training = False
@@ -88,7 +89,7 @@ class FrozenPolicy(nn.Module):
 
     @staticmethod
     def copy_of(policy: nn.Module, *, requires_grad: bool = False) -> FrozenPolicy:
-        """Wrap a frozen copy of a policy; return a FrozenPolicy itself unless ``requires_grad``."""
+        """Wrap a frozen copy of a policy; return a FrozenPolicy unchanged unless requires_grad."""
         if isinstance(policy, FrozenPolicy) and not requires_grad:
             return policy
         return FrozenPolicy(
@@ -126,22 +127,22 @@ class FrozenPolicy(nn.Module):
         return nullcontext() if self.own else evaluating(self.module)
 
     def train(self, mode: bool = True) -> Self:
-        """Do nothing: the policy stays in its mode."""
+        """Do nothing: the policy keeps its mode."""
         return self
 
     @property
     def named_parameters(self) -> Callable[..., Iterator[tuple[str, nn.Parameter]]]:
-        """The policy's parameters, even if the outer module does not list them."""
+        """The policy's ``named_parameters``; outer modules may not list these parameters."""
         return self.module.named_parameters
 
     @property
     def named_modules(self) -> Callable[..., Iterator[tuple[str, nn.Module]]]:
-        """With ``requires_grad``, the policy's modules; else only this wrapper."""
+        """The policy's ``named_modules`` with ``requires_grad``; else it lists only the wrapper."""
         return self.module.named_modules if self._listed else super().named_modules
 
     def __getattr__(self, name: str) -> Any:
         module = self.__dict__.get("module")
-        if module is None or name.startswith("__"):  # while it is copied or unpickled
+        if module is None or name.startswith("__"):  # while the wrapper is copied or unpickled
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(module, name)
 
@@ -168,7 +169,7 @@ class FrozenPolicy(nn.Module):
         held = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         try:
             result = self.module.load_state_dict(held, strict=False)
-        except RuntimeError as error:  # shapes that do not fit
+        except RuntimeError as error:  # a shape differs
             error_msgs.append(str(error))
             return
         missing_keys += [prefix + key for key in result.missing_keys]
@@ -208,8 +209,8 @@ class AdapterOffReference(ReferenceRule):
 class EMAReference(ReferenceRule):
     """ref <- decay * ref + (1 - decay) * policy, once per iteration.
 
-    The normaliser's statistics are averaged too, since weights fit only the normaliser that they
-    were trained with.
+    The normaliser's statistics are averaged too, since weights need the normaliser that they were
+    trained with.
     """
 
     config: EMAReferenceConfig
@@ -220,7 +221,7 @@ class EMAReference(ReferenceRule):
         """Average every floating-point tensor with the policy's."""
         policy, moved = actor.state_dict(), set()
         for name, value in reference.state_dict().items():
-            # A tied weight has two names; averaging it under both would decay it by decay^2.
+            # A tied weight has two names, but must be averaged only once.
             if value.is_floating_point() and value.data_ptr() not in moved:
                 value.lerp_(policy[name].to(value), 1 - self.config.decay)
                 moved.add(value.data_ptr())
@@ -239,8 +240,8 @@ class PeriodicReference(ReferenceRule):
             reference.load_state_dict(actor.state_dict())
 
 
-#: A policy; and the manifest entry from which a resume rebuilds its networks, or None if the
-#: settings suffice.
+#: A policy, and its description in the manifest, from which a resumed run rebuilds the networks;
+#: None if the settings suffice.
 Loaded: TypeAlias = tuple[nn.Module, Mapping[str, object] | None]
 
 
@@ -249,10 +250,11 @@ class FrozenReference(FrozenPolicy):
 
     Args:
         rule: updates the reference after an iteration.
-        module: the policy; frozen here, not copied.
+        module: the policy; not copied.
         own: whether the reference has its own weights; if not, ``module`` is the live policy.
         checkpointed: whether checkpoints must include the reference.
-        description: manifest entry from which a resume rebuilds the networks; None if not needed.
+        description: entry of the manifest from which a resumed run rebuilds the reference's
+            networks; None if the settings suffice.
     """
 
     def __init__(
@@ -294,7 +296,7 @@ class FrozenReference(FrozenPolicy):
 
     @property
     def bytes(self) -> int:
-        """Bytes that the reference needs in addition to the policy; tied weights count once."""
+        """Bytes of the reference's own weights; tied weights count once."""
         tensors = self.module.state_dict().values() if self.own else ()
         held = {value.data_ptr(): value.numel() * value.element_size() for value in tensors}
         return sum(held.values())

@@ -9,8 +9,8 @@ log-prob by that of the new u. Policy, reference and loss read the new u, so rat
 belong to one sample. The means of ratio, KL and score are the same as for the lost u.
 
 The draw needs no random generator: its randomness comes from the bits of the parameters and of the
-stored log-prob. So a second draw for the same transition gives the same u. This matters inside an
-environment: TorchRL passes a copy of the transition to a transform, so a u in the copy is lost.
+stored log-prob. So a second draw for the same transition gives the same u. Inside an environment
+this is necessary: TorchRL gives a transform a copy of the transition, and discards the copy's u.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from klrl.kl.shapes import add_heads
 
 #: The key under which a policy may store the sample before tanh, next to its action.
 PRE_TANH = "pre_tanh"
-#: Standard deviations that no sample reaches: PyTorch's Gaussian samples in float32 end at 6.7.
+#: No sample is this many standard deviations from loc: PyTorch's float32 Gaussian ends at 6.7.
 REACH = 7.0
-#: Largest rounding error of a log-prob: absolute (nats), and relative to the log-prob.
+#: Largest rounding error of a log-prob: the sum of an absolute part (nats) and a relative part.
 TOLERANCE = (1.0, 1e-2)
 
 ActionKey: TypeAlias = str | tuple[str, ...]
@@ -52,7 +52,7 @@ def draw(
 
     For an action that is not saturated, the sample is TorchRL's inverse of tanh. For a saturated
     action that ``sampled`` cannot have produced, klrl also writes the inverse, but warns, and keeps
-    the stored log-prob. A batch without any draw is unchanged.
+    the stored log-prob. If no new u is drawn, the batch is unchanged.
 
     Args:
         batch: the transitions, changed in place.
@@ -127,7 +127,7 @@ def any_lost(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -
 
 
 def warn() -> None:
-    """Warn that log-probs cannot be computed from saturated actions; name the remedy."""
+    """Warn that log-probs cannot be computed from saturated actions."""
     warnings.warn(
         "actions lie on the bounds of TanhNormal to within rounding, so their log-prob cannot be "
         "computed from them. The data have no parameters that fit these actions, so klrl scores "
@@ -143,13 +143,13 @@ def sibling(key: ActionKey, name: str = PRE_TANH) -> ActionKey:
 
 
 def kept_at(dist: Distribution, action_key: ActionKey) -> ActionKey:
-    """Return the key of a sample before tanh; in a composite it includes the action's name."""
+    """Return the key of a sample before tanh; a composite's key includes the action's name."""
     composite = isinstance(dist, CompositeDistribution)
     return _suffixed(action_key, PRE_TANH) if composite else sibling(action_key)
 
 
 def saturated(dist: TanhNormal, action: Tensor) -> Tensor:
-    """Return a mask of the coordinates that equal a bound, within the action's resolution."""
+    """Return a mask of the coordinates that equal a bound to within rounding."""
     t, least, _ = _squashed(dist, action)
     return t.abs() >= least
 
@@ -164,17 +164,17 @@ def log_prob_before_tanh(dist: TanhNormal, u: Tensor) -> Tensor:
 def _beyond_the_cut(
     dist: TanhNormal, action: Tensor, stored: Tensor | None, n: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw u [..., A] where the action is saturated; bound the log-prob difference of two draws."""
+    """Draw u [..., A] where the action is saturated; bound how far log-probs of draws differ."""
     # A draw of N(loc, scale) above the cut: u = loc + scale z with z = -Phi^-1(v Phi(-alpha)),
     # alpha = (cut - loc) / scale, and v uniform in (0, 1). If alpha > REACH, u is NaN. The log-prob
     # of the draw is const + 2 scale z - z^2 / 2.
     t, least, ulp = _squashed(dist, action)
-    # The cut is half a float's spacing below ``least``: no larger value is rounded below ``least``.
+    # The cut is half a float's spacing below ``least``: all tanh(u) above it round to >= ``least``.
     side, cut = t.sign(), torch.atanh(least.double() - ulp.double() / 4)
     loc, scale = dist.root_dist.loc, dist.root_dist.scale
     stored = action.new_zeros(()) if stored is None else _expand(stored, action)
     v = _uniform(*torch.broadcast_tensors(loc, scale, stored, action.new_tensor(n)))
-    # At the lower bound, mirror the Gaussian: then the draw is above the cut too.
+    # Mirror the Gaussian at the lower bound, so that the draw there is above the cut too.
     alpha = (cut - side * loc.double()) / scale.double()
     z = -torch.special.ndtri(v * torch.special.log_ndtr(-alpha).exp())
     z = z.clamp_min(alpha).masked_fill(alpha > REACH, torch.nan)
@@ -204,7 +204,6 @@ def _mixed(bits: Tensor) -> Tensor:
 
 
 def _heads(dist: Distribution, action_key: ActionKey) -> list[tuple[ActionKey, Distribution]]:
-    """List (key of the action, distribution) for every head."""
     if isinstance(dist, CompositeDistribution):
         return list(dist.dists.items())
     return [(action_key, dist)]

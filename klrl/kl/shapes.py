@@ -2,8 +2,8 @@
 
 A TorchRL reward is [*B, 1] (one policy, or a team's shared reward) or [*B, N, 1] (one per agent);
 its batch shape is [*B] or [*B, N]. A log-prob or KL must begin with that shape. Further dimensions
-are summed, since log-probs and KLs of independent parts add up: of agents with a shared reward, or
-of an action's dimensions under a plain ``Normal``.
+(agents with a shared reward, or an action's dimensions under a plain ``Normal``) are summed, since
+log-probs and KLs of independent variables add up.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def like_reward(name: object, value: Tensor, reward: Tensor, batch_dims: int) ->
 def add_heads(heads: Sequence[Tensor]) -> Tensor:
     """Sum the log-probs or KLs of an action's heads to [*B, ...].
 
-    Each head is first summed over all but the leading dimensions that all heads share, so that
-    heads with a value per agent add up per agent.
+    Leading dimensions of equal size in all heads are kept, so that heads with a value per agent add
+    up per agent. All later dimensions are summed.
     """
     shared = min(head.ndim for head in heads)
     while len({head.shape[:shared] for head in heads}) > 1:

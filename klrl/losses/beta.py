@@ -1,4 +1,4 @@
-"""Rules that adapt KLPEN's beta to keep KL(old||new) of an iteration near its target, dtarg.
+"""Rules that adapt beta, KLPEN's coefficient of KL(old||new), to keep this KL near dtarg.
 
 A rule reads d, the mean KL(old||new) over the rollout after the update, in nats per frame or token;
 :class:`ForwardBeta` instead reads the KL of each minibatch.
@@ -17,7 +17,7 @@ from klrl.objectives.functional import factor, is_finite_kl
 
 
 class BetaRule:
-    """A fixed beta. Losses without a KL(old||new) penalty have this rule, with beta 0."""
+    """A fixed beta; base class of the rules. A loss without a KL(old||new) penalty has beta 0."""
 
     every_forward = False  # True: update by the KL of each minibatch, not of the rollout
     unsaved = False  # whether the rule has state that ``state_dict`` lacks
@@ -58,7 +58,7 @@ class DoublingBeta(BetaRule):
         return self.beta
 
     def factor(self, kl: float) -> float:
-        """Return the factor on beta."""
+        """Return the factor by which to multiply beta."""
         return factor(kl, self.dtarg, self.config.increment, self.config.decrement)
 
 
@@ -74,8 +74,8 @@ class ProportionalBeta(DoublingBeta):
 class ForwardBeta(DoublingBeta):
     """TorchRL's rule, for comparison: DoublingBeta's factors after every minibatch, unbounded.
 
-    TorchRL 0.14's ``KLPENPPOLoss.forward`` changes beta by each minibatch's KL, also in evaluation,
-    and beta ends at 0 or infinity. Here only the learner changes beta.
+    TorchRL 0.14's ``KLPENPPOLoss.forward`` changes beta by each minibatch's KL, also in evaluation.
+    Without bounds, beta can go to 0 or infinity. In klrl only the learner changes beta.
     """
 
     every_forward = True

@@ -1,7 +1,7 @@
 """Line search: shorten or lengthen an update so that KL(old||new) ends near its target.
 
 theta <- theta_old + alpha (theta - theta_old), for the actor only. For small alpha the KL d grows
-like alpha^2, so alpha starts at sqrt(dtarg / d). Secant steps in log d and log alpha follow.
+like alpha^2, so the search first tries sqrt(dtarg / d). Secant steps in log d and log alpha follow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLOPES = (0.7, 4.0)
 
 
 def due(mode: str, kl: float, target: float) -> bool:
-    """Whether to search. ``back``: if KL > 1.5 target; ``both``: also if KL < target / 1.5."""
+    """Whether to search. ``back``: if KL > 1.5 target; ``both``: also if 0 < KL < target / 1.5."""
     if mode == "always":
         return kl > 0
     return (mode != "none" and kl > 1.5 * target) or (mode == "both" and 0 < kl < target / 1.5)
@@ -41,8 +41,8 @@ def search(
         parameters: the actor's parameters, after the update.
         before: their values before the update.
         measure: returns KL(old||new) of the whole rollout, nats per frame or token.
-        kl: KL(old||new) after the full step.
-        target: dtarg.
+        kl: KL(old||new) after the update, alpha = 1.
+        target: dtarg, in the unit of ``kl``.
         most: the largest alpha, >= 1.
     """
     steps = [p - old for p, old in zip(parameters, before, strict=True)]

@@ -1,7 +1,7 @@
 """The losses of KLPEN, TRPO and clipped PPO, computed from the outputs of policy and critic.
 
-Control and language use the same losses. A loss has no state and changes no coefficient, so a
-forward pass has no side effects; :mod:`klrl.losses.beta` changes beta.
+Control and language use the same losses. A call of a loss changes no state and no coefficient; the
+rules of :mod:`klrl.losses.beta` change beta.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Scored:
     old_log_prob: Tensor  # log pi_old of the sampled action; pi_old is the sampling policy
     advantage: Tensor  # before normalisation, unless the caller normalised it
     kl_old: Tensor  # KL(old||new); ``PolicyLoss.kl_old`` says how it is computed
-    entropy: Tensor  # of pi_theta; without a bonus detached (language: -old_log_prob)
+    entropy: Tensor  # entropy of pi_theta or an estimate; gradient only for a bonus
     value: Tensor | None = None  # V_theta; None without a critic
     value_target: Tensor | None = None  # the rollout's return estimate; None without a critic
     old_value: Tensor | None = None  # V during the rollout; None without a critic
@@ -96,24 +96,24 @@ class PolicyLoss(ABC):
         divergence: the divergence that the estimator exact computes; k1, k2 and k3 estimate the
             reverse KL.
         reward_scale: the factor on the learner's rewards. The loss multiplies KL(policy||reference)
-            by the same factor and, with ``normalize_advantage``, divides this KL by the advantages'
-            spread. So ``kl.coef`` is reward per nat, whether reward or loss charges the KL.
+            by the same factor and, with ``normalize_advantage``, divides this KL by the standard
+            deviation of the advantages. So ``kl.coef`` is always reward per nat.
     """
 
-    #: Names of attributes below to copy from ``config``, in addition to those of the base class.
+    #: Attributes below whose values come from ``config``, in addition to those of the base class.
     of_settings: tuple[str, ...] = ()
-    #: How KL(old||new) is computed: exact; sampled (a differentiable estimate); measured (without a
-    #: gradient, for a loss that does not charge it; control: exact, language: sampled).
+    #: How KL(old||new) is computed: exact; sampled (a differentiable estimate); or measured, for a
+    #: loss that does not charge it (no gradient; exact in control, sampled in language).
     kl_old: str = "measured"
     target_kl: float | None = None  # nats per unit; an update stops early above 1.5 target_kl
-    unit: str | None = None  # of target_kl and dtarg: sequence (sum over a response), or position
-    line_search: str = "none"  # the mode of losses.line_search.due
-    max_alpha: float = 1.0  # the largest factor of a line search on a step
+    unit: str | None = None  # sequence: target_kl and dtarg are sums over a response
+    line_search: str = "none"  # the mode of :func:`klrl.losses.line_search.due`
+    max_alpha: float = 1.0  # the largest alpha of a line search
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
-    dtarg_per: str = "state"  # or action: dtarg is multiplied by the number of action dimensions
-    natural = False  # True: natural_step updates the policy, and gradient steps the critic
-    unsaved = False  # whether the loss has state, which no checkpoint saves
+    dtarg_per: str = "state"  # action: dtarg is multiplied by the number of action dimensions
+    natural = False  # True: natural_step updates the policy, gradient steps only the critic
+    unsaved = False  # whether the loss has state; no checkpoint saves it
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class PolicyLoss(ABC):
 
     @property
     def target_moves(self) -> bool:
-        """Whether the target per position may differ from ``dtarg``, and so must be recorded."""
+        """Whether the target of KL(old||new), in nats per position, may differ from ``dtarg``."""
         by_length = self.unit == "sequence" and math.isfinite(self.dtarg)
         return by_length or self.dtarg_end is not None or self.dtarg_per == "action"
 
@@ -161,10 +161,10 @@ class PolicyLoss(ABC):
 
         Args:
             scored: outputs of policy and critic for the minibatch.
-            beta: coefficient of KL(old||new), a scalar; KLPEN reads it.
-            kl_coef: coefficient of KL(policy||reference), a scalar, if the loss charges that KL.
-            spread: the number by which the caller divided the advantages, if ``scored`` is a part
-                of a minibatch; None: the loss applies ``normalize_advantage``.
+            beta: coefficient of KL(old||new), a scalar.
+            kl_coef: coefficient of KL(policy||reference), a scalar; read if the loss charges it.
+            spread: if the caller has normalised the advantages (``scored`` is then a part of a
+                minibatch), the standard deviation by which it divided them; else None.
         """
         c, s = self.config, scored.without_padding()
         advantage, kl_ref = s.advantage, self._kl_ref(s)
@@ -188,17 +188,17 @@ class PolicyLoss(ABC):
         return LossTerms(-self._reduce(gained, s.mask), measured)
 
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
-        """Return the factor on the loss of ``rows`` (bool [B]), a part of a minibatch.
+        """Return the factor for the loss of ``rows`` (bool [B]), a part of a minibatch.
 
-        A part's mean and the minibatch's mean have different divisors. With these factors, the
-        parts' losses add up to the minibatch's loss.
+        The mean over a part and the mean over the minibatch have different divisors. Multiplied by
+        these factors, the losses of the parts add up to the loss of the minibatch.
         """
         ones = mask.double()
         own = self._reduce(ones[rows], mask[rows])  # 0 if no position of these rows is real
         return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
     def weights(self, kl_coef: float) -> dict[str, float]:
-        """Return metric -> its factor in the minimised loss; other metrics have the factor 1."""
+        """Return metric -> its factor in the minimised loss; 1 for a metric that is not listed."""
         return {
             "loss/objective": -1.0,
             "loss/critic": self.config.critic_coeff,
@@ -209,7 +209,7 @@ class PolicyLoss(ABC):
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
         """Reduce each metric of a minibatch to a number, in the order of :attr:`measures`.
 
-        Metrics that ``METRICS`` declares as charged are reduced like the loss; others are averaged.
+        Metrics with ``charged`` in ``METRICS`` are reduced like the loss; the others are averaged.
         """
         if mask is None and self._reduce is terms.mean:
             return torch.stack(tuple(measured.values())).flatten(1).mean(1)  # in one operation
@@ -219,11 +219,10 @@ class PolicyLoss(ABC):
     def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:
         """Multiply means over minibatches by :meth:`weights`; return the minimised loss's terms."""
         weights = self.weights(kl_coef)
-        # Without an entropy bonus the entropy's term is -0.0; adding 0.0 makes it 0.0.
+        # Add 0.0, since the entropy's term would be -0.0 without an entropy bonus.
         return {name: weights.get(name, 1.0) * mean + 0.0 for name, mean in means.items()}
 
     def _distance(self, scored: Scored) -> Tensor:
-        """Compute the critic's loss at each position; 0 without a critic."""
         if scored.value is None:
             return torch.zeros_like(scored.advantage)
         assert scored.value_target is not None
@@ -244,7 +243,7 @@ class PolicyLoss(ABC):
         return terms.reference_kl(self.reference_estimator, *log_probs)
 
     def beta_rule(self) -> BetaRule:
-        """Make the rule that adapts beta; by default beta is 0, so KL(old||new) is not charged."""
+        """Make the rule that adapts beta; here a constant 0, which charges no KL(old||new)."""
         return BetaRule()
 
     @abstractmethod
@@ -260,7 +259,7 @@ class KLPENLoss(PolicyLoss):
     of_settings = ("kl_old", "line_search", "max_alpha", "dtarg", "dtarg_end", "dtarg_per", "unit")
 
     def beta_rule(self) -> BetaRule:
-        """Make the rule of ``loss.beta_rule``."""
+        """Make the rule that ``loss.beta_rule`` names."""
         return make_beta_rule(self.config)
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
@@ -331,7 +330,7 @@ def custom(
 
 
 def _try(loss: PolicyLoss, *, tokens: bool) -> None:
-    """Call a custom loss on synthetic positions: frames [8], or tokens [2, 4] with padding."""
+    """Call a custom loss's gain on synthetic data: frames [8], or tokens [2, 4] with padding."""
     if not hasattr(loss, "config"):
         raise PartError("its __init__ does not call PolicyLoss's; add super().__init__(**given)")
     scored = example(tokens=tokens)

@@ -12,7 +12,7 @@ class KLAdaptiveRate:
     """KL > 2 target -> lr /= 1.5; 0 < KL < target / 2 -> lr *= 1.5; bounded.
 
     KL(old||new), in nats per frame or token, is measured on a minibatch before its gradient step.
-    The new rate applies to the next step; rsl_rl's PPO applies it to the same step.
+    The next step uses the new rate; in rsl_rl's PPO the same step uses it.
     """
 
     def __init__(self, config: OptimConfig) -> None:

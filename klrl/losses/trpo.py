@@ -15,7 +15,7 @@ def natural_direction(
     """Return (s, s^T F s) with (F + damping I) s = -gradient of the loss; s is flat [P].
 
     ``kl``, a differentiable scalar, is the mean KL(old||new) at new = old. F is its Hessian, the
-    policy's Fisher matrix. Only products are computed: F v = grad(grad(KL)^T v).
+    policy's Fisher matrix; only products F v = grad(grad(KL)^T v) are computed.
     """
     gradient = _flat(grad(loss, parameters, retain_graph=True, materialize_grads=True))
     slope = _flat(grad(kl, parameters, create_graph=True, materialize_grads=True))
@@ -33,8 +33,8 @@ def conjugate_gradients(
 ) -> Tensor:
     """Solve M x = ``right`` for positive definite M (Hestenes and Stiefel 1952).
 
-    ``product(v)`` is M v. Stops after ``steps`` products, or when the residual's squared norm is at
-    most ``tolerance`` times that of ``right``.
+    ``product(v)`` returns M v. Stops after ``steps`` products, or when the squared norm of
+    ``right`` - M x is at most ``tolerance`` times that of ``right``.
     """
     x, residual, toward = torch.zeros_like(right), right.clone(), right.clone()
     square = residual @ residual
@@ -55,7 +55,7 @@ def conjugate_gradients(
 def take_step(
     parameters: Sequence[Tensor], direction: Tensor, curvature: Tensor, target: float
 ) -> None:
-    """Step by sqrt(2 target / curvature) * direction, so that KL = ``target`` to second order."""
+    """Step by sqrt(2 target / curvature) * direction, so that KL is ``target`` to second order."""
     if curvature > 0:
         scaled = (2 * target / curvature).sqrt() * direction
         for p, part in zip(parameters, scaled.split([p.numel() for p in parameters]), strict=True):

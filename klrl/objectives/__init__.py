@@ -1,4 +1,4 @@
-"""KLPENPPOLoss and ClipPPOLoss, in TorchRL's module layout; and functions for PPO's loss terms."""
+"""KLPENPPOLoss and ClipPPOLoss, importable as from ``torchrl.objectives``; and PPO's loss terms."""
 
 from klrl.base.imports import lazy_attribute
 

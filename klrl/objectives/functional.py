@@ -1,4 +1,4 @@
-"""PPO's loss terms, with one number per position, and functions that reduce them to a loss.
+"""PPO's loss terms, one number per position, and functions that reduce them to a scalar loss.
 
 Positions are frames [B] or tokens [B, R], written [B] below. Log-probs, KLs and entropies are in
 nats. ``mask`` has the same shape, bool or 0 and 1, True at real positions; None: all are real.
@@ -16,7 +16,7 @@ from torch.nn.functional import l1_loss, mse_loss, smooth_l1_loss
 
 from klrl.kl.estimators import Estimator, as_mask, function_of, masked_mean, sequence_mean
 
-#: Lower bound of an advantage's spread.
+#: Lower bound of the number by which advantages are divided.
 _FLOOR = 1e-6
 _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 
@@ -24,8 +24,8 @@ _DISTANCES = {"l1": l1_loss, "l2": mse_loss, "smooth_l1": smooth_l1_loss}
 def normalized(advantage: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return (A - mean) / spread over the minibatch [B], 0 at padding; and the spread, a scalar.
 
-    The spread is the standard deviation, at least 1e-6, as in TorchRL. But if all advantages are
-    equal, the returned spread is 1, so that callers do not divide a KL by 1e-6.
+    The advantages are divided by their standard deviation, or by 1e-6 if that is larger, as in
+    TorchRL. In the second case the returned spread is 1, since callers divide a KL by it.
     """
     if mask is None:
         std, mean = torch.std_mean(advantage)
@@ -54,7 +54,7 @@ def clipped_surrogate(
 ) -> Tensor:
     """Compute min(w A, clip(w, 1 - epsilon, 1 + epsilon) A), [B] (Schulman et al. 2017, eq. 7).
 
-    w is as in :func:`surrogate`. With ``epsilon_high`` the upper end of the clip is
+    w is as in :func:`surrogate`. With ``epsilon_high``, w is clipped to 1 - epsilon ..
     1 + epsilon_high (Yu et al. 2025, "DAPO", eq. 10).
     """
     ratio = (log_prob - old_log_prob).exp()
@@ -68,8 +68,8 @@ def reference_kl(
     """Estimate KL(pi_theta || pi_ref) and its gradient from actions of pi_old, [B].
 
     Let w = pi_theta / pi_old and r = log pi_theta - log pi_ref. k1 gives w r, k3 gives w k3(r), a
-    custom f gives w f(r); w is differentiable. k2 gives w.detach() r^2 / 2. Without w, the mean
-    gradient would be 0 for k1, and the forward KL's gradient for k3 (docs/kl.md).
+    custom f gives w f(r), each with a gradient through w. k2 gives w.detach() r^2 / 2. Without w,
+    the mean gradient would be 0 for k1, and that of the forward KL for k3 (docs/kl.md).
     """
     ratio = (log_prob - old_log_prob).exp()
     if estimator == "k2":
@@ -82,8 +82,8 @@ def critic_loss(
 ) -> Tensor:
     """Compute the distance of V_theta(s) to its target, [B]; ``l2`` has no factor 1/2.
 
-    With ``clip_value``, V_theta(s) is also clipped to within ``clip_value`` of ``old_value``; the
-    larger of the two distances counts (TorchRL's pessimistic clipping).
+    With ``clip_value``, it is the larger of two distances: that of V_theta(s), and that of
+    V_theta(s) clipped to within ``clip_value`` of ``old_value``. TorchRL does the same.
     """
     distance = _DISTANCES[kind]
     loss = distance(value, target, reduction="none")
@@ -121,7 +121,7 @@ def response(value: Tensor, mask: Tensor | None = None) -> Tensor:
     return rows.mean()
 
 
-#: ``loss.reduction``: mean and sum over frames; token, response and sequence over tokens.
+#: ``loss.reduction``: mean and sum reduce frames; token, response and sequence reduce tokens.
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "mean": mean,
     "sum": total,

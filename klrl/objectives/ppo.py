@@ -1,8 +1,9 @@
 """KLPENPPOLoss and ClipPPOLoss as TorchRL LossModules, for TorchRL's own trainers and loops.
 
-TorchRL computes the terms; klrl updates beta (:meth:`KLPENPPOLoss.update_beta`), and can add the KL
-to a reference. TorchRL 0.14.1's KLPENPPOLoss changes beta inside ``forward``, even in evaluation;
-the loss and its gradient then have different betas. :func:`_beta_held` prevents this.
+TorchRL computes its loss terms; klrl can add the KL to a reference, and updates beta itself
+(:meth:`KLPENPPOLoss.update_beta`). TorchRL 0.14.1's KLPENPPOLoss changes beta inside ``forward``,
+even in evaluation. The gradient then has the new beta, but the loss the old one.
+:func:`_beta_held` prevents this.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ else:
 
 
 class _WithReference(KeepsCoefficient, _PPOLoss):
-    """Base of both losses; adds the term ref_kl_coef * KL(policy||reference)."""
+    """Base of the two losses below; adds the term ref_kl_coef * KL(policy||reference)."""
 
     coefficient_name = "ref_kl_coef"
     actor_network: ProbabilisticTensorDictSequential
@@ -98,7 +99,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         self._out_keys = values
 
     def _with_pre_tanh(self, data: TensorDictBase) -> TensorDictBase:
-        """Return a copy with the actor's action keys, and samples before tanh if needed."""
+        """Return a copy with actions under the actor's keys; add missing samples before tanh."""
         data = self._renamed(data, self.actor_network)
         keep_pre_tanh(self.actor_network, data, _listed(self.tensor_keys.sample_log_prob))
         return data
@@ -128,7 +129,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return reference_kl(self.ref_kl_estimator, new, old, ref)
 
     def _renamed(self, data: TensorDictBase, model: TensorDictModule) -> TensorDictBase:
-        """Return a copy with the actions under the model's keys, if ``set_keys`` changed them."""
+        """Return a copy that has the actions also under the model's keys, if these differ."""
         data = data.copy()
         for key, own in zip(_listed(self.tensor_keys.action), model.dist_sample_keys, strict=True):
             if as_key(key) != as_key(own):
@@ -136,18 +137,18 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         return data
 
     def _get_cur_log_prob(self, tensordict: TensorDictBase, params: Any = None) -> Any:
-        # TorchRL inverts tanh, which fails for saturated actions: read the sample before tanh.
+        # Read the sample before tanh, since TorchRL's inverse of tanh fails for saturated actions.
         known = tensordict.copy()  # super() overwrites the sampling policy's parameters
         log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
         return where_kept(self.actor_network, known, dist, log_prob), dist, composite
 
     def _frame_dims(self, data: TensorDictBase) -> int:
-        """Return the number of dimensions of frames (and of agents, if each has an advantage)."""
+        """Count the batch dimensions, and that of agents if each agent has an advantage."""
         advantage = data.get(self.tensor_keys.advantage, None)
         return data.ndim if advantage is None else advantage.ndim - 1
 
     def _per_frame(self, kl: Tensor, data: TensorDictBase) -> Tensor:
-        """Sum all dimensions after the frames (or agents)."""
+        """Sum ``kl`` over all dimensions after the first :meth:`_frame_dims`."""
         dims = self._frame_dims(data)
         if kl.ndim < dims:
             advantage = data.get(self.tensor_keys.advantage)
@@ -181,8 +182,8 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         decrement: factor on beta if the KL is below dtarg / 1.5, in (0, 1].
         beta_min: lower bound of beta.
         beta_max: upper bound of beta.
-        beta_update: when beta changes: ``iteration`` (by :meth:`update_beta`), or ``forward`` (at
-            each training forward, as in TorchRL).
+        beta_update: ``iteration``: only :meth:`update_beta` changes beta. ``forward``: each forward
+            in training mode changes it too, by the minibatch's KL.
         reference: a policy to stay near; copied and frozen. A
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
         ref_kl_coef: weight of KL(policy||reference) in the loss, per nat; ``normalize_advantage``
@@ -228,7 +229,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
             actor_network,
             critic_network,
             dtarg=dtarg,
-            beta=float(beta),  # TorchRL cannot halve an integer buffer
+            beta=float(beta),  # TorchRL cannot halve an integer beta
             increment=increment,
             decrement=decrement,
             **_new_spellings(kwargs),
@@ -273,7 +274,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         return self._reduce_loss(kl, tensordict, reduction="mean")
 
     def _warn_of_sampled_kl(self, tensordict: TensorDictBase) -> None:
-        """Warn if TorchRL samples a composite's KL(old||new) and tanh saturates some draws."""
+        """Warn of saturated actions in a composite, whose KL(old||new) TorchRL samples."""
         old = self.actor_network.build_dist_from_params(tensordict)
         keys = self.actor_network.dist_sample_keys
         if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, keys[0]):
@@ -335,7 +336,7 @@ class BetaHook:
         self._batch: TensorDictBase | None = None
 
     def register(self, trainer: Trainer, name: str = "beta") -> None:
-        """Register with a trainer: store each rollout, update beta after its optimisation steps."""
+        """Register with a trainer, which then calls :meth:`keep` and :meth:`move`."""
         trainer.register_module(name, self)
         trainer.register_op("batch_process", self.keep)
         trainer.register_op("post_steps", self.move)
@@ -346,7 +347,7 @@ class BetaHook:
         return batch
 
     def move(self) -> None:
-        """Measure KL(old||new) on the stored rollout, and update beta."""
+        """After the optimisation steps, measure KL(old||new) on the rollout, and update beta."""
         if self._batch is not None:
             self.kl = float(self.loss.kl_old_new(self._batch))
             self.loss.update_beta(self.kl)
@@ -363,8 +364,8 @@ class BetaHook:
 @contextmanager
 def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
     """Keep TorchRL's forward from changing beta."""
-    # With dtarg = NaN every comparison is false, so TorchRL's forward does not write to beta;
-    # torch.compile could not compile a write.
+    # With dtarg = NaN, TorchRL's comparisons are false, so its forward does not write to beta.
+    # torch.compile could not compile such a write.
     dtarg, loss.dtarg = loss.dtarg, math.nan
     try:
         yield

@@ -1,4 +1,4 @@
-"""Hooks into the training loop: the user's, and those of a domain."""
+"""The interface of hooks into the training loop."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ class Loop(Protocol):
 class Callback:
     """Base class of hooks; override the methods that you need.
 
-    A hook must not change training, but may call ``training.stop()``: the run then ends after the
-    iteration, with a checkpoint. An exception from a hook ends the run as failed; its last good
-    checkpoint is kept.
+    A hook must not change training, but may call ``training.stop()``. An exception from a hook ends
+    the run as failed; the last checkpoint is kept.
     """
 
     def started(self, training: Loop) -> None:
         """Called when the run is open, before its first evaluation or rollout."""
 
     def iterated(self, training: Loop, row: Row, batch: TensorDictBase) -> None:
-        """Called after an iteration; ``row`` is a copy of its line of ``metrics.jsonl``.
+        """Called after an iteration; ``row`` is a copy of the iteration's metrics.
 
-        The row has ``eval/return`` if the policy was evaluated and an episode ended. ``batch`` is
+        ``row`` has ``eval/return`` if the policy was evaluated and an episode ended. ``batch`` is
         the rollout, with charged rewards and with advantages.
         """
 
@@ -55,7 +54,7 @@ class Callback:
 
 
 def check_hooks(callback: Callback) -> None:
-    """Refuse methods that look like misspelt hooks, or like other libraries' hooks (on_...)."""
+    """Refuse a callback with a misspelt hook, or with a hook of another library (on_...)."""
     hooks = dict(inspect.getmembers(Callback, inspect.isfunction))
     for name, method in inspect.getmembers(type(callback), inspect.isfunction):
         near = get_close_matches(name, hooks, n=1, cutoff=0.8)

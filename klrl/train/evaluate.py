@@ -1,4 +1,4 @@
-"""Computes the statistics of an evaluation, of control or language, from its scores."""
+"""Statistics of an evaluation, computed from the scores of its episodes or responses."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Array = np.ndarray
 class Starts:
     """A set of start states (language: prompts), the same for every run of a task.
 
-    Different sets share no start state, except by chance (seeds have 31 bits).
+    Sets with different ``use`` or ``seed`` share no start state, unless two 31-bit seeds coincide.
     """
 
     use: str
     seed: int = 0
 
     def seeds(self, count: int) -> list[int]:
-        """Return the seeds that reset the environment, one per episode."""
+        """Return the environment's seed for each episode."""
         return [derived_seed(self.seed, self.use, index) for index in range(count)]
 
 
-#: Start states of the evaluations during a run, which choose the ``best`` checkpoint.
+#: Start states of the evaluations during a run; these evaluations choose checkpoint ``best``.
 IN_RUN = Starts("in-run")
-#: Start states of the closing evaluations, which are reported.
+#: Start states of the evaluations at the end of a run, which are reported.
 CLOSING = Starts("closing")
 
 
 class Scores(NamedTuple):
-    """The scores of some episodes (responses), and their gold scores if the task has any."""
+    """The scores of some episodes (responses), and gold scores if the reward is only a proxy."""
 
     returns: list[float]
     gold: Sequence[float] = ()
@@ -60,8 +60,8 @@ def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
     """Compute the mean over the states of all episodes, [T] each, and its standard error.
 
     With sums S_i and lengths T_i of the episodes, the mean is m = sum_i S_i / sum_i T_i. Its
-    standard error is the standard error of the mean of S_i - m T_i, divided by the mean length. It
-    is None for one episode.
+    standard error is the standard error of the mean of S_i - m T_i, divided by the mean length. One
+    episode has no standard error: None.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
@@ -80,10 +80,10 @@ def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
 class Evaluation:
     """The scores of a policy, and their statistics."""
 
-    returns: list[float]  # without a KL charge, in the order of the start states
+    returns: list[float]  # of uncharged rewards, in the order of the start states
     domain: Domain
     how: str  # deterministic, greedy, or sampled at a temperature
-    gold: Sequence[float] = ()  # gold scores; empty if the task has none
+    gold: Sequence[float] = ()  # gold (intended) scores, if the reward is a different function
     cut: int = 0  # episodes that did not end, and so have no score
     kls: Sequence[Mapping[str, Array]] = ()  # to the reference, as in :class:`Scores`
 
@@ -107,7 +107,7 @@ class Evaluation:
 
     @property
     def row(self) -> Row:
-        """The metrics ``eval/...``; ``eval/return`` is missing if no episode ended."""
+        """The metrics ``eval/...``, without ``eval/return`` if no episode ended."""
         row: Row = {"eval/episodes": len(self.returns)}
         if self.cut:
             row["eval/cut"] = self.cut
@@ -130,7 +130,7 @@ class Evaluation:
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
-    """Make an evaluation from ``scores`` with seeded random generators; restore them afterwards."""
+    """Collect ``scores`` with seeded random generators; restore the generators afterwards."""
     returns: list[float] = []
     gold: list[float] = []
     kls: list[Mapping[str, Array]] = []

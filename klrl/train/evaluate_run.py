@@ -34,14 +34,14 @@ def evaluate_run(
 
     Args:
         run: the run folder.
-        words: settings that change the task, as in ``env.kwargs.g=14``; see
+        words: settings that change the task, such as ``env.kwargs.g=14``; see
             :mod:`klrl.runs.other_task`.
         episodes: number of episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
         sampled: sample actions (tokens), as in training; else take the mode.
         which: last or best checkpoint.
-        seed: seed of samples and start states; a run's own evaluations use other start states.
+        seed: seed of samples and start states, which differ from those of training's evaluations.
         device: the device of the policy.
-        into: a new folder for the recorded episodes; control only.
+        into: record the episodes in this new folder; control only.
 
     Raises:
         ConfigError: no such run or checkpoint, a task that the policy cannot play, or an argument
@@ -78,7 +78,7 @@ def stored_job(
 ) -> tuple[Path, JobConfig]:
     """Find the folder of a run; return it with the run's settings, changed by ``words``.
 
-    Arguments and errors are as in :func:`evaluate_run`; ``setting`` names the run in messages.
+    ``setting``: the name of the argument ``run`` in error messages; the rest as in evaluate_run.
     """
     check_device_name(device)
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):

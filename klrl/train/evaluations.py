@@ -1,4 +1,4 @@
-"""Evaluations of a run: during training, to choose the best policy; at the end, for the report."""
+"""Evaluations during training, which choose the best policy, and at the end of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.schedule import Schedule, Size, schedule
 
 _SECONDS = "time/evaluation"
-#: The metric that chooses the best policy of a job that learns from data.
+#: This metric chooses the best policy of a job that learns from data.
 _NLL = "nll/held_out"
 
 
@@ -54,17 +54,17 @@ class Evaluations:
 
     @property
     def over(self) -> bool:
-        """Whether the run ends here, by its iterations or by ``collector.patience``."""
+        """Whether no iteration is left, or ``collector.patience`` iterations gave no new best."""
         now = self._counters
         stalled = now.iteration - now.best_iteration >= (self._patience or self._last)
         return now.iteration >= self._last or stalled
 
     def lines(self) -> Sequence[str]:
-        """Return the line about evaluations for the start of a run."""
+        """Return the line about evaluations that is printed at the start of a run."""
         return [self.schedule.line(self._domain, self._parts.longest_episode)] if self._on else []
 
     def start(self, recorder: Recorder) -> bool:
-        """Evaluate before the first update if due, as row 0; return whether to save ``best``."""
+        """If due, evaluate before the first update; return whether to save ``best``."""
         row: Row = {"iteration": 0, self._domain.axis: 0}
         improved = self.during(row)
         if 0 in self.schedule.iterations or _NLL in row:
@@ -72,7 +72,7 @@ class Evaluations:
         return improved
 
     def during(self, row: Row) -> bool:
-        """Evaluate if due, and add the result to the row; return whether to save ``best``."""
+        """If due, evaluate and add the result to ``row``; return whether to save ``best``."""
         counters = self._counters
         row |= self._parts.held_out()
         if counters.iteration in self.schedule.iterations:
@@ -88,10 +88,10 @@ class Evaluations:
         return True
 
     def closing(self, row: Row, files: RunFolder, recorder: Recorder, improved: bool) -> None:
-        """After the last iteration, evaluate the last and the best policy, and add both to the row.
+        """If training is over, evaluate the last and the best policy; add the results to ``row``.
 
         Both policies start from the same states, none of which was used to choose the best policy.
-        The result replaces an evaluation that the row already has; the seconds add up.
+        If ``row`` has results of an evaluation already, they are replaced.
         """
         if not self.over:
             return
@@ -118,7 +118,7 @@ class Evaluations:
                 row[name.replace("/", "/best_")] = best[name]
 
     def _play(self, row: Row, starts: Starts, size: Size) -> None:
-        """Evaluate; replace the row's ``eval/...`` by the result, and add its seconds."""
+        """Evaluate; replace ``eval/...`` in ``row``, and add the seconds to those in ``row``."""
         began = time.perf_counter()
         result = self._parts.evaluation(starts, size)
         seconds = time.perf_counter() - began

@@ -61,14 +61,14 @@ def film_run(
 ) -> Filmed:
     """Film the first episode that :func:`klrl.train.evaluate_run.evaluate_run` would play.
 
-    The arguments are those of ``evaluate_run``. The film is written to ``videos/`` of the run
-    folder, and logged in the run's loggers, unless the run is still training.
+    The arguments are those of ``evaluate_run``. The film is written to ``videos/`` in the run
+    folder. It is also sent to the run's loggers, unless the run is still training.
     """
     check_film(run)
     folder = find_run(str(run), "RUN")
     config = config_on_task(folder, words)
     domain = domain_of(config)
-    # The name is, for example, best,sampled,seed=1,env.kwargs.g=14.
+    # An example of a name: best,sampled,seed=1,env.kwargs.g=14.
     parts = [which, *["sampled"] * sampled, *[f"seed={seed}"] * (seed != 0), *words]
     name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts))[:200]
     with filming(folder / "videos", name) as camera:

@@ -1,7 +1,7 @@
 """One update: epochs of minibatches over a rollout, then beta's update and the line search.
 
-The algorithm is the same in both domains: :class:`Steps` is the interface of a domain's gradient
-steps, which :mod:`klrl.control.update` and :mod:`klrl.language.run.update` implement.
+This algorithm is the same for control and language. Their gradient steps differ: see the subclasses
+of :class:`Steps` in :mod:`klrl.control.update` and :mod:`klrl.language.run.update`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class Coefficients:
 
 
 class Steps(ABC, Generic[Frames, Minibatch]):
-    """The gradient steps of a domain, on its networks."""
+    """The gradient steps of control or of language, on policy and critic."""
 
     loss: PolicyLoss
     optimizer: Any  # with state_dict and load_state_dict
-    mode: str  # of compilation: false (eager), jit or aot; the first minibatch may change it
-    #: Called at the first minibatch: ``say`` with lines for the user, ``mode_changed`` with the new
-    #: mode if it changed.
+    mode: str  # how steps are compiled: false (eager), jit, aot; may change at the first minibatch
+    #: Called at the first minibatch: ``say`` with each line for the user; ``mode_changed`` with the
+    #: new ``mode``, if it changed.
     say: Callable[[str], None]
     mode_changed: Callable[[str], None]
 
     @property
     @abstractmethod
     def actor_parameters(self) -> list[nn.Parameter]:
-        """The parameters on which KL(old||new) depends, and whose update a line search scales."""
+        """The policy's parameters; a line search scales their update."""
 
     @abstractmethod
     def lay_out(self, batch: TensorDictBase) -> Frames:
@@ -60,22 +60,22 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     @abstractmethod
     def minibatches(self, frames: Frames) -> Iterable[Minibatch]:
-        """Return one pass over the shuffled rollout, in ``learner.minibatches`` parts."""
+        """Shuffle a rollout, and split it into ``learner.minibatches`` parts."""
 
     @abstractmethod
     def step(self, minibatch: Minibatch, coefficients: Coefficients) -> Tensor:
-        """Take a gradient step; return the loss's metrics, then the gradient's norm: [M]."""
+        """Take a gradient step; return its metrics [M]; the last one is the gradient's norm."""
 
     @abstractmethod
     def kl_old(self, frames: Frames) -> float:
         """Compute the mean KL(old||new) over a rollout in closed form, nats per frame or token."""
 
     def positions_per_unit(self, frames: Frames) -> float:
-        """Return the number that divides dtarg and target_kl, to get nats per frame or token."""
+        """Return n such that dtarg / n and target_kl / n are in nats per frame or token."""
         return 1.0
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
-        """Step along the natural gradient to KL(old||new) = ``target``, nats per frame."""
+        """Take a natural-gradient step to KL(old||new) = ``target``, nats per frame."""
         raise NotImplementedError("control only")
 
 
@@ -97,8 +97,8 @@ class Learner:
         """Learn from a rollout with advantages; return the metrics.
 
         ``progress`` is the share of the run that is done, 0..1. The loss's metrics and the
-        gradient's norm are means over minibatches. KL(old||new) is measured on the whole rollout
-        after the update; ``kl/old/beta`` is beta before the update.
+        gradient's norm are means over minibatches. ``kl/old/exact`` is KL(old||new) of the whole
+        rollout after the update; ``kl/old/beta`` is beta before the update.
 
         Raises:
             NonFiniteError: a loss or a gradient is NaN or infinite.
@@ -151,7 +151,7 @@ class Learner:
         coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
         for minibatch in self.steps.minibatches(frames):
             metrics.append(self.steps.step(minibatch, coefficients))
-            # Read a metric only for these rules, since a read waits for the device.
+            # Only these two rules read a metric here, since reading it waits for the device.
             if self.beta_rule.every_forward or self.rate:
                 kl = float(metrics[-1][self._names.index("kl/old/exact")])
                 if self.beta_rule.every_forward:

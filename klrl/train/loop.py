@@ -1,6 +1,6 @@
 """The training loop, :meth:`Training.train`; its steps are methods of :class:`Parts`.
 
-The domains implement Parts in :mod:`klrl.control.parts` and :mod:`klrl.language.run.parts`.
+Parts is implemented in :mod:`klrl.control.parts` and :mod:`klrl.language.run.parts`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Rollout(Protocol):
 
 
 class Parts(ABC):
-    """The parts of one run that a domain builds, and the steps that differ between domains."""
+    """The parts of a run, and the steps of the loop, that differ between control and language."""
 
     kl: ReferenceKL | None  # None for ``kl=none``
     reference: FrozenReference | None  # None for ``kl=none``
@@ -74,11 +74,11 @@ class Parts(ABC):
 
     @abstractmethod
     def charge_kl(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Charge the KL to the reward, unless ``kl.placement=loss``; return its metrics."""
+        """Charge the KL to the reward, unless ``kl.placement=loss``; return the KL's metrics."""
 
     @abstractmethod
     def rewards(self, batch: TensorDictBase) -> Rewards:
-        """Return the reward metrics of a charged rollout."""
+        """Return the reward metrics of a rollout, after :meth:`charge_kl`."""
 
     @abstractmethod
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
@@ -91,15 +91,15 @@ class Parts(ABC):
     @property
     @abstractmethod
     def actor(self) -> nn.Module:
-        """The live policy, which the reference may follow."""
+        """The policy that is trained."""
 
     @abstractmethod
     def components(self) -> dict[str, Component]:
-        """Return the parts of a checkpoint by name; Training adds counters and coefficients."""
+        """Return the checkpoint's parts by name; :meth:`Training.checkpoints` adds others."""
 
     def move_normalizer(self, batch: TensorDictBase) -> None:
         """Add the rollout to the normaliser's statistics, after the policy's update."""
-        return  # by default there is no normaliser
+        return  # no normaliser by default
 
     @property
     def reward_norm(self) -> float:
@@ -111,31 +111,31 @@ class Parts(ABC):
 
     @property
     def resume(self) -> dict[str, str]:
-        """Manifest entry ``resume``: exact (on a CPU to the bit), or anew (with new episodes)."""
+        """Manifest entry: a resume is exact (on a CPU to the bit) or ``anew`` (new episodes)."""
         return {"resume": "exact"}
 
     @property
     @abstractmethod
     def collecting(self) -> str:
-        """A description, for the user, of how rollouts are collected."""
+        """A line for the user: how rollouts are collected."""
 
     @property
     def built(self) -> Sequence[object]:
-        """The transforms that charge the KL, in order; the manifest names their classes."""
+        """The transforms that charge the KL, in order, for the manifest."""
         whole = None if self.kl is None else self.kl.transform
         return () if whole is None else (whole, *getattr(whole, "transforms", ()))
 
     def callbacks(self) -> Sequence[Callback]:
-        """Return the domain's hooks."""
+        """Return hooks in addition to the user's."""
         return ()
 
 
 class Training:
-    """One run: the training loop, its counters, and the parts that the domain built.
+    """One run: the training loop, its counters and its parts.
 
-    ``before``: the manifest if the run is resumed, else None. It records how the update was
-    compiled, and the networks of a reference from a different run. A resumed run loads its weights
-    from its checkpoint, not from ``actor.init``.
+    ``before``: the manifest if the run is resumed, else None. The manifest records how the update
+    was compiled, and the networks of a reference that comes from a different run. A resumed run
+    loads its weights from its checkpoint, not from ``actor.init``.
     """
 
     recorder: Recorder  # set while the run is open
@@ -161,7 +161,7 @@ class Training:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Repeat rollout, KL, advantage, update and record until the run is over.
+        """Collect, charge the KL, estimate advantages, update and record, until the run is over.
 
         Raises:
             NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
@@ -206,12 +206,12 @@ class Training:
             self._tell("finished")
 
     def stop(self) -> None:
-        """End the run after this iteration, with a checkpoint, like Ctrl-C."""
+        """End the run after this iteration and write a checkpoint, as Ctrl-C does."""
         self._stop.request()
 
     @property
     def signum(self) -> int | None:
-        """The signal that asked the run to stop; None if none came."""
+        """The signal that asked the run to stop, or None."""
         return self._stop.signum
 
     # ------------------------------------------------------------------------------ the steps
@@ -229,7 +229,7 @@ class Training:
         learned: Row,
         seconds: float,
     ) -> Row:
-        """Make the line of ``metrics.jsonl`` for the iteration."""
+        """Make the iteration's row of ``metrics.jsonl``."""
         return make_row(
             self.domain,
             self.counters,
@@ -243,7 +243,7 @@ class Training:
         )
 
     def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
-        """Update the reference and the KL's coefficient, for the next iteration."""
+        """Update the reference and the coefficient of its KL."""
         if self.parts.reference is None:
             return
         self.parts.reference.move(self.parts.actor, self.counters.iteration)
@@ -277,7 +277,7 @@ class Training:
     # ---------------------------------------------------------------------- opening, resuming
 
     def checkpoints(self, files: RunFolder) -> Checkpoints:
-        """Make the checkpoints of a run folder: the domain's parts, counters and coefficients."""
+        """Make the checkpoint writer, with every object whose state is saved."""
         components: dict[str, Component] = {
             **self.parts.components(),
             "counters": self.counters,
@@ -295,7 +295,7 @@ class Training:
         group: str | None,
         marks: Mapping[str, Any] | None,
     ) -> Rollout:
-        """Open the manifest, the record and the collector; the stack closes them."""
+        """Open manifest, record and collector; return the collector. ``stack`` closes them."""
         steps, reference = self.parts.learner.steps, self.parts.reference
         manifest = files.open(
             self.config,
@@ -347,7 +347,7 @@ class Training:
         return rollout
 
     def _opening_lines(self, begun_with: int | None) -> list[str]:
-        """Return the lines to print first; ``begun_with``: the numerics version before a resume."""
+        """Return the lines to print first; ``begun_with``: NUMERICS of a resumed run, or None."""
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
@@ -365,7 +365,7 @@ class Training:
             getattr(callback, hook)(self, *args)
 
 
-#: Allows one run at a time, since runs in a process share torch's random generator and threads.
+#: Allows one run at a time in a process: runs would share torch's random generator and threads.
 _running = threading.Lock()
 
 
@@ -380,7 +380,7 @@ def start(
     """Train one policy and record the run.
 
     Returns:
-        The signal that came when the run was already finished, so that a sweep can stop; else None.
+        A signal that came too late to stop this run (a sweep then stops); else None.
 
     Raises:
         ConfigError: the settings cannot be run, the folder already has a run or belongs to a

@@ -1,8 +1,8 @@
 """Measure divergences of two policies, state by state, for ``klrl kl`` and ``Run.kl``.
 
 The acting policy, one of the two or a third policy, samples actions (tokens). Divergences are
-measured in the states that it visits; each result's name ends with the acting policy. For Gaussians
-with several dimensions, js and tv are means over draws; all other divergences are exact.
+measured in the states that it visits. For Gaussians with several dimensions, js and tv are means
+over draws; all other divergences are exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from klrl.train.evaluate import Starts, mean_over_states
 from klrl.train.evaluate_run import stored_job
 from klrl.train.schedule import Size
 
-#: Divergence -> the template of its name for two policies.
+#: Divergence -> the template of its printed name; {0} and {1} are the two policies.
 NAMES = {"reverse": "KL({0}||{1})", "forward": "KL({1}||{0})", "js": "js", "tv": "tv"}
 
 
@@ -65,8 +65,8 @@ class Distance:
         error: standard error of ``mean`` over episodes; None for one episode.
         median, q90, q99: quantiles over the states.
         worst: the largest value, at ``step`` of ``episode``, both counted from 0.
-        total: the mean over episodes of an episode's sum. For KL(a||b) in the states of a, it is
-            the KL of whole episodes (chain rule).
+        total: sum over the states of an episode, averaged over episodes. For KL(a||b) in the
+            states of a, it is the KL of whole episodes (chain rule).
         total_error: standard error of ``total``; None for one episode.
     """
 
@@ -89,7 +89,7 @@ class PolicyKL:
     Attributes:
         distances: name -> distance; a name ends with the acting policy: ``KL(run||other) on run``.
         episodes, states: numbers of visited episodes and states.
-        cut: number of episodes that did not end; their states count.
+        cut: number of episodes that did not end; included in the other numbers.
         notes: remarks for the user, a line each.
     """
 
@@ -102,7 +102,7 @@ class PolicyKL:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The whole result, as ``--json`` prints it."""
+        """Distances and counts, as ``--json`` prints them."""
         counts = {"episodes": self.episodes, "states": self.states, "cut": self.cut}
         return {**{name: vars(each) for name, each in self.distances.items()}, **counts}
 
@@ -122,10 +122,10 @@ def kl_between(
 
     Args:
         run: the run folder of the first policy.
-        other: the second policy: a run folder; a model's folder (language); or ``module:name`` of a
-            policy as for ``reference=custom`` (control). None: the reference of ``run``.
-        words: settings that change the task of ``on``, as in ``env.kwargs.g=14``.
-        on: the run whose policy acts, in the task of this run; None: ``run``.
+        other: the second policy: a run folder; a model's folder (language); or the ``module:name``
+            of a custom policy (control). None: the reference of ``run``.
+        words: settings that change the task of ``on``, such as ``env.kwargs.g=14``.
+        on: the run whose policy acts, in its own task; None: ``run``.
         episodes: number of episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
         which: the checkpoint of each run: last or best.
         seed: seed of the start states and samples.
@@ -166,7 +166,7 @@ def kl_between(
 
 
 def distance(values: Sequence[np.ndarray]) -> Distance:
-    """Summarize a divergence from its values in the states of each episode, [T] each.
+    """Summarise a divergence from its values [T] in the states of each episode.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
@@ -198,7 +198,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _check(parties: Parties, domain: Domain) -> None:
-    """Require one domain for all runs, and a reference of ``run`` if ``other`` is None."""
+    """Require the same domain of all runs; without ``other``, require a reference of ``run``."""
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if not isinstance(path, Path) or not _is_run(path):
             continue

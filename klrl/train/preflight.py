@@ -12,13 +12,13 @@ from klrl.base.errors import ConfigError
 from klrl.domains import Domain
 from klrl.kl.estimators import masked_mean
 
-#: dtype -> the largest mean KL(pi_0 || pi_ref), nats, that rounding may give for equal policies.
+#: dtype -> the largest mean KL, nats, that rounding may give for equal policies.
 SAME_POLICY = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
 @dataclass(frozen=True)
 class Check:
-    """A number that is compared with a limit before training; one line for the user."""
+    """A number that must not exceed a limit when training starts."""
 
     name: str
     value: float
@@ -38,7 +38,7 @@ class Check:
 
 
 def run_checks(checks: Iterable[Check | str]) -> list[str]:
-    """Return a line for each check or note (a string); raise a ConfigError if a check failed."""
+    """Return a line for each check or note (str); raise a ConfigError if a check failed."""
     lines = []
     for check in checks:
         if isinstance(check, Check) and not check.ok:
@@ -50,7 +50,7 @@ def run_checks(checks: Iterable[Check | str]) -> list[str]:
 def kl_at_start(
     kl: Tensor, domain: Domain, dtype: torch.dtype, remedy: str, mask: Tensor | None = None
 ) -> Check:
-    """Make the check that the mean KL(pi_0 || pi_ref) is 0, for a reference that equals pi_0.
+    """Make the check that mean KL(pi_0 || pi_ref) is 0 for an initial policy pi_0 = pi_ref.
 
     ``kl`` is exact or sampled, per frame or per token [B, R]; ``mask`` marks the real tokens.
     """

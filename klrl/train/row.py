@@ -1,4 +1,4 @@
-"""Makes a line of metrics.jsonl; :mod:`klrl.runs.metrics` declares its names and units."""
+"""Makes a line of metrics.jsonl; :mod:`klrl.runs.metrics` declares the metrics and units."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from klrl.runs.metrics import Row, require_declared
 
 @dataclass(frozen=True)
 class Rewards:
-    """Reward metrics of a charged rollout: means per frame or token, computed in float64."""
+    """Means per frame or token of a rollout's rewards and charged KL, computed in float64."""
 
     raw: float
     shaped: float
-    applied: float  # KL charged to the reward, nats, before the coefficient; 0 if none
-    own: Row = field(default_factory=dict)  # further metrics of the domain
+    applied: float  # KL charged to the reward, nats, without the coefficient; 0 if none
+    own: Row = field(default_factory=dict)  # metrics that only control or only language has
 
 
 def make_row(

@@ -11,13 +11,12 @@ from klrl.domains import Domain
 
 #: Assumed longest episode, in steps, of an environment that declares no limit.
 USUAL_STEPS = 1_000
-#: Smallest share of ``eval.episodes`` in an evaluation. If fewer episodes would fit, the run is
-#: evaluated less often.
+#: A run has more than two evaluations only if each has this share of ``eval.episodes`` or more.
 _LEAST = Fraction(1, 4)
 #: Smallest number of episodes that has a standard error.
 _FEWEST = 2
-#: Per frame of the run, the closing evaluation takes at most
-#: max(_CLOSING_SHARE, _CLOSING_TIMES * ``eval.share``) steps, unless two episodes need more.
+#: For each frame of the run, the evaluation at the end may take
+#: max(_CLOSING_SHARE, _CLOSING_TIMES * ``eval.share``) steps; or more, if two episodes need more.
 _CLOSING_SHARE, _CLOSING_TIMES = 0.5, 6
 
 
@@ -35,9 +34,9 @@ NOTHING = Size(0, 0)
 class Schedule:
     """The evaluations of a run."""
 
-    iterations: frozenset[int]  # 0 is before the first update
+    iterations: frozenset[int]  # evaluate after these; 0 means before the first update
     size: Size  # of each evaluation during the run
-    closing: Size  # after the last iteration, from other start states
+    closing: Size  # after the last iteration; it has its own start states
 
     def line(self, domain: Domain, longest: int | None) -> str:
         """The schedule as a line of text."""
@@ -49,24 +48,23 @@ class Schedule:
 
 
 def fitting(size: Size, longest: int | None) -> int:
-    """Count the episodes that fit if each has the longest possible length."""
+    """Count the episodes that fit into ``size`` if each has ``longest`` steps."""
     episodes, steps = size
     return episodes if steps is None else min(episodes, steps // (longest or USUAL_STEPS))
 
 
 def _count_text(size: Size, longest: int | None) -> str:
-    """Write the number of episodes: ``8``, or ``3 to 8`` if 8 fit only when they are short."""
+    """Write the number of episodes: ``8``, or ``3 to 8`` if long episodes allow only 3."""
     least = fitting(size, longest)
     return f"{least}" if least == size.episodes else f"{least} to {size.episodes}"
 
 
 def schedule(config: JobConfig, longest: int | None) -> Schedule:
-    """Plan the evaluations of a run from its settings alone.
+    """Plan the evaluations of a run.
 
     Without ``eval.every``, the evaluations during the run take at most ``eval.share`` times as many
-    steps as the run has frames. An evaluation's step usually costs less time than a frame of
-    training, whose time includes the update. In a slow simulator it may cost a little more (hopper:
-    1.1 frames).
+    steps as the run has frames. A step of an evaluation usually takes less time than a frame of
+    training, which includes the update (in hopper, whose simulator is slow, 1.1 times as long).
     ``longest``: steps of the longest episode; None if not known; 1 for language.
     """
     evals = config.eval
@@ -76,7 +74,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
     frames = config.iterations * config.frames_per_iteration
     most = int(max(_CLOSING_SHARE, _CLOSING_TIMES * evals.share) * frames)
     closing = Size(evals.final, max(most, _FEWEST * longest))
-    # Leave time for two of the longest episodes, since an incomplete episode has no return.
+    # Allow steps for two of the longest episodes, since an incomplete episode has no return.
     largest = Size(evals.episodes, max(evals.steps, min(_FEWEST, evals.episodes) * longest))
     if evals.every is not None:
         every = {*range(evals.every, config.iterations, evals.every), config.iterations}
@@ -93,7 +91,7 @@ def schedule(config: JobConfig, longest: int | None) -> Schedule:
 
 
 def _count(wanted: int, largest: Size, steps: int, longest: int) -> int:
-    """Count the evaluations that fit in ``steps``; 0 if not even the first and the last fit."""
+    """Count the evaluations, at most ``wanted``, that fit; 0 if min(wanted, 2) do not fit."""
     most = fitting(largest, longest)
     least = min(most, max(_FEWEST, int(_LEAST * largest.episodes)))
     for count in range(wanted, 2, -1):

@@ -21,7 +21,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def taking_arguments_of(*parts: type, without: Sequence[str] = ()) -> Callable[[Class], Class]:
-    """Show the arguments of ``parts`` in place of ``**kwargs`` in a class's signature."""
+    """Replace ``**kwargs`` in a class's signature by arguments of ``parts``, except ``without``."""
 
     def shown(cls: Class) -> Class:
         own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
@@ -43,8 +43,8 @@ class InPlace(Transform):
     def parent(self) -> EnvBase:
         """The environment up to this transform; None without an environment.
 
-        In a nested Compose, TorchRL 0.14.1's property raises an IndexError for the first transform;
-        for the others it omits the transforms before the nested Compose.
+        TorchRL 0.14.1's property fails in a nested Compose: for the first transform it raises an
+        IndexError; for later ones it omits the transforms before the nested Compose.
         """
         # tests/transforms/test_places.py fails when TorchRL fixes this.
         if self.__dict__.get("_parent") is None:
@@ -53,7 +53,7 @@ class InPlace(Transform):
 
 
 def environment_before(transform: Transform) -> TransformedEnv | None:
-    """Build the environment up to a transform, from clones; return None without an environment."""
+    """Build the environment up to ``transform`` from clones; None if it is in no environment."""
     before: list[Transform] = []
     inner, container = transform, _container(transform)
     while isinstance(container, Compose):
@@ -79,7 +79,7 @@ def _container(transform: Transform) -> Transform | TransformedEnv | None:
 
 
 def siblings(transform: Transform) -> list[Transform]:
-    """Return the transforms of the Compose around this transform; [] without a Compose."""
+    """Return the transforms of the Compose that contains ``transform``; [] without a Compose."""
     container = _container(transform)
     return list(container.transforms) if isinstance(container, Compose) else []
 
@@ -87,8 +87,8 @@ def siblings(transform: Transform) -> list[Transform]:
 class OneTransform(InPlace, Compose):
     """A sequence of transforms that the user sees as a single transform.
 
-    Since this is a Compose, ``append_transform`` of its environment adds a transform to its parts.
-    Therefore parts are looked up by class, never by position.
+    If this Compose is the environment's ``transform``, the environment's ``append_transform``
+    appends to it. Therefore parts are looked up by class, never by position.
     """
 
     def part(self, kind: type[TransformT]) -> TransformT:
@@ -96,7 +96,7 @@ class OneTransform(InPlace, Compose):
         return next(part for part in self.transforms if isinstance(part, kind))
 
     def clone(self) -> Self:
-        """Copy this transform for a second environment; the copy shares buffers and models.
+        """Copy this transform; the copy shares buffers and models.
 
         TorchRL's clone of a Compose would be a plain Compose.
         """
@@ -126,7 +126,7 @@ class NextTransform(InPlace):
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        """Write zeros at the keys :attr:`written`: a reset has no action, so no KL."""
+        """Write zeros at the keys :attr:`written`, since a reset has no action and no KL."""
         output_spec = self.transform_output_spec(self.parent.output_spec.clone())
         spec = output_spec["full_observation_spec"]
         for key in self.written:
@@ -175,7 +175,7 @@ def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
 
 
 def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
-    """Return a key that was given alone or as a list of one; refuse anything else."""
+    """Return the key if ``keys`` is one key or a list of one key; refuse anything else."""
     listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]
     if len(listed) != 1:
         raise ValueError(f"{name}={listed}: exactly one key is allowed")
@@ -191,7 +191,7 @@ def _is_key(key: object) -> bool:
 
 
 def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:
-    """Refuse to charge a reward twice: a raw reward in the data shows an earlier charge."""
+    """Raise an error if the data have a raw reward already, since it proves an earlier charge."""
     _refuse_repeated_step()
     if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
         raise RuntimeError(
@@ -201,7 +201,7 @@ def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -
 
 def _refuse_repeated_step() -> None:
     """Refuse a step inside a FrameSkipTransform, which would charge one action several times."""
-    # An environment has no reference to its outer wrappers, but they are on the call stack.
+    # An environment does not know the environments around it, but they are on the call stack.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is FrameSkipTransform._step.__code__:

@@ -1,4 +1,4 @@
-"""The KL transforms that TorchRL announced but never wrote; each also works alone.
+"""The KL transforms that TorchRL announced but never wrote; each can be used alone.
 
     ReferenceModelLogProbTransform   log pi_ref(a|s) of the sampled action
     KLDivergenceTransform            KL(pi || pi_ref), sampled or in closed form
@@ -55,7 +55,8 @@ class ReferenceModelLogProbTransform(NextTransform):
             :class:`~klrl.kl.reference.FrozenPolicy` is not copied.
         ref_log_prob_key: where to write the log-prob, shape [...].
         reward_key: key of the reward whose batch shape the log-prob gets; None: the environment's,
-            or ``reward`` without an environment. Without a reward, the shape is the model's.
+            or ``reward`` without an environment. If the data have no reward, the log-prob keeps the
+            shape in which the model computes it.
 
     Raises:
         TypeError: the model has no ``get_dist``.
@@ -77,7 +78,7 @@ class ReferenceModelLogProbTransform(NextTransform):
         super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
         self.written = [self.key]
         self.frozen_model = FrozenPolicy.copy_of(frozen_model)
-        self.log_prob_keys: list[Key] | None = None  # of the policy; None: the model's
+        self.log_prob_keys: list[Key] | None = None  # in the data; None: the model's keys
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -101,7 +102,8 @@ class KLDivergenceTransform(NextTransform):
     transition; the reference computes pi_ref at the same observation.
 
     Args:
-        reference: required by ``exact``, else optional; not copied, but run in evaluation mode.
+        reference: needed by ``exact``; with k1, k2 or k3 optional, to find actions that the policy
+            did not sample. It is not copied, but run in evaluation mode.
         estimator: k1, k2, k3 or exact.
         log_prob_key: key of the policy's log pi(a|s); or a list, whose log-probs are summed.
         ref_log_prob_key: key of log pi_ref(a|s).
@@ -170,7 +172,7 @@ class KLDivergenceTransform(NextTransform):
         tensordict: TensorDictBase,
         reward: Tensor,
     ) -> Tensor:
-        """Compute the exact KL in the reward's batch shape; treat unsampled actions as for k1."""
+        """Compute the exact KL in the reward's batch shape; apply ``on_unsampled``."""
         keys = [as_key(key) for key in reference.dist_params_keys]
         if not has_all(tensordict, keys):
             if has_all(tensordict, self.log_prob_keys):
@@ -209,9 +211,9 @@ class RewardAdjustmentTransform(ChargedReward):
 
     Args:
         coef: reward per nat; :attr:`coef` may be changed later.
-        in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
+        in_keys: the key of the reward to read, or a list of one key. Default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
-        kl_key: key of the KL, in the reward's shape, or per agent if a team shares the reward.
+        kl_key: key of the KL: in the reward's shape; or per agent, if a team shares the reward.
         raw_reward_key: where to keep the uncharged reward; None: nowhere.
         coeff: alias of ``coef``.
         on_unsampled: ``skip`` leaves the reward unchanged where the KL is NaN.
@@ -260,7 +262,7 @@ class KLConstrainedTransform(OneTransform):
     Args:
         frozen_model: the reference; copied and frozen.
         coef: reward per nat; :attr:`coef` may be changed later.
-        estimator: k1, k2, k3 or exact (see docs/kl.md: in the reward only k1 is unbiased).
+        estimator: k1, k2, k3 or exact; charged to the reward, only k1 gives the KL's gradient.
         in_keys: the key of the reward to read; default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
         log_prob_key: key of the policy's log pi(a|s); default that of ``frozen_model``.

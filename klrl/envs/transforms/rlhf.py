@@ -1,7 +1,7 @@
 """``kl=legacy``: TorchRL's former control transform, which charges the sampled log-ratio.
 
-TorchRL documented it from 0.6 to 0.10 and removed it in 0.11. Its documentation subtracted the KL,
-but its code added the KL; klrl implements the documented formula.
+TorchRL documented it from 0.6 to 0.10 and removed it in 0.11. TorchRL's documentation subtracted
+the KL, but its code added it. klrl subtracts it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from klrl.kl.shapes import like_reward
 class KLRewardTransform(ChargedReward):
     """reward <- reward - coef * (log pi(a|s) - log pi_0(a|s)), pi_0 a frozen copy of the actor.
 
-    The policy writes log pi into the data when it samples. The transform reads it there, and
-    evaluates pi_0 at the same action. Shapes: log-probs [...], reward [..., 1], per agent or per
-    team. Log-probs are in nats.
+    The policy writes log pi into the data when it samples. The transform reads log pi, and computes
+    log pi_0 of the same action. Shapes: log-probs [...], reward [..., 1], per agent or per team.
+    Log-probs are in nats.
 
     Args:
         actor: a probabilistic actor with ``get_dist`` and parameters; copied, unless it is a
             :class:`~klrl.kl.reference.FrozenPolicy`.
         coef: reward per nat; :attr:`coef` may be changed later.
-        in_keys: the key of the reward to read; a string or a list of one. Default ``reward``.
+        in_keys: the key of the reward to read, or a list of one key. Default ``reward``.
         out_keys: the key of the reward to write; default ``in_keys``.
-        requires_grad: whether the copy's parameters are differentiable; they are then listed as
-            parameters of the transform.
+        requires_grad: whether the copy's parameters require gradients; the transform then lists
+            them as its parameters.
         action_key: the key of the action; default the actor's.
         kl_key: where to write the KL without coef, [..., 1]; None: nowhere.
         ref_log_prob_key: where to write log pi_0; None: nowhere.
@@ -50,9 +50,9 @@ class KLRewardTransform(ChargedReward):
             the KL is 0, the reward uncharged; ``raise``: an error. All but ``raise`` warn.
 
     Raises:
-        ValueError: several in- or out-keys; a coefficient that is no number >= 0; an actor
-            that has no parameters or no log-probs, or has a buffer that requires gradients;
-            log-probs and rewards whose shapes do not fit (:mod:`klrl.kl.shapes`).
+        ValueError: several in- or out-keys; a coefficient that is no number >= 0; an actor that is
+            recurrent, has no parameters or no log-probs, or has a buffer that requires gradients;
+            shapes of log-probs and rewards that contradict :mod:`klrl.kl.shapes`.
         TypeError: an actor without ``get_dist``.
         RuntimeError: the batch was charged already (its raw reward exists); or the log-prob did
             not reach a worker of a ParallelEnv.
@@ -113,7 +113,7 @@ class KLRewardTransform(ChargedReward):
 
     @property
     def frozen_params(self) -> TensorDict:
-        """The reference's parameters and buffers, as in TorchRL's transform of this name."""
+        """The reference's parameters and buffers, under their name in TorchRL's transform."""
         return self.reference.frozen_params
 
     @property
@@ -128,7 +128,7 @@ class KLRewardTransform(ChargedReward):
             ref_log_prob = score(self.reference, tensordict)
         name = "the reference's log-prob"
         ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
-        # The reference can read the policy's parameters only if both have the same action key.
+        # Use distribution parameters in the data only if the reference has the same action key.
         same = self.action_key == self.reference.dist_sample_keys[0]
         scorer = self.reference if same else None
         log_prob = sampled_log_prob(
@@ -154,7 +154,7 @@ class KLRewardTransform(ChargedReward):
         return tensordict
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Add the charged reward (which may replace the reward), the KL and log pi_0."""
+        """Add the charged reward (or replace the reward by it), the KL and log pi_0."""
         output_spec = super().transform_output_spec(output_spec)
         observation_spec = output_spec["full_observation_spec"]
         if self.kl_key is not None:

@@ -22,12 +22,12 @@ from klrl.kl.policies import Key, as_key, has_all, written_keys
 from klrl.kl.saturated import log_probs
 from klrl.kl.shapes import add_heads, like_reward, reward_shape
 
-#: How to treat a step whose action no policy sampled; the default is ``nan``.
+#: Ways to treat a step whose action the policy did not sample; the default is ``nan``.
 ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
 #: A log-prob in the data belongs to a different action if it differs from the recomputed log-prob
 #: by more than TOLERANCE * (1 + |log-prob|).
 TOLERANCE = 1e-2
-#: Share of the action's range next to each bound, where tanh cannot be inverted accurately.
+#: In this share of the action's range at each bound, the inverse of tanh is inaccurate.
 EDGE = 1e-4
 
 
@@ -49,9 +49,9 @@ def sampled_log_prob(
 
     An action counts as unsampled if its log-prob is missing or NaN, or if log-prob and distribution
     parameters are all zero: a TorchRL collector writes such zeros during ``init_random_frames``. If
-    the log-prob belongs to a different action (exploration noise changed the sample), it is
-    recomputed with a warning from the parameters in the data. ``model``, a policy of the same
-    family, turns the parameters into a distribution; without a model, they are not read.
+    exploration noise changed the action after the policy sampled it, the log-prob is recomputed
+    from the parameters in the data, with a warning. ``model``, a policy with the same kind of
+    distribution, interprets these parameters; without a model, they are not read.
     """
     heads = _written(tensordict, keys)
     if heads is None:
@@ -74,7 +74,7 @@ def sampled_log_prob(
 def not_sampled(
     tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: TensorDictModuleBase
 ) -> Tensor:
-    """Mark the actions that no policy sampled; bool, [*B] or [*B, N]; False without log-probs."""
+    """Return a mask [*B] or [*B, N] of unsampled actions; all False if the data lack log-probs."""
     heads, sampler = _written(tensordict, keys), _sampler(model)
     if heads is None or sampler is None:
         shape = reward_shape(reward.shape, tensordict.ndim)
@@ -84,14 +84,14 @@ def not_sampled(
 
 
 def kl_of_sampled(kl: Tensor, log_prob: Tensor, on_unsampled: str) -> Tensor:
-    """Set the KL to 0 where the log-prob is NaN, if ``on_unsampled=zero``; else keep it."""
+    """With ``on_unsampled=zero``, set the KL to 0 where the log-prob is NaN; else return it."""
     return kl.masked_fill(log_prob.isnan(), 0.0) if on_unsampled == "zero" else kl
 
 
 def unsampled(
     tensordict: TensorDictBase, key: Key, where: Tensor, values: Tensor, on_unsampled: str
 ) -> Tensor:
-    """Return ``values`` with NaN ``where`` actions are unsampled, and warn; or raise an error.
+    """Set ``values`` to NaN at the unsampled actions ``where``, with a warning; or raise an error.
 
     NaN is the default because TorchRL checks specs with rollouts of random actions: an error would
     break the check, and a KL of zero would be false.
@@ -113,12 +113,11 @@ def unsampled(
 
 
 def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | None:
-    """Return the log-probs of all heads; None if the data have none."""
     return [tensordict.get(key) for key in written_keys(tensordict, keys)] or None
 
 
 def _sampler(model: TensorDictModuleBase) -> ProbabilisticTensorDictModule | None:
-    """Return the part of a policy that turns parameters into a distribution, or None."""
+    """Return the module of a policy that turns parameters into a distribution, or None."""
     for module in (model, getattr(model, "module", None)):  # a wrapper may contain the policy
         if module is not None:
             parts = [m for m in module.modules() if isinstance(m, ProbabilisticTensorDictModule)]
@@ -134,7 +133,7 @@ def _parameter_keys(sampler: ProbabilisticTensorDictModule) -> list[Key]:
 def parameters_or_one(
     tensordict: TensorDictBase, keys: Sequence[Key], where: Tensor
 ) -> TensorDictBase:
-    """Return a shallow copy whose parameters are 1, a valid value, at the steps in ``where``."""
+    """Return a shallow copy with parameters 1, which are valid, at the steps ``where``."""
     if not where.any():
         return tensordict.copy()
     steps = _any_beyond(where, tensordict.ndim)
@@ -171,7 +170,7 @@ def _filled_in(
             zero = zero & ~_expand(_any_beyond(leaf != 0, tensordict.ndim), zero)
     if not zero.any():
         return zero
-    # A policy with a single action has log-prob 0 for all parameters: its zeros are real.
+    # A policy with a single action has log-prob 0 for all parameters: do not mark its steps.
     data = parameters_or_one(tensordict, _parameter_keys(sampler), zero)
     with torch.no_grad():
         return zero & (_log_prob(data, sampler, sampler.get_dist(data), log_prob.ndim) != 0)
@@ -192,7 +191,7 @@ def _of_the_action(
     log_prob: Tensor,
     filled_in: Tensor,
 ) -> Tensor:
-    """Recompute the log-prob from the parameters if it belongs to a different action."""
+    """Recompute the log-prob from the parameters where it is not that of the action."""
     data = parameters_or_one(tensordict, _parameter_keys(sampler), filled_in)
     with torch.no_grad():
         dist = sampler.get_dist(data)

@@ -26,13 +26,13 @@ class SendToWorkers(Transform):
     ...     return TransformedEnv(base(), Compose(SendToWorkers(actor), KLRewardTransform(actor)))
     >>> env = ParallelEnv(4, make)
 
-    Each key becomes a state and an observation of the environment, in the shape that the policy
-    writes. A reset or a step sets the key to NaN (0 if no float) until the policy writes its value,
-    so a batch has NaN at ``("next", key)``. Without NaN, an action that the policy did not
-    sample would be charged with the previous action's log-prob.
+    Each key is added to the environment's state spec and observation spec, in the shape that the
+    policy writes. A reset or a step writes NaN (0 if not a float), which the policy's next output
+    replaces; a batch has the NaN at ``("next", key)``. Without NaN, an action that the policy did
+    not sample would be charged with the previous action's log-prob.
 
     Args:
-        actor: a policy that writes the keys; run once on zeros to find their shapes, not copied.
+        actor: the policy that writes the keys; not copied, but run once on zeros to find shapes.
         keys: the keys to send; default all but the action.
 
     Raises:

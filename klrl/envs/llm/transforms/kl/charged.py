@@ -38,10 +38,10 @@ def matching_rows(gen: Rows, ref: Rows, gen_key: Key, ref_key: Key) -> tuple[lis
 def charged_tokens(
     tensordict: TensorDictBase, next_tensordict: TensorDictBase, rows: list[Tensor], keys: list[Key]
 ) -> list[Tensor] | None:
-    """Return masks of the charged tokens, [T_i] bool; None if the data have no mask and no prompt.
+    """Return masks of the charged tokens, [T_i] bool; None without any mask or prompt.
 
-    The first of these masks in the data is used: that of ``RetrieveLogProb``; ("masks",
-    "all_assistant_mask"); or the attention mask, without the prompt if the data have a prompt.
+    The first of these that the data have is used: the mask of ``RetrieveLogProb``; ("masks",
+    "all_assistant_mask"); the attention mask, set to False in the prompt if there is a prompt.
     """
     written = [read_value(next_tensordict, mask_key(key)) for key in keys]
     masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]

@@ -36,9 +36,9 @@ class KLComputation(KeepsCoefficient, NextTransform):
     - One action per step: log-probs in the reward's batch shape, per agent or per team
       (:mod:`klrl.kl.shapes`); KL and reward [..., 1].
     - Tokens: log-probs and KL [B, T], dense or nested; the charged reward is per token, [B, T, 1].
-      A scalar score goes to the last charged token; a missing reward counts as 0. The mask of
-      ``RetrieveLogProb`` gives the charged tokens, else ("masks", "all_assistant_mask"), else the
-      attention mask without the prompt. Other tokens have KL 0.
+      A scalar score goes to the last charged token; a missing reward counts as 0. The charged
+      tokens are those of the first mask that the data have: that of ``RetrieveLogProb``, ("masks",
+      "all_assistant_mask"), or the attention mask after the prompt. Other tokens have KL 0.
 
     Args:
         gen_log_probs_full_key: key of log pi(a|s).
@@ -46,7 +46,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         kl_key: where to write the KL.
         add_to_reward: whether the reward is charged.
         coef: reward per nat; :attr:`coef` may be changed later.
-        coeff: TorchRL's name of ``coef``.
+        coeff: alias of ``coef``, as in TorchRL.
         padding_side: (tokens) the side of a dense reward's padding, if the log-probs are nested.
         estimator: k1, k2, k3 or a function of the log-ratio.
         raw_reward_key: where to keep the uncharged reward; None: nowhere.
@@ -58,9 +58,9 @@ class KLComputation(KeepsCoefficient, NextTransform):
         ref_log_probs_key: alias of ``ref_log_probs_full_key``.
 
     Raises:
-        ValueError: equal keys, an unknown estimator, a coefficient that is no number >= 0;
-            log-probs, masks and rewards that do not fit each other; an environment with several
-            rewards, and no ``reward_key``.
+        ValueError: two equal log-prob keys; an unknown estimator; a coefficient that is no number
+            >= 0; log-probs, masks and rewards whose shapes do not fit; an environment with several
+            rewards, but no ``reward_key``.
         KeyError: a log-prob is missing.
         RuntimeError: the batch was charged already.
     """
@@ -105,7 +105,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
     coef: Tensor
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply to a batch, in place; results for tokens go to the root if it has no "next"."""
+        """Apply to a batch, in place; without "next", tokens' results are written to the root."""
         if tensordict.get("next", None) is None:
             log_prob = either(tensordict, tensordict, self.gen_log_probs_full_key)
             if log_prob is not None and self._of_tokens(log_prob, tensordict):
@@ -181,7 +181,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return next((getattr(part, "is_language", None) for part in reversed(scorers)), None)
 
     def _in_language_env(self) -> bool:
-        """Whether log-probs are per token, by ``per_token``, their spec, or the environment."""
+        """Whether log-probs are per token: from ``per_token``, their spec or the environment."""
         said = self._says_per_token()
         if said is not None:
             return said
@@ -191,7 +191,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         return hasattr(self.parent.base_env, "input_mode")
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the KL and the raw reward in the reward's shape; a KL per token gets a token axis."""
+        """Add the KL (in the reward's shape or per token) and the raw reward."""
         per_token = self._in_language_env()
         for key in self.written:
             if per_token and key == self.kl_key:

@@ -41,13 +41,13 @@ class RetrieveLogProb(NextTransform):
 
     Nothing is resampled. The log-probs are written to ``("next", log_probs_full_key)``, in nats.
 
-    - A control actor, in evaluation mode, scores the action in the data, which includes exploration
+    - A control actor, in evaluation mode, scores the action in the data, including any exploration
       noise. The shape is the reward's batch shape, per agent or per team (:mod:`klrl.kl.shapes`).
     - An LLM wrapper scores tokens: [B, T], with 0 at padding and at the first token. If its
       ``pad_output`` is False, the result is ragged: a stack of TensorDicts, to be read by
-      ``get(key, as_list=True)`` or ``as_padded_tensor=True``. A mask marks the tokens that the
-      policy produced in this step: earlier turns of a conversation are not charged again. The
-      mask's key is named after that of the log-probs: ``("next", "log_probs_mask")``.
+      ``get(key, as_list=True)`` or ``as_padded_tensor=True``. A mask is also written, by default to
+      ``("next", "log_probs_mask")``. It marks the tokens that the policy produced in this step,
+      since earlier turns of a conversation must not be charged again.
 
     Args:
         model: a probabilistic actor, or an LLM wrapper with ``generate=False``. Its in-keys (and
@@ -69,11 +69,11 @@ class RetrieveLogProb(NextTransform):
         history_key: (wrappers in history mode) the key of the conversation, in place of the model's
             ``input_key``.
         reward_key: (control actors) key of the reward whose batch shape the log-prob gets; None:
-            the environment's, or ``reward`` without an environment. If the reward is missing, the
-            shape is the actor's.
+            the environment's, or ``reward`` without an environment. If the data have no reward, the
+            log-prob keeps the shape in which the actor computes it.
 
     Raises:
-        TypeError: the model has no ``log_prob``.
+        TypeError: a control actor has no ``log_prob`` or no ``get_dist``.
         ValueError: a wrapper that generates, returns no log-probs, or cannot mark assistant tokens;
             a recurrent actor; an argument that a control actor does not read.
         KeyError: the batch lacks the model's input or its action.
@@ -131,7 +131,7 @@ class RetrieveLogProb(NextTransform):
         self.temperature, self.history_key = temperature, history_key
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply to a batch, in place; log-probs of tokens go to the root if it has no "next"."""
+        """Apply to a batch, in place; without "next", tokens' log-probs are written to the root."""
         if self.is_language and tensordict.get("next", None) is None:
             return self._step(tensordict, tensordict)
         return super().forward(tensordict)
@@ -180,7 +180,7 @@ class RetrieveLogProb(NextTransform):
         return next_tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the log-prob in the reward's batch shape; or per token, together with its mask."""
+        """Add the log-prob, in the reward's batch shape; for tokens, log-probs and their mask."""
         if not self.is_language:
             key = reward_key_of(self, self._reward_key)
             observation_spec[self.log_probs_full_key] = log_prob_like(

@@ -27,9 +27,9 @@ FROM_COLLECTOR = "from_collector"
 #: An LLM wrapper, a control actor, :data:`FROM_COLLECTOR`, or None if a factory makes the model.
 Model: TypeAlias = TensorDictModuleBase | str | None
 
-#: Arguments of RetrieveKL that KLComputation takes.
+#: Arguments that RetrieveKL passes to KLComputation.
 _CHARGING = frozenset(inspect.signature(KLComputation).parameters) - {"per_token"}
-#: Arguments that KLComputation and RetrieveLogProb share.
+#: Arguments that RetrieveKL passes to KLComputation and to RetrieveLogProb.
 _OF_ALL = {"padding_side", "reward_key"}
 
 
@@ -176,7 +176,7 @@ def _check_pair(gen: TensorDictModuleBase, ref: TensorDictModuleBase, assistant_
 
 
 class CollectorPolicy:
-    """Finds the policy of an environment's collector, and makes it a model that scores."""
+    """Finds the policy of an environment's collector, and turns it into a scoring model."""
 
     def __init__(self, ref_model: TensorDictModuleBase, key: Key) -> None:
         self.ref_model, self.key = ref_model, key
@@ -244,7 +244,7 @@ class CollectorPolicy:
 
 
 class FromCollector(RetrieveLogProb):
-    """Scores with the collector's policy (``live``) or the reference, both at one temperature."""
+    """Scores with the collector's policy (``live``) or the reference, at the same temperature."""
 
     def __init__(
         self, model: TensorDictModuleBase, *, source: CollectorPolicy, live: bool, **kwargs: Any
@@ -271,16 +271,16 @@ class RayRetrieveKL(Served):
     """:class:`RetrieveKL` with both models in a Ray actor.
 
     Args:
-        gen_model: the policy; the actor gets a copy, which does not follow later updates.
-        ref_model: the reference; the actor gets a copy.
-        **kwargs: arguments of RetrieveKL (factories run in the actor; ``device`` is a device of the
-            actor, and results return to the data's device); and arguments of the actor:
-            ``num_cpus`` (default 1), ``num_gpus``, ``actor_name`` (an existing actor is reused).
+        gen_model: the policy; the Ray actor gets a copy, which does not follow later updates.
+        ref_model: the reference; the Ray actor gets a copy.
+        **kwargs: arguments of RetrieveKL (factories run in the Ray actor, and ``device`` is one of
+            its devices; results return to the data's device); and arguments of the Ray actor:
+            ``num_cpus`` (default 1), ``num_gpus``, ``actor_name`` (an existing one is reused).
 
     Raises:
         ValueError: neither or both of a model and its factory; "from_collector", since that policy
-            is in a different process; ``detach=False``. An error that a step raises in the actor
-            keeps its type.
+            is in a different process; ``detach=False``. An error that a step raises in the Ray
+            actor keeps its type.
         ImportError: Ray is not installed.
     """
 

@@ -1,7 +1,7 @@
 """KLRewardTransform for LLMs: charges the sampler's log-probs minus those of a reference.
 
-The data must have the sampler's log-probs. :class:`~klrl.kl.RetrieveKL` does not need them: it
-scores the tokens with the policy again.
+The data must have the sampler's log-probs. :class:`~klrl.kl.RetrieveKL` does not need them, since
+it computes the policy's log-probs again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
             reference's ``generate_kwargs``, else 1.
         use_ray_service: older spelling of ``service_backend="ray"``.
         service_backend: "ray" makes a :class:`RayKLRewardTransform`, which also takes
-            ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct" or None does not.
+            ``num_cpus``, ``num_gpus`` and ``actor_name``; "direct", or None without
+            ``use_ray_service``, runs in this process.
 
     Raises:
         ValueError: neither or both of a reference and its factory; a reference that generates or
@@ -141,7 +142,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
 
     @property
     def pad_output(self) -> bool:
-        """Whether the results are dense: the setting of the reference."""
+        """Whether the results are dense; the same as the reference's ``pad_output``."""
         return self._pad_output
 
     @property
@@ -246,8 +247,8 @@ def check_keys(
 
 def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
     """Remove the first charged tokens from the masks if all their log-probs are exactly 0."""
-    # TorchRL 0.14.1's TransformersWrapper writes this 0 when it generates. This 0 would count
-    # as probability 1, and add -log pi_ref, several nats, to the KL of every sequence.
+    # TorchRL 0.14.1's TransformersWrapper writes these zeros when it generates. Each would count as
+    # probability 1, and add -log pi_ref, several nats, to the KL of its sequence.
     # tests/transforms/test_llm_upstream.py fails when TorchRL fixes this.
     firsts = [(mask.cumsum(0) == 1) & mask for mask in masks]
     if any(bool(row[first].any()) for row, first in zip(gen, firsts, strict=True)):
@@ -265,15 +266,15 @@ class RayKLRewardTransform(Served):
     """:class:`KLRewardTransform` with the reference in a Ray actor.
 
     Args:
-        ref_model: the reference; the actor gets a copy.
-        **kwargs: arguments of KLRewardTransform (``ref_model_factory`` runs in the actor;
-            ``device`` is a device of the actor, and results return to the data's device); and
-            arguments of the actor: ``num_cpus`` (default 1), ``num_gpus``, and ``actor_name`` (an
-            existing actor of this name is reused).
+        ref_model: the reference; the Ray actor gets a copy.
+        **kwargs: arguments of KLRewardTransform (``ref_model_factory`` runs in the Ray actor, and
+            ``device`` is one of its devices; results return to the data's device); and arguments
+            of the Ray actor: ``num_cpus`` (default 1), ``num_gpus``, ``actor_name`` (an existing
+            one is reused).
 
     Raises:
         ValueError: neither or both of a reference and its factory; ``detach=False``. An error that
-            a step raises in the actor keeps its type.
+            a step raises in the Ray actor keeps its type.
         ImportError: Ray is not installed.
     """
 

@@ -21,7 +21,7 @@ Rows: TypeAlias = Tensor | list[Tensor]
 
 
 def read_value(tensordict: TensorDictBase, key: Key) -> Rows | None:
-    """Return the entry at ``key``: a tensor, or if ragged a list of B tensors; None if missing."""
+    """Return the entry at ``key``: a tensor, or a list of B tensors if ragged; None if missing."""
     parts = key if isinstance(key, tuple) else (key,)
     node = tensordict
     for part in parts[:-1]:
@@ -65,8 +65,8 @@ def set_rows(tensordict: TensorDictBase, key: Key, rows: list[Tensor]) -> None:
 def for_rows(tensordict: TensorDictBase, ragged: bool) -> TensorDictBase:
     """Return the TensorDict to write rows to: for ragged rows, a lazy stack of B TensorDicts.
 
-    In a plain TensorDict, ragged rows would be a nested tensor. A rollout cannot stack nested
-    tensors, and ``get`` ignores ``as_list`` and ``as_padded_tensor`` for them.
+    A plain TensorDict would make a nested tensor of ragged rows. A rollout cannot stack nested
+    tensors, and for them ``get`` ignores ``as_list`` and ``as_padded_tensor``.
     """
     if ragged and not isinstance(tensordict, LazyStackedTensorDict):
         return tensordict.to_lazystack(0)

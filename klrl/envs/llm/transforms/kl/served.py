@@ -1,6 +1,6 @@
 """Runs a transform's models in a Ray actor, which several environments may share.
 
-The transform in each environment declares keys and specs; the actor runs the steps. Requires
+The transform in each environment declares keys and specs; the Ray actor runs the steps. Requires
 ``klrl[ray]``.
 """
 
@@ -25,7 +25,7 @@ class Service:
         self.out_keys = [key for part in self.parts for key in part.out_keys]
 
     def shells(self) -> list[Transform]:
-        """Return the transform's parts without models and tokenizers, for their keys and specs."""
+        """Return the transform's parts without models and tokenizers, to declare keys and specs."""
         shells = [part.clone() for part in self.parts]
         for shell in shells:
             for name in ("model", "ref_model", "tokenizer", "_tokenizer"):
@@ -49,8 +49,8 @@ class Service:
 class Served(OneTransform):
     """A transform whose models are in a Ray actor.
 
-    In this process its parts have no models. Transforms that are appended to this Compose run in
-    this process. The actor lives until no transform uses it. An existing actor of the same
+    The parts in this process have no models. Transforms that are appended to this Compose run in
+    this process. The Ray actor lives until no transform uses it. An existing Ray actor of the same
     ``actor_name`` is reused, even if its arguments differ.
     """
 
@@ -62,7 +62,7 @@ class Served(OneTransform):
         num_cpus: float | None = None,
         num_gpus: float = 0,
         actor_name: str | None = None,
-        use_ray_service: bool = True,  # ignored here, like service_backend
+        use_ray_service: bool = True,  # ignored, as is service_backend
         service_backend: str | None = "ray",
         **more: object,
     ) -> None:
@@ -87,7 +87,7 @@ class Served(OneTransform):
         return ray.get(getattr(self._actor, method).remote(*arguments))
 
     def _steps(self) -> list[Transform | None]:
-        """Return the transforms to run, in order; None is the place of the actor's transform."""
+        """Return the transforms to run, in order; None stands for those in the Ray actor."""
         steps: list[Transform | None] = []
         for part in self.transforms:
             if not getattr(part, "is_shell", False):
@@ -97,7 +97,7 @@ class Served(OneTransform):
         return steps
 
     def _serve(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        sent = [  # CPU data without a device, since the actor's device may differ
+        sent = [  # on the CPU and without a device, since the Ray actor's device may differ
             each if each.device is None else each.cpu().clear_device_()
             for each in (tensordict.exclude("next"), next_tensordict)
         ]
@@ -113,7 +113,7 @@ class Served(OneTransform):
         return next_tensordict
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply to a batch, in place; results go to the root if it has no "next"."""
+        """Apply to a batch, in place; without "next", results are written to the root."""
         for part in self._steps():
             next_tensordict = tensordict.get("next", None)
             if part is not None:
@@ -130,7 +130,7 @@ class Served(OneTransform):
 
 
 def coefficient() -> property:
-    """Make a property that reads and sets the coefficient in the actor, reward per nat."""
+    """Make a property that reads and sets the coefficient in the Ray actor, reward per nat."""
 
     def read(self: Served) -> float:
         return self._ask("coefficient")

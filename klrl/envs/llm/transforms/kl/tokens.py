@@ -29,7 +29,7 @@ Tokenizer: TypeAlias = Callable[..., Mapping[str, Sequence[Sequence[int]]]]
 ATTENTION_KEY = ("masks", "all_attention_mask")
 ASSISTANT_KEY = ("masks", "all_assistant_mask")
 MARKS_ASSISTANT = re.compile(r"{%-?\s*generation")
-#: Default arguments of ``apply_chat_template``; RetrieveLogProb needs token ids and assistant mask.
+#: Default arguments of ``apply_chat_template``, which return token ids and the assistant mask.
 TEMPLATE_DEFAULTS = {
     "return_assistant_tokens_mask": True,
     "tokenize": True,
@@ -41,7 +41,7 @@ TEMPLATE_DEFAULTS = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """B sequences. Each list has B rows [T_i]; ``dense``: whether the ids came as [B, T]."""
+    """B sequences. Each list has B rows [T_i]; ``dense``: whether the input was a tensor [B, T]."""
 
     ids: list[Tensor]
     attention: list[Tensor]
@@ -86,8 +86,8 @@ def encode_history(
 ) -> Encoded:
     """Render B conversations, ``History`` [B, turns], with the chat template.
 
-    ``prompt``: the earlier turns, which are not charged. ``assistant_only`` scores and charges only
-    assistant tokens.
+    ``prompt``: the earlier turns, which are not charged. With ``assistant_only``, only assistant
+    tokens are scored and charged.
     """
     ids, assistant = _render(history, tokenizer, template)
     real = [torch.ones_like(row, dtype=torch.bool) for row in ids]
@@ -104,7 +104,7 @@ def encode_history(
         )
     charged = assistant
     if prompt is not None:
-        # Skip as many assistant tokens as the earlier turns have. Their ids cannot be compared: a
+        # Skip as many assistant tokens as the earlier turns have. To compare ids is not possible: a
         # template may render a turn differently if further turns follow.
         earlier = [int(row.sum()) for row in _render(prompt, tokenizer, template)[1]]
         charged = [row & (row.cumsum(0) > n) for row, n in zip(assistant, earlier, strict=True)]
@@ -114,7 +114,6 @@ def encode_history(
 def _render(
     history: History, tokenizer: object, template: Mapping[str, object]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return ids and assistant masks, without padding."""
     rendered = history.apply_chat_template(tokenizer=tokenizer, **template)
     names = ("input_ids", "assistant_masks", "attention_mask")
     rows = [to_rows(rendered.get(name, as_list=True)) for name in names]
@@ -147,8 +146,8 @@ def encode_tokens(
 ) -> Encoded:
     """Read B sequences of token ids, dense [B, T] or ragged, with their masks.
 
-    ``attention_key`` is read if ("masks", "all_attention_mask") is missing. If both are missing,
-    padding of dense ids is found by the tokenizer's pad and EOS tokens.
+    ``attention_key`` is read if ("masks", "all_attention_mask") is missing. Without either mask,
+    the tokenizer's pad and EOS tokens show the padding of dense ids.
     """
     value = read_value(tensordict, key)
     if value is None:
@@ -172,9 +171,9 @@ def response_mask(
     attention: list[Tensor],
     prompt_key: Key | None = ("tokens", "prompt"),
 ) -> list[Tensor] | None:
-    """Return the mask of the response: the assistant mask, else the attention after the prompt.
+    """Return the mask of the response: the assistant mask, else ``attention`` after the prompt.
 
-    It is read from ``first``, else from ``second``; None if neither has a mask or a prompt.
+    Both TensorDicts are searched; None if neither has an assistant mask or a prompt.
     """
     for source in (first, second):
         assistant = _mask_rows(source, ASSISTANT_KEY, attention)
@@ -197,7 +196,7 @@ def _mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[
 
 
 def _not_padding(row: Tensor, tokenizer: object, ragged: bool) -> Tensor:
-    """Mark the real tokens of ids without a mask: all but the pad tokens at both ends."""
+    """Return a mask [T] of real tokens: all but the pad tokens at both ends."""
     pad = getattr(tokenizer, "pad_token_id", None)
     real = torch.ones_like(row, dtype=torch.bool)
     if ragged or pad is None or not (row != pad).any():

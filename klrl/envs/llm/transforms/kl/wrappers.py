@@ -1,4 +1,4 @@
-"""Reads the input tokens of TorchRL's LLM wrappers, and scores them."""
+"""Reads the input tokens of TorchRL's LLM wrappers, and computes their log-probs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def is_full(key: Key) -> bool:
 def mask_key(key: Key) -> Key:
     """Return the key of the charged tokens' mask: ("log_probs", "full") -> "log_probs_mask".
 
-    The mask cannot be inside "log_probs": environments store a TensorClass with fixed fields there.
+    The mask cannot be inside "log_probs", since an environment's "log_probs" is a TensorClass with
+    fixed fields.
     """
     parts = key if isinstance(key, tuple) else (key,)
     *above, last = parts[:-1] or parts
@@ -87,8 +88,8 @@ def encode(
 ) -> Encoded:
     """Read the tokens and masks of a wrapper's input [B], according to its input mode and keys.
 
-    ``tokenizer`` and ``history_key`` replace the wrapper's; ``template`` has arguments of the chat
-    template, for history mode.
+    ``tokenizer`` and ``history_key`` replace those of the wrapper; ``template`` has arguments of
+    ``apply_chat_template`` for history mode.
     """
     if tensordict.ndim != 1:
         raise RuntimeError(
@@ -117,7 +118,6 @@ def encode(
 
 
 def _entry(tensordict: TensorDictBase, key: Key) -> History | list[str] | None:
-    """Return the conversation or the list of texts at ``key``, or None."""
     parts = key if isinstance(key, tuple) else (key,)
     entry = tensordict
     for part in parts:
@@ -184,14 +184,14 @@ def arrange(
 
 # ---------------------------------------------------------------------------------- log-probs
 
-# The code below replaces the forward of TorchRL 0.14.1's TransformersWrapper, which
+# The code below replaces the forward of TorchRL 0.14.1's TransformersWrapper. That forward
 # - passes the mask as a positional argument, so that GPT-2 takes it for the cache and fails;
 # - pads on the left without position ids;
-# - finds padding by the token's value, so that EOS is dropped if pad == eos;
+# - takes every token equal to the pad token for padding, so it drops EOS if pad == eos;
 # - returns wrong numbers with pad_model_input=False;
 # - ignores the temperature, and leaves dropout on in training mode.
-# Here padding is found by the mask, and sequences are padded on the right. A causal network ignores
-# later tokens, so the numbers of a sequence depend only on its own tokens.
+# Here the mask shows the padding, and sequences are padded on the right. A causal network ignores
+# later tokens, so the log-probs of a sequence depend only on its own tokens.
 # tests/transforms/test_llm_upstream.py fails when TorchRL fixes these faults.
 
 
@@ -222,7 +222,7 @@ def token_log_probs(
 
 
 def _spread(scored: Tensor, attention: Tensor) -> Tensor:
-    """Place the log-probs of the real tokens after the first at their positions; others get 0."""
+    """Return log-probs [T]: ``scored`` at the real tokens except the first, 0 elsewhere."""
     positions = attention.nonzero().squeeze(-1)[1:]
     scored = scored[: positions.numel()].to(attention.device)
     spread = torch.zeros(attention.shape, dtype=scored.dtype, device=scored.device)
