@@ -13,7 +13,7 @@ from types import ModuleType
 def start_ray(address: str | None = None, **options: object) -> ModuleType:
     """Import Ray; join the cluster at ``address`` or ``RAY_ADDRESS``, or start a local Ray.
 
-    A local Ray listens on loopback only, without a dashboard; if it listens elsewhere, klrl warns.
+    klrl starts a local Ray without a dashboard, on loopback; if Ray listens elsewhere, klrl warns.
     ``options`` are arguments of ``ray.init``.
 
     Raises:

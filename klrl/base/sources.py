@@ -1,4 +1,4 @@
-"""Identifies the source of a user's module: its folder, and a digest of its files or a version."""
+"""Identifies the source of a user's module: by folder and file digest, or by version."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def belongs_to_klrl(top: str) -> bool:
 
 
 def _source_paths(top: str, folders: Sequence[str] = ()) -> list[Path]:
-    """Return the file of a top-level module, or a package's folders; empty without source files."""
+    """Return the file of a top-level module, or the folders of a package; [] if not found."""
     spec = find(top, folders)
     if spec is None:
         return []
@@ -125,6 +125,8 @@ def _digest(top: str, folders: Sequence[str]) -> str:
 
 def imported_files(top: str, folders: Sequence[str]) -> dict[str, list[tuple[str, Path]]]:
     """Map ``top`` and each module that it imports, directly or not, to its files: (name, path).
+
+    The standard library and klrl are left out.
 
     The list is empty for a module that a version identifies.
     """

@@ -19,12 +19,12 @@ _PLAIN = bool | int | float | str | list | dict | None
 
 
 def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
-    """Return a part's args in the annotated types, and its default numbers, strings and nulls."""
+    """Return a part's args in their annotated types, with the plain defaults of its target."""
     target = import_target(setting, part)
     text, given = setting_text(setting, part), GIVEN[setting.partition("[")[0]]
     takes, rest = arguments(text, target)
     own = {name: p for name, p in takes.items() if name not in given}
-    free = rest and takes.keys() >= set(given)  # else klrl's own arguments go to ``**kwargs``
+    free = rest and takes.keys() >= set(given)  # if not, ``**kwargs`` gets what klrl gives
     for name in part.args:
         key = f"{setting}.args.{name}"
         if name in given:
@@ -63,7 +63,7 @@ def _hints(target: Callable[..., object]) -> dict[str, object]:
 
 
 def _typed(key: str, value: object, hint: Any, default: object) -> object:
-    """Convert a value to its annotated type, as ``float`` or ``Annotated[int, Field(ge=1)]``."""
+    """Convert a value to its annotated type, if pydantic knows it and a YAML can store the result."""
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     if default is None and value is None:

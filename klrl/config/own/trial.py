@@ -40,7 +40,7 @@ def try_part(
     Args:
         setting: the setting that names the part.
         part: the settings of the part.
-        given: the arguments of klrl, as in :func:`klrl.config.own.make_own`.
+        given: the arguments that klrl passes, as in :func:`klrl.config.own.make_own`.
         kind: the class that the part must have.
         use: a function that calls the part as a run does, and refuses wrong results.
         trial: argument -> function that makes a new value of the argument for each trial part.
@@ -117,7 +117,7 @@ def _pickled(value: object, given: Iterable[object] = ()) -> bytes | None:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors and functions by content; classes, modules and ``given`` by identity."""
+    """Pickles tensors and closures by content; classes, modules, code and ``given`` by identity."""
 
     given: tuple[object, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Refuses overrides that a job never reads, and an objective's loss without its advantage.
+"""Refuses overrides that a job never reads, and losses such as rloo without their advantage.
 
 To declare that a job does not read a setting, add an entry to ``unread.yaml``.
 """
@@ -36,7 +36,7 @@ class Unread:
 
 
 def _value(config: JobConfig, setting: str) -> object:
-    """Return a setting of a job, or ``...`` if the job's choice lacks the setting."""
+    """Return the value of a job's setting, or ``...`` if the job has no such setting."""
     try:
         return attrgetter(setting)(config)
     except AttributeError:
@@ -65,7 +65,7 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
 
 
 def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
-    """Refuse an objective's loss without the objective's advantage, unless the user chose one."""
+    """Refuse ``loss=NAME`` without the advantage NAME, unless the user chose an advantage."""
     words = dict(each.partition("=")[::2] for each in overrides)
     name = words.get("loss", "")
     here = c.advantage.baseline if isinstance(c.advantage, GroupConfig) else None

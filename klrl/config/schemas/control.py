@@ -16,16 +16,16 @@ ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 
 @registered("env", "gym", control="control.env:gym")
 class EnvConfig(ChoiceConfig):
-    """Any Gymnasium id, as in env=gym env.id=MountainCarContinuous-v0 (untuned)."""
+    """Any Gymnasium id, untuned: env=gym env.id=MountainCarContinuous-v0."""
 
     id: str = MISSING  # a Gymnasium id, or module:id for an environment that a module registers
     kwargs: Values = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
     num_envs: int = number(8, ge=1)  # copies of the environment, all in this process
     normalize_observation: bool = setting(True)  # true: the policy normalises its observations
-    reward_scale: float = number(1.0, gt=0)  # for the learner only: factor on reward - penalty
+    reward_scale: float = number(1.0, gt=0)  # the learner gets (reward minus penalty) times this
     #: true: for the learner only, divide the reward by the running std of the discounted rewards
     normalize_reward: bool = added(field(), False)
-    #: seconds that a step of all copies may take before the run ends; null = no limit
+    #: the run fails if one step of all copies takes longer, in seconds; null = no limit
     step_timeout: Optional[float] = added(number(gt=0), None)
     #: Gymnasium wrappers of each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
     wrappers: list[Part] = field(
@@ -97,9 +97,9 @@ class GaussianActorConfig(ActorConfig):
 
 @registered("actor", "custom", control="control.own:custom_agent")
 class CustomActorConfig(OwnPart, GaussianActorConfig):
-    """Networks of your own below klrl's distribution: actor.target=package.module:Name."""
+    """Networks of your own, whose outputs klrl makes a distribution: actor.target=package.module:Name."""
 
-    #: auto: normal for Box actions, categorical for others; normal, tanh_normal or categorical
+    #: auto is normal for Box actions, categorical for discrete ones
     distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
     own_critic: Part = own_part()  # own_critic.target=package.module:Name; null: klrl's MLP
     hidden: list[int] = setting([64, 64])  # widths of klrl's critic
@@ -118,7 +118,7 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
 class CNNActorConfig(GaussianActorConfig):
     """A CNN for images, MLPs for the rest; normal for Box, categorical for discrete actions."""
 
-    #: nature (Mnih et al. 2015, at least 36 x 36) or impala (Espeholt et al. 2018, small; any size)
+    #: nature: Mnih et al. 2015, images of at least 36 x 36; impala: Espeholt et al. 2018, any size
     arch: str = choice("nature", "impala")
     scale: float = number(255.0, gt=0)  # largest value of a pixel; pixels are divided by it
     #: widths of the layers after the CNN; with several keys, each encoder has hidden[0] outputs

@@ -127,8 +127,8 @@ def trained_policy(
         device: where to put the policy.
         setting: the setting that gives ``run``, for messages, such as ``reference.path``.
         compared_with: a job whose precision the policy should have, see :func:`_computing_as`.
-        model: current folder of the run's base model; None: the path stored in the run. If
-            ``model`` or LoRA is set, the base weights must match any digest in the checkpoint.
+        model: current folder of the run's base model; None: the path stored in the run. With
+            ``model`` or LoRA, base weights that differ from the checkpoint's digest are refused.
 
     Raises:
         ConfigError: no such run or checkpoint, a control run, or a missing or changed base model.
@@ -214,7 +214,7 @@ def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> Langua
 def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
     """Return ``config`` with the reference's network, if the reference is another run or model.
 
-    If policy and reference have the same base model, ``config`` gives the folder of this model.
+    The base model that both have in common is loaded from the folder that ``config`` names.
     """
     if not isinstance(config.reference, CheckpointReferenceConfig | ModelReferenceConfig):
         return config
@@ -380,5 +380,5 @@ def check_base(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
     try:
         find_model(model)
     except ConfigError as error:
-        found, _, _ = str(error).rpartition(";")  # drop the remedy for new runs
+        found, _, _ = str(error).rpartition(";")  # find_model's remedy is for new runs
         raise ConfigError(f"{found}; give its current folder with {remedy}") from error
