@@ -63,7 +63,7 @@ def _hints(target: Callable[..., object]) -> dict[str, object]:
 
 
 def _typed(key: str, value: object, hint: Any, default: object) -> object:
-    """Convert a value to its annotated type, if pydantic knows it and a YAML can store the result."""
+    """Convert a value to its annotated type, if pydantic can and YAML can store the result."""
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     if default is None and value is None:

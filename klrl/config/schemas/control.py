@@ -97,7 +97,7 @@ class GaussianActorConfig(ActorConfig):
 
 @registered("actor", "custom", control="control.own:custom_agent")
 class CustomActorConfig(OwnPart, GaussianActorConfig):
-    """Networks of your own, whose outputs klrl makes a distribution: actor.target=package.module:Name."""
+    """Your networks, with a distribution of klrl: actor.target=package.module:Name."""
 
     #: auto is normal for Box actions, categorical for discrete ones
     distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
