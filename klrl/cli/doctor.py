@@ -29,8 +29,7 @@ def doctor_command(argv: list[str]) -> int:
     if args.install:
         return _print_installed(args.json)
 
-    from klrl.doctor import examine
-    from klrl.doctor.lines import table
+    from klrl.doctor.numbers import examine, table
 
     lines = examine()
     wrong = [line for line in lines if not line.ok]
