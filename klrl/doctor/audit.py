@@ -18,7 +18,7 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.base.imports import import_named
 from klrl.base.text import text_table
-from klrl.doctor.aims import Aim, Meant
+from klrl.doctor.aims import Aim, aims
 from klrl.doctor.loss import KindResult, examine_loss, parts_of
 from klrl.doctor.problems import DOUBLE, Kind, Problem
 from klrl.doctor.terms import TOLERANCE
@@ -88,7 +88,7 @@ def audit(folder: str) -> Iterator[Row]:
 
 
 def _rows(system: str, option: str, loss: Loss, divergence: str) -> Iterator[Row]:
-    part = "return" if divergence == "none" else "kl"
+    part, what = ("return", "return") if divergence == "none" else ("kl", divergence)
     # A KL from pi_old has no gradient at pi = pi_old: skip stale = 0.
     for stale in STALE[loss.to == "old" and part == "kl" :]:
         reports = [
@@ -100,7 +100,7 @@ def _rows(system: str, option: str, loss: Loss, divergence: str) -> Iterator[Row
             at = len(batch.mask) * parts_of(loss, batch.problem, part == "kl", at_logits=True)[part]
             gradient = batch.at_table(at)
             (cosine, error, size, fault), (_, token_error, _, token_fault) = (
-                _cells(gradient, batch.problem, Meant(divergence, each.scope, loss.to).of(part),
+                _cells(gradient, batch.problem, aims(what, each.scope, loss.to),
                        each.kinds[:1] if length == 1 else each.kinds[1:])
                 for each in reports
             )  # fmt: skip

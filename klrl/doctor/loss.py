@@ -18,8 +18,8 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import generators_kept
 from klrl.base.text import text_table
-from klrl.doctor.aims import Aim, Meant
-from klrl.doctor.faults import FAULTS, Fault, Parts, diagnose, truth, whole
+from klrl.doctor.aims import Aim, aims
+from klrl.doctor.faults import FAULTS, Fault, Meant, Parts, diagnose, truth, whole
 from klrl.doctor.problems import KINDS, Problem
 from klrl.doctor.user_loss import Loss, load
 
@@ -117,6 +117,7 @@ def examine_loss(
     _check_penalty(loss, divergence)
     divergence = divergence or "reverse"
     scope = scope or ("sequence" if divergence in ("reverse", "none") else "token")
+    to, parts = loss.to if stale else "ref", {"return": "return", "kl": divergence}
     torch.set_num_threads(1)
     with generators_kept():
         torch.manual_seed(0)
@@ -124,7 +125,7 @@ def examine_loss(
             _examine_kind(
                 loss,
                 [Problem(kind, seed, divergence, stale) for seed in range(seeds)],
-                Meant(divergence, scope, loss.to if stale else "ref"),
+                {part: aims(what, scope, to) for part, what in parts.items()},
             )
             for kind in KINDS
         )
@@ -168,7 +169,7 @@ def parts_of(loss: Loss, problem: Problem, of_kl: bool, at_logits: bool = False)
 
 
 def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> KindResult:
-    of_kl, stale = meant.divergence != "none", problems[0].stale
+    of_kl, stale = meant["kl"][0].what != "none", problems[0].stale
     coef = loss.coef if of_kl else 0.0
     parts = [parts_of(loss, problem, of_kl) for problem in problems]
     stepwise = [parts_of(loss, x, of_kl, at_logits=True) for x in problems[: 6 if stale else 0]]
