@@ -1,8 +1,7 @@
 """``klrl doctor --loss``: compares a loss's gradient with the true one on many small problems.
 
-The objective is J = E[return] - coef * D, where D is KL(pi||pi_ref) unless another divergence is
-named. Without ``--stale`` the sampling policy is the learning policy (ratio 1), as in the first
-step of an iteration.
+The objective is J = E[return] - coef * D, where D is KL(pi||pi_ref) or the chosen divergence.
+Without ``--stale`` the learning policy itself samples (ratio 1), as in an iteration's first step.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """The spread of some numbers."""
+        """Compute the spread of some numbers."""
         return Spread(min(values), median_low(values), max(values))
 
     @property
@@ -57,10 +56,8 @@ class KindResult:
     moved: Spread | None  # KL(pi_old||pi) of an episode, nats; None if pi = pi_old
     cosine: Spread  # between minus the loss's expected gradient and the gradient of J
     error: Spread  # |gradient / scale - true| / |true|: the bias
-    #: Factor by which the loss multiplies the true gradient (a mean over steps divides it by their
-    #: number); see :class:`klrl.doctor.faults.Diagnosis`.
-    scale: Spread
-    #: (g . true) / (scale |true|^2), with g the gradient on a sampled batch; mean over problems,
+    scale: Spread  # factor of the loss on the true gradient: :class:`klrl.doctor.faults.Diagnosis`
+    #: Mean over problems of (g . true) / (scale |true|^2), with g the gradient on a sampled batch;
     #: 1 if unbiased.
     sampled: float
     stderr: float  # of ``sampled``
@@ -138,21 +135,16 @@ def examine_loss(
 
 def _check_penalty(loss: Loss, divergence: str | None) -> None:
     """Refuse options that contradict each other, or leave nothing to judge."""
-    charged = f"--placement {loss.placement}"
+    option, charged = f"--divergence {divergence}", f"--placement {loss.placement}"
     if loss.placement != "loss" and divergence == "none":
-        raise ConfigError(
-            f"--divergence none: {charged} has nothing to charge; leave one of them out"
-        )
+        raise ConfigError(f"{option}: {charged} has nothing to charge; leave one of them out")
     if loss.placement == "reward" and divergence not in (None, "reverse"):
-        raise ConfigError(
-            f"--divergence {divergence}: {charged} charges k1, whose gradient is that of the "
-            "reverse KL; leave one of them out"
-        )
+        words = "charges k1, whose gradient is that of the reverse KL"
+        raise ConfigError(f"{option}: {charged} {words}; leave one of them out")
     if not loss.has_return and (loss.placement != "loss" or divergence == "none"):
-        raise ConfigError(
-            f"{charged if loss.placement != 'loss' else '--divergence none'}: {loss.name} takes "
-            "neither rewards nor advantages; take one of them, or leave the option out"
-        )
+        option = option if loss.placement == "loss" else charged
+        words = "takes neither rewards nor advantages; take one of them, or leave the option out"
+        raise ConfigError(f"{option}: {loss.name} {words}")
 
 
 def parts_of(loss: Loss, problem: Problem, of_kl: bool, at_logits: bool = False) -> Parts:
@@ -229,7 +221,13 @@ def report_text(report: LossReport) -> str:
         )
         for kind in report.kinds
     ]
-    lines = [
+    verdicts: dict[str, list[str]] = {}
+    for kind in report.kinds:
+        for fault in kind.faults:
+            verdicts.setdefault(fault.words, []).append(kind.name)
+    told = [f"WRONG ({', '.join(names)}): {words}" for words, names in verdicts.items()]
+    factor = ", up to a factor that depends on coef" * any(kind.varies for kind in report.kinds)
+    return "\n".join([
         f"{report.loss}: {report.described}",
         f"Its expected gradient against that of J = {report.kinds[-1].objective},",
         f"in float64, {at}, placement={report.placement};",
@@ -239,15 +237,5 @@ def report_text(report: LossReport) -> str:
         "sampled: gradients of randomly drawn batches along the true one, mean +- standard error;",
         "1 is unbiased. variance: of such a batch's gradient, per square of the true one's norm.",
         "",
-    ]
-    if report.ok:
-        told = "RIGHT: the gradient of J on every problem"
-        if any(kind.varies for kind in report.kinds):
-            told += ", up to a factor that depends on coef"
-        return "\n".join([*lines, told])
-    of_kinds: dict[Fault, list[str]] = {}
-    for kind in report.kinds:
-        for fault in kind.faults:
-            of_kinds.setdefault(fault, []).append(kind.name)
-    lines += [f"WRONG ({', '.join(names)}): {fault.words}" for fault, names in of_kinds.items()]
-    return "\n".join(lines)
+        *(told or [f"RIGHT: the gradient of J on every problem{factor}"]),
+    ])  # fmt: skip

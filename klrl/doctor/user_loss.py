@@ -1,10 +1,10 @@
 """Calls a user's loss by its convention.
 
-There are two conventions (docs/doctor.md); a class, or an argument for an actor, means the second:
+There are two conventions (docs/doctor.md); a class or an argument for an actor implies the second:
 
-- a plain function of tensors [N, steps], which it takes by the names of its arguments;
-- a LossModule class, or a function that builds one, from an actor and, if it takes them, a critic,
-  a reference and a coefficient; the module is called on a TensorDict.
+- a function of tensors [N, steps], which the names of its arguments determine;
+- a LossModule class, or a function that builds a LossModule, from an actor and, if it takes them, a
+  critic, a reference and a coefficient. The module is called on a TensorDict.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from klrl.doctor.problems import DOUBLE, Numbers
 
 #: Reward per nat.
 COEF = 0.5
-#: Argument of a function -> its other spellings.
+#: Role of a function's argument, and its first spelling -> its other spellings.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "log_probs": ("log_prob", "logprobs", "logps", "new_log_probs"),
     "ref_log_probs": ("ref_log_prob", "ref_logprobs", "ref_logps", "reference_log_probs"),
@@ -46,17 +46,14 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "old_logits": (),
     "actions": ("tokens",),
 }
-#: Argument of a LossModule's builder -> its other spellings.
+#: The same for the builder of a LossModule.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "actor": ("actor_network", "policy"),
     "critic": ("critic_network", "value_network"),
     "reference": ("ref_actor", "ref_policy", "ref_model", "reference_policy"),
-    "coef": (
-        *("ref_kl_coef", "ref_kl_coeff", "kl_to_ref_coeff"),
-        *("kl_coef", "kl_coeff", "coeff"),
-    ),
+    "coef": ("ref_kl_coef", "ref_kl_coeff", "kl_to_ref_coeff", "kl_coef", "kl_coeff", "coeff"),
 }
-#: Terms of a LossModule that are no part of the objective.
+#: Terms of a LossModule that do not belong to the objective.
 NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
 
 
@@ -67,7 +64,7 @@ class Loss:
         described: its convention.
         has_return: whether it has a term for the return; else it is a penalty alone.
         coef: reward per nat; 1 for a penalty without a coefficient.
-        to: the policy from which the penalty measures pi's distance: ref or old.
+        to: the policy from which the penalty measures: ref or old.
     """
 
     def __init__(
@@ -105,7 +102,7 @@ class Loss:
     def _gives(
         self, takes: Mapping[str, inspect.Parameter], optional: Sequence[str]
     ) -> dict[str, str]:
-        """Return argument -> role for each argument that the doctor passes.
+        """Map each argument that the doctor passes to its role.
 
         A critic and ``optional`` roles are passed only if the argument has no default.
         """
@@ -124,12 +121,12 @@ class Loss:
         return given
 
     def gradient(self, numbers: Numbers, coef: float, at_logits: bool = False) -> Tensor:
-        """Return the loss's gradient with respect to the policy's table, flattened.
+        """Compute the loss's gradient at the policy's table, flattened.
 
-        If ``at_logits``, with respect to the logits of the M unmasked steps, [M, actions].
+        With ``at_logits``, compute it at the logits of the M steps in the mask, [M, actions].
 
         Raises:
-            ConfigError: the loss is no finite number, or has no finite gradient.
+            ConfigError: the loss is not a finite number, or has no finite gradient.
             LossError: the user's code raises.
         """
         grad = None
@@ -143,14 +140,11 @@ class Loss:
         except (Exception, SystemExit) as error:
             raise LossError(f"{self.setting}: raised {with_line(error)}") from error
         if grad is None:
-            raise ConfigError(
-                f"{self.setting}: its value has no gradient in the policy; look for detach() or "
-                "no_grad()"
-            )
+            told = "its value has no gradient in the policy; look for detach() or no_grad()"
+            raise ConfigError(f"{self.setting}: {told}")
         for wrong in grad[~grad.isfinite()][:1]:
-            raise ConfigError(
-                f"{self.setting}: its gradient is {float(wrong)}; look for log 0 and 0 / 0"
-            )
+            told = f"its gradient is {float(wrong)}; look for log 0 and 0 / 0"
+            raise ConfigError(f"{self.setting}: {told}")
         if not at_logits:
             return grad.flatten()
         grad, log_p = grad[numbers.mask] if grad.ndim == 3 else grad, numbers.logits[numbers.mask]
@@ -164,7 +158,7 @@ class Loss:
         return self._scalar(self.call(**given, **self.settings)), numbers.logits
 
     def _module(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
-        """Build and call the module; return the sum of its terms, and its actor's first logits."""
+        """Return the sum of the module's terms, and the first logits of its actor."""
         problem = numbers.problem
         critic = nn.Linear(problem.kind.states, 1, dtype=DOUBLE)
         parts = {
@@ -187,20 +181,18 @@ class Loss:
         counted = [key for key in terms if key not in NOT_COUNTED]
         left_out = [key for key in terms if key in NOT_COUNTED]
         if not counted:
-            raise ConfigError(
-                f"{self.setting}: returned no term whose name begins with loss_; name it so, as "
-                "TorchRL's losses do"
-            )
+            told = "no term whose name begins with loss_; name it so, as TorchRL's losses do"
+            raise ConfigError(f"{self.setting}: returned {told}")
         self.described = f"{self._convention}; counted: {', '.join(counted)}"
         self.described += f"; not counted: {', '.join(left_out)}" if left_out else ""
         return torch.stack([self._scalar(out[key], f"{key} is") for key in counted]).sum(), seen[0]
 
     def _scalar(self, value: object, said: str = "returned") -> Tensor:
-        remedy = "the loss to be minimised"
         if not isinstance(value, Tensor):
-            told = f"{type(value).__name__}; return a tensor, {remedy}"
+            told = f"{type(value).__name__}; return a tensor, the loss to be minimised"
         elif value.numel() != 1:
-            told = f"a tensor of shape {tuple(value.shape)}; return one number, {remedy}"
+            shape = tuple(value.shape)
+            told = f"a tensor of shape {shape}; return one number, the loss to be minimised"
         elif not value.isfinite().all():
             told = f"{value.item()}; look for log 0 and 0 / 0"
         else:
@@ -235,7 +227,7 @@ def _actor(network: nn.Module) -> ProbabilisticTensorDictSequential:
 
 
 def _tensordict(numbers: Numbers) -> TensorDict:
-    """Make a batch as TorchRL's collectors do, [N, steps]; with padding, the real frames, [M]."""
+    """Make a batch as TorchRL's collectors do, [N, steps]; without padding if lengths vary, [M]."""
     mask = numbers.mask
     last = mask.sum(1, keepdim=True) - 1
     done = torch.zeros_like(mask).scatter(1, last, True)[..., None]
