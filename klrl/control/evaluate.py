@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,10 +30,8 @@ from klrl.domains import CONTROL
 from klrl.kl.divergences import MEASURED, js_draws
 from klrl.runs.video import Camera, Film
 from klrl.train.evaluate import REFERENCE_KLS, Evaluation, Scores, Starts, evaluation
-from klrl.train.policy_kl import Parties, Visited
+from klrl.train.policy_kl import Parties
 from klrl.train.schedule import USUAL_STEPS, Size
-
-A = TypeVar("A", bound=Acting)
 
 #: Longer episodes are cut off and do not count, since some environments never end an episode.
 MAX_STEPS = 10_000
@@ -59,20 +56,18 @@ def evaluate_policy(
     Sampling does not change torch's global generator. With a ``reference``, both KLs are measured
     in the states of the episodes.
     """
-    how, acting = "sampled" if sampled else "deterministic", partial(make_acting, agent, device)
-    if reference is None:
-        alone = waves(acting, config, starts, size, sampled)
-        return evaluation((scores for _, scores, _ in alone), CONTROL, how, starts)
-    measure = measure_of(agent.family, agent.policy_net, reference, REFERENCE_KLS)
-    watched = waves(lambda: Watched(acting(), measure, device), config, starts, size, sampled)
-    scores = (each._replace(kls=seen.episodes(steps)) for seen, each, steps in watched)
-    return evaluation(scores, CONTROL, how, starts)
+    measure = None
+    if reference is not None:
+        measure = measure_of(agent.family, agent.policy_net, reference, REFERENCE_KLS)
+    scores = waves(agent, config, starts, size, sampled, device, measure)
+    return evaluation(scores, CONTROL, "sampled" if sampled else "deterministic", starts)
 
 
 def waves(
-    make: Callable[[], A], config: EnvConfig, starts: Starts, size: Size, sampled: bool
-) -> Iterator[tuple[A, Scores, list[int]]]:
-    """Play episodes in waves; yields the acting policy, the scores and the episodes' steps."""
+    agent: Agent, config: EnvConfig, starts: Starts, size: Size, sampled: bool,
+    device: torch.device, measure: Measure | None,
+) -> Iterator[Scores]:  # fmt: skip
+    """Play episodes, many together; if given, ``measure`` divergences in their states."""
     episodes, left = size
     copies = min(episodes, MAX_COPIES)
     if not copies:
@@ -86,9 +81,10 @@ def waves(
             wave, limit = _wave(min(len(seeds), copies), left, longest)
             if not wave:
                 break
-            acting = make()  # without noise it takes the mode
-            scores, steps = play(env, acting, seeds[:wave], limit, noise)
-            yield acting, scores, steps
+            acting = make_acting(agent, device)  # without noise it takes the mode
+            watched = None if measure is None else Watched(acting, measure, device)
+            scores, steps = play(env, watched or acting, seeds[:wave], limit, noise)
+            yield scores if watched is None else scores._replace(kls=watched.episodes(steps))
             seeds = seeds[wave:]
             left = None if left is None else left - sum(steps)
     finally:
@@ -174,7 +170,7 @@ def longest_episode(config: Config) -> int | None:
 
 def distances(
     parties: Parties, config: Config, *, starts: Starts, size: Size, device: torch.device
-) -> tuple[Iterator[Visited], list[str]]:
+) -> tuple[Iterator[Scores], list[str]]:
     """:func:`klrl.train.policy_kl.kl_between` for control; ``config`` names the task."""
     _check_kinds(parties, config)
     load = partial(trained_agent, which=parties.which, device=str(device))
@@ -191,14 +187,7 @@ def distances(
     player = known[parties.on] if parties.on in known else load(parties.on)
     names, notes = measured_names(policy.family, policy.policy_net.outputs)
     measure = measure_of(policy.family, policy.policy_net, other.policy_net, names)
-    played = waves(
-        lambda: Watched(make_acting(player, device), measure, device),
-        config.env,
-        starts,
-        size,
-        sampled=True,
-    )
-    return (Visited(seen.episodes(steps), each.cut) for seen, each, steps in played), notes
+    return waves(player, config.env, starts, size, True, device, measure), notes
 
 
 def _check_kinds(parties: Parties, config: Config) -> None:

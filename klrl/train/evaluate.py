@@ -46,7 +46,7 @@ class Scores(NamedTuple):
     returns: list[float]
     gold: Sequence[float] = ()
     cut: int = 0  # episodes that did not end, and do not count
-    #: For each episode, ended or not: a name of :data:`REFERENCE_KLS` -> [T], the KL in each state.
+    #: For each episode, ended or not: divergence -> [T], its value in each state.
     kls: Sequence[Mapping[str, Array]] = ()
 
 

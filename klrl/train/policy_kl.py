@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.resume import stored_config
-from klrl.train.evaluate import Starts, mean_over_states
+from klrl.train.evaluate import Scores, Starts, mean_over_states
 from klrl.train.evaluate_run import stored_job
 from klrl.train.schedule import Size
 
@@ -33,72 +33,44 @@ NAMES = {"reverse": "KL({0}||{1})", "forward": "KL({1}||{0})", "js": "js", "tv":
 
 @dataclass(frozen=True)
 class Parties:
-    """The run folders of the policies that are compared, and of the policy that acts.
+    """The two policies that are compared, and the policy that acts."""
 
-    Attributes:
-        run: the folder of the first policy.
-        other: the folder of the second policy, for language also of a model; for control also a
-            policy of the user's; None: the reference of ``run``.
-        on: the folder of the policy that acts.
-        which: last or best checkpoint of each run.
-    """
-
-    run: Path
+    run: Path  # the run of the first policy
+    #: The run of the second policy; for language also a model's folder, for control also a policy
+    #: of the user's; None: the reference of ``run``.
     other: Path | OwnPart | None
-    on: Path
-    which: str
-
-
-class Visited(NamedTuple):
-    """Measurements from some episodes (responses)."""
-
-    episodes: list[dict[str, np.ndarray]]  # divergence -> [T], in each state of the episode
-    cut: int = 0  # episodes that did not end
+    on: Path  # the run of the policy that acts
+    which: str  # last or best checkpoint of each run
 
 
 @dataclass(frozen=True)
 class Distance:
-    """One divergence of two policies, in nats (tv: unitless).
+    """One divergence of two policies, in nats (tv: unitless)."""
 
-    Attributes:
-        mean: over all states.
-        error: standard error of ``mean`` over episodes; None for one episode.
-        median, q90, q99: quantiles over the states.
-        worst: the largest value, at ``step`` of ``episode``, both counted from 0.
-        total: the mean over episodes of the sum over an episode. For KL(a||b) in the states of a,
-            this is the KL of whole episodes (chain rule).
-        total_error: standard error of ``total``; None for one episode.
-    """
-
-    mean: float
-    error: float | None
-    median: float
+    mean: float  # over all states
+    error: float | None  # standard error of ``mean`` over episodes; None for one episode
+    median: float  # over the states, as the other quantiles
     q90: float
     q99: float
-    worst: float
+    worst: float  # the largest value, at ``step`` of ``episode``, both counted from 0
     episode: int
     step: int
+    #: Mean over episodes of the sum over an episode. For KL(a||b) in the states of a, it is the KL
+    #: of whole episodes (chain rule).
     total: float
-    total_error: float | None
+    total_error: float | None  # standard error of ``total``; None for one episode
 
 
 @dataclass(frozen=True)
 class PolicyKL:
-    """The result of ``klrl kl``.
+    """The result of ``klrl kl``."""
 
-    Attributes:
-        distances: by name; the name ends with the policy that acts: ``KL(run||other) on run``.
-        episodes, states: how many were visited.
-        cut: episodes that did not end; their states count.
-        notes: remarks for the user, a line each.
-    """
-
-    distances: dict[str, Distance]
+    distances: dict[str, Distance]  # each name ends with the policy that acts: ``js on run``
     domain: Domain
     episodes: int
     states: int
-    cut: int
-    notes: Sequence[str]
+    cut: int  # episodes that did not end; their states count
+    notes: Sequence[str]  # remarks for the user
 
     @property
     def row(self) -> dict[str, Any]:
@@ -145,15 +117,11 @@ def kl_between(
     starts = Starts("kl", seed)
     with generators_kept():
         seed_generators(derived_seed(seed, starts.use))
-        waves, notes = domain.function("between")(
-            parties,
-            config,
-            starts=starts,
-            size=Size(episodes or domain.plays),
-            device=device_of(device),
-        )
-        visited: list[Visited] = list(waves)
-    found = [each for wave in visited for each in wave.episodes]
+        size, on_device = Size(episodes or domain.plays), device_of(device)
+        between = domain.function("between")
+        waves, notes = between(parties, config, starts=starts, size=size, device=on_device)
+        visited: list[Scores] = list(waves)
+    found = [each for wave in visited for each in wave.kls]
     labels = ("policy", "reference") if other is None else ("run", "other")
     acts = labels[1] if actor == parties.other else str(actor)
     states = labels[0] if actor == folder else acts
@@ -179,9 +147,7 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
     median, q90, q99 = map(float, np.quantile(np.concatenate(values), (0.5, 0.9, 0.99)))
     worst, total = float(values[episode][step]), float(sums.mean())
     total_error = None if error is None else float(sums.std(ddof=1) / np.sqrt(len(sums)))
-    return Distance(
-        mean, error, median, q90, q99, worst, episode, step, total, total_error
-    )  # fmt: skip
+    return Distance(mean, error, median, q90, q99, worst, episode, step, total, total_error)
 
 
 def _other(other: str | Path, domain: Domain) -> Path | OwnPart:

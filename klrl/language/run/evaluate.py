@@ -53,7 +53,7 @@ from klrl.train.evaluate import (
     Starts,
     evaluation,
 )
-from klrl.train.policy_kl import Parties, Visited
+from klrl.train.policy_kl import Parties
 from klrl.train.schedule import Size
 
 #: Evaluations score one row per response, this many rows at a time.
@@ -213,7 +213,7 @@ def longest_episode(config: LanguageConfig) -> int:
 
 def distances(
     parties: Parties, config: LanguageConfig, *, starts: Starts, size: Size, device: torch.device
-) -> tuple[Iterator[Visited], list[str]]:
+) -> tuple[Iterator[Scores], list[str]]:
     """Implement :func:`klrl.train.policy_kl.kl_between` for language runs.
 
     ``config`` gives the task, and the temperature at which both policies are measured.
@@ -240,9 +240,9 @@ def distances(
     place = places(starts, size.episodes, task.evaluations)
     answered = player.answers(place, starts, sampled=True)
     both = scored_by(policy, temperature), other
-    visited = (Visited(measured(*both, batch, MEASURED)) for _, batch in answered)
+    scores = (Scores([], kls=measured(*both, batch, MEASURED)) for _, batch in answered)
     notes = [] if temperature == 1 else [f"both policies are softmax(logits / {temperature:g})"]
-    return visited, notes
+    return scores, notes
 
 
 @torch.no_grad()
