@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -168,23 +169,23 @@ def fit(
     gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms
 ) -> tuple[Reading, list[float]] | None:
     """Find the first term and weight with these expected gradients, up to factors of one sign."""
-    found: dict[tuple[int, Reading], list[float]] = {}
-    for gradient, problem in zip(gradients, problems, strict=True):
-        batch, weights = problem.batch, _weights(problem.batch)
-        still = {}
-        for place, (term, at) in enumerate(terms(batch)):
-            for name, by_length, weight in weights:
-                key = place, term._replace(weight=name, by_length=by_length)
-                if key in found or (problem is problems[0] and term.may_have(name)):
-                    factor = _factor(gradient, batch.at_table(at * weight[:, None]))
-                    factors = [*found.get(key, ()), factor]
-                    if factor * factors[0] > 0:
-                        still[key] = factors
-        found = still
-        if not found:
-            return None
-    (_, reading), factors = next(iter(found.items()))
-    return reading._replace(sign=1 if factors[0] > 0 else -1), factors
+    first = problems[0].batch
+    for place, (term, at) in enumerate(terms(first)):
+        for number, (name, by_length, weight) in enumerate(_weights(first)):
+            if not term.may_have(name):
+                continue
+            if not _factor(gradients[0], first.at_table(at * weight[:, None])):
+                continue
+            if times := factors(gradients, problems, partial(_known, terms, place, number)):
+                sign = 1 if times[0] > 0 else -1
+                return term._replace(weight=name, by_length=by_length, sign=sign), times
+    return None
+
+
+def _known(terms: Terms, place: int, number: int, problem: Problem) -> Tensor:
+    """Compute the expected gradient of the term at a place with a weight of that number."""
+    batch = problem.batch
+    return batch.at_table([*terms(batch)][place][1] * _weights(batch)[number][2][:, None])
 
 
 def read(gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms) -> Reading | None:

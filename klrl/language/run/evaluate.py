@@ -115,20 +115,15 @@ class Player:
         asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
         place = places(starts, asked_for, self.task.evaluations, chosen)
         task, temperature = self.task, self.config.collector.temperature
+        own = scored_by(self.policy, temperature)
+        other = None if reference is None else scored_by_reference(reference, temperature)
 
         def scores() -> Iterator[Scores]:
-            """Yield the scores of :data:`CHUNK` responses at a time."""
             for asked, batch in self.answers(place, starts, sampled=sampled):
                 samples = (asked.prompts, texts_of(self.policy, batch), extras_of(batch))
                 rewards = task.reward(*samples).tolist()
                 gold = () if task.gold is None else task.gold(*samples).tolist()
-                kls: Sequence[dict[str, np.ndarray]] = ()
-                if reference is not None:
-                    both = (
-                        scored_by(self.policy, temperature),
-                        scored_by_reference(reference, temperature),
-                    )
-                    kls = measured(*both, batch, REFERENCE_KLS)
+                kls = () if other is None else measured(own, other, batch, REFERENCE_KLS)
                 yield Scores(rewards, gold, kls=kls)
 
         how = f"sampled at temperature {temperature:g}" if sampled else "greedy"
@@ -290,12 +285,8 @@ def trained_reference(
 ) -> Reference:
     """Load a run's reference from its checkpoint, or make it from the run's base model.
 
-    Args:
-        run: the run folder.
-        which: last or best.
-        policy: the run's policy, which without its adapters may be the reference.
-        model: current folder of the run's base model.
-        device: where to put the reference.
+    ``policy`` is the run's, which without its adapters may be the reference; ``model`` is the
+    current folder of the base model.
 
     Raises:
         ConfigError: the base model is missing, or has other weights than the run started from.
