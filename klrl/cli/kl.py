@@ -64,7 +64,7 @@ def _as_text(found: PolicyKL, args: argparse.Namespace) -> str:
 
 
 def parser() -> Parser:
-    """The argument list."""
+    """Make the parser of the arguments."""
     parser = Parser(
         prog="klrl kl",
         description=(

@@ -92,7 +92,7 @@ def waves(
 
 
 def _wave(episodes: int, left: int | None, longest: int | None) -> tuple[int, int]:
-    """How many episodes start together, and after how many steps each is cut off."""
+    """Return how many episodes start together, and after how many steps each is cut off."""
     if left is not None:
         episodes = min(episodes, left // (longest or USUAL_STEPS))
     if longest is not None:
@@ -108,7 +108,7 @@ def play(
     noise: Stream | None,
     watch: Callable[[], None] = lambda: None,
 ) -> tuple[Scores, list[int]]:
-    """Play one episode from each seed, in the first copies; returns their scores and steps.
+    """Play one episode from each seed, in the first copies; return their scores and steps.
 
     Without ``noise`` actions are the mode. ``watch`` is called in every state, also the last.
     """
@@ -145,7 +145,7 @@ def evaluate_trained(
     which: str,
     device: torch.device,
 ) -> Evaluation:
-    """:func:`klrl.train.evaluate_run.evaluate_run` for control; ``config`` names the task."""
+    """Implement :func:`klrl.train.evaluate_run.evaluate_run` for control; ``config``: the task."""
     agent = trained_agent(folder, which, str(device))
     reference = None
     if config.has_reference:
@@ -162,7 +162,7 @@ def evaluate_trained(
 
 
 def longest_episode(config: Config) -> int | None:
-    """Steps of the longest episode; None if the environment declares no limit."""
+    """Return the steps of the longest episode; None if the environment declares no limit."""
     env = make_copies(config.env, seed=0, num_envs=1)
     env.close()
     return env.longest_episode
@@ -171,7 +171,7 @@ def longest_episode(config: Config) -> int | None:
 def distances(
     parties: Parties, config: Config, *, starts: Starts, size: Size, device: torch.device
 ) -> tuple[Iterator[Scores], list[str]]:
-    """:func:`klrl.train.policy_kl.kl_between` for control; ``config`` names the task."""
+    """Implement :func:`klrl.train.policy_kl.kl_between` for control; ``config``: the task."""
     _check_kinds(parties, config)
     load = partial(trained_agent, which=parties.which, device=str(device))
     policy = load(parties.run)
@@ -198,10 +198,8 @@ def _check_kinds(parties: Parties, config: Config) -> None:
             continue
         stored = control_config(path)
         for name, theirs, here in policy_kind(stored.env, stored.actor).differences(on):
-            raise ConfigError(
-                f"{setting}={path}: its {name} is {theirs}, but the states require {here}; give "
-                f"runs with the same {name}"
-            )
+            told = f"its {name} is {theirs}, but the states require {here}"
+            raise ConfigError(f"{setting}={path}: {told}; give runs with the same {name}")
 
 
 # ------------------------------------------------------------------------------------- divergences
@@ -225,7 +223,7 @@ class Watched:
         self._measured: list[dict[str, Array]] = []
 
     def sample(self, step: int, observation: Array) -> Array:
-        """The wrapped policy's sample at observations [N, D]."""
+        """Return the wrapped policy's sample at observations [N, D]."""
         self._seen.append(observation.copy())
         count = len(self._seen)
         if count * len(observation) >= _STATES or count * observation.size >= _NUMBERS:
@@ -233,7 +231,7 @@ class Watched:
         return self._sample(step, observation)
 
     def episodes(self, steps: Sequence[int]) -> list[dict[str, Array]]:
-        """Divergence -> [T] for each episode; ``steps`` are the lengths in the first copies."""
+        """Map divergences to [T] for each episode; ``steps``: lengths in the first copies."""
         self._flush()
         names = self._measured[0]
         table = {name: np.concatenate([part[name] for part in self._measured]) for name in names}
@@ -250,7 +248,7 @@ class Watched:
 def measure_of(
     family: Family, policy: PolicyNet, other: PolicyNet, names: Sequence[str]
 ) -> Measure:
-    """Divergences of two networks of one family, from their parameters in float64."""
+    """Make the measure of two networks of one family, from their parameters in float64."""
 
     @torch.no_grad()
     def measure(states: Tensor) -> dict[str, Tensor]:
@@ -271,7 +269,7 @@ def measure_of(
 
 
 def _on_a_line(name: str, p: Params, q: Params) -> Tensor:
-    """js or tv of one-dimensional Gaussians [..., 1], exactly.
+    """Compute js or tv of one-dimensional Gaussians [..., 1], exactly.
 
     In units of p's scale from its mean, log p - log q = a z^2 + b z + c.
     """
@@ -288,7 +286,7 @@ def _on_a_line(name: str, p: Params, q: Params) -> Tensor:
 
 
 def measured_names(family: Family, outputs: int) -> tuple[Sequence[str], list[str]]:
-    """The divergences to measure, and a line for each that is not exact or is left out."""
+    """Choose the divergences to measure; add a line if some are not exact or left out."""
     if isinstance(family, MultiCategorical) and math.prod(family.counts) > MOST_JOINT:
         many = f"{math.prod(family.counts)} joint actions, more than {MOST_JOINT}"
         return MEASURED[:2], [f"js and tv are left out: {many}"]

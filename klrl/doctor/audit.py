@@ -19,7 +19,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.imports import import_named
 from klrl.base.text import text_table
 from klrl.doctor.aims import Aim, aims
-from klrl.doctor.loss import KindResult, examine_loss, parts_of
+from klrl.doctor.loss import KindResult, examine_loss
 from klrl.doctor.problems import DOUBLE, Kind, Problem
 from klrl.doctor.terms import TOLERANCE
 from klrl.doctor.user_loss import Loss
@@ -82,23 +82,24 @@ def audit(folder: str) -> Iterator[Row]:
         options, system = adapter.get("ROWS"), adapter.get("SYSTEM")
         if not options or not system:
             raise ConfigError(f"{setting}: {path.name} has no ROWS or no SYSTEM; give both")
-        divergence = adapter.get("DIVERGENCE", "reverse")
         for option, call in options.items():
-            loss = Loss(f"{system}, {option}", call, {}, "loss", divergence)
-            yield from _rows(system, option, loss, divergence)
+            named = f"{system}, {option}"
+            loss = Loss(named, call, {}, "loss", adapter.get("DIVERGENCE", "reverse"))
+            yield from _rows(system, option, loss)
 
 
-def _rows(system: str, option: str, loss: Loss, divergence: str) -> Iterator[Row]:
-    part, what = ("return", "return") if divergence == "none" else ("kl", divergence)
+def _rows(system: str, option: str, loss: Loss) -> Iterator[Row]:
+    part, what = "kl", loss.divergence
+    if what == "none":
+        part = what = "return"
     # A KL from pi_old has no gradient at pi = pi_old: skip stale = 0.
     for stale in STALE[loss.to == "old" and part == "kl" :]:
         reports = [
-            examine_loss(loss, divergence=divergence, scope=scope, stale=stale, seeds=4)
-            for scope in ("sequence", "token")
+            examine_loss(loss, scope=scope, stale=stale, seeds=4) for scope in ("sequence", "token")
         ]
         for length in LENGTHS:
             batch = enumerated(length, stale).batch
-            at = len(batch.mask) * parts_of(loss, batch.problem, part == "kl", at_logits=True)[part]
+            at = len(batch.mask) * loss.parts(batch.problem, at_logits=True)[part]
             gradient = batch.at_table(at)
             (cosine, error, size, fault), (_, token_error, _, token_fault) = (
                 _cells(gradient, batch.problem, aims(what, each.scope, loss.to),

@@ -38,8 +38,7 @@ def _declared() -> dict[str, Fault]:
 FAULTS = _declared()
 #: Divergence and scope of a gradient -> its fault, if the reverse KL(pi||ref) is intended.
 _OF_REVERSE = {("reverse", "token"): "own_step", ("forward", "token"): "forward_kl"}
-#: Part of a loss -> its gradient on a problem: ``return``, at coef = 0; ``kl``, divided by coef.
-#: A penalty alone has no ``return``.
+#: Part of a loss -> its gradient on a problem: :meth:`klrl.doctor.user_loss.Loss.parts`.
 Parts = Mapping[str, Tensor]
 #: Part of a loss -> the terms that it may minimise; any of them is right.
 Meant = Mapping[str, Sequence[Aim]]

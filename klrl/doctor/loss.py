@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from statistics import median_low
 
 import torch
-from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import generators_kept
 from klrl.base.text import text_table
 from klrl.doctor.aims import Aim, aims
-from klrl.doctor.faults import FAULTS, Fault, Meant, Parts, diagnose, truth, whole
+from klrl.doctor.faults import FAULTS, Fault, Meant, diagnose, truth, whole
 from klrl.doctor.problems import KINDS, Problem
 from klrl.doctor.user_loss import Loss, load
 
@@ -111,8 +110,7 @@ def examine_loss(
         raise ConfigError(f"--stale {stale}: give 0 or more")
     if isinstance(loss, str):
         loss = Loss(loss, load("--loss", loss), settings or {}, placement, divergence)
-    _check_penalty(loss, divergence)
-    divergence = divergence or "reverse"
+    divergence = loss.divergence
     scope = scope or ("sequence" if divergence in ("reverse", "none") else "token")
     to, parts = loss.to if stale else "ref", {"return": "return", "kl": divergence}
     torch.set_num_threads(1)
@@ -126,45 +124,16 @@ def examine_loss(
             )
             for kind in KINDS
         )
-    coef = 0.0 if divergence == "none" else loss.coef
     return LossReport(
-        loss.name, loss.described, loss.placement, divergence, scope, stale, coef, seeds,
+        loss.name, loss.described, loss.placement, divergence, scope, stale, loss.coef, seeds,
         loss.has_return, kinds,
     )  # fmt: skip
 
 
-def _check_penalty(loss: Loss, divergence: str | None) -> None:
-    """Refuse options that contradict each other, or leave nothing to judge."""
-    option, charged = f"--divergence {divergence}", f"--placement {loss.placement}"
-    if loss.placement != "loss" and divergence == "none":
-        raise ConfigError(f"{option}: {charged} has nothing to charge; leave one of them out")
-    if loss.placement == "reward" and divergence not in (None, "reverse"):
-        words = "charges k1, whose gradient is that of the reverse KL"
-        raise ConfigError(f"{option}: {charged} {words}; leave one of them out")
-    if not loss.has_return and (loss.placement != "loss" or divergence == "none"):
-        option = option if loss.placement == "loss" else charged
-        words = "takes neither rewards nor advantages; take one of them, or leave the option out"
-        raise ConfigError(f"{option}: {loss.name} {words}")
-
-
-def parts_of(loss: Loss, problem: Problem, of_kl: bool, at_logits: bool = False) -> Parts:
-    """Compute a loss's expected gradients: the return's at coef = 0, the KL's from the change."""
-
-    def at(coef: float) -> Tensor:
-        numbers = problem.numbers(problem.everything, coef, loss.placement)
-        return loss.gradient(numbers, coef, at_logits)
-
-    parts = {"return": at(0.0)} if loss.has_return else {}
-    if of_kl:
-        parts["kl"] = (at(loss.coef) - parts.get("return", 0.0)) / loss.coef
-    return parts
-
-
 def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> KindResult:
-    of_kl, stale = meant["kl"][0].what != "none", problems[0].stale
-    coef = loss.coef if of_kl else 0.0
-    parts = [parts_of(loss, problem, of_kl) for problem in problems]
-    stepwise = [parts_of(loss, x, of_kl, at_logits=True) for x in problems[: 6 if stale else 0]]
+    coef, stale = loss.coef, problems[0].stale
+    parts = [loss.parts(problem) for problem in problems]
+    stepwise = [loss.parts(x, at_logits=True) for x in problems[: 6 if stale else 0]]
     found = diagnose(parts, stepwise, problems, meant, coef)
     padded, cosines, errors, sampled, noise, size = False, [], [], [], 0.0, 0.0
     for problem, of, factor in zip(problems, parts, found.scale, strict=True):

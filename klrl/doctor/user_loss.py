@@ -28,7 +28,7 @@ from klrl.base.errors import ConfigError, LossError, with_line
 from klrl.base.imports import import_named, named_in
 from klrl.config.overrides import parse
 from klrl.config.own.find import arguments
-from klrl.doctor.problems import DOUBLE, Numbers
+from klrl.doctor.problems import DOUBLE, Numbers, Problem
 
 #: Reward per nat.
 COEF = 0.5
@@ -63,7 +63,7 @@ class Loss:
     Attributes:
         described: its convention.
         has_return: whether it has a term for the return; else it is a penalty alone.
-        coef: reward per nat; 1 for a penalty without a coefficient.
+        coef: reward per nat; 1 for a penalty without a coefficient, 0 without a penalty.
         to: the policy from which the penalty measures: ref or old.
     """
 
@@ -72,7 +72,7 @@ class Loss:
         divergence: str | None = None,
     ) -> None:  # fmt: skip
         self.name, self.call, self.settings, self.placement = name, call, settings, placement
-        self.setting = f"--loss {name}"
+        self.setting, self.divergence = f"--loss {name}", divergence or "reverse"
         of = call.forward if isinstance(call, nn.Module) else call
         takes, takes_all = arguments(self.setting, of)
         if (other := {*settings} - {*takes}) and not takes_all:
@@ -90,6 +90,8 @@ class Loss:
         # A KL in the rewards is always against ref.
         self.to = "old" if of_old and placement == "loss" else "ref"
         self.coef = 1.0 if charges and "coef" not in roles else COEF
+        if divergence == "none":
+            self.coef = 0.0
         if self.has_return and charges and "coef" not in roles:
             raise ConfigError(
                 f"{self.setting}: takes no coef ({', '.join(self._roles['coef'])}); add one, or "
@@ -98,6 +100,22 @@ class Loss:
             )
         kind = "a LossModule built with" if self.is_module else "a function of"
         self.described = self._convention = f"{kind} {', '.join(self._given)}"
+        self._require_penalty()
+
+    def _require_penalty(self) -> None:
+        """Refuse options that contradict each other, or leave nothing to judge."""
+        none, charged = self.divergence == "none", f"--placement {self.placement}"
+        option, rewards = f"--divergence {self.divergence}", self.placement != "loss"
+        if rewards and none:
+            raise ConfigError(f"{option}: {charged} has nothing to charge; leave one of them out")
+        if self.placement == "reward" and self.divergence != "reverse":
+            words = "charges k1, whose gradient is that of the reverse KL"
+            raise ConfigError(f"{option}: {charged} {words}; leave one of them out")
+        if not self.has_return and (rewards or none):
+            words = (
+                "takes neither rewards nor advantages; take one of them, or leave the option out"
+            )
+            raise ConfigError(f"{charged if rewards else option}: {self.name} {words}")
 
     def _gives(
         self, takes: Mapping[str, inspect.Parameter], optional: Sequence[str]
@@ -119,6 +137,21 @@ class Loss:
                     f"to one of {', '.join(self._roles)}, or append {each}=VALUE"
                 )
         return given
+
+    def parts(self, problem: Problem, at_logits: bool = False) -> dict[str, Tensor]:
+        """Compute the expected gradients: ``return`` at coef = 0, and ``kl`` from the change.
+
+        A penalty alone has no ``return``, and a loss without a penalty no ``kl``.
+        """
+
+        def at(coef: float) -> Tensor:
+            numbers = problem.numbers(problem.everything, coef, self.placement)
+            return self.gradient(numbers, coef, at_logits)
+
+        parts = {"return": at(0.0)} if self.has_return else {}
+        if self.coef:
+            parts["kl"] = (at(self.coef) - parts.get("return", 0.0)) / self.coef
+        return parts
 
     def gradient(self, numbers: Numbers, coef: float, at_logits: bool = False) -> Tensor:
         """Compute the loss's gradient at the policy's table, flattened.

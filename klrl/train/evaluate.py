@@ -129,16 +129,11 @@ class Evaluation:
 
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
-    """Collect scores as they are computed; training's random generators are then restored."""
-    returns: list[float] = []
-    gold: list[float] = []
-    kls: list[Mapping[str, Array]] = []
-    cut = 0
+    """Compute and collect scores; training's random generators are then restored."""
     with generators_kept():
         seed_generators(derived_seed(starts.seed, starts.use))
-        for few in scores:
-            returns += few.returns
-            gold += few.gold
-            cut += few.cut
-            kls += few.kls
-    return Evaluation(returns, domain, how, gold, cut, kls)
+        parts = list(scores)
+    returns = [each for part in parts for each in part.returns]
+    gold = [each for part in parts for each in part.gold]
+    kls = [each for part in parts for each in part.kls]
+    return Evaluation(returns, domain, how, gold, sum(part.cut for part in parts), kls)

@@ -1,8 +1,8 @@
 """Measure divergences of two policies, state by state, for ``klrl kl`` and ``Run.kl``.
 
-One of the two policies, or a third, samples actions (tokens), and divergences are measured in the
-states that it visits; each result's name ends with that policy. A divergence is exact in each
-state, except js and tv of Gaussians of several dimensions, which are means over draws.
+One of the two policies, or a third, samples actions (tokens). Divergences are measured in the
+states that it visits, and their names end with that policy. They are exact in each state, except
+js and tv of Gaussians of several dimensions, which are means over draws.
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ def kl_between(
 
     Args:
         run: a run folder.
-        other: a second run folder; for language also a folder of a model, for control
-            ``module:name`` of a policy as for ``reference=custom``; None: the reference of
-            ``run``.
+        other: a second run folder; for language also a model's folder, for control also
+            ``module:name`` of a policy as for ``reference=custom``; None: the reference of ``run``.
         words: settings that change the task of ``on``, as in ``env.kwargs.g=14``.
         on: the run whose policy acts, in its task: ``run`` (None), ``other`` or a third run.
         episodes: how many episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
@@ -151,7 +150,7 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
 
 
 def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
-    """Find the folder of the other run or, for language, of a model; or a policy of the user's."""
+    """Find the second policy, as described at :class:`Parties`."""
     if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
         complete_part("--to", part := OwnPart(str(other)))
         return part
@@ -170,9 +169,7 @@ def _check(parties: Parties, domain: Domain) -> None:
         if not isinstance(path, Path) or not _is_run(path):
             continue
         if (kind := stored_config(path).domain) != domain.name:
-            raise ConfigError(
-                f"{setting}={path}: is a {kind} run, but the acting policy's run is a "
-                f"{domain.name} run; give runs of one kind"
-            )
+            told = f"is a {kind} run, but the acting policy's run is a {domain.name} run"
+            raise ConfigError(f"{setting}={path}: {told}; give runs of one kind")
     if parties.other is None and not stored_config(parties.run).has_reference:
         raise ConfigError(f"RUN={parties.run}: has no reference (kl=none); give a policy with --to")

@@ -204,12 +204,9 @@ def _measures(recomputed: Recomputed, bounds: tuple[float, float]) -> list[Compa
 def _compared(
     name: str, drawn: Sequence[tuple[Sample, Tensor]], bounds: tuple[float, float]
 ) -> Comparison:
-    off = [
-        (computed - torch.tensor(getattr(sample, RECORDED[name]), dtype=torch.float64))
-        .abs()
-        .nan_to_num(math.inf)
-        for sample, computed in drawn
-    ]
+    recorded = [computed.new_tensor(getattr(s, RECORDED[name])) for s, computed in drawn]
+    gaps = [x - computed for x, (_, computed) in zip(recorded, drawn, strict=True)]
+    off = [each.abs().nan_to_num(math.inf) for each in gaps]
     largest, every = [float(each.max()) for each in off], torch.cat(off)
     worst = largest.index(max(largest))
     place = f"{drawn[worst][0]}, token {int(off[worst].argmax()) + 1}"
