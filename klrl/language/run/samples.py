@@ -16,7 +16,7 @@ from klrl.base.text import counted
 from klrl.config import LanguageConfig
 from klrl.language.data.prompts import PromptBatch
 from klrl.language.data.rewards import Extras, response_texts
-from klrl.language.data.tasks import Task
+from klrl.language.data.tasks import Task, make_task
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.run.load import Policy
 from klrl.language.run.record import shown_rows
@@ -120,10 +120,9 @@ def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> S
     size = config.frames_per_iteration  # every rollout has this size
     true = (sample.iteration - 1) * size, sample.iteration * size
     if (sample.weights, sample.samples) != true:
-        raise ValueError(
-            f"has weights={sample.weights}, samples={sample.samples}; iteration "
-            f"{sample.iteration} has weights={true[0]}, samples={true[1]}"
-        )
+        told = f"has weights={sample.weights}, samples={sample.samples}"
+        of = f"iteration {sample.iteration} has weights={true[0]}, samples={true[1]}"
+        raise ValueError(f"{told}; {of}")
     if sample.weights > reached:
         raise ValueError(f"has weights={sample.weights}, but the run has only {reached} samples")
     return sample
@@ -135,12 +134,12 @@ def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> S
 def check_samples(
     config: LanguageConfig,
     policy: Policy,
-    task: Task,
     samples: Sequence[Sample],
     rows: Sequence[Row],
     record: Record,
 ) -> None:
     """Compare samples with recomputed prompts, texts and scores; add problems to the record."""
+    task = make_task(config.env, config.seed)
     found: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         found[sample.iteration].append(sample)
@@ -229,10 +228,8 @@ def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Ite
         means["kl/ref/exact"] = sum(sum(sample.kl) for sample in samples) / tokens
     for name, mean in means.items():
         if not _equal(row.get(name, mean), mean):
-            yield (
-                f"metrics.jsonl, iteration {samples[0].iteration}: {name} is {row[name]:.6g}, but "
-                f"the mean of its samples is {mean:.6g}"
-            )
+            told = f"{name} is {row[name]:.6g}, but the mean of its samples is {mean:.6g}"
+            yield f"metrics.jsonl, iteration {samples[0].iteration}: {told}"
 
 
 def _scores(

@@ -25,7 +25,6 @@ from klrl.base.errors import ConfigError
 from klrl.base.text import counted, text_table
 from klrl.config import LANGUAGE, LanguageConfig, factory
 from klrl.kl.reference import OTHER_POLICY
-from klrl.language.data.tasks import make_task
 from klrl.language.model.causal_lm import model_device, unwrapped, weight_of
 from klrl.language.model.plain import AGREEMENT
 from klrl.language.run.kl import checkpointed
@@ -151,21 +150,18 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
                 recomputed[name].append((sample, computed))
     verdict.measures = _measures(recomputed, bounds_of(rows, config))
     if verdict.ok and not verdict.measures:
-        raise ConfigError(
-            f"{run}: the weights that drew its samples are gone, so no number can be recomputed; "
-            "set checkpoint.every=1 in a run that you want to verify"
-        )
+        why = "the weights that drew its samples are gone, so no number can be recomputed"
+        remedy = "set checkpoint.every=1 in a run that you want to verify"
+        raise ConfigError(f"{run}: {why}; {remedy}")
     if not weights.vouched:
-        verdict.unseen.append(
-            f"whether actor.model={config.actor.model or 'null'} has changed (the checkpoints "
-            "store no digest of its weights)"
-        )
+        why = "the checkpoints store no digest of its weights"
+        model = config.actor.model or "null"
+        verdict.unseen.append(f"whether actor.model={model} has changed ({why})")
     for name, drawn in recomputed.items():
         if gone := len(fit) - len(drawn):
             verdict.unseen.append(f"{name} of {counted(gone, 'sample')}, whose weights are gone")
     verify_record(folder, config, device, verdict)
-    task = make_task(config.env, config.seed)
-    check_samples(ran, weights.policy, task, samples, rows, verdict)
+    check_samples(ran, weights.policy, samples, rows, verdict)
     return verdict
 
 
