@@ -13,63 +13,61 @@ from klrl.base.text import text_table
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
 _OF_LOSS = ("placement", "divergence", "scope", "stale", "seeds")
+#: The JSON of a report, its text, and whether nothing is off.
+_Report = tuple[object, str, bool]
 
 
 def doctor_command(argv: list[str]) -> int:
-    """Print the results of the checks that the options choose; return 1 if a check fails."""
+    """Print a report; return 1 if something is off."""
     args = parser().parse_args(argv)
-    if args.loss is not None:
-        return _examine_loss(args)
-    given = {name: getattr(args, name) for name in _OF_LOSS}
-    changed = (each for each in given if given[each] != parser().get_default(each))
-    for word in (*(f"--{each} {given[each]}" for each in changed), *args.settings):
-        raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
-    if args.audit is not None:
-        return _audit(args.audit, args.json)
-    if args.install:
-        return _print_installed(args.json)
+    if args.loss is None:
+        given = {name: getattr(args, name) for name in _OF_LOSS}
+        changed = (each for each in given if given[each] != parser().get_default(each))
+        for word in (*(f"--{each} {given[each]}" for each in changed), *args.settings):
+            raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
+    elif args.audit is not None:
+        raise ConfigError(f"--audit {args.audit}: not with --loss; give one of them")
+    with redirect_stdout(sys.stderr):  # of the user's code
+        if args.loss is not None:
+            told, text, ok = _loss(args)
+        elif args.audit is not None:
+            told, text, ok = _audit(args.audit)
+        else:
+            told, text, ok = _installed() if args.install else _numbers()
+    print(json.dumps(told, indent=1) if args.json else text)
+    return DONE if ok else FAILED
 
-    from klrl.doctor import examine
-    from klrl.doctor.lines import table
+
+def _numbers() -> _Report:
+    from klrl.doctor.numbers import examine, table
 
     lines = examine()
-    wrong = [line for line in lines if not line.ok]
-    if args.json:
-        print(json.dumps([{**asdict(line), "ok": line.ok} for line in lines], indent=1))
-    else:
-        told = "" if wrong else f"\n\n{len(lines)} lines of klrl's own, all within tolerance"
-        print(f"{table(lines)}{told}")
-    if wrong:
-        print(f"\n{len(wrong)} of klrl's own lines are off", file=sys.stderr)
-    return FAILED if wrong else DONE
+    wrong = sum(not line.ok for line in lines)
+    told = f"{wrong} are off" if wrong else "all within tolerance"
+    text = f"{table(lines)}\n\n{len(lines)} lines of klrl's own, {told}"
+    return [{**asdict(line), "ok": line.ok} for line in lines], text, not wrong
 
 
-def _audit(folder: str, as_json: bool) -> int:
-    """Print a table of the losses in the files of a folder; return 0 even if a loss is wrong."""
-    with redirect_stdout(sys.stderr):
-        from klrl.doctor.audit import audit, audit_text
+def _audit(folder: str) -> _Report:
+    from klrl.doctor.audit import audit, audit_text
 
-        rows = list(audit(folder))
-    print(json.dumps([asdict(row) for row in rows], indent=1) if as_json else audit_text(rows))
-    return DONE
+    rows = list(audit(folder))
+    return [asdict(row) for row in rows], audit_text(rows), True  # its faults are no failure
 
 
-def _print_installed(as_json: bool) -> int:
-    """Print the packages that each use of klrl lacks; return 1 if klrl itself lacks some."""
+def _installed() -> _Report:
+    """Report what each use of klrl lacks; only the core must be complete."""
     from klrl.doctor.install import uses
 
     found = uses()
-    if as_json:
-        print(json.dumps([use._asdict() for use in found], indent=1))
-    else:
-        rows = [
-            (use.purpose, f"no: {_few(use.missing)}", use.remedy)
-            if use.missing
-            else (use.purpose, "yes")
-            for use in found
-        ]
-        print(text_table([("for", "installed", "install it with"), *rows]))
-    return FAILED if found[0].missing else DONE
+    rows = [
+        (use.purpose, f"no: {_few(use.missing)}", use.remedy)
+        if use.missing
+        else (use.purpose, "yes")
+        for use in found
+    ]
+    text = text_table([("for", "installed", "install it with"), *rows])
+    return [use._asdict() for use in found], text, not found[0].missing
 
 
 def _few(names: list[str]) -> str:
@@ -77,25 +75,17 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _examine_loss(args: Namespace) -> int:
-    """Print the report on a user's loss; what the loss itself prints goes to stderr."""
-    if args.audit is not None:
-        raise ConfigError(f"--audit {args.audit}: not with --loss; give one of them")
-    with redirect_stdout(sys.stderr):
-        from klrl.doctor.loss import examine_loss, report_text
-        from klrl.doctor.user_loss import settings_of
+def _loss(args: Namespace) -> _Report:
+    from klrl.doctor.loss import examine_loss, report_text
+    from klrl.doctor.user_loss import settings_of
 
-        given = {name: getattr(args, name) for name in _OF_LOSS}
-        report = examine_loss(args.loss, settings=settings_of(args.settings), **given)
-    if args.json:
-        print(json.dumps({**asdict(report), "ok": report.ok}, indent=1))
-    else:
-        print(report_text(report))
-    return DONE if report.ok else FAILED
+    given = {name: getattr(args, name) for name in _OF_LOSS}
+    report = examine_loss(args.loss, settings=settings_of(args.settings), **given)
+    return {**asdict(report), "ok": report.ok}, report_text(report), report.ok
 
 
 def parser() -> Parser:
-    """Return the command's argument parser."""
+    """Make the parser of the arguments."""
     parser = Parser(
         prog="klrl doctor",
         description="Are this machine's KL numbers true? Estimators and their gradients against "
@@ -103,31 +93,23 @@ def parser() -> Parser:
         "have the gradient of E[return] - coef KL(pi||ref)?",
     )
     parser.add_flag("--install", "what each use of klrl has installed, and how to install the rest")
-    parser.add_argument(
-        "--audit", metavar="FOLDER", help="a table of the losses in a folder of adapters"
-    )
+    losses = "a table of the losses in a folder of adapters"
+    parser.add_argument("--audit", metavar="FOLDER", help=losses)
     parser.add_flag("--json", "print JSON instead of tables")
     loss = parser.add_argument_group("a loss of your own (docs/doctor.md)")
-    loss.add_argument(
-        "--loss", metavar="FILE.py:NAME", help="compare its gradient with the true one"
+    compared = "compare its gradient with the true one"
+    loss.add_argument("--loss", metavar="FILE.py:NAME", help=compared)
+    where = (
+        "where the KL is charged: in the loss (default), in loss and rewards (exact KL), or in the "
+        "rewards alone (k1)"
     )
-    loss.add_argument(
-        "--placement",
-        choices=("loss", "split", "reward"),
-        default="loss",
-        help="where the KL is charged: in the loss (default), in loss and rewards (exact KL), or "
-        "in the rewards alone (k1)",
-    )
-    loss.add_argument(
-        "--divergence",
-        choices=("reverse", "forward", "js", "tv", "none"),
-        help="the intended penalty: KL(pi||ref) (default), KL(ref||pi), ...",
-    )
-    loss.add_argument(
-        "--scope",
-        choices=("sequence", "token"),
-        help="penalty of whole episodes (default of reverse, none) or of each step (of the others)",
-    )
+    places = ("loss", "split", "reward")
+    loss.add_argument("--placement", choices=places, default="loss", help=where)
+    intended = "the intended penalty: KL(pi||ref) (default), KL(ref||pi), ..."
+    divergences = ("reverse", "forward", "js", "tv", "none")
+    loss.add_argument("--divergence", choices=divergences, help=intended)
+    of = "penalty of whole episodes (default of reverse, none) or of each step (of the others)"
+    loss.add_argument("--scope", choices=("sequence", "token"), help=of)
     loss.add_argument("--stale", type=int, default=0, help="random updates from pi_old to pi (0)")
     loss.add_argument("--seeds", type=int, default=100, help="problems of each kind (100)")
     loss.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="keywords of the loss")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,10 +30,8 @@ from klrl.domains import CONTROL
 from klrl.kl.divergences import MEASURED, js_draws
 from klrl.runs.video import Camera, Film
 from klrl.train.evaluate import REFERENCE_KLS, Evaluation, Scores, Starts, evaluation
-from klrl.train.policy_kl import Parties, Visited
+from klrl.train.policy_kl import Parties
 from klrl.train.schedule import USUAL_STEPS, Size
-
-A = TypeVar("A", bound=Acting)
 
 #: Without a TimeLimit, some episodes never end. An episode is cut off after this many steps at the
 #: latest, and then has no score.
@@ -60,20 +57,18 @@ def evaluate_policy(
     Sampling does not change torch's global generator. With a ``reference``, KL(policy||reference)
     and KL(reference||policy) are measured in every state of the episodes.
     """
-    how, acting = "sampled" if sampled else "deterministic", partial(make_acting, agent, device)
-    if reference is None:
-        alone = waves(acting, config, starts, size, sampled)
-        return evaluation((scores for _, scores, _ in alone), CONTROL, how, starts)
-    measure = measure_of(agent.family, agent.policy_net, reference, REFERENCE_KLS)
-    watched = waves(lambda: Watched(acting(), measure, device), config, starts, size, sampled)
-    scores = (each._replace(kls=seen.episodes(steps)) for seen, each, steps in watched)
-    return evaluation(scores, CONTROL, how, starts)
+    measure = None
+    if reference is not None:
+        measure = measure_of(agent.family, agent.policy_net, reference, REFERENCE_KLS)
+    scores = waves(agent, config, starts, size, sampled, device, measure)
+    return evaluation(scores, CONTROL, "sampled" if sampled else "deterministic", starts)
 
 
 def waves(
-    make: Callable[[], A], config: EnvConfig, starts: Starts, size: Size, sampled: bool
-) -> Iterator[tuple[A, Scores, list[int]]]:
-    """Play episodes in waves of copies; yield policy, scores and lengths of each wave."""
+    agent: Agent, config: EnvConfig, starts: Starts, size: Size, sampled: bool,
+    device: torch.device, measure: Measure | None,
+) -> Iterator[Scores]:  # fmt: skip
+    """Play episodes in waves of copies; yield each wave's scores and measured divergences."""
     episodes, left = size
     copies = min(episodes, MAX_COPIES)
     if not copies:
@@ -87,9 +82,10 @@ def waves(
             wave, limit = _wave(min(len(seeds), copies), left, longest)
             if not wave:
                 break
-            acting = make()  # acts deterministically unless play() draws noise
-            scores, steps = play(env, acting, seeds[:wave], limit, noise)
-            yield acting, scores, steps
+            acting = make_acting(agent, device)  # without noise it takes the mode
+            watched = None if measure is None else Watched(acting, measure, device)
+            scores, steps = play(env, watched or acting, seeds[:wave], limit, noise)
+            yield scores if watched is None else scores._replace(kls=watched.episodes(steps))
             seeds = seeds[wave:]
             left = None if left is None else left - sum(steps)
     finally:
@@ -175,7 +171,7 @@ def longest_episode(config: Config) -> int | None:
 
 def distances(
     parties: Parties, config: Config, *, starts: Starts, size: Size, device: torch.device
-) -> tuple[Iterator[Visited], list[str]]:
+) -> tuple[Iterator[Scores], list[str]]:
     """Measure divergences of two stored policies, for :func:`klrl.train.policy_kl.kl_between`."""
     _check_kinds(parties, config)
     load = partial(trained_agent, which=parties.which, device=str(device))
@@ -192,14 +188,7 @@ def distances(
     player = known[parties.on] if parties.on in known else load(parties.on)
     names, notes = measured_names(policy.family, policy.policy_net.outputs)
     measure = measure_of(policy.family, policy.policy_net, other.policy_net, names)
-    played = waves(
-        lambda: Watched(make_acting(player, device), measure, device),
-        config.env,
-        starts,
-        size,
-        sampled=True,
-    )
-    return (Visited(seen.episodes(steps), each.cut) for seen, each, steps in played), notes
+    return waves(player, config.env, starts, size, True, device, measure), notes
 
 
 def _check_kinds(parties: Parties, config: Config) -> None:
@@ -210,10 +199,8 @@ def _check_kinds(parties: Parties, config: Config) -> None:
             continue
         stored = control_config(path)
         for name, theirs, here in policy_kind(stored.env, stored.actor).differences(on):
-            raise ConfigError(
-                f"{setting}={path}: its {name} is {theirs}, but the states require {here}; give "
-                f"runs with the same {name}"
-            )
+            told = f"its {name} is {theirs}, but the states require {here}"
+            raise ConfigError(f"{setting}={path}: {told}; give runs with the same {name}")
 
 
 # ------------------------------------------------------------------------------------- divergences

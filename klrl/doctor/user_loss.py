@@ -1,10 +1,10 @@
 """Calls a user's loss by its convention.
 
-There are two conventions (docs/doctor.md); a class, or an argument for an actor, means the second:
+There are two conventions (docs/doctor.md); a class or an argument for an actor implies the second:
 
-- a plain function of tensors [N, steps], which it takes by the names of its arguments;
-- a LossModule class, or a function that builds one, from an actor and, if it takes them, a critic,
-  a reference and a coefficient; the module is called on a TensorDict.
+- a function of tensors [N, steps], which the names of its arguments determine;
+- a LossModule class, or a function that builds a LossModule, from an actor and, if it takes them, a
+  critic, a reference and a coefficient. The module is called on a TensorDict.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from klrl.base.errors import ConfigError, LossError, with_line
 from klrl.base.imports import import_named, named_in
 from klrl.config.overrides import parse
 from klrl.config.own.find import arguments
-from klrl.doctor.problems import DOUBLE, Numbers
+from klrl.doctor.problems import DOUBLE, Numbers, Problem
 
 #: Reward per nat.
 COEF = 0.5
-#: Argument of a function -> its other spellings.
+#: Role of a function's argument, and its first spelling -> its other spellings.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "log_probs": ("log_prob", "logprobs", "logps", "new_log_probs"),
     "ref_log_probs": ("ref_log_prob", "ref_logprobs", "ref_logps", "reference_log_probs"),
@@ -46,17 +46,14 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "old_logits": (),
     "actions": ("tokens",),
 }
-#: Argument of a LossModule's builder -> its other spellings.
+#: The same for the builder of a LossModule.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "actor": ("actor_network", "policy"),
     "critic": ("critic_network", "value_network"),
     "reference": ("ref_actor", "ref_policy", "ref_model", "reference_policy"),
-    "coef": (
-        *("ref_kl_coef", "ref_kl_coeff", "kl_to_ref_coeff"),
-        *("kl_coef", "kl_coeff", "coeff"),
-    ),
+    "coef": ("ref_kl_coef", "ref_kl_coeff", "kl_to_ref_coeff", "kl_coef", "kl_coeff", "coeff"),
 }
-#: Terms of a LossModule that are no part of the objective.
+#: Terms of a LossModule that do not belong to the objective.
 NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
 
 
@@ -66,8 +63,8 @@ class Loss:
     Attributes:
         described: its convention.
         has_return: whether it has a term for the return; else it is a penalty alone.
-        coef: reward per nat; 1 for a penalty without a coefficient.
-        to: the policy from which the penalty measures pi's distance: ref or old.
+        coef: reward per nat; 1 for a penalty without a coefficient, 0 without a penalty.
+        to: the policy from which the penalty measures: ref or old.
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class Loss:
         divergence: str | None = None,
     ) -> None:  # fmt: skip
         self.name, self.call, self.settings, self.placement = name, call, settings, placement
-        self.setting = f"--loss {name}"
+        self.setting, self.divergence = f"--loss {name}", divergence or "reverse"
         of = call.forward if isinstance(call, nn.Module) else call
         takes, takes_all = arguments(self.setting, of)
         if (other := {*settings} - {*takes}) and not takes_all:
@@ -93,6 +90,8 @@ class Loss:
         # A KL in the rewards is always against ref.
         self.to = "old" if of_old and placement == "loss" else "ref"
         self.coef = 1.0 if charges and "coef" not in roles else COEF
+        if divergence == "none":
+            self.coef = 0.0
         if self.has_return and charges and "coef" not in roles:
             raise ConfigError(
                 f"{self.setting}: takes no coef ({', '.join(self._roles['coef'])}); add one, or "
@@ -101,11 +100,27 @@ class Loss:
             )
         kind = "a LossModule built with" if self.is_module else "a function of"
         self.described = self._convention = f"{kind} {', '.join(self._given)}"
+        self._require_penalty()
+
+    def _require_penalty(self) -> None:
+        """Refuse options that contradict each other, or leave nothing to judge."""
+        none, charged = self.divergence == "none", f"--placement {self.placement}"
+        option, rewards = f"--divergence {self.divergence}", self.placement != "loss"
+        if rewards and none:
+            raise ConfigError(f"{option}: {charged} has nothing to charge; leave one of them out")
+        if self.placement == "reward" and self.divergence != "reverse":
+            words = "charges k1, whose gradient is that of the reverse KL"
+            raise ConfigError(f"{option}: {charged} {words}; leave one of them out")
+        if not self.has_return and (rewards or none):
+            words = (
+                "takes neither rewards nor advantages; take one of them, or leave the option out"
+            )
+            raise ConfigError(f"{charged if rewards else option}: {self.name} {words}")
 
     def _gives(
         self, takes: Mapping[str, inspect.Parameter], optional: Sequence[str]
     ) -> dict[str, str]:
-        """Return argument -> role for each argument that the doctor passes.
+        """Map each argument that the doctor passes to its role.
 
         A critic and ``optional`` roles are passed only if the argument has no default.
         """
@@ -123,13 +138,28 @@ class Loss:
                 )
         return given
 
-    def gradient(self, numbers: Numbers, coef: float, at_logits: bool = False) -> Tensor:
-        """Return the loss's gradient with respect to the policy's table, flattened.
+    def parts(self, problem: Problem, at_logits: bool = False) -> dict[str, Tensor]:
+        """Compute the expected gradients: ``return`` at coef = 0, and ``kl`` from the change.
 
-        If ``at_logits``, with respect to the logits of the M unmasked steps, [M, actions].
+        A penalty alone has no ``return``, and a loss without a penalty no ``kl``.
+        """
+
+        def at(coef: float) -> Tensor:
+            numbers = problem.numbers(problem.everything, coef, self.placement)
+            return self.gradient(numbers, coef, at_logits)
+
+        parts = {"return": at(0.0)} if self.has_return else {}
+        if self.coef:
+            parts["kl"] = (at(self.coef) - parts.get("return", 0.0)) / self.coef
+        return parts
+
+    def gradient(self, numbers: Numbers, coef: float, at_logits: bool = False) -> Tensor:
+        """Compute the loss's gradient at the policy's table, flattened.
+
+        With ``at_logits``, compute it at the logits of the M steps in the mask, [M, actions].
 
         Raises:
-            ConfigError: the loss is no finite number, or has no finite gradient.
+            ConfigError: the loss is not a finite number, or has no finite gradient.
             LossError: the user's code raises.
         """
         grad = None
@@ -143,14 +173,11 @@ class Loss:
         except (Exception, SystemExit) as error:
             raise LossError(f"{self.setting}: raised {with_line(error)}") from error
         if grad is None:
-            raise ConfigError(
-                f"{self.setting}: its value has no gradient in the policy; look for detach() or "
-                "no_grad()"
-            )
+            told = "its value has no gradient in the policy; look for detach() or no_grad()"
+            raise ConfigError(f"{self.setting}: {told}")
         for wrong in grad[~grad.isfinite()][:1]:
-            raise ConfigError(
-                f"{self.setting}: its gradient is {float(wrong)}; look for log 0 and 0 / 0"
-            )
+            told = f"its gradient is {float(wrong)}; look for log 0 and 0 / 0"
+            raise ConfigError(f"{self.setting}: {told}")
         if not at_logits:
             return grad.flatten()
         grad, log_p = grad[numbers.mask] if grad.ndim == 3 else grad, numbers.logits[numbers.mask]
@@ -164,7 +191,7 @@ class Loss:
         return self._scalar(self.call(**given, **self.settings)), numbers.logits
 
     def _module(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
-        """Build and call the module; return the sum of its terms, and its actor's first logits."""
+        """Return the sum of the module's terms, and the first logits of its actor."""
         problem = numbers.problem
         critic = nn.Linear(problem.kind.states, 1, dtype=DOUBLE)
         parts = {
@@ -187,20 +214,18 @@ class Loss:
         counted = [key for key in terms if key not in NOT_COUNTED]
         left_out = [key for key in terms if key in NOT_COUNTED]
         if not counted:
-            raise ConfigError(
-                f"{self.setting}: returned no term whose name begins with loss_; name it so, as "
-                "TorchRL's losses do"
-            )
+            told = "no term whose name begins with loss_; name it so, as TorchRL's losses do"
+            raise ConfigError(f"{self.setting}: returned {told}")
         self.described = f"{self._convention}; counted: {', '.join(counted)}"
         self.described += f"; not counted: {', '.join(left_out)}" if left_out else ""
         return torch.stack([self._scalar(out[key], f"{key} is") for key in counted]).sum(), seen[0]
 
     def _scalar(self, value: object, said: str = "returned") -> Tensor:
-        remedy = "the loss to be minimised"
         if not isinstance(value, Tensor):
-            told = f"{type(value).__name__}; return a tensor, {remedy}"
+            told = f"{type(value).__name__}; return a tensor, the loss to be minimised"
         elif value.numel() != 1:
-            told = f"a tensor of shape {tuple(value.shape)}; return one number, {remedy}"
+            shape = tuple(value.shape)
+            told = f"a tensor of shape {shape}; return one number, the loss to be minimised"
         elif not value.isfinite().all():
             told = f"{value.item()}; look for log 0 and 0 / 0"
         else:
@@ -235,7 +260,7 @@ def _actor(network: nn.Module) -> ProbabilisticTensorDictSequential:
 
 
 def _tensordict(numbers: Numbers) -> TensorDict:
-    """Make a batch as TorchRL's collectors do, [N, steps]; with padding, the real frames, [M]."""
+    """Make a batch as TorchRL's collectors do, [N, steps]; without padding if lengths vary, [M]."""
     mask = numbers.mask
     last = mask.sum(1, keepdim=True) - 1
     done = torch.zeros_like(mask).scatter(1, last, True)[..., None]

@@ -46,7 +46,7 @@ class Scores(NamedTuple):
     returns: list[float]
     gold: Sequence[float] = ()
     cut: int = 0  # episodes that did not end, and so have no score
-    #: For each episode, ended or not: a name in :data:`REFERENCE_KLS` -> the KL in each state, [T].
+    #: For each episode, ended or not: the name of a divergence -> its value in each state, [T].
     kls: Sequence[Mapping[str, Array]] = ()
 
 
@@ -131,15 +131,10 @@ class Evaluation:
 
 def evaluation(scores: Iterable[Scores], domain: Domain, how: str, starts: Starts) -> Evaluation:
     """Collect ``scores`` with seeded random generators; restore the generators afterwards."""
-    returns: list[float] = []
-    gold: list[float] = []
-    kls: list[Mapping[str, Array]] = []
-    cut = 0
     with generators_kept():
         seed_generators(derived_seed(starts.seed, starts.use))
-        for few in scores:
-            returns += few.returns
-            gold += few.gold
-            cut += few.cut
-            kls += few.kls
-    return Evaluation(returns, domain, how, gold, cut, kls)
+        parts = list(scores)
+    returns = [each for part in parts for each in part.returns]
+    gold = [each for part in parts for each in part.gold]
+    kls = [each for part in parts for each in part.kls]
+    return Evaluation(returns, domain, how, gold, sum(part.cut for part in parts), kls)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.resume import stored_config
-from klrl.train.evaluate import Starts, mean_over_states
+from klrl.train.evaluate import Scores, Starts, mean_over_states
 from klrl.train.evaluate_run import stored_job
 from klrl.train.schedule import Size
 
@@ -33,72 +33,44 @@ NAMES = {"reverse": "KL({0}||{1})", "forward": "KL({1}||{0})", "js": "js", "tv":
 
 @dataclass(frozen=True)
 class Parties:
-    """The two policies that are compared, and the policy that acts.
+    """The two policies that are compared, and the policy that acts."""
 
-    Attributes:
-        run: the run folder of the first policy.
-        other: the second policy: a run folder, a model's folder (language) or the user's policy
-            (control); None: the reference of ``run``.
-        on: the run folder of the policy that acts.
-        which: the checkpoint of each run: last or best.
-    """
-
-    run: Path
+    run: Path  # the run of the first policy
+    #: The run of the second policy; for language also a model's folder, for control also a policy
+    #: of the user's; None: the reference of ``run``.
     other: Path | OwnPart | None
-    on: Path
-    which: str
-
-
-class Visited(NamedTuple):
-    """Divergences that were measured in some episodes (responses)."""
-
-    episodes: list[dict[str, np.ndarray]]  # divergence -> [T], in each state of the episode
-    cut: int = 0  # episodes that did not end
+    on: Path  # the run of the policy that acts
+    which: str  # last or best checkpoint of each run
 
 
 @dataclass(frozen=True)
 class Distance:
-    """One divergence of two policies, in nats (tv: unitless).
+    """One divergence of two policies, in nats (tv: unitless)."""
 
-    Attributes:
-        mean: the mean over all states.
-        error: standard error of ``mean`` over episodes; None for one episode.
-        median, q90, q99: quantiles over the states.
-        worst: the largest value, at ``step`` of ``episode``, both counted from 0.
-        total: sum over the states of an episode, averaged over episodes. For KL(a||b) in the
-            states of a, it is the KL of whole episodes (chain rule).
-        total_error: standard error of ``total``; None for one episode.
-    """
-
-    mean: float
-    error: float | None
-    median: float
+    mean: float  # over all states
+    error: float | None  # standard error of ``mean`` over episodes; None for one episode
+    median: float  # over the states, as the other quantiles
     q90: float
     q99: float
-    worst: float
+    worst: float  # the largest value, at ``step`` of ``episode``, both counted from 0
     episode: int
     step: int
+    #: Mean over episodes of the sum over an episode. For KL(a||b) in the states of a, it is the KL
+    #: of whole episodes (chain rule).
     total: float
-    total_error: float | None
+    total_error: float | None  # standard error of ``total``; None for one episode
 
 
 @dataclass(frozen=True)
 class PolicyKL:
-    """The result of ``klrl kl``.
+    """The result of ``klrl kl``."""
 
-    Attributes:
-        distances: name -> distance; a name ends with the acting policy: ``KL(run||other) on run``.
-        episodes, states: numbers of visited episodes and states.
-        cut: number of episodes that did not end; included in the other numbers.
-        notes: remarks for the user, a line each.
-    """
-
-    distances: dict[str, Distance]
+    distances: dict[str, Distance]  # each name ends with the policy that acts: ``js on run``
     domain: Domain
     episodes: int
     states: int
-    cut: int
-    notes: Sequence[str]
+    cut: int  # episodes that did not end; their states count
+    notes: Sequence[str]  # remarks for the user
 
     @property
     def row(self) -> dict[str, Any]:
@@ -121,13 +93,13 @@ def kl_between(
     """Measure the divergences of two policies.
 
     Args:
-        run: the run folder of the first policy.
-        other: the second policy: a run folder; a model's folder (language); or the ``module:name``
-            of a custom policy (control). None: the reference of ``run``.
-        words: settings that change the task of ``on``, such as ``env.kwargs.g=14``.
-        on: the run whose policy acts, in its own task; None: ``run``.
-        episodes: number of episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
-        which: the checkpoint of each run: last or best.
+        run: a run folder.
+        other: a second run folder; for language also a model's folder, for control also
+            ``module:name`` of a policy as for ``reference=custom``; None: the reference of ``run``.
+        words: settings that change the task of ``on``, as in ``env.kwargs.g=14``.
+        on: the run whose policy acts, in its task: ``run`` (None), ``other`` or a third run.
+        episodes: how many episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
+        which: last or best checkpoint of the runs.
         seed: seed of the start states and samples.
         device: the device of the policies.
 
@@ -144,15 +116,11 @@ def kl_between(
     starts = Starts("kl", seed)
     with generators_kept():
         seed_generators(derived_seed(seed, starts.use))
-        waves, notes = domain.function("between")(
-            parties,
-            config,
-            starts=starts,
-            size=Size(episodes or domain.plays),
-            device=device_of(device),
-        )
-        visited: list[Visited] = list(waves)
-    found = [each for wave in visited for each in wave.episodes]
+        size, on_device = Size(episodes or domain.plays), device_of(device)
+        between = domain.function("between")
+        waves, notes = between(parties, config, starts=starts, size=size, device=on_device)
+        visited: list[Scores] = list(waves)
+    found = [each for wave in visited for each in wave.kls]
     labels = ("policy", "reference") if other is None else ("run", "other")
     acts = labels[1] if actor == parties.other else str(actor)
     states = labels[0] if actor == folder else acts
@@ -178,13 +146,11 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
     median, q90, q99 = map(float, np.quantile(np.concatenate(values), (0.5, 0.9, 0.99)))
     worst, total = float(values[episode][step]), float(sums.mean())
     total_error = None if error is None else float(sums.std(ddof=1) / np.sqrt(len(sums)))
-    return Distance(
-        mean, error, median, q90, q99, worst, episode, step, total, total_error
-    )  # fmt: skip
+    return Distance(mean, error, median, q90, q99, worst, episode, step, total, total_error)
 
 
 def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
-    """Find the second policy: a run folder, a model's folder, or ``module:name`` of a policy."""
+    """Find the second policy, as described at :class:`Parties`."""
     if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
         complete_part("--to", part := OwnPart(str(other)))
         return part
@@ -203,9 +169,7 @@ def _check(parties: Parties, domain: Domain) -> None:
         if not isinstance(path, Path) or not _is_run(path):
             continue
         if (kind := stored_config(path).domain) != domain.name:
-            raise ConfigError(
-                f"{setting}={path}: is a {kind} run, but the acting policy's run is a "
-                f"{domain.name} run; give runs of one kind"
-            )
+            told = f"is a {kind} run, but the acting policy's run is a {domain.name} run"
+            raise ConfigError(f"{setting}={path}: {told}; give runs of one kind")
     if parties.other is None and not stored_config(parties.run).has_reference:
         raise ConfigError(f"RUN={parties.run}: has no reference (kl=none); give a policy with --to")

@@ -1,4 +1,4 @@
-"""Verify the record of a run; report false entries, and entries that were not checked."""
+"""Verify the record of a run of any domain; report false entries, and entries not checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from klrl.train.evaluate import CLOSING
 from klrl.train.schedule import schedule
 
 #: Allowed relative difference of a repeated evaluation on the run's machine and versions. On other
-#: machines and versions rounding differs, so a standard error is allowed.
+#: machines and versions rounding differs, and a standard error is allowed.
 _SAME = 1e-3
 #: Entries that no check covers.
 _UNSEEN = (
@@ -36,17 +36,11 @@ _UNSEEN = (
 
 @dataclass
 class Record:
-    """The result of verifying a run folder, in lines of text.
+    """The result of verifying a run folder, in lines of text."""
 
-    Attributes:
-        problems: false entries of the record.
-        looked: entries that were compared.
-        unseen: entries that were not checked.
-    """
-
-    problems: list[str] = field(default_factory=list)
-    looked: list[str] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # false entries
+    looked: list[str] = field(default_factory=list)  # entries that were compared
+    unseen: list[str] = field(default_factory=list)  # entries that were not checked
 
     @property
     def ok(self) -> bool:
@@ -107,17 +101,14 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
         record.problems.append("metrics.jsonl: rows of some iterations are missing")
     for row in rows:
         if row.get(axis) != row["iteration"] * size:
-            record.problems.append(
-                f"metrics.jsonl: iteration {row['iteration']} has {axis}={row.get(axis)}, "
-                f"but an iteration has {size}"
-            )
+            told = f"has {axis}={row.get(axis)}, but an iteration has {size}"
+            record.problems.append(f"metrics.jsonl: iteration {row['iteration']} {told}")
     last = done[-1] if done else 0
     # collector.patience may end a run before its last iteration.
     short = last < config.iterations and status == "finished" and config.collector.patience is None
     if last > config.iterations or short:
-        record.problems.append(
-            f"metrics.jsonl: ends with iteration {last}, but the run has {config.iterations}"
-        )
+        told = f"ends with iteration {last}, but the run has {config.iterations}"
+        record.problems.append(f"metrics.jsonl: {told}")
 
 
 def _evaluations(
@@ -132,26 +123,19 @@ def _evaluations(
     manifest = RunFolder(folder).manifest
     here = (manifest.get("host"), manifest.get("versions")) == (platform.node(), versions())
     if not here:
-        record.unseen.append(
-            "differences within a standard error: the manifest names a different host or versions"
-        )
+        why = "the manifest names a different host or versions"
+        record.unseen.append(f"differences within a standard error: {why}")
     domain = domain_of(config)
-    longest = domain.function("longest")(config)
+    size = schedule(config, domain.function("longest")(config)).closing
+    how = {"size": size, "sampled": config.eval.sampled, "device": device_of(device)}
     for which, prefix in (("last", "eval/"), ("best", "eval/best_")):
-        if which == "best" and "eval/best_return" not in last:
+        if f"{prefix}return" not in last:
             if (folder / "checkpoints" / which).exists():
                 record.unseen.append("the best checkpoint, whose evaluation is not recorded")
             continue
         try:
-            played: Row = domain.function("evaluate")(
-                folder,
-                config,
-                starts=CLOSING,
-                size=schedule(config, longest).closing,
-                sampled=config.eval.sampled,
-                which=which,
-                device=device_of(device),
-            ).row
+            evaluate = domain.function("evaluate")
+            played: Row = evaluate(folder, config, starts=CLOSING, which=which, **how).row
         except (EnvError, RewardError, NonFiniteError) as error:
             record.unseen.append(f"evaluation of the {which} checkpoint ({first_line(error)})")
             continue
@@ -160,13 +144,12 @@ def _evaluations(
         record.looked.append(f"{', '.join(compared)}, computed again")
         for label, name in compared.items():
             now = played[name]
+            told = f"but the {which} checkpoint has {now:.6g}"
             allowed = 1e-6 + _SAME * abs(now)
             if not here:
                 allowed = max(allowed, played.get(f"{name}_se", 0.5 * abs(now)))
             if label not in last:
                 missing = record.problems if here else record.unseen
-                missing.append(f"{label}: not recorded, but the {which} checkpoint has {now:.6g}")
+                missing.append(f"{label}: not recorded, {told}")
             elif not abs(last[label] - now) <= allowed:
-                record.problems.append(
-                    f"{label}: recorded {last[label]:.6g}, but the {which} checkpoint has {now:.6g}"
-                )
+                record.problems.append(f"{label}: recorded {last[label]:.6g}, {told}")

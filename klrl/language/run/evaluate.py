@@ -53,7 +53,7 @@ from klrl.train.evaluate import (
     Starts,
     evaluation,
 )
-from klrl.train.policy_kl import Parties, Visited
+from klrl.train.policy_kl import Parties
 from klrl.train.schedule import Size
 
 #: Evaluations compute log-probs with one row per response, this many rows per forward.
@@ -115,19 +115,15 @@ class Player:
         asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
         place = places(starts, asked_for, self.task.evaluations, chosen)
         task, temperature = self.task, self.config.collector.temperature
+        own = scored_by(self.policy, temperature)
+        other = None if reference is None else scored_by_reference(reference, temperature)
 
         def scores() -> Iterator[Scores]:
             for asked, batch in self.answers(place, starts, sampled=sampled):
                 samples = (asked.prompts, texts_of(self.policy, batch), extras_of(batch))
                 rewards = task.reward(*samples).tolist()
                 gold = () if task.gold is None else task.gold(*samples).tolist()
-                kls: Sequence[dict[str, np.ndarray]] = ()
-                if reference is not None:
-                    both = (
-                        scored_by(self.policy, temperature),
-                        scored_by_reference(reference, temperature),
-                    )
-                    kls = measured(*both, batch, REFERENCE_KLS)
+                kls = () if other is None else measured(own, other, batch, REFERENCE_KLS)
                 yield Scores(rewards, gold, kls=kls)
 
         how = f"sampled at temperature {temperature:g}" if sampled else "greedy"
@@ -213,7 +209,7 @@ def longest_episode(config: LanguageConfig) -> int:
 
 def distances(
     parties: Parties, config: LanguageConfig, *, starts: Starts, size: Size, device: torch.device
-) -> tuple[Iterator[Visited], list[str]]:
+) -> tuple[Iterator[Scores], list[str]]:
     """Implement :func:`klrl.train.policy_kl.kl_between` for language runs.
 
     ``config`` gives the task, and the temperature at which both policies are measured.
@@ -240,9 +236,9 @@ def distances(
     place = places(starts, size.episodes, task.evaluations)
     answered = player.answers(place, starts, sampled=True)
     both = scored_by(policy, temperature), other
-    visited = (Visited(measured(*both, batch, MEASURED)) for _, batch in answered)
+    scores = (Scores([], kls=measured(*both, batch, MEASURED)) for _, batch in answered)
     notes = [] if temperature == 1 else [f"both policies are softmax(logits / {temperature:g})"]
-    return visited, notes
+    return scores, notes
 
 
 @torch.no_grad()

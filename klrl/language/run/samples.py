@@ -15,8 +15,8 @@ from klrl.base.files import read_plain
 from klrl.base.text import counted
 from klrl.config import LanguageConfig
 from klrl.language.data.prompts import PromptBatch
-from klrl.language.data.rewards import Extras
-from klrl.language.data.tasks import Task
+from klrl.language.data.rewards import Extras, response_texts
+from klrl.language.data.tasks import Task, make_task
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.run.load import Policy
 from klrl.language.run.record import shown_rows
@@ -35,9 +35,8 @@ _Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
 class Sample(BaseModel):
     """A line of ``samples.jsonl``; log-probs and KL are nats, one number per response token.
 
-    ``iteration`` is the rollout's number. ``weights`` counts the run's samples before this rollout,
-    which the policy has learned from; ``samples`` counts this rollout's samples too. Samples that
-    are drawn after training have no reward.
+    ``iteration`` and ``samples`` identify its rollout. ``weights`` is the number of samples from
+    which the policy had learned when it drew this sample. Samples after training have no reward.
     """
 
     line: int
@@ -77,14 +76,8 @@ def read_samples(
 ) -> list[Sample]:
     """Read the samples of a run; add a problem to the record for each invalid line.
 
-    A last line without a newline is still being written, and is left out.
-
-    Args:
-        folder: the run folder.
-        config: the run's settings.
-        run: the folder as the user wrote it, for messages.
-        rows: rows of ``metrics.jsonl``.
-        record: collects the problems.
+    A last line without a newline is still being written, and is left out. ``run`` is the folder as
+    the user wrote it, for messages; ``rows`` are those of ``metrics.jsonl``.
     """
     files = RunFolder(folder)
     if not files.samples.is_file():
@@ -105,7 +98,7 @@ def read_samples(
 
 
 def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> Sample:
-    """Parse a line; raise a ValueError if this run cannot have drawn the sample."""
+    """Parse a line; raise a ValueError if this run cannot have drawn such a sample."""
     try:
         values = {**json.loads(line), "line": number}
         sample = Sample(**values)
@@ -127,10 +120,9 @@ def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> S
     size = config.frames_per_iteration  # every rollout has this size
     true = (sample.iteration - 1) * size, sample.iteration * size
     if (sample.weights, sample.samples) != true:
-        raise ValueError(
-            f"has weights={sample.weights}, samples={sample.samples}; iteration "
-            f"{sample.iteration} has weights={true[0]}, samples={true[1]}"
-        )
+        told = f"has weights={sample.weights}, samples={sample.samples}"
+        of = f"iteration {sample.iteration} has weights={true[0]}, samples={true[1]}"
+        raise ValueError(f"{told}; {of}")
     if sample.weights > reached:
         raise ValueError(f"has weights={sample.weights}, but the run has only {reached} samples")
     return sample
@@ -142,21 +134,12 @@ def _parsed(line: bytes, number: int, config: LanguageConfig, reached: int) -> S
 def check_samples(
     config: LanguageConfig,
     policy: Policy,
-    task: Task,
     samples: Sequence[Sample],
     rows: Sequence[Row],
     record: Record,
 ) -> None:
-    """Compare samples with recomputed prompts, texts and scores; add problems to the record.
-
-    Args:
-        config: the job.
-        policy: gives tokenizer and special tokens.
-        task: gives prompts and scores.
-        samples: from :func:`read_samples`.
-        rows: rows of ``metrics.jsonl``.
-        record: collects the problems.
-    """
+    """Compare samples with recomputed prompts, texts and scores; add problems to the record."""
+    task = make_task(config.env, config.seed)
     found: dict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         found[sample.iteration].append(sample)
@@ -164,10 +147,6 @@ def check_samples(
     prompts = _prompts_of(config, policy, task, found)
     for sample in samples:
         record.problems += _differs(config, policy, sample, prompts.get(sample.line))
-        if sample.iteration > config.iterations and sample.reward is not None:
-            record.problems.append(
-                f"{sample}: has a reward, but samples after the last iteration are not scored"
-            )
     for iteration, group in found.items():
         if iteration <= config.iterations and len(group) == config.frames_per_iteration:
             record.problems += _counted(config, group, recorded.get(iteration, {}))
@@ -201,22 +180,26 @@ def _prompts_of(
 def _differs(
     config: LanguageConfig, policy: Policy, sample: Sample, prompt: PromptBatch | None
 ) -> Iterator[str]:
-    """Yield a problem if the prompt is not the task's, or if other fields contradict the ids."""
+    """Yield a sample's fields that differ from those of the task's prompt and of its ids."""
+    ids, tokenizer, eos = sample.response_ids, policy.causal.tokenizer, policy.special.eos
+    true: dict[str, object] = {
+        "response": response_texts(tokenizer, [ids], eos)[0],
+        "tokens": tokenizer.convert_ids_to_tokens(ids),
+        "truncated": ids[-1] not in eos,
+    }
     if prompt is not None:
         content = prompt.prompts[0].content
-        content = content if isinstance(content, str) else [dict(turn) for turn in content]
-        if sample.prompt != content:
-            yield f"{sample}: its prompt is not the task's prompt for this line"
-        elif sample.prompt_ids != prompt.ids[0][prompt.mask[0]].tolist():
-            yield f"{sample}: its prompt_ids are not the token ids of its prompt"
-    ids = sample.response_ids
-    if sample.tokens != policy.causal.tokenizer.convert_ids_to_tokens(ids):
-        yield f"{sample}: its tokens are not the tokens of its response_ids"
-    if sample.truncated is not (ids[-1] not in policy.special.eos):
-        yield f"{sample}: its truncated={sample.truncated} contradicts its last token"
+        true["prompt"] = content if isinstance(content, str) else [dict(turn) for turn in content]
+        true["prompt_ids"] = prompt.ids[0][prompt.mask[0]].tolist()
+    for name, value in true.items():
+        if getattr(sample, name) != value:
+            source = "the task" if name.startswith("prompt") else "its response_ids"
+            yield f"{sample}: its {name} is not that of {source}"
     if len(ids) > config.collector.max_new_tokens:
         most = config.collector.max_new_tokens
         yield f"{sample}: has {len(ids)} tokens, more than collector.max_new_tokens={most}"
+    if sample.iteration > config.iterations and sample.reward is not None:
+        yield f"{sample}: has a reward, but samples after the last iteration are not scored"
 
 
 def _missing(
@@ -245,10 +228,8 @@ def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Ite
         means["kl/ref/exact"] = sum(sum(sample.kl) for sample in samples) / tokens
     for name, mean in means.items():
         if not _equal(row.get(name, mean), mean):
-            yield (
-                f"metrics.jsonl, iteration {samples[0].iteration}: {name} is {row[name]:.6g}, but "
-                f"the mean of its samples is {mean:.6g}"
-            )
+            told = f"{name} is {row[name]:.6g}, but the mean of its samples is {mean:.6g}"
+            yield f"metrics.jsonl, iteration {samples[0].iteration}: {told}"
 
 
 def _scores(
@@ -264,11 +245,9 @@ def _scores(
     )
     prompts = [batches[sample.line].prompts[0] for sample in samples]
     given = prompts, [str(sample.response) for sample in samples], extras
-    table = {"reward": task.reward(*given)}
-    if task.gold is not None:
-        table["gold"] = task.gold(*given)
-    for name, values in table.items():
-        for sample, value in zip(samples, values.tolist(), strict=True):
+    for name, function in (("reward", task.reward), ("gold", task.gold)):
+        values = [] if function is None else function(*given).tolist()
+        for sample, value in zip(samples, values, strict=False):
             recorded = getattr(sample, name)
             if recorded is None or not _equal(recorded, value):
                 yield f"{sample}: its {name} is {recorded}, but scoring it again gives {value:g}"

@@ -1,32 +1,30 @@
-"""Checks the recorded numbers of a language run against the model's own forward.
+"""Verifies the record of a language run; recomputes its log-probs and KLs by transformers alone.
 
-Log-probs and KLs are recomputed from the token ids in ``samples.jsonl``: one sample per forward,
-without padding, in float32 (or float64), with softmax in float64. klrl's code for sampling and
-scoring is not used. A sample can be recomputed if the weights that drew it still exist: in a
-checkpoint or, before the first update, in the base model. A reference that never changes serves all
-samples.
+They are recomputed from the token ids in ``samples.jsonl``: each sample is one row without padding,
+with the model's own forward in float32 (or float64) and softmax in float64. klrl only loads the
+weights that drew the sample: the base model's (before the first update), or a checkpoint's.
+Samples of other weights cannot be recomputed. A fixed reference exists for all samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from klrl.base.context import check_length
 from klrl.base.errors import ConfigError
-from klrl.base.text import counted
+from klrl.base.text import counted, text_table
 from klrl.config import LANGUAGE, LanguageConfig, factory
 from klrl.kl.reference import OTHER_POLICY
-from klrl.language.data.rewards import response_texts
-from klrl.language.data.tasks import make_task
 from klrl.language.model.causal_lm import model_device, unwrapped, weight_of
 from klrl.language.model.plain import AGREEMENT
 from klrl.language.run.kl import checkpointed
@@ -57,7 +55,9 @@ from klrl.runs.rows import rows_so_far
 from klrl.runs.state import Component
 from klrl.train.verify import Record, verify_record
 
-#: Bounds on the largest and on the mean error in a float32 run, nats per token.
+#: Quantity -> its samples, each with the recomputed numbers of its tokens, [n] in nats.
+Recomputed: TypeAlias = dict[str, list[tuple[Sample, Tensor]]]
+#: Bounds on the largest and on the mean error of the numbers of a float32 run, nats.
 LARGEST, MEAN = 1e-4, 1e-5
 #: Bound on the mean error in a lower precision, if the run recorded no rounding floor.
 _LOW_MEAN = 5e-2
@@ -68,69 +68,52 @@ _ROUNDING = torch.finfo(torch.bfloat16).eps
 _TAIL = 20
 
 
-@dataclass
+@dataclass(frozen=True)
 class Comparison:
-    """The difference between recorded and recomputed numbers, in nats per token.
+    """The difference between recorded and recomputed numbers, in nats per token."""
 
-    Attributes:
-        name: policy or reference (log-probs), or KL (exact KL(policy||reference)).
-        bounds: on the largest difference, and on the mean.
-        samples, tokens: numbers of recomputed samples and tokens.
-        largest, total, squares: maximum, sum, and sum of squares of the absolute differences.
-        values: the sum of the recomputed numbers.
-        place: the sample and token of the largest difference.
-    """
-
-    name: str
-    bounds: tuple[float, float]
-    samples: int = 0
-    tokens: int = 0
-    largest: float = 0.0
-    total: float = 0.0
-    squares: float = 0.0
-    values: float = 0.0
-    place: str = ""
-
-    @property
-    def mean(self) -> float:
-        """The mean difference."""
-        return self.total / self.tokens if self.tokens else 0.0
+    name: str  # policy or reference (log-probs), or KL (exact KL(policy||reference))
+    bounds: tuple[float, float]  # on the largest difference, and on the mean
+    samples: int  # how many were recomputed
+    tokens: int
+    largest: float
+    mean: float
+    root: float  # of the mean square
+    place: str  # sample and token of the largest difference
 
     @property
     def ok(self) -> bool:
         """Whether the largest and the mean difference are within the bounds."""
         return self.largest <= self.bounds[0] and self.mean <= self.bounds[1]
 
-    def add(self, recorded: Sequence[float], computed: Tensor, place: str) -> None:
-        """Add the differences of one sample."""
-        off = (torch.tensor(recorded, dtype=torch.float64) - computed).abs().nan_to_num(math.inf)
-        self.samples += 1
-        self.tokens += len(off)
-        self.total += float(off.sum())
-        self.squares += float(off.square().sum())
-        self.values += float(computed.sum())
-        if float(off.max()) > self.largest or not self.place:
-            self.largest, self.place = float(off.max()), f"{place}, token {int(off.argmax()) + 1}"
-
 
 @dataclass
 class Verdict(Record):
-    """The result of :func:`verify_run`.
+    """The result of :func:`verify_run`, with a comparison for each recomputed quantity."""
 
-    Attributes:
-        bounds: the allowed largest difference and mean difference, nats per token.
-        measures: one comparison for each recomputed quantity.
-        not_computed: quantity -> number of samples whose weights are gone.
-    """
-
-    bounds: tuple[float, float] = (LARGEST, MEAN)
     measures: Sequence[Comparison] = ()
-    not_computed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         """Whether the record has no problem, and all recomputed numbers are within their bounds."""
         return super().ok and all(each.ok for each in self.measures)
+
+    @property
+    def lines(self) -> list[str]:
+        """The report; it begins with a table of the comparisons."""
+        head = ("nats per token", "samples", "tokens", "max off (allowed)", "mean off (allowed)")
+        rows = [
+            (
+                f"log-probs of the {each.name}" if each.name != "KL" else "KL(policy||reference)",
+                f"{each.samples:,}",
+                f"{each.tokens:,}",
+                f"{each.largest:.2g} ({each.bounds[0]:.2g})",
+                f"{each.mean:.2g} ({each.bounds[1]:.2g})",
+                "ok" if each.ok else f"OFF at {each.place}",
+            )
+            for each in self.measures
+        ]
+        return [text_table([head, *rows], right=range(1, 5)), *super().lines]
 
 
 def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -> Verdict:
@@ -152,37 +135,33 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     ran = config
     if config.collector.patience is not None and rows:  # early stopping may have ended the run
         ran = replace(config, frames=int(rows[-1]["samples"]))
-    bounds = bounds_of(rows, config)
-    measures = {name: Comparison(name, bounds) for name in recorded_names(config)}
-    verdict = Verdict(bounds=bounds, measures=[*measures.values()])
+    verdict = Verdict()
     samples = read_samples(folder, ran, str(run), rows, verdict)
     check_base(config)
     weights = Sources(folder, config)
     fit = [sample for sample in samples if _fits(weights.policy, sample, verdict)]
+    recomputed: Recomputed = {name: [] for name in recorded_names(config)}
     drawn_by = attrgetter("weights")
-    for samples_before, drawn in groupby(sorted(fit, key=drawn_by), drawn_by):
+    for samples_before, group in groupby(sorted(fit, key=drawn_by), drawn_by):
         policy, reference = weights.at(samples_before)
-        for sample in drawn:
+        for sample in group:
             numbers = _numbers(sample, policy, reference, config.collector.temperature)
             for name, computed in numbers.items():
-                measures[name].add(getattr(sample, RECORDED[name]), computed, str(sample))
-    verdict.not_computed = {name: len(fit) - each.samples for name, each in measures.items()}
-    if verdict.ok and not any(each.samples for each in verdict.measures):
-        raise ConfigError(
-            f"{run}: the weights that drew its samples are gone, so no number can be recomputed; "
-            "set checkpoint.every=1 in a run that you want to verify"
-        )
-    if bounds != (LARGEST, MEAN):
-        _bound_kl(measures)
+                recomputed[name].append((sample, computed))
+    verdict.measures = _measures(recomputed, bounds_of(rows, config))
+    if verdict.ok and not verdict.measures:
+        why = "the weights that drew its samples are gone, so no number can be recomputed"
+        remedy = "set checkpoint.every=1 in a run that you want to verify"
+        raise ConfigError(f"{run}: {why}; {remedy}")
     if not weights.vouched:
-        verdict.unseen.append(
-            f"whether actor.model={config.actor.model or 'null'} has changed (the checkpoints "
-            "store no digest of its weights)"
-        )
+        why = "the checkpoints store no digest of its weights"
+        model = config.actor.model or "null"
+        verdict.unseen.append(f"whether actor.model={model} has changed ({why})")
+    for name, drawn in recomputed.items():
+        if gone := len(fit) - len(drawn):
+            verdict.unseen.append(f"{name} of {counted(gone, 'sample')}, whose weights are gone")
     verify_record(folder, config, device, verdict)
-    task = make_task(config.env, config.seed)
-    check_samples(ran, weights.policy, task, samples, rows, verdict)
-    verdict.looked += [f"{n} of {counted(each.samples, 'sample')}" for n, each in measures.items()]
+    check_samples(ran, weights.policy, samples, rows, verdict)
     return verdict
 
 
@@ -201,24 +180,38 @@ def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float
     return max(AGREEMENT[torch.bfloat16], _TAIL * mean), mean
 
 
-def _bound_kl(measures: Mapping[str, Comparison]) -> None:
-    """Tighten the bound on the KL's mean error to what rounding can cause.
+def _measures(recomputed: Recomputed, bounds: tuple[float, float]) -> list[Comparison]:
+    """Compare recomputed numbers with their record.
 
-    Let e_p and e_r be the root mean square errors of the policy's and the reference's log-probs.
-    The KL's error is at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL), to second order in e.
-    This follows by Cauchy-Schwarz from KL = E[d^2] / 2, for small differences d of log-probs.
+    In 16 bits the bound on the mean difference of the KL is the effect of rounding. If e_p and e_r
+    are the root mean square errors of the log-probs of policy and reference, the error of the KL
+    is at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL), to second order in e. This is
+    Cauchy-Schwarz with KL = E[d^2] / 2 for small differences d of log-probs.
     """
-    if not all(name in measures and measures[name].tokens for name in RECORDED):
-        return
-    others, kl = [measures[name] for name in ("policy", "reference")], measures["KL"]
-    roots = [math.sqrt(each.squares / each.tokens) for each in others]
-    true = max(kl.values, 0.0) / kl.tokens
-    rounding = sum(e**2 for e in roots) / 2 + sum(roots) * math.sqrt(2 * true)
-    kl.bounds = kl.bounds[0], min(kl.bounds[1], rounding)
+    found = {name: _compared(name, drawn, bounds) for name, drawn in recomputed.items() if drawn}
+    if "KL" in found and bounds != (LARGEST, MEAN):
+        e_p, e_r = found["policy"].root, found["reference"].root
+        kl = float(torch.cat([computed for _, computed in recomputed["KL"]]).mean())
+        rounding = (e_p**2 + e_r**2) / 2 + (e_p + e_r) * math.sqrt(2 * max(kl, 0.0))
+        found["KL"] = replace(found["KL"], bounds=(bounds[0], min(bounds[1], rounding)))
+    return [*found.values()]
+
+
+def _compared(
+    name: str, drawn: Sequence[tuple[Sample, Tensor]], bounds: tuple[float, float]
+) -> Comparison:
+    recorded = [computed.new_tensor(getattr(s, RECORDED[name])) for s, computed in drawn]
+    gaps = [x - computed for x, (_, computed) in zip(recorded, drawn, strict=True)]
+    off = [each.abs().nan_to_num(math.inf) for each in gaps]
+    largest, every = [float(each.max()) for each in off], torch.cat(off)
+    worst = largest.index(max(largest))
+    place = f"{drawn[worst][0]}, token {int(off[worst].argmax()) + 1}"
+    mean, root = float(every.mean()), float(every.square().mean().sqrt())
+    return Comparison(name, bounds, len(off), len(every), max(largest), mean, root, place)
 
 
 def _fits(policy: Policy, sample: Sample, record: Record) -> bool:
-    """Return whether the model can read a sample; add a problem if not, or if its text is wrong."""
+    """Whether the model can read a sample; adds a problem if not."""
     network, ids = unwrapped(policy.model), [*sample.prompt_ids, *sample.response_ids]
     size = len(weight_of(network.get_input_embeddings()))
     try:
@@ -228,9 +221,6 @@ def _fits(policy: Policy, sample: Sample, record: Record) -> bool:
     except ValueError as error:
         record.problems.append(f"{sample}: {error}")
         return False
-    texts = response_texts(policy.causal.tokenizer, [sample.response_ids], policy.special.eos)
-    if texts != [sample.response]:
-        record.problems.append(f"{sample}: its response_ids do not decode to its response")
     return True
 
 
@@ -245,46 +235,39 @@ def unmixed(config: LanguageConfig) -> LanguageConfig:
 class Sources:
     """Restores the policy that drew a sample, and the reference of that time, if weights exist.
 
-    Args:
-        folder: the run folder.
-        config: the run's settings.
-
     Attributes:
         policy: the run's network; :meth:`at` loads different weights into it.
-        vouched: True if a checkpoint has the base model's digest, or if the run starts from
-            ``actor.init`` instead of the base model.
+        vouched: whether a digest in a checkpoint proves that the base model is the run's; only
+            checkpoints without the base model's weights have such a digest.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
-        self._config = config = unmixed(config)
+        config = unmixed(config)
         self.vouched = config.actor.init is not None
-        found = list(whole_entries(folder, lambda *_: None))
-        self._entries = {entry.frames: entry for entry in reversed(found)}  # newest first
-        self._newest = next(iter(self._entries.values()), None)
+        self._from_base = config.actor.init is None
+        entries = list(whole_entries(folder, lambda *_: None))
+        self._entries = {entry.frames: entry for entry in reversed(entries)}
+        newest = next(iter(self._entries.values()), None)
         self.policy = make_policy(config, say=lambda _: None)
         model, base = self.policy.model, base_digest(self.policy.model, config.actor.model)
         self._weights = Weights(model, self.policy.value_head, base=base)
         _in_float(model)
-        self._rule = factory("reference", config.reference, LANGUAGE)(config.reference)
-        self._kept = checkpointed(self._rule, config)
-        self._reference = self._make_reference(folder) if config.has_reference else None
-        if self._newest is not None:
+        rule = factory("reference", config.reference, LANGUAGE)(config.reference)
+        stored = checkpointed(rule, config)
+        self._follows = stored and rule.moves  # each checkpoint has a different reference
+        self._reference = None
+        if config.has_reference and (newest or rule.moves or not stored):  # else it is gone
+            if rule.source == OTHER_POLICY:
+                network = unmixed(network_of_reference(folder, config))
+                self._reference = make_policy(network, say=lambda _: None).model
+            else:
+                self._reference = deepcopy(model)
+            _in_float(self._reference)
+            if newest and stored and not rule.moves:
+                self._load(Weights(self._reference, whole=True), newest, "reference")
+        if newest:
             # Refuse a changed base model: the record cannot be checked with it.
-            self._load(base, self._newest, "agent")
-
-    def _make_reference(self, folder: Path) -> nn.Module | None:
-        """Make the reference as a separate model; None if it is fixed and its weights are gone."""
-        if self._rule.source == OTHER_POLICY:
-            network = unmixed(network_of_reference(folder, self._config))
-            model = make_policy(network, say=lambda _: None).model
-        else:
-            model = deepcopy(self.policy.model)
-        _in_float(model)
-        if self._kept and not self._rule.moves:  # fixed, so the same in all checkpoints
-            if self._newest is None:
-                return None
-            self._load(Weights(model, whole=True), self._newest, "reference")
-        return model
+            self._load(base, newest, "agent")
 
     def at(self, samples: int) -> tuple[nn.Module | None, nn.Module | None]:
         """Load policy and reference at ``samples`` samples of the run; call with ascending numbers.
@@ -292,16 +275,13 @@ class Sources:
         Return None in place of a model whose weights are gone.
         """
         entry = self._entries.get(samples)
-        there = entry is not None or (samples == 0 and self._config.actor.init is None)
+        there = entry is not None or (samples == 0 and self._from_base)
         if entry is not None:
             self._load(self._weights, entry, "agent")
-        follows = self._kept and self._rule.moves
-        if entry is not None and follows and self._reference is not None:
-            self._load(Weights(self._reference, whole=True), entry, "reference")
-        return (
-            self.policy.model if there else None,
-            self._reference if there or not follows else None,
-        )
+            if self._follows and self._reference is not None:
+                self._load(Weights(self._reference, whole=True), entry, "reference")
+        reference = self._reference if there or not self._follows else None
+        return self.policy.model if there else None, reference
 
     def _load(self, weights: Component, entry: CheckpointEntry, component: str) -> None:
         try:
