@@ -128,7 +128,7 @@ class _Tasks(Backend):
                 self._ray.cancel(handle, force=False)
                 count += 1
         if count:
-            yield Notice(f"likewise jobs on other machines: {count}")
+            yield Notice(f"also stopping jobs on other machines: {count}")
 
     def close(self) -> None:
         for handle in self._running:

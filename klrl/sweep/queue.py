@@ -189,7 +189,7 @@ class _Slurm(Backend):
             return Lost(job, why, _starts(folder, queue), state == "TIMEOUT", "interrupted")
         if state == "CANCELLED" or self._stopping:
             return without_outcome(job, None if self._stopping else _CANCELLED)
-        told = f"SLURM says {state}" if state else "SLURM has forgotten why"
+        told = f"SLURM says {state}" if state else "SLURM has no record of the reason"
         error = f"it left the queue without an outcome ({told})"
         outcome = without_outcome(job)
         return outcome if outcome.status == "finished" else Outcome(job.name, "failed", error)

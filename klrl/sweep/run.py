@@ -214,7 +214,7 @@ def _locked(path: Path, setting: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise OwnedElsewhere(f"{setting}: another process runs it; wait or stop it") from error
+            raise OwnedElsewhere(f"{setting}: another process runs it; wait, or stop it") from error
         try:
             yield
         finally:

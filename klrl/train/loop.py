@@ -392,7 +392,7 @@ def start(
     """
     if not _running.acquire(blocking=False):
         raise ConfigError(
-            f"folder={files.path}: this process is training another run; wait, or start this one "
+            f"folder={files.path}: this process is already training a run; wait, or start this one "
             "in a separate process"
         )
     before = torch.get_num_threads()
