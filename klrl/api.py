@@ -302,7 +302,7 @@ def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -
             raise ConfigError(f"{override}: resumes a run; use klrl {override} on the command line")
         if is_own(override) or key.startswith("hydra"):
             raise ConfigError(
-                f"{override}: only the command line reads it; drop it, or see folder="
+                f"{override}: only the command line reads it; drop it, or use folder="
             )
     return overrides
 

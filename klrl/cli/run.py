@@ -69,7 +69,7 @@ def _single(overrides: list[str], args: argparse.Namespace) -> int:
         check_machine(config, keys(job))
     given = _given("hydra.run.dir", overrides)
     if given is not None and "${" in given:
-        raise ConfigError(f"hydra.run.dir={given}: is no plain path; give one, as outputs/NAME")
+        raise ConfigError(f"hydra.run.dir={given}: contains an interpolation; give a plain path")
     import_for_good("klrl.train.loop", domain_of(config).module)
     run_in_folder(given, config, job, argv=sys.orig_argv)
     return 0

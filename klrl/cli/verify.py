@@ -41,14 +41,14 @@ def verify_command(argv: list[str]) -> int:
         print(table + "\n".join(record.lines))
     if record.ok:
         return DONE
-    print(f"klrl verify: the record of {args.run} is off", file=sys.stderr)
+    print(f"klrl verify: the record of {args.run} is wrong", file=sys.stderr)
     return FAILED
 
 
 def _as_text(verdict: Verdict, run: str) -> str:
     """Format the comparison of the samples' log-probs and KLs as a table."""
     largest, mean = verdict.bounds
-    head = ["nats per token", "samples", "tokens", "max off", "mean off", "", ""]
+    head = ["nats per token", "samples", "tokens", "max error", "mean error", "", ""]
     rows = [
         [
             f"log-probs of the {each.name}" if each.name != "KL" else "KL(policy||reference)",
@@ -73,7 +73,7 @@ def _as_text(verdict: Verdict, run: str) -> str:
     for name, count in verdict.not_computed.items():
         if count:
             gone = counted(count, "sample")
-            lines.append(f"not computed again: {name} of {gone}, whose weights are gone")
+            lines.append(f"not computed again: {name} of {gone}, whose weights are not stored")
     return "\n".join(lines)
 
 
@@ -87,7 +87,7 @@ def parser() -> Parser:
         prog="klrl verify",
         description="Is the record of a run true? Rows and settings against the checkpoints' "
         "digests, closing evaluations played again; of a language run also its samples: prompts, "
-        "rewards, and log-probs and KLs by plain transformers. Exit code 1 if something is off.",
+        "rewards, and log-probs and KLs by plain transformers. Exit code 1 if something is wrong.",
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")

@@ -73,7 +73,7 @@ def _check_data(cfg: DictConfig) -> None:
         raise NoValueError("data: has no value; give demonstrations, as in data=FOLDER")
     if data is not None and not read:
         remedy = "start from experiment=clone or experiment=sft, or drop it"
-        raise ConfigError(f"data={data}: nothing reads it here; {remedy}")
+        raise ConfigError(f"data={data}: no chosen group reads it; {remedy}")
 
 
 _ROOT = {f.name: f for f in fields(RootConfig)}

@@ -59,8 +59,8 @@ def is_own(override: str) -> bool:
 _REFUSED = {
     "hydra.run.dir": "a sweep never reads it; give hydra.sweep.dir, or sweep=NAME",
     "hydra.sweep.subdir": "klrl names the jobs' folders by what is swept; drop it",
-    "hydra/launcher": "klrl has its own; choose launcher=..., see --help",
-    "hydra/sweeper": "klrl has its own; choose search=..., see --help",
+    "hydra/launcher": "klrl has its own launchers; choose launcher=..., see --help",
+    "hydra/sweeper": "klrl has its own searches; choose search=..., see --help",
 }
 
 

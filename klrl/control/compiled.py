@@ -218,9 +218,7 @@ def _package(
         started = time.perf_counter()
         build_package(problem, example, path)
         seconds = time.perf_counter() - started
-        description = (
-            f"update: compiled in {seconds:.0f} s, kept in {path.parent} for the next runs"
-        )
+        description = f"update: compiled in {seconds:.0f} s, stored in {path.parent} for later runs"
         loader = _load(path)
     run = loader.run
 

@@ -357,7 +357,7 @@ def _drawn(config: EnvConfig) -> VectorGymEnv:
             env.close()
         reason = str(error) if isinstance(error, EnvError) else in_one_line(error)
         raise ConfigError(
-            f"--video: {config.id} cannot be drawn with render_mode={_MODE}: {reason}; see "
+            f"--video: {config.id} cannot be rendered with render_mode={_MODE}: {reason}; see "
             "docs/runs.md, Videos"
         ) from error
     return env

@@ -56,7 +56,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
             if (known := repr(env.spec)) not in _compared:
                 why = _difference(batch, env, [make() for _ in range(_COPIES)])
     except Exception as error:  # MuJoCo may be too old, or a Batch may refuse the model
-        why = f"a batch fails: {first_line(error)}"
+        why = f"a batch raises an error: {first_line(error)}"
     if why:
         raise Unbatched(f"{why}; a batch would take about 2/3 of the time")
     _compared.add(known)

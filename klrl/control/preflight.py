@@ -89,7 +89,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     _check_distribution(env, actor, space)
     if discrete and "actor.init_std" in overridden:
         raise ConfigError(
-            f"actor.init_std: nothing reads it here: {env.named} has discrete actions; drop it"
+            f"actor.init_std: has no effect: {env.named} has discrete actions; drop it"
         )
     return space
 
@@ -170,7 +170,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:
             warn(
                 f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
-                "env.action_mask=info, or none to leave it unread"
+                "env.action_mask=info, or none to ignore it"
             )
     except TookTooLong:
         raise ConfigError(
@@ -277,7 +277,7 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         )
     network, other_network = (_network(c.actor) for c in (config, other))
     if setting == "actor.init" and network != other_network:
-        raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
+        raise ConfigError(f"{setting}={path}: its network is {other_network}; choose that here")
 
 
 #: The settings that determine an actor's networks, and the scaling of pixels.

@@ -86,7 +86,7 @@ class RunningEpisodes:
 
     def __init__(self) -> None:
         self.repeatable = self.new = False
-        self._why = "they have not begun"  # why a resume begins new episodes, else empty
+        self._why = "the run has not begun"  # why a resume begins new episodes, else empty
         self._rollout: ControlRollout | None = None
         self._loaded: dict[str, Any] = {}
 

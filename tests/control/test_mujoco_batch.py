@@ -200,7 +200,7 @@ def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.Mon
     assert make_copies(own, seed=0).stepped == "2 copies one by one"
     assert "batch" in make_copies(gym("Hopper-v5", 2), seed=0).stepped
     monkeypatch.setitem(sys.modules, "mujoco.batch", None)  # as with MuJoCo 3
-    assert "one by one (a batch fails: " in stepped()
+    assert "one by one (a batch raises an error: " in stepped()
 
 
 WRAPPED = "env.wrappers=[{target: gymnasium.wrappers:ClipReward, args: {max_reward: 1}}]"

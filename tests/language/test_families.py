@@ -213,7 +213,7 @@ def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
     folder = f"actor.model={tmp_path / 'model'}"
     code, out, err = exits(*words, folder, "eval.every=1", "eval.final=2")
     assert code == 0, err
-    assert "preflight: no cache: every token from its whole row, nats off plain log-pr" in out
+    assert "preflight: no cache: each token recomputes its whole row; log-prob error, nats" in out
     assert "preflight: scored in one row per response, padded on the right" in out
     assert all(
         math.isfinite(row["kl/ref/exact"]) for row in read_rows(Path("run/metrics.jsonl"))[1:-1]

@@ -91,7 +91,7 @@ def check_sort_digits(c: LanguageConfig) -> None:
         return
     if not env.shortest <= env.longest <= _MOST_DIGITS:
         raise ConfigError(
-            f"env.longest={env.longest}: give env.shortest={env.shortest} .. {_MOST_DIGITS}"
+            f"env.longest={env.longest}: give env.shortest={env.shortest} to {_MOST_DIGITS}"
         )
     if c.actor.model is None and env.shots:
         raise ConfigError(
@@ -128,7 +128,7 @@ def check_shaped(c: LanguageConfig) -> None:
     """A baseline that divides the KL by the scores' spread requires the KL in the reward."""
     if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
         return
-    words = f"advantage.baseline={SHAPED}: divides score and KL by the spread of the group, and"
+    words = f"advantage.baseline={SHAPED}: divides score and KL by the group's std, but"
     if not c.has_reference:
         raise ConfigError(f"{words} kl=none has no KL; choose advantage.baseline=normalized")
     if isinstance(c.kl, RetrieveKLConfig) and c.kl.placement != "reward":
@@ -175,8 +175,8 @@ def check_language_step(c: LanguageConfig) -> None:
     if c.mixed or c.actor.dtype == "bfloat16":
         dtype = "learner.dtype=mixed" if c.learner.dtype else "actor.dtype=bfloat16"
         raise ConfigError(
-            f"{dtype}: with kl.apply=step the loss takes log-probs as they round while sampling; "
-            "compute in float32, or use kl.apply=rollout, which scores them once more"
+            f"{dtype}: with kl.apply=step the loss takes log-probs rounded as in sampling; "
+            "compute in float32, or use kl.apply=rollout, which scores them again"
         )
 
 

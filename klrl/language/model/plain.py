@@ -89,8 +89,8 @@ def first_right(
             found.append(f"{words}: {type(error).__name__}: {first_line(error)}")
             continue
         if off <= bound:
-            return way, Check(f"{words}, nats off plain log-probs", off, bound, "; ".join(found))
-        found.append(f"{words}: {off:.3g} nats off")
+            return way, Check(f"{words}; log-prob error, nats", off, bound, "; ".join(found))
+        found.append(f"{words}: off by {off:.3g} nats")
     raise ValueError(
         f"{type(unwrapped(model)).__name__}: no way {what} reproduces its own log-probs within "
         f"{bound:g} nats ({'; '.join(found)}); choose another model"

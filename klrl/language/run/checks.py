@@ -130,15 +130,15 @@ def _checks(
     kept = NextTokens(batch[STATES], head(policy.model), temperature)
     floor = float(masked_mean(exact_token_kl(kept, scored, mask), mask))
     if floor > SHOWN_FLOOR:
-        words = f"{floor:.2g} nats/token by rounding alone; smaller KLs are not measured"
+        words = f"{floor:.2g} nats/token from rounding alone; smaller KLs cannot be measured"
         yield f"KL(policy||policy), sampled and scored: {words}"
     rows = len(weight_of(unwrapped(policy.model).get_input_embeddings()))
     empty = sorted(set(range(rows)) - set(policy.causal.tokenizer.get_vocab().values()))
     if empty:
         first = tempered_log_softmax(kept.head(kept.states[:, 0]), temperature)
         share = float(first[:, empty].exp().sum(-1).mean())
-        words = f"a first token is one of them with probability {share:.2g}"
-        yield f"{len(empty):,} of {rows:,} vocabulary ids have no token, thus no text: {words}"
+        words = f"probability that the first token is one of them: {share:.2g}"
+        yield f"{len(empty):,} of {rows:,} vocabulary ids have no token, so no text; {words}"
     measured = scored if in_low_precision(policy.model) else kept
     if reference is not None:
         states = reference.states(batch, layouts.reference, PROMPTS)

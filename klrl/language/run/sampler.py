@@ -187,7 +187,7 @@ class Recomputed(Decoder):
     The cost grows with the square of the length. Any causal model can be sampled this way.
     """
 
-    words = "no cache: every token from its whole row"
+    words = "no cache: each token recomputes its whole row"
 
     def _prompts(self) -> Tensor:
         self.lengths = self.mask.sum(1)
