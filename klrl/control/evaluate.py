@@ -65,7 +65,7 @@ def evaluate_policy(
         alone = waves(acting, config, starts, size, sampled)
         return evaluation((scores for _, scores, _ in alone), CONTROL, how, starts)
     measure = measure_of(agent.family, agent.policy_net, reference, REFERENCE_KLS)
-    watched = waves(lambda: Watched(acting(), measure, device), config, starts, size, sampled)
+    watched = waves(lambda: Measuring(acting(), measure, device), config, starts, size, sampled)
     scores = (each._replace(kls=seen.episodes(steps)) for seen, each, steps in watched)
     return evaluation(scores, CONTROL, how, starts)
 
@@ -193,7 +193,7 @@ def distances(
     names, notes = measured_names(policy.family, policy.policy_net.outputs)
     measure = measure_of(policy.family, policy.policy_net, other.policy_net, names)
     played = waves(
-        lambda: Watched(make_acting(player, device), measure, device),
+        lambda: Measuring(make_acting(player, device), measure, device),
         config.env,
         starts,
         size,
@@ -227,7 +227,7 @@ _STATES, _NUMBERS = 2**13, 2**20
 Measure = Callable[[Tensor], dict[str, Tensor]]
 
 
-class Watched:
+class Measuring:
     """A wrapper of a policy that measures divergences in the states where the policy acts."""
 
     def __init__(self, acting: Acting, measure: Measure, device: torch.device) -> None:

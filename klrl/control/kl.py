@@ -221,7 +221,7 @@ def preflight_checks(
 def synthetic_observations(layout: Layout | None, size: int, count: int) -> torch.Tensor:
     """Draw synthetic observations [count, D] for trial calls of networks; always the same."""
     if layout is not None:
-        return torch.from_numpy(layout.drawn(np.random.default_rng(0), count))
+        return torch.from_numpy(layout.random_transports(np.random.default_rng(0), count))
     return torch.randn(count, size, generator=torch.Generator().manual_seed(0))
 
 

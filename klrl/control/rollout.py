@@ -106,7 +106,7 @@ class RunningEpisodes:
             "resume": "anew" if self._why else "exact",
         }
 
-    def prove(self, copies: VectorGymEnv) -> None:
+    def check_repeatable(self, copies: VectorGymEnv) -> None:
         """Check whether episodes can be replayed; if so, start to record them."""
         self._why = copies.keep_episodes()
         self.repeatable = not self._why

@@ -31,7 +31,7 @@ from klrl.config import LauncherConfig, SubmititConfig
 from klrl.runs.folder import RunFolder
 from klrl.sweep import slurm
 from klrl.sweep.jobs import Job, Notice, Outcome, Queued
-from klrl.sweep.supervisor import Backend, Event, Lost, done, stuck, supervise, without_outcome
+from klrl.sweep.supervisor import Backend, Event, Lost, done, supervise, why_failed, without_outcome
 from klrl.sweep.sweep_file import SweepFile
 from klrl.sweep.worker import STOP_FILE, run_logged
 
@@ -333,7 +333,7 @@ def _run(job: Job, folder: Path, queue: str, *, on_slurm: bool) -> Outcome:
     why = slurm.why_stopped(queue, restarts) if on_slurm else "warned"
     error = _CANCELLED if why == "cancelled" else None
     if why == "warned":
-        error = stuck(job, starts, outcome.signum in WARNINGS)
+        error = why_failed(job, starts, outcome.signum in WARNINGS)
         if error is None and on_slurm and (refused := slurm.requeue(queue)):
             error = f"it could not queue itself again: {refused}"
     if error:

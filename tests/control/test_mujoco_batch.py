@@ -151,8 +151,8 @@ class Once(mujoco_batch.WalkerBatch):
 
     wrong = ""
 
-    def _judged(self, *given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        reward, ends = super()._judged(*given)
+    def _reward_and_end(self, *given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        reward, ends = super()._reward_and_end(*given)
         if self.wrong == "reward" and self._steps[0] == 7:
             reward[0] = np.nextafter(reward[0], 9)
         if self.wrong == "end":

@@ -134,7 +134,7 @@ def test_every_key_is_read(how) -> None:
     torch.manual_seed(0)
     env = made("Keyed", kwargs=how)
     net = agent_for(env).policy_net
-    (seen,) = torch.from_numpy(env.layout.drawn(np.random.default_rng(0), 1))
+    (seen,) = torch.from_numpy(env.layout.random_transports(np.random.default_rng(0), 1))
     before = net(seen)[0]
     for entry, place in env.layout.places():
         changed = seen.clone()

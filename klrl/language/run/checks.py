@@ -35,7 +35,7 @@ from klrl.language.model.causal_lm import (
     unwrapped,
     weight_of,
 )
-from klrl.language.model.plain import AGREEMENT, max_off, off_and_bound
+from klrl.language.model.plain import AGREEMENT, error_and_bound, max_difference
 from klrl.language.model.vocabulary import NextTokens, exact_token_kl, response_log_probs
 from klrl.language.run.kl import Reference
 from klrl.language.run.load import Policy
@@ -185,10 +185,10 @@ def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorD
                 scored.append(layout.next_tokens(model, batch, 1.0))
         tokens, mask = batch["tokens", "response"], response_mask(batch)
         one, other = (response_log_probs(each, tokens, mask).detach() for each in scored)
-        return max_off((one, other))
+        return max_difference((one, other))
 
     remedy = "training mode changes its log-probs; set actor.gradient_checkpointing=false"
-    return Check("training - evaluation mode, nats", *off_and_bound(model, off), "", remedy)
+    return Check("training - evaluation mode, nats", *error_and_bound(model, off), "", remedy)
 
 
 def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
