@@ -124,7 +124,7 @@ def _differences(first: Sequence[Row], second: Sequence[Row]) -> Iterator[str]:
         if mine is None or other is None:
             runs = ("first", "second") if other is None else ("second", "first")
             count = min(len(first), len(second))
-            yield f"row {number}: only the {runs[0]} run has it, the {runs[1]} has {count}"
+            yield f"row {number}: only the {runs[0]} run has it, the {runs[1]} ends at {count}"
             return
         for name in [*mine, *(name for name in other if name not in mine)]:
             values = [repr(row[name]) if name in row else "absent" for row in (mine, other)]

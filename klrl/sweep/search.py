@@ -171,7 +171,7 @@ class Search:
         stored = self._study.user_attrs.get("space")
         if stored is not None and stored != space:
             raise ConfigError(
-                f"{self._folder}: holds a search with other overrides; give another sweep=NAME"
+                f"{self._folder}: has a search with other overrides; give another sweep=NAME"
             )
         self._study.set_user_attr("space", space)
 

@@ -160,7 +160,7 @@ def test_mixed_precision_hides_no_way_that_is_wrong(monkeypatch) -> None:
     with torch.no_grad():
         rounded = model(input_ids=ids, use_cache=False).logits
     sampler = CacheSampler(model, SPECIAL)
-    assert "shared by a prompt's responses: 0." in str(sampler.self_check(ids, mask, GROUP))
+    assert "shared by a prompt's responses: off by 0." in str(sampler.self_check(ids, mask, GROUP))
     assert sampler.way == "copied"
     layout = self_check(model, rollout(pads=3), GROUP)
     assert not layout.shared

@@ -46,7 +46,7 @@ def test_bits_names_the_first_iteration_and_metric_that_differ(tmp_path, capsys)
         ("b", timed, f"equal to the bit: 20 rows; parameters not compared: {no_checkpoint}"),
         ("c", changed, "iteration 12: kl/ref/coef is 0.1 and 0.10000000000000002"),
         ("d", [*timed[:11], *without[11:]], "iteration 12: kl/ref/coef is 0.1 and absent"),
-        ("e", timed[:7], "row 8: only the first run has it, the second has 7"),
+        ("e", timed[:7], "row 8: only the first run has it, the second ends at 7"),
     ):
         assert bits(capsys, a, write_run(tmp_path / name, rows=rows)) == said
 

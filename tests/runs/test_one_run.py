@@ -108,7 +108,7 @@ def test_report_and_ls_tell_rows_that_are_not_the_runs_own(
     told = f"{path}: left out: lines {word}: of another run, or out of order\n"
     assert capsys.readouterr().err == told
     (listed,) = entries(tmp_path)
-    assert listed.note == "metrics.jsonl: rows near its end are left out"
+    assert listed.note == "metrics.jsonl: unreadable rows near its end are left out"
     assert listed.done == (1000 if what == "unnamed" else 2000)
 
 
@@ -217,8 +217,8 @@ def test_sweep_json_has_the_id_of_each_jobs_run_and_tells_another(capsys) -> Non
     capsys.readouterr()
     assert exits("-m", "sweep=s", *QUICK, "seed=0,1") == 0
     out = capsys.readouterr().out
-    assert f"seed=0: holds run {theirs[:8]}, and sweep.json has run" in out
-    assert out.count("holds run") == 1
+    assert f"seed=0: has run {theirs[:8]}, but sweep.json has run" in out
+    assert out.count("seed=0: has run") == 1
 
 
 @pytest.mark.integration

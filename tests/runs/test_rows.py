@@ -133,7 +133,7 @@ def test_report_diff_and_ls_skip_a_bad_line_and_say_so(bad, tmp_path, capsys) ->
     metrics.write_bytes(b"\n".join([*whole, bad, b""]))  # ls reads the end of the file alone
     (entry,) = entries(tmp_path)
     assert entry.done == json.loads(whole[-1])["frames"]
-    assert entry.note == "metrics.jsonl: rows near its end are left out"
+    assert entry.note == "metrics.jsonl: unreadable rows near its end are left out"
 
 
 def test_a_row_is_written_whole_or_not_at_all(monkeypatch) -> None:

@@ -202,7 +202,7 @@ def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
     last = mask.sum(1, keepdim=True) - 1
     ended = ends.gather(1, last).squeeze(1)
     wrong = (ended == batch["next", "truncated"].squeeze(-1)) | (ends.sum(1) > ended.long())
-    detail = "pad == eos: masks use positions" if special.pad in special.eos else ""
+    detail = "pad equals EOS, so masks use positions" if special.pad in special.eos else ""
     remedy = "report this: a response must end with its EOS"
     return Check("responses that lost their EOS", float(wrong.sum()), 0.0, detail, remedy)
 
