@@ -109,7 +109,7 @@ bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; pri
 bench-lm: $(VENV)/.smollm .venv-trl/.ready ## samples per CPU-second beside TRL, in its own .venv-trl; writes the results (50 minutes)
 	$(BIN)/python -m benchmarks.language
 
-results: $(VENV)/.bench $(VENV)/.smollm ## run what is missing of docs/results/, two runs at a time, and write it; results-1 .. results-10: one of them
+results: $(VENV)/.bench $(VENV)/.smollm ## run what is missing of results 1 to 9, two runs at a time, and write it; results-1 .. results-10: one of them
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
 

@@ -25,7 +25,7 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.config import GROUPS, JobConfig
 from klrl.config.checks import check_config, check_device_name, check_plain, to_config, typed
 from klrl.config.compose import job_config, keys, prepared
-from klrl.config.overrides import is_own, key_of, value_of
+from klrl.config.overrides import is_of_sweep, key_of, value_of
 from klrl.config.own import complete
 from klrl.domains import domain_of, recorded_domain
 from klrl.runs.find import find_manifest, find_run
@@ -301,9 +301,9 @@ def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -
         key = key_of(override)
         if key == "resume" and value_of(override) != "null":
             raise ConfigError(f"{override}: resumes a run; use klrl {override} on the command line")
-        if is_own(override) or key.startswith("hydra"):
+        if is_of_sweep(override) or key.startswith("hydra"):
             raise ConfigError(
-                f"{override}: only the command line reads it; drop it, or see folder="
+                f"{override}: only the command line reads it; drop it, or use folder="
             )
     return overrides
 

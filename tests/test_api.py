@@ -247,7 +247,7 @@ def test_a_run_in_a_thread_and_no_second_one_beside_it() -> None:
     thread.start()
     try:
         assert began.wait(60)
-        with pytest.raises(ConfigError, match="this process is training another run"):
+        with pytest.raises(ConfigError, match="this process is already training a run"):
             klrl.run(*QUICK, folder="second")
     finally:
         refused.set()

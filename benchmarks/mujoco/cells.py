@@ -23,7 +23,7 @@ from benchmarks.peers.common import versions
 from benchmarks.results import ROOT, commit, cpu_name
 from benchmarks.shipped.sweeps import diverged
 from klrl.config.checks import to_config
-from klrl.config.compose import Composer, allow_env_kwargs
+from klrl.config.compose import Composer, allow_new_keys
 from klrl.config.identity import identity
 from klrl.report.measures import BAND, WARM_UP, column
 from klrl.report.runs import ReadRun, find_runs
@@ -100,7 +100,7 @@ def job_identity(cell: Cell) -> str:
     """The settings' hash and the numerics, as ``0f3a...-2``."""
     if cell.prints is not None:
         return cell.prints
-    own = identity(to_config(_composer.explained(allow_env_kwargs(cell.command))))
+    own = identity(to_config(_composer.explained(allow_new_keys(cell.command))))
     return f"{own.settings}-{own.numerics}"
 
 

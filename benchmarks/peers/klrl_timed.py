@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.peers.common import Clock
 
 #: What of an iteration is booked as what; the rollout's ``collect`` as ``rollout``.
-PHASES = {"move_anchor": "kl", "learn": "update"}
+PHASES = {"update_penalty": "kl", "learn": "update"}
 PHASES_OF_PARTS = {"estimate_advantage": "advantage", "charge_kl": "kl"}
 
 

@@ -75,7 +75,7 @@ def import_user_module(setting: str, module: str, folder: str | None = None) -> 
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{setting}: importing {module} fails ({with_line(error)}); fix it, or "
-            "start klrl in the folder that holds it"
+            "start klrl in the folder that contains it"
         ) from error
 
 

@@ -25,7 +25,7 @@ def read_table(path: Path, *parts: str) -> Any:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path.name}: is broken ({' '.join(str(error).split())})") from error
     if parts and (not isinstance(table, dict) or {*table} != {*parts}):
-        raise ConfigError(f"{path.name}: has {', '.join(table)}; its parts are {', '.join(parts)}")
+        raise ConfigError(f"{path.name}: has {', '.join(table)}; expected {', '.join(parts)}")
     return table
 
 

@@ -59,7 +59,7 @@ def _as_text(found: PolicyKL, args: argparse.Namespace) -> str:
     total = mean_and_error(first.total, first.total_error, _DIGITS)
     lines.append(f"{name}, summed over each {domain.episode}: {total} nats")
     if found.cut:
-        lines.append(f"{counted(found.cut, domain.episode)} did not end, cut off")
+        lines.append(f"{counted(found.cut, domain.episode)} did not end and were cut off")
     return "\n".join([*lines, *found.notes])
 
 

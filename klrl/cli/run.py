@@ -11,7 +11,7 @@ from klrl.base.imports import collection_paused, import_for_good
 from klrl.base.streams import lasting
 from klrl.config import register_schemas
 from klrl.config.compose import job_config, keys, parse_args
-from klrl.config.overrides import is_own, key_of, value_of
+from klrl.config.overrides import is_of_sweep, key_of, value_of
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
@@ -69,7 +69,7 @@ def _single(overrides: list[str], args: argparse.Namespace) -> int:
         check_machine(config, keys(job))
     given = _given("hydra.run.dir", overrides)
     if given is not None and "${" in given:
-        raise ConfigError(f"hydra.run.dir={given}: is no plain path; give one, as outputs/NAME")
+        raise ConfigError(f"hydra.run.dir={given}: contains an interpolation; give a plain path")
     import_for_good("klrl.train.loop", domain_of(config).module)
     run_in_folder(given, config, job, argv=sys.orig_argv)
     return 0
@@ -80,7 +80,7 @@ def _job_overrides(overrides: Sequence[str]) -> list[str]:
     job = []
     for override in overrides:
         key = key_of(override)
-        if is_own(override):
+        if is_of_sweep(override):
             raise ConfigError(f"{override}: only a sweep reads it; add -m, or drop it")
         if key == "hydra.sweep.dir":
             raise ConfigError(f"{key}: a single run never reads it; give hydra.run.dir")

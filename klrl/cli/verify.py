@@ -34,7 +34,7 @@ def verify_command(argv: list[str]) -> int:
     print(as_json if args.json else "\n".join(record.lines))
     if record.ok:
         return DONE
-    print(f"klrl verify: the record of {args.run} is off", file=sys.stderr)
+    print(f"klrl verify: the record of {args.run} is wrong", file=sys.stderr)
     return FAILED
 
 
@@ -44,7 +44,7 @@ def parser() -> Parser:
         prog="klrl verify",
         description="Is the record of a run true? Rows and settings against the checkpoints' "
         "digests, closing evaluations played again; of a language run also its samples: prompts, "
-        "rewards, and log-probs and KLs by plain transformers. Exit code 1 if something is off.",
+        "rewards, and log-probs and KLs by plain transformers. Exit code 1 if something is wrong.",
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from klrl.config import ALL_CHOICES, Ungrouped, conf_dir
-from klrl.config.choices import FOUND_OUT
+from klrl.config.choices import SET_BY_KLRL
 from klrl.config.fields import nested_schema
 from klrl.config.objectives import PRESETS
 
@@ -77,7 +77,7 @@ def settings() -> dict[str, KnownSetting]:
                 before = by_key[key].schemas if key in by_key else ()
                 by_key[key] = KnownSetting(key, str(each.type), (*before, schema))
     by_key |= {name: KnownSetting(name, str(each.type)) for name, each in _fields(Ungrouped)}
-    return {key: by_key[key] for key in sorted(by_key) if by_key[key].name not in FOUND_OUT}
+    return {key: by_key[key] for key in sorted(by_key) if by_key[key].name not in SET_BY_KLRL}
 
 
 def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[object]]]:

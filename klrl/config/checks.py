@@ -31,7 +31,7 @@ from klrl.config import (
     choice_of,
     choices_for,
 )
-from klrl.config.choices import ALL_CHOICES, CHOICES, FOUND_OUT, NAME
+from klrl.config.choices import ALL_CHOICES, CHOICES, NAME, SET_BY_KLRL
 from klrl.config.rules import rules_of
 
 
@@ -52,7 +52,7 @@ def to_config(cfg: DictConfig) -> JobConfig:
     parts: dict[str, Any] = {**to_settings(cfg, GROUPS)}
     for name in ("eval", "checkpoint"):
         parts[name] = _object(name, cfg[name])
-    for name in _NUMBERS:
+    for name in _UNGROUPED:
         if OmegaConf.is_missing(cfg, name):
             raise NoValueError(f"{name}: has no value; give one, as in {name}=...")
         parts[name] = checked_value(name, cfg.get(name), _ROOT[name].metadata)
@@ -71,12 +71,12 @@ def _check_data(cfg: DictConfig) -> None:
         raise NoValueError("data: has no value; give demonstrations or answers, as in data=PATH")
     if data is not None and not read:
         remedy = "start from experiment=clone or experiment=sft, or drop it"
-        raise ConfigError(f"data={data}: nothing reads it here; {remedy}")
+        raise ConfigError(f"data={data}: no chosen group reads it; {remedy}")
 
 
 _ROOT = {f.name: f for f in fields(RootConfig)}
 #: Settings of a job outside any group, except ``eval`` and ``checkpoint``.
-_NUMBERS = ("frames", "seed", "device", "threads")
+_UNGROUPED = ("frames", "seed", "device", "threads")
 
 
 def check_config(config: JobConfig) -> JobConfig:
@@ -91,7 +91,7 @@ def check_config(config: JobConfig) -> JobConfig:
             raise ConfigError(f"{name}={value!r}: give {one}")
     check_plain(f"env={config.env.name}", asdict(config))
     cfg = OmegaConf.structured(RootConfig)
-    for name in (*schemas, *_NUMBERS):
+    for name in (*schemas, *_UNGROUPED):
         value = getattr(config, name)
         try:
             cfg[name] = OmegaConf.structured(value) if name in schemas else value
@@ -108,7 +108,7 @@ def check_config(config: JobConfig) -> JobConfig:
 
 
 #: A language env -> an experiment that uses it.
-_STARTS = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text"}
+_EXPERIMENT = {"sort_digits": "sort_digits", "instructions": "smollm", "text": "text"}
 
 
 def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
@@ -121,7 +121,7 @@ def _domain(parts: Mapping[str, ChoiceConfig]) -> str:
             continue
         fitting = " or ".join(f"{group}={choice}" for choice in choices_for(group, domain))
         task = env.named if isinstance(env, EnvConfig) else f"env={env.name}"
-        larger = f", or start from experiment={_STARTS[env.name]}" if domain == LANGUAGE else ""
+        larger = f", or start from experiment={_EXPERIMENT[env.name]}" if domain == LANGUAGE else ""
         raise ConfigError(f"{group}={name}: {task} is a {domain} task; choose {fitting}{larger}")
     for group, base in get_type_hints(JOBS[domain]).items():
         if group in GROUPS and not isinstance(parts[group], base):
@@ -276,7 +276,7 @@ def check_names_unset(overridden: Iterable[str]) -> None:
         if group in ALL_CHOICES and names == [NAME]:
             raise ConfigError(f"{key}: set by the choice; choose with {group}=...")
         users = {"args", "kwargs"}.intersection(names)  # dictionaries with the user's own names
-        if group in ALL_CHOICES and not users and FOUND_OUT.intersection(names):
+        if group in ALL_CHOICES and not users and SET_BY_KLRL.intersection(names):
             raise ConfigError(f"{key}: klrl sets it; drop it")
 
 

@@ -93,7 +93,7 @@ ALL_GROUPS = (*GROUPS, "experiment", *SWEEP_GROUPS)
 #: The setting, in every group, that contains the name of the choice.
 NAME = "name"
 #: Settings that klrl sets, and users cannot set.
-FOUND_OUT = frozenset((NAME, "source", "sources", "version"))
+SET_BY_KLRL = frozenset((NAME, "source", "sources", "version"))
 
 
 Schema = TypeVar("Schema", bound=type[ChoiceConfig])

@@ -77,13 +77,13 @@ def prepared(arguments: Sequence[str], config_dir: str | None) -> list[str]:
         raise not_an_override(bare[0], config_dir)
     if config_dir and not Path(config_dir).is_dir():
         raise ConfigError(f"--config-dir {config_dir}: no such folder; give an existing one")
-    return quote_paths(allow_env_kwargs(arguments))
+    return quote_paths(allow_new_keys(arguments))
 
 
 _OPEN = re.compile(r"(env\.(template_)?kwargs|launcher\.slurm|\w+\.args|\w+\.own_\w+)[.=]")
 
 
-def allow_env_kwargs(overrides: Sequence[str]) -> list[str]:
+def allow_new_keys(overrides: Sequence[str]) -> list[str]:
     """Write ``env.kwargs.g=9.81`` with ``++``, which Hydra requires for a dictionary's new keys."""
     return [f"++{each}" if _OPEN.match(each) else each for each in overrides]
 

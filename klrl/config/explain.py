@@ -41,7 +41,7 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if match := re.search(r"In '(\w+)/(\w+)': Could not load '(\w+)/(\w+)'", text):
         meant = nearest(match[4], choices(match[3], config_dir)) or "; name another"
         return ConfigError(
-            f"{match[1]}={match[2]}: starts from {match[3]}={match[4]}, which is no choice{meant}"
+            f"{match[1]}={match[2]}: starts from {match[3]}={match[4]}, which does not exist{meant}"
         )
     if match := re.search(r"'(\w+)/(\w+)' is validated against ConfigStore schema", text):
         named = f"{match[1]}={match[2]}"

@@ -50,7 +50,7 @@ def value_of(override: str) -> str:
     return value[1:-1] if quoted else value
 
 
-def is_own(override: str) -> bool:
+def is_of_sweep(override: str) -> bool:
     """Return whether an override belongs to a sweep itself, not to its jobs."""
     return key_of(override).split(".")[0] in ("sweep", *SWEEP_GROUPS)
 
@@ -59,8 +59,8 @@ def is_own(override: str) -> bool:
 _REFUSED = {
     "hydra.run.dir": "a sweep never reads it; give hydra.sweep.dir, or sweep=NAME",
     "hydra.sweep.subdir": "klrl names the jobs' folders by what is swept; drop it",
-    "hydra/launcher": "klrl has its own; choose launcher=..., see --help",
-    "hydra/sweeper": "klrl has its own; choose search=..., see --help",
+    "hydra/launcher": "klrl has its own launchers; choose launcher=..., see --help",
+    "hydra/sweeper": "klrl has its own searches; choose search=..., see --help",
 }
 
 
@@ -78,7 +78,7 @@ def split_overrides(overrides: Sequence[str]) -> SweepOverrides:
         elif key.startswith("hydra"):
             raise ConfigError(f"{override}: {_REFUSED.get(key, 'a sweep never reads it; drop it')}")
         else:
-            (own if is_own(override) else job).append(override)
+            (own if is_of_sweep(override) else job).append(override)
     if name is not None and folder is not None:
         raise ConfigError(
             f"hydra.sweep.dir={folder}: sweep={name} sets the folder; drop one of the two"

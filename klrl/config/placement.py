@@ -54,7 +54,7 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
         )
     if gradient is Gradient.TWICE:
         raise ConfigError(
-            f"kl.placement=split: needs the exact KL, {estimator} would count a step twice; "
+            f"kl.placement=split: needs the exact KL; {estimator} would count a step twice; "
             "add kl.estimator=exact"
         )
 
@@ -74,8 +74,8 @@ def check_divergence(divergence: str, placement: str, estimator: str) -> None:
         return
     if placement == "reward":
         raise ConfigError(
-            f"kl.divergence={divergence}: no one number in the reward has its gradient, only the "
-            "reverse KL's k1 does (docs/kl.md); add kl.placement=split kl.estimator=exact"
+            f"kl.divergence={divergence}: no number in the reward has its gradient; only k1, for "
+            "the reverse KL, does (docs/kl.md); add kl.placement=split kl.estimator=exact"
         )
     if estimator != "exact":
         raise ConfigError(

@@ -36,7 +36,7 @@ def is_discrete(space: Space) -> bool:
     return type(space) in FAMILIES
 
 
-def require_served(setting: str, space: Space) -> None:
+def require_supported(setting: str, space: Space) -> None:
     """Refuse an unsupported action space; ``setting`` names the environment in the error."""
     if isinstance(space, spaces.Box):
         if not np.issubdtype(space.dtype, np.floating):
@@ -51,7 +51,7 @@ def require_served(setting: str, space: Space) -> None:
         )
 
 
-def kind_of(space: Space) -> object:
+def action_signature(space: Space) -> object:
     """Return n of a Discrete, ``nvec`` of a MultiDiscrete, else the shape, to compare spaces."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)

@@ -35,7 +35,7 @@ def require_observation(
     """
     array = _array(name, observation)
     if array.shape != tuple(shape):
-        raise Misfit(f"{name} has shape {array.shape}, but its space has {tuple(shape)}")
+        raise Misfit(f"{name} has shape {array.shape}, but its space has shape {tuple(shape)}")
 
 
 def require_picture(picture: object) -> np.ndarray:

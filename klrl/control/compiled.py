@@ -67,18 +67,18 @@ _SOURCES = (
 )
 
 
-def decide(config: Config, device: torch.device, asked: str | None = None) -> str:
+def decide(config: Config, device: torch.device, requested: str | None = None) -> str:
     """Choose the mode by settings and device type alone, whether or not the cache has a package."""
-    asked = config.learner.compile if asked is None else asked
+    requested = config.learner.compile if requested is None else requested
     if device.type == "cuda":
-        return "jit" if asked in ("auto", "aot") else asked
-    if asked == "auto":
+        return "jit" if requested in ("auto", "aot") else requested
+    if requested == "auto":
         return "aot" if config.gradient_steps >= AUTO_STEPS else "false"
-    return asked
+    return requested
 
 
 def choose(
-    asked: str, config: Config, device: torch.device, package: Callable[[], Path]
+    requested: str, config: Config, device: torch.device, package: Callable[[], Path]
 ) -> tuple[str, str | None]:
     """Choose false, jit or aot on this machine; also return the reason for a fallback, or None.
 
@@ -89,13 +89,13 @@ def choose(
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.placement != "reward":
         charged = {"estimator": config.kl.estimator, "divergence": config.kl.divergence}
         own += [f"kl.{name}" for name, chosen in charged.items() if chosen == "custom"]
-    if own and asked != "jit":
+    if own and requested != "jit":
         # A package's key does not cover the user's sources.
         return "false", f"custom {' and '.join(own)} (compiled only with learner.compile=jit)"
-    mode, unusable = decide(config, device, asked), None
+    mode, unusable = decide(config, device, requested), None
     if device.type != "cpu":
         return mode, None
-    if asked in ("auto", "aot"):
+    if requested in ("auto", "aot"):
         try:
             if _load(package()) is not None:
                 return "aot", None
@@ -118,7 +118,7 @@ class Prepared:
 
 
 def prepare(
-    asked: str,
+    requested: str,
     config: Config,
     problem: StepParts,
     example: Sequence[Tensor],
@@ -130,7 +130,7 @@ def prepare(
     arguments of later calls must have the same layout.
     """
     package = partial(package_path, problem, example)
-    mode, why = choose(asked, config, example[0].device, package)
+    mode, why = choose(requested, config, example[0].device, package)
     try:
         if mode == "jit":
             return _jit(problem, example)
@@ -220,9 +220,7 @@ def _package(
         started = time.perf_counter()
         build_package(problem, example, path)
         seconds = time.perf_counter() - started
-        description = (
-            f"update: compiled in {seconds:.0f} s, kept in {path.parent} for the next runs"
-        )
+        description = f"update: compiled in {seconds:.0f} s, stored in {path.parent} for later runs"
         loader = _load(path)
     run = loader.run
 

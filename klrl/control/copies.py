@@ -36,7 +36,7 @@ from torchrl.envs import EnvBase
 from klrl.base.errors import EnvError, NonFiniteError
 from klrl.base.seeds import derived_seed
 from klrl.base.time_limit import TookTooLong, within
-from klrl.control.action_space import conversion, conversion_note, require_served
+from klrl.control.action_space import conversion, conversion_note, require_supported
 from klrl.control.answers import (
     FLAGS,
     NUMBERS,
@@ -133,7 +133,7 @@ class VectorGymEnv(EnvBase):
     def _set_specs(self) -> None:
         n = self.num_copies
         observation, action = self._envs[0].observation_space, self._envs[0].action_space
-        require_served(self._setting, action)
+        require_supported(self._setting, action)
         stored = torch.uint8 if self.observation_dtype == np.uint8 else torch.float32
         seen = Unbounded(shape=(n, *observation.shape), dtype=stored)
         flag = Categorical(2, dtype=torch.bool, shape=(n, 1))

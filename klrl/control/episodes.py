@@ -123,7 +123,7 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
     except TookTooLong:
         return f"a step or a reset took longer than {timeout:g} s"
     except Exception as error:  # an environment may raise anything
-        return f"a second copy fails: {first_line(error)}"
+        return f"a second copy of the environment raises an error: {first_line(error)}"
 
 
 def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:

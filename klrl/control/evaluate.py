@@ -83,7 +83,7 @@ def waves(
             if not wave:
                 break
             acting = make_acting(agent, device)  # without noise it takes the mode
-            watched = None if measure is None else Watched(acting, measure, device)
+            watched = None if measure is None else Measuring(acting, measure, device)
             scores, steps = play(env, watched or acting, seeds[:wave], limit, noise)
             yield scores if watched is None else scores._replace(kls=watched.episodes(steps))
             seeds = seeds[wave:]
@@ -207,14 +207,14 @@ def _check_kinds(parties: Parties, config: Config) -> None:
 
 #: Draws per state, from which js and tv of Gaussians with several dimensions are estimated.
 DRAWS = 64
-#: Number of stored states, and of numbers in them, at which :class:`Watched` measures.
+#: Number of stored states, and of numbers in them, at which :class:`Measuring` measures.
 _STATES, _NUMBERS = 2**13, 2**20
 
 #: Maps states [..., D] to {name of a divergence: values [...]}.
 Measure = Callable[[Tensor], dict[str, Tensor]]
 
 
-class Watched:
+class Measuring:
     """A wrapper of a policy that measures divergences in the states where the policy acts."""
 
     def __init__(self, acting: Acting, measure: Measure, device: torch.device) -> None:
@@ -344,7 +344,7 @@ def _drawn(config: EnvConfig) -> VectorGymEnv:
             env.close()
         reason = str(error) if isinstance(error, EnvError) else in_one_line(error)
         raise ConfigError(
-            f"--video: {config.id} cannot be drawn with render_mode={_MODE}: {reason}; see "
+            f"--video: {config.id} cannot be rendered with render_mode={_MODE}: {reason}; see "
             "docs/runs.md, Videos"
         ) from error
     return env

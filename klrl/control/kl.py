@@ -221,7 +221,7 @@ def preflight_checks(
 def synthetic_observations(layout: Layout | None, size: int, count: int) -> torch.Tensor:
     """Make synthetic observations [count, D], the same at every call, for trials of networks."""
     if layout is not None:
-        return torch.from_numpy(layout.drawn(np.random.default_rng(0), count))
+        return torch.from_numpy(layout.random_transports(np.random.default_rng(0), count))
     return torch.randn(count, size, generator=torch.Generator().manual_seed(0))
 
 

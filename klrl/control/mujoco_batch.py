@@ -56,7 +56,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
             if (known := repr(env.spec)) not in _compared:
                 why = _difference(batch, env, [make() for _ in range(_COPIES)])
     except Exception as error:  # MuJoCo may be too old, or a Batch may refuse the model
-        why = f"a batch fails: {first_line(error)}"
+        why = f"a batch raises an error: {first_line(error)}"
     if why:
         raise Unbatched(f"{why}; a batch would take about 2/3 of the time")
     _compared.add(known)
@@ -80,9 +80,9 @@ def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.
         actions = np.resize([space.sample() for _ in own], (count, *space.shape))
         batch.step(actions, mask, answers)
         for i, each in enumerate(own):
-            told = each.step(actions[i])[:4]
-            ended[i] = told[2] or told[3]
-            for mine, theirs in zip(answers, told, strict=True):
+            expected = each.step(actions[i])[:4]
+            ended[i] = expected[2] or expected[3]
+            for mine, theirs in zip(answers, expected, strict=True):
                 if mine[i].tobytes() != np.asarray(theirs, mine.dtype).tobytes():
                     return f"a batch differs from Gymnasium in step {step}"
     return ""
@@ -131,7 +131,7 @@ class MujocoBatch:
         for part in self._observed():
             start, end = end, end + part.shape[1]
             observations[stepped, start:end] = part[stepped]
-        results = *self._judged(before, actions), self._steps >= self._limit
+        results = *self._reward_and_end(before, actions), self._steps >= self._limit
         for answer, result in zip(others, results, strict=True):
             answer[stepped] = result[stepped]
 
@@ -139,7 +139,7 @@ class MujocoBatch:
         """Return the parts [N, ...] of the observation."""
         return self._shown, self._qvel
 
-    def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
+    def _reward_and_end(self, before: Array, actions: Array) -> tuple[Array, Array]:
         """Compute reward and terminated, rounded as in Gymnasium; ``before``: x before the step."""
         return self._progress(before) - self._effort(actions), self._never
 
@@ -170,7 +170,7 @@ class WalkerBatch(MujocoBatch):
     def _observed(self) -> Sequence[Array]:
         return self._shown, np.minimum(np.maximum(self._qvel, -10), 10)
 
-    def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
+    def _reward_and_end(self, before: Array, actions: Array) -> tuple[Array, Array]:
         state = np.concatenate((self._qpos[:, 1:], self._qvel), 1)
         healthy = ((self._low < state) & (state < self._high)).all(1)
         reward = self._progress(before) + healthy * self._task._healthy_reward
@@ -190,18 +190,18 @@ class ReacherBatch(MujocoBatch):
         angles, apart = self._qpos[:, :2], self._tip - self._target
         return np.cos(angles), np.sin(angles), self._qpos[:, 2:], self._qvel[:, :2], apart[:, :2]
 
-    def _judged(self, before: Array, actions: Array) -> tuple[Array, Array]:
+    def _reward_and_end(self, before: Array, actions: Array) -> tuple[Array, Array]:
         apart, task = self._tip - self._target, self._task
         reward = -np.sqrt(np.vecdot(apart, apart)) * task._reward_dist_weight
         return reward - np.square(actions).sum(1) * task._reward_control_weight, self._never
 
 
-_ROOM = "gymnasium.envs.mujoco"
+_PACKAGE = "gymnasium.envs.mujoco"
 #: Entry point of a task -> its batch.
 TASKS = {
-    f"{_ROOM}.half_cheetah_v5:HalfCheetahEnv": MujocoBatch,
-    f"{_ROOM}.hopper_v5:HopperEnv": WalkerBatch,
-    f"{_ROOM}.reacher_v5:ReacherEnv": ReacherBatch,
-    f"{_ROOM}.swimmer_v5:SwimmerEnv": MujocoBatch,
-    f"{_ROOM}.walker2d_v5:Walker2dEnv": WalkerBatch,
+    f"{_PACKAGE}.half_cheetah_v5:HalfCheetahEnv": MujocoBatch,
+    f"{_PACKAGE}.hopper_v5:HopperEnv": WalkerBatch,
+    f"{_PACKAGE}.reacher_v5:ReacherEnv": ReacherBatch,
+    f"{_PACKAGE}.swimmer_v5:SwimmerEnv": MujocoBatch,
+    f"{_PACKAGE}.walker2d_v5:Walker2dEnv": WalkerBatch,
 }

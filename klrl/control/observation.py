@@ -162,7 +162,7 @@ class Layout:
         allowed = np.split(packed[-self.masked :], np.cumsum(mask.counts)[:-1])
         return np.array([[int(np.argmax(choice)) for choice in allowed]])
 
-    def drawn(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def random_transports(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draw transports [count, D]: normal vectors, uniform pixels and indices, masks of ones."""
         drawn = np.ones((count, self.size), self.dtype)
         for entry, place in self.places():

@@ -125,7 +125,7 @@ class ControlParts(Parts):
         """The policy in training."""
         return self.agent.actor
 
-    def move_normalizer(self, batch: TensorDictBase) -> None:
+    def update_normalizer(self, batch: TensorDictBase) -> None:
         """Add the rollout to the observation statistics, after the update that used it."""
         if self.data is None and self.agent.normalizer is not None:
             self.agent.normalizer.update(batch.get("observation"))
@@ -177,7 +177,7 @@ class ControlParts(Parts):
             return self.data
         seed = derived_seed(self.config.seed, "train", iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
-        self._episodes.prove(self._copies)
+        self._episodes.check_repeatable(self._copies)
         env = transformed(self._copies, online)
         reseed = partial(self._copies.seed_episodes, seed)
         reseed()

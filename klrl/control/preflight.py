@@ -30,11 +30,11 @@ from klrl.config.choices import choices_for
 from klrl.config.own import config_errors
 from klrl.control.action_space import (
     FAMILIES,
+    action_signature,
     conversion,
     is_discrete,
     joint_actions,
-    kind_of,
-    require_served,
+    require_supported,
 )
 from klrl.control.answers import Misfit, require_flag, require_number, require_observation
 from klrl.control.gym_make import make_one
@@ -73,7 +73,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     copy = make_checked(env)
     space = copy.action_space
     discrete = is_discrete(space)
-    require_served(env.named, space)
+    require_supported(env.named, space)
     layout = layout_of(env.named, copy.observation_space, space, env.action_mask)
     require_actor(actor.name, layout)
     of_users = isinstance(actor, CustomActorConfig) and actor.own_critic is None
@@ -89,7 +89,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     _check_distribution(env, actor, space)
     if discrete and "actor.init_std" in overridden:
         raise ConfigError(
-            f"actor.init_std: nothing reads it here: {env.named} has discrete actions; drop it"
+            f"actor.init_std: has no effect: {env.named} has discrete actions; drop it"
         )
     return space
 
@@ -135,7 +135,7 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     family = FAMILIES.get(type(copy.action_space), chosen)
     layout = layout_of(env.named, copy.observation_space, copy.action_space, env.action_mask)
     seen = spaces.flatdim(copy.observation_space) if layout is None else layout.names
-    action = kind_of(copy.action_space)
+    action = action_signature(copy.action_space)
     copy.close()
     return PolicyKind(family, seen, action)
 
@@ -170,7 +170,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:
             warn(
                 f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
-                "env.action_mask=info, or none to leave it unread"
+                "env.action_mask=info, or none to ignore it"
             )
     except TookTooLong:
         raise ConfigError(
@@ -277,7 +277,7 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         )
     network, other_network = (_network(c.actor) for c in (config, other))
     if setting == "actor.init" and network != other_network:
-        raise ConfigError(f"{setting}={path}: its network is {other_network}; choose the same")
+        raise ConfigError(f"{setting}={path}: its network is {other_network}; choose that here")
 
 
 #: The settings that determine an actor's networks, and the scaling of pixels.

@@ -86,7 +86,7 @@ class RunningEpisodes:
 
     def __init__(self) -> None:
         self.repeatable = self.new = False
-        self._why = "they have not begun"  # reason why a resume begins new episodes, or empty
+        self._why = "the run has not begun"  # reason why a resume begins new episodes, or empty
         self._rollout: ControlRollout | None = None
         self._loaded: dict[str, Any] = {}
 
@@ -106,7 +106,7 @@ class RunningEpisodes:
             "resume": "anew" if self._why else "exact",
         }
 
-    def prove(self, copies: VectorGymEnv) -> None:
+    def check_repeatable(self, copies: VectorGymEnv) -> None:
         """Check whether episodes can be replayed; if so, start to record them."""
         self._why = copies.keep_episodes()
         self.repeatable = not self._why

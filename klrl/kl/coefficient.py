@@ -50,7 +50,7 @@ def one_spelling(
     if coeff is None:
         return coef
     if not isinstance(coef, _Default):
-        raise ValueError(f"{name} and {name}f are one setting: give one of them")
+        raise ValueError(f"{name} and {name}f name one setting: give one of them")
     return coeff
 
 

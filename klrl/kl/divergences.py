@@ -87,21 +87,21 @@ def expected(log_p: Tensor, value: Tensor) -> Tensor:
     return (log_p.masked_fill(forbidden, 0.0).exp() * value).masked_fill(forbidden, 0.0).sum(-1)
 
 
-def js_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
+def js_draws(at_policy: Tensor, at_reference: Tensor) -> Tensor:
     """Estimate the js without bias, nats, from each of S pairs of draws; tensors are [..., S].
 
     With l = log pi - log pi_ref, js = log 2 - (E_pi[softplus(-l)] + E_pi_ref[softplus(l)]) / 2. The
     arguments are l at draws of pi and at draws of pi_ref; a gradient needs reparametrised draws.
     """
-    return LARGEST_JS - 0.5 * (softplus(-at_policys) + softplus(at_references))
+    return LARGEST_JS - 0.5 * (softplus(-at_policy) + softplus(at_reference))
 
 
-def tv_draws(at_policys: Tensor, at_references: Tensor) -> Tensor:
+def tv_draws(at_policy: Tensor, at_reference: Tensor) -> Tensor:
     """Estimate the total variation without bias, in [0, 1]; arguments as in :func:`js_draws`.
 
     tv = E_m[tanh(|l| / 2)] with m = (pi + pi_ref) / 2, since |pi - pi_ref| / (2 m) = tanh(|l| / 2).
     """
-    return 0.5 * ((0.5 * at_policys.abs()).tanh() + (0.5 * at_references.abs()).tanh())
+    return 0.5 * ((0.5 * at_policy.abs()).tanh() + (0.5 * at_reference.abs()).tanh())
 
 
 def standard_error(draws: Tensor) -> Tensor:

@@ -70,9 +70,9 @@ def draw(
     rows = batch.ndim if stored is None else stored.ndim
     drawn, span = batch.copy(), torch.zeros(())
     for number, (key, head) in enumerate(heads):
-        u, apart = _beyond_the_cut(head, batch.get(key), stored, number)
+        u, log_prob_bound = _beyond_the_cut(head, batch.get(key), stored, number)
         drawn.set(kept_at(sampled, key), u)
-        span = span.to(apart) + sum_beyond(apart, rows)
+        span = span.to(log_prob_bound) + sum_beyond(log_prob_bound, rows)
     each = log_probs(sampled, drawn, action_key)
     total = add_heads(list(each.values()))
     lost, possible = span > 0, sum_beyond(total, rows).isfinite()
@@ -179,9 +179,9 @@ def _beyond_the_cut(
     z = -torch.special.ndtri(v * torch.special.log_ndtr(-alpha).exp())
     z = z.clamp_min(alpha).masked_fill(alpha > REACH, torch.nan)
     u = (loc.double() + side * scale.double() * z).to(action)
-    apart = (REACH - alpha.clamp_min(-REACH)).abs().to(u) * (REACH + 2 * scale)
+    log_prob_bound = (REACH - alpha.clamp_min(-REACH)).abs().to(u) * (REACH + 2 * scale)
     beyond, inverse = t.abs() >= least, dist.transforms[0].inv(action)
-    return torch.where(beyond, u, inverse), torch.where(beyond, apart, 0.0)
+    return torch.where(beyond, u, inverse), torch.where(beyond, log_prob_bound, 0.0)
 
 
 def _uniform(*known: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def search(
     measure: Callable[[], float],
     kl: float,
     target: float,
-    most: float,
+    max_alpha: float,
 ) -> tuple[float, float]:
     """Scale the actor's update in place; return the final alpha and KL(old||new).
 
@@ -43,11 +43,11 @@ def search(
         measure: returns KL(old||new) of the whole rollout, nats per frame or token.
         kl: KL(old||new) after the update, alpha = 1.
         target: dtarg, in the unit of ``kl``.
-        most: the largest alpha, >= 1.
+        max_alpha: the largest alpha, >= 1.
     """
     steps = [p - old for p, old in zip(parameters, before, strict=True)]
     last_alpha, last_kl = 1.0, kl
-    alpha = min(math.sqrt(target / kl), most)
+    alpha = min(math.sqrt(target / kl), max_alpha)
     for evaluation in range(1, MAX_EVALUATIONS + 1):
         for p, old, step in zip(parameters, before, steps, strict=True):
             p.copy_(old + alpha * step)
@@ -59,5 +59,5 @@ def search(
         slope = math.log(max(new_kl, 1e-12) / last_kl) / math.log(alpha / last_alpha)
         slope = min(max(slope, SLOPES[0]), SLOPES[1])
         last_alpha, last_kl = alpha, max(new_kl, 1e-12)
-        alpha = min(alpha * (target / last_kl) ** (1 / slope), most)
+        alpha = min(alpha * (target / last_kl) ** (1 / slope), max_alpha)
     return alpha, new_kl

@@ -385,7 +385,7 @@ def _networks(
     for name, value in given.items():
         other = arguments.pop(name, None)
         if value is not None and other is not None:
-            raise ValueError(f"{name} and {name}_network are one setting: give one of them")
+            raise ValueError(f"{name} and {name}_network name one setting: give one of them")
         given[name] = value if other is None else other
     actor = flat_policy(given["actor"])
     require_policy("actor_network", actor)

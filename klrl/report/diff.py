@@ -124,10 +124,10 @@ def _differences(first: Sequence[Row], second: Sequence[Row]) -> Iterator[str]:
         if mine is None or other is None:
             runs = ("first", "second") if other is None else ("second", "first")
             count = min(len(first), len(second))
-            yield f"row {number}: only the {runs[0]} run has it, the {runs[1]} has {count}"
+            yield f"row {number}: only the {runs[0]} run has it, the {runs[1]} ends at {count}"
             return
         for name in [*mine, *(name for name in other if name not in mine)]:
-            values = [repr(row[name]) if name in row else "not there" for row in (mine, other)]
+            values = [repr(row[name]) if name in row else "absent" for row in (mine, other)]
             if name not in TIMES and values[0] != values[1]:
                 where = f"iteration {mine.get('iteration', number)}"
                 yield f"{where}: {name} is {values[0]} and {values[1]}"
@@ -142,8 +142,8 @@ def _compare_parameters(first: Path, second: Path) -> tuple[bool, str]:
             return True, f"parameters not compared: {run} has no complete checkpoint of this format"
     (frames, mine), (others, theirs) = [held for held in told if held is not None]
     if frames != others:
-        return False, f"rows are equal, the last checkpoints are of {frames:,} and {others:,}"
+        return False, f"rows are equal, but the last checkpoints are of {frames:,} and {others:,}"
     for name in _COMPARED:
         if mine.get(name) != theirs.get(name):
-            return False, f"rows are equal, the {name} of the last checkpoints ({frames:,}) is not"
+            return False, f"rows are equal, but not the {name} of the last checkpoints ({frames:,})"
     return True, f"parameters at {frames:,}, SHA-256 {mine.get('agent', '-')[:12]}"

@@ -86,7 +86,7 @@ class Drawing:
 
     key: str
     title: str
-    told: str  # text for screen readers
+    description: str  # text for screen readers
     svg: Markup  # contents of the svg element
     box: str  # viewBox of the svg element
     data: dict[str, Any]  # for ``page.js``: position and text of each point
@@ -101,15 +101,15 @@ def draw_chart(chart: Chart, key: str) -> Drawing:
         axes = figure.subplots()
         _draw(axes, chart, range(len(chart.lines)))
         svg = _inline(figure)
-    told = f"{chart.title}: {chart.y} against {chart.x}, {len(chart.series)} settings"
+    description = f"{chart.title}: {chart.y} against {chart.x}, {len(chart.series)} settings"
     series = [
-        {"i": i, "name": label(chart.lines[i]), "points": _told(axes, chart, i, points)}
+        {"i": i, "name": label(chart.lines[i]), "points": _tooltips(axes, chart, i, points)}
         for i, points in chart.series.items()
         if points
     ]
     y = chart.y if chart.front is not None else f"{chart.title}, {chart.y}"
     data = {"x": f"{chart.x}: ", "y": f"{y}: ", "series": series}
-    return Drawing(key, chart.title, told, svg, _box(figure), data)
+    return Drawing(key, chart.title, description, svg, _box(figure), data)
 
 
 def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> list[str]:
@@ -220,9 +220,9 @@ def _ends(chart: Chart, i: int) -> list[float | None]:
     return [run.end if run.failed else None for run in chart.lines[i].setting.runs]
 
 
-def _told(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list[Any]]:
+def _tooltips(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list[Any]]:
     """Return each point's position, the text of its x, and the text of its y and seeds."""
-    finished, told = seeds_text(chart.lines[i].setting), []
+    finished, tooltips = seeds_text(chart.lines[i].setting), []
     of_x, of_y = chart.digits
     for point in points:
         x = _span(point.across, of_x) if point.across else number(point.x, of_x)
@@ -230,8 +230,8 @@ def _told(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[list
         what = f"range of {n}" if point.y.low is None else f"95 % interval over {n}"
         what = "1 seed" if point.y.seeds == 1 else what
         what += f"; {finished} finished" if "of" in finished else ""
-        told.append((point.x, point.y.value, x, f"{_span(point.y, of_y)}\n{what}"))
-    return _points(axes, told)
+        tooltips.append((point.x, point.y.value, x, f"{_span(point.y, of_y)}\n{what}"))
+    return _points(axes, tooltips)
 
 
 def _span(of: Estimate, digits: int) -> str:

@@ -165,7 +165,7 @@ def other_jobs(
         if not counts or run.status != "finished":
             error = str(run.manifest.get("error") or errors.get(run.path.resolve()) or "")
             state = run.status if run.rows or run.status != "finished" else "finished, without rows"
-            state = "run again later" if id(run) in again else state
+            state = "replaced by another run" if id(run) in again else state
             name = f"{run.task}: " * several + names[identity(run)]
             place, seed, rows = str(run.path), str(run.seed), str(run.rows)
             jobs.append(LeftOut(place, state, name, seed, rows, error, counts))

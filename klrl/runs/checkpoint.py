@@ -161,7 +161,7 @@ def load_component(
     """
     folder = run / "checkpoints" / which
     if not _newest_first(folder):
-        raise ConfigError(f"{run}: has no checkpoint '{which}'; choose another of last, best")
+        raise ConfigError(f"{run}: has no checkpoint '{which}'; choose last or best")
     _refuse_foreign(folder, run_id(run), str(run))
     entry, _ = _load(folder, {name: module}, device, say, str(run))
     return entry.frames
@@ -201,7 +201,7 @@ def _load(
         for other, damage in refused.items():
             say(f"checkpoint {other} is refused ({damage}); {path.name} is used")
         return entry, list(refused)
-    why = [f"{path.name}/{damage}" for path, damage in refused.items()] or ["none at all"]
+    why = [f"{path.name}/{damage}" for path, damage in refused.items()] or ["no entry found"]
     raise ConfigError(
         f"{setting}: {folder}: no complete checkpoint ({'; '.join(why)}); restore its files, or "
         "choose another run"
@@ -235,7 +235,7 @@ def _checked(path: Path) -> CheckpointEntry:
     entry = CheckpointEntry(path)
     entry.check()
     if path.name.removeprefix("frames-").lstrip("0") != str(entry.frames).lstrip("0"):
-        raise DamagedEntry(f"manifest.json: says {entry.frames:,}, unlike the folder's name")
+        raise DamagedEntry(f"manifest.json: frames {entry.frames:,} contradict the folder's name")
     return entry
 
 

@@ -142,7 +142,7 @@ class CheckpointEntry:
                 present[name] = path.stat().st_size
         for name in self._files:
             if not _OURS.fullmatch(name):
-                raise DamagedEntry(f"{name}: is no file that klrl writes, and is not opened")
+                raise DamagedEntry(f"{name}: is not a file that klrl writes, and is not opened")
             if name not in present:
                 raise DamagedEntry(f"{name}: is missing")
         return present

@@ -40,7 +40,7 @@ _PACKAGES = (
 #: Entry of the manifest -> its type, and the type's name in messages.
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("pid", "numerics"), (int, "number")),
-    **dict.fromkeys(("status", "started", "klrl", "resume", "id", "domain"), (str, "text")),
+    **dict.fromkeys(("status", "started", "klrl", "resume", "id", "domain"), (str, "string")),
     **dict.fromkeys(("argv", "resumed", "side_failures"), (list, "list")),
     "versions": (dict, "table"),
 }
@@ -81,11 +81,11 @@ def read_manifest(run: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenRun(f"its manifest.json is broken ({first_line(error)})") from error
     if not isinstance(manifest, dict) or "status" not in manifest:
-        raise BrokenRun("its manifest.json is no run's (it has no status)")
+        raise BrokenRun("its manifest.json does not belong to a run (no status)")
     for name, (kind, what) in _KINDS.items():
         if not isinstance(manifest.get(name), kind | None):
             value = manifest[name]
-            raise BrokenRun(f"its manifest.json is broken ({name} {value!r} is no {what})")
+            raise BrokenRun(f"its manifest.json is broken ({name} {value!r} is not a {what})")
     if manifest.get("domain") not in DOMAINS:
         raise BrokenRun(
             f"its manifest.json names the domain {manifest.get('domain')!r}, which this klrl does "
@@ -124,7 +124,7 @@ def read_settings(run: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise BrokenRun(f"its .hydra/config.yaml is broken ({first_line(error)})") from error
     if not isinstance(settings, dict):
-        raise BrokenRun("its .hydra/config.yaml holds no settings")
+        raise BrokenRun("its .hydra/config.yaml has no settings")
     return settings
 
 

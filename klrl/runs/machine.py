@@ -59,7 +59,7 @@ def _check_wandb_key() -> None:
 
     problem = check_api_key(key)
     if problem:
-        raise ConfigError(f"{source}: {problem.rstrip('.')}; correct it, or logger.mode=offline")
+        raise ConfigError(f"{source}: {problem.rstrip('.')}; fix it, or set logger.mode=offline")
 
 
 def wandb_mode(mode: str) -> Any:

@@ -105,7 +105,7 @@ def _declared() -> dict[str, Metric]:
         metric = entry_of(Metric, _TABLE, entry)
         where = f"{_TABLE.name}: {metric.name}"
         if metric.panel not in (None, *PANELS):
-            raise ConfigError(f"{where}: panel={metric.panel}: there are {', '.join(PANELS)}")
+            raise ConfigError(f"{where}: panel={metric.panel}: choose {' or '.join(PANELS)}")
         if metric.domain not in (None, *DOMAINS):
             raise ConfigError(f"{where}: domain={metric.domain}: give {' or '.join(DOMAINS)}")
         for domain in DOMAINS.values():

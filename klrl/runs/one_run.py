@@ -26,8 +26,8 @@ def check_one_run(files: RunFolder, setting: str) -> None:
     own, rows = run_id(files.path), [p for p in (files.metrics, files.samples) if p.exists()]
     if not files.exists and (left := [*rows, *files.checkpoints.glob("*/frames-*")]):
         raise ConfigError(
-            f"{setting}: holds {left[0].relative_to(files.path)} but no manifest.json; "
-            "restore that file, or move the folder away"
+            f"{setting}: has {left[0].relative_to(files.path)} but no manifest.json; "
+            "restore manifest.json, or move the folder away"
         )
     for path in (files.path / name for name in _SETTINGS):
         first = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""

@@ -19,7 +19,7 @@ def custom_run(config: CustomLoggerConfig, logged: LoggedRun) -> OpenLoggers:
         "group": logged.group,
         "axis": logged.domain.axis,
     }
-    return guarded(logged, OwnLogger.part, lambda: OwnLogger(make_own("logger", config, given)))
+    return guarded(logged, UserLogger.part, lambda: UserLogger(make_own("logger", config, given)))
 
 
 def check_logger(config: CustomLoggerConfig) -> None:
@@ -32,7 +32,7 @@ def check_logger(config: CustomLoggerConfig) -> None:
         )
 
 
-class OwnLogger(Logger):
+class UserLogger(Logger):
     """Calls the user's logger; only its method ``log`` is required."""
 
     part = "logger"

@@ -277,7 +277,7 @@ def _parsed(content: bytes) -> Owner | None:
 
 def _refusal(run: Path, setting: str, owner: Owner | None) -> OwnedElsewhere:
     return OwnedElsewhere(
-        f"{setting}: {owner or 'another process'} is still running it; wait or stop it (or, if "
+        f"{setting}: {owner or 'another process'} is still running it; wait, or stop it (or, if "
         f"there is none, delete {run / OWNER_FILE})"
     )
 

@@ -188,7 +188,7 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     steered = config.controller.name != "fixed" or config.advantage.reward_weight == 0
     if share >= LARGE_SHARE and not steered:
         lines.append(
-            f"  the penalty is {share:.0%} of the reward (mean sizes per {domain.unit}); where the "
+            f"  the penalty is {share:.0%} of the reward (mean sizes per {domain.unit}); if the "
             f"policy learns too little, set kl.coef={rows[-1]['kl/ref/coef'] / 10:.1g}"
         )
     if (collector := files.manifest.get("collector")) and seconds:

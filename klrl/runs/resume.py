@@ -66,7 +66,7 @@ def stored_config(
     """
     if RunFolder(run).exists and run_id(run) is None:
         raise ConfigError(
-            f"{run}: its manifest.json has no id of a run: klrl before 0.3.0 made it, or it is "
+            f"{run}: its manifest.json has no run id: klrl before 0.3.0 made it, or it is "
             "broken; use the klrl that made it"
         )
     try:

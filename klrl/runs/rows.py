@@ -147,7 +147,7 @@ def _is_value(value: object) -> bool:
 
 
 def report_lines(
-    path: Path, numbers: Sequence[int], say: Callable[[str], None] = warn, what: str = "no row"
+    path: Path, numbers: Sequence[int], say: Callable[[str], None] = warn, what: str = "not a row"
 ) -> None:
     """Report in one message which lines of a file are skipped, if any."""
     if numbers:

@@ -14,7 +14,7 @@ from klrl.runs.folder import RunFolder, new_path
 from klrl.runs.owner import OwnedElsewhere
 
 
-class OwnFolder:
+class OutputFolder:
     """The folder of a run or of a sweep; :meth:`make` makes it if it is missing.
 
     Args:
@@ -76,7 +76,7 @@ def run_in_folder(
         argv: the command line that started the job; by default built from the overrides.
         callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
     """
-    folder = OwnFolder(given, f"{setting}={given or 'outputs'}")
+    folder = OutputFolder(given, f"{setting}={given or 'outputs'}")
     if folder.holds_run:
         raise ConfigError(
             f"{setting}={given}: already has a run; give a different folder, or resume={given}"

@@ -51,7 +51,7 @@ def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
         if started.cluster_resources().get("GPU") and any(job.placed for job in jobs):
             gpus = 1 / config.jobs_per_device
             fit = _room(started, config.cpus_per_job, gpus)
-            yield Notice(f"jobs at once: {fit}, {config.jobs_per_device} on each GPU of Ray's")
+            yield Notice(f"jobs at once: {fit}, {config.jobs_per_device} on each Ray GPU")
         yield from supervise(_Tasks(config, started, gpus), jobs, folder)
 
 
@@ -128,7 +128,7 @@ class _Tasks(Backend):
                 self._ray.cancel(handle, force=False)
                 count += 1
         if count:
-            yield Notice(f"likewise jobs on other machines: {count}")
+            yield Notice(f"also stopping jobs on other machines: {count}")
 
     def close(self) -> None:
         for handle in self._running:

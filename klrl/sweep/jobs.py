@@ -167,9 +167,9 @@ def _own_folder(path: Path, key: Identity, taken: Mapping[Path, Identity]) -> tu
     if taken[path].settings == key.settings:
         version = f"klrl {run.manifest.get('klrl')}" if run.exists else "another klrl"
         raise ConfigError(
-            f"{path}: holds this job as run by {version}; this version computes different numbers "
+            f"{path}: has this job as run by {version}; this version computes different numbers "
             f"(numerics {taken[path].numerics}, now {key.numerics}); give another sweep=NAME, or "
             "move that folder away"
         )
     own = path.with_name(f"{path.name}-{key.settings}")
-    return own, f"{path} holds a job with other settings; this job goes into {own.name}"
+    return own, f"{path} has a job with other settings; this job goes into {own.name}"

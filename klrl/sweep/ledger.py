@@ -39,7 +39,7 @@ class Ledger:
         now = run_id(job.folder)
         if now is not None and before not in (None, now):
             self.notes.append(
-                f"{job.folder}: holds run {now[:8]}, and sweep.json has run {before[:8]} as "
+                f"{job.folder}: has run {now[:8]}, but sweep.json has run {before[:8]} as "
                 f"{job.name}; {now[:8]} counts from now on"
             )
         told = (job.name, job.folder.name, list(job.overrides), *job.identity)

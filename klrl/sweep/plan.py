@@ -41,4 +41,4 @@ def print_plan(args: argparse.Namespace) -> None:
 
 def _at_once(launcher: LauncherConfig) -> str:
     number = launcher.at_once(cuda_devices())
-    return f"launcher={launcher.name}, {number or 'as many as there is room for'} at a time"
+    return f"launcher={launcher.name}, {number or 'as many as fit'} at a time"

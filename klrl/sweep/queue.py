@@ -31,7 +31,7 @@ from klrl.config import LauncherConfig, SubmititConfig
 from klrl.runs.folder import RunFolder
 from klrl.sweep import slurm
 from klrl.sweep.jobs import Job, Notice, Outcome, Queued
-from klrl.sweep.supervisor import Backend, Event, Lost, done, stuck, supervise, without_outcome
+from klrl.sweep.supervisor import Backend, Event, Lost, done, supervise, why_failed, without_outcome
 from klrl.sweep.sweep_file import SweepFile
 from klrl.sweep.worker import STOP_FILE, run_logged
 
@@ -190,7 +190,7 @@ class _Slurm(Backend):
             return Lost(job, why, _starts(folder, queue), state == "TIMEOUT", "interrupted")
         if state == "CANCELLED" or self._stopping:
             return without_outcome(job, None if self._stopping else _CANCELLED)
-        told = f"SLURM says {state}" if state else "SLURM has forgotten why"
+        told = f"SLURM says {state}" if state else "SLURM has no record of the reason"
         error = f"it left the queue without an outcome ({told})"
         outcome = without_outcome(job)
         return outcome if outcome.status == "finished" else Outcome(job.name, "failed", error)
@@ -334,7 +334,7 @@ def _run(job: Job, folder: Path, queue: str, *, on_slurm: bool) -> Outcome:
     why = slurm.why_stopped(queue, restarts) if on_slurm else "warned"
     error = _CANCELLED if why == "cancelled" else None
     if why == "warned":
-        error = stuck(job, starts, outcome.signum in WARNINGS)
+        error = why_failed(job, starts, outcome.signum in WARNINGS)
         if error is None and on_slurm and (refused := slurm.requeue(queue)):
             error = f"it could not queue itself again: {refused}"
     if error:

@@ -31,7 +31,7 @@ from klrl.config.overrides import SweepOverrides, expand, job_name, split_overri
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine, check_package
 from klrl.runs.owner import OwnedElsewhere, lives_here, read_owner
-from klrl.runs.start import OwnFolder
+from klrl.runs.start import OutputFolder
 from klrl.sweep.cluster import check_cluster
 from klrl.sweep.jobs import (
     ELSEWHERE,
@@ -190,7 +190,7 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
     """
     given = sweep.folder or (str(Path("outputs") / sweep.name) if sweep.name else None)
     setting = f"sweep={sweep.name}" if sweep.name else f"hydra.sweep.dir={given}"
-    folder = OwnFolder(given, setting, "_sweep")
+    folder = OutputFolder(given, setting, "_sweep")
     if sweep.folder and folder.holds_run:
         raise ConfigError(f"{setting}: already has a run; give another folder, or use sweep=NAME")
     try:
@@ -214,7 +214,7 @@ def _locked(path: Path, setting: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise OwnedElsewhere(f"{setting}: another process runs it; wait or stop it") from error
+            raise OwnedElsewhere(f"{setting}: another process runs it; wait, or stop it") from error
         try:
             yield
         finally:

@@ -119,7 +119,7 @@ def run_search(
 def _study(path: Path, direction: str) -> optuna.Study:
     """Load the study in a file, or create it."""
 
-    class Held(JournalFileOpenLock):
+    class _NoLock(JournalFileOpenLock):
         """No lock: this process already holds the lock of the sweep's folder."""
 
         def acquire(self) -> bool:
@@ -132,7 +132,7 @@ def _study(path: Path, direction: str) -> optuna.Study:
     with warnings.catch_warnings():
         # Optuna may warn that the journal is experimental.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        storage = JournalStorage(JournalFileBackend(str(path), Held(str(path))))
+        storage = JournalStorage(JournalFileBackend(str(path), _NoLock(str(path))))
     return optuna.create_study(
         study_name="klrl", storage=storage, direction=direction, load_if_exists=True
     )
@@ -171,7 +171,7 @@ class Search:
         stored = self._study.user_attrs.get("space")
         if stored is not None and stored != space:
             raise ConfigError(
-                f"{self._folder}: holds a search with other overrides; give another sweep=NAME"
+                f"{self._folder}: has a search with other overrides; give another sweep=NAME"
             )
         self._study.set_user_attr("space", space)
 

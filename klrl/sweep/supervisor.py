@@ -112,7 +112,7 @@ class _Supervisor:
 
     def _start(self, jobs: Sequence[Job]) -> Iterator[Event]:
         most = IDLE_STARTS - 1
-        suspects = {job.name for job in jobs if in_vain(job, self._starts[job.name]) >= most}
+        suspects = {job.name for job in jobs if idle_starts(job, self._starts[job.name]) >= most}
         for job in jobs:
             self._starts[job.name].append(RunFolder(job.folder).checkpointed)
         yield from self._handled(self._backend.submit(jobs, suspects))
@@ -135,7 +135,7 @@ class _Supervisor:
         if self._stopping:
             return without_outcome(lost.job)
         starts = self._starts[lost.job.name] if lost.starts is None else lost.starts
-        error = stuck(lost.job, starts, lost.at_limit)
+        error = why_failed(lost.job, starts, lost.at_limit)
         if error is None:
             self._lost.append(lost)
             return None
@@ -160,7 +160,7 @@ class _Supervisor:
         for why in dict.fromkeys(each.why for each in lost):
             names = [f"{e.job.name} (at {done(e.job)})" for e in lost if e.why == why]
             more = f" and {len(names) - 5} more" * (len(names) > 5)
-            yield Notice(f"{why}, to go on: {', '.join(names[:5])}{more}")
+            yield Notice(f"{why}; to continue: {', '.join(names[:5])}{more}")
         jobs = [each.job for each in lost]
         for name, job in list(self._held.items()):
             owner = read_owner(job.folder)
@@ -186,15 +186,15 @@ def done(job: Job) -> str:
     return f"{RunFolder(job.folder).checkpointed:,} {domain_of(job.config).axis}"
 
 
-def in_vain(job: Job, starts: Sequence[int]) -> int:
+def idle_starts(job: Job, starts: Sequence[int]) -> int:
     """Count the latest starts in a row that began at the job's newest checkpoint."""
     frames = RunFolder(job.folder).checkpointed
     return next((i for i, each in enumerate(reversed(starts)) if each != frames), len(starts))
 
 
-def stuck(job: Job, starts: Sequence[int], at_limit: bool = False) -> str | None:
+def why_failed(job: Job, starts: Sequence[int], at_limit: bool = False) -> str | None:
     """Say why a stopped job is not restarted; None while its checkpoints advance."""
-    count = in_vain(job, starts)
+    count = idle_starts(job, starts)
     if at_limit and count:
         return (
             f"its time limit came before a checkpoint beyond {done(job)}; give a larger "

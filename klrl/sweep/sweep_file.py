@@ -57,8 +57,8 @@ class SweepFile:
             entries = [_entry(each) for each in contents["jobs"]]
         except (*UNREADABLE, RecursionError) as error:
             raise ConfigError(
-                f"{path}: the list of jobs is broken ({in_one_line(error)}); move it away, and the "
-                "jobs are known by their folders alone"
+                f"{path}: the list of jobs is broken ({in_one_line(error)}); move it away; klrl "
+                "then finds the jobs by their folders"
             ) from error
         return cls(folder, [str(each) for each in commands], entries)
 
@@ -85,6 +85,6 @@ def _entry(job: dict[str, Any]) -> JobEntry:
     known |= {name: str(known[name]) for name in ("name", "status", "error") if name in known}
     folder = str(job.get("folder") or job["name"])
     if folder in ("", ".", "..") or "/" in folder:
-        raise ValueError(f"folder={folder} leads out of the sweep's")
+        raise ValueError(f"folder={folder} is outside the sweep's folder")
     overrides = [str(each) for each in job.get("overrides", [])]
     return JobEntry(**{"identity": "", **known, "folder": folder, "overrides": overrides})

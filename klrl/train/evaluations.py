@@ -97,8 +97,8 @@ class Evaluations:
             return
         if self._counters.iteration < self._last:
             recorder.say(
-                f"ended early: {_NLL} is the best at iteration {self._counters.best_iteration}, "
-                f"{self._patience} before the last; collector.patience=null never ends early"
+                f"ended early: {_NLL} was best at iteration {self._counters.best_iteration}, "
+                f"{self._patience} before the last; collector.patience=null switches this off"
             )
         if not self.schedule.closing.episodes:
             return

@@ -76,7 +76,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
         """Take a natural-gradient step to KL(old||new) = ``target``, nats per frame."""
-        raise NotImplementedError("control only")
+        raise NotImplementedError("natural_step: only control implements it")
 
 
 class Learner:

@@ -97,7 +97,7 @@ class Parts(ABC):
     def components(self) -> dict[str, Component]:
         """Return the checkpoint's parts by name; :meth:`Training.checkpoints` adds others."""
 
-    def move_normalizer(self, batch: TensorDictBase) -> None:
+    def update_normalizer(self, batch: TensorDictBase) -> None:
         """Add the rollout to the normaliser's statistics, after the policy's update."""
         return  # no normaliser by default
 
@@ -189,11 +189,11 @@ class Training:
                 self.parts.phase("update")
                 learned = self.learn(batch)
                 self.parts.phase("")
-                self.parts.move_normalizer(batch)
+                self.parts.update_normalizer(batch)
                 self.counters.iteration += 1
                 self.counters.frames += batch.numel()
                 row = self.make_row(batch, measured, learned, time.perf_counter() - started)
-                self.move_anchor(batch, measured)
+                self.update_penalty(batch, measured)
                 self.parts.phase("evaluation")
                 improved = self.evaluations.during(row)
                 self.evaluations.closing(row, files, self.recorder, improved)
@@ -203,7 +203,7 @@ class Training:
                 self.save(checkpoints, improved, stopping)
                 if stopping and not self.evaluations.over:
                     stop.obey()
-            self._tell("finished")
+            self._call_hooks("finished")
 
     def stop(self) -> None:
         """End the run after this iteration and write a checkpoint, as Ctrl-C does."""
@@ -242,7 +242,7 @@ class Training:
             self.parts.phase.take(),
         )
 
-    def move_anchor(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
+    def update_penalty(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
         """Update the reference and the coefficient of its KL."""
         if self.parts.reference is None:
             return
@@ -253,7 +253,7 @@ class Training:
 
     def record(self, row: Row, batch: TensorDictBase) -> None:
         """Call the hooks, then write the iteration's row."""
-        self._tell("iterated", dict(row), batch)
+        self._call_hooks("iterated", dict(row), batch)
         self.recorder.record(row)
 
     def save(self, checkpoints: Checkpoints, improved: bool, stopping: bool) -> None:
@@ -316,7 +316,7 @@ class Training:
                 phases=self.parts.phase,
             )
         )
-        stack.callback(self._tell, "ended")
+        stack.callback(self._call_hooks, "ended")
         say = self.recorder.say
         for line in self._opening_lines(None if marks is None else manifest["numerics"]):
             say(line)
@@ -343,7 +343,7 @@ class Training:
             collector=collector,
             **self.parts.resume | ({"resume": "anew"} if lost else {}),
         )
-        self._tell("started")
+        self._call_hooks("started")
         return rollout
 
     def _opening_lines(self, begun_with: int | None) -> list[str]:
@@ -360,7 +360,7 @@ class Training:
             lines.append(f"reference: {name}, {size / 1e6:.2f} MB in addition to the policy")
         return lines
 
-    def _tell(self, hook: str, *args: Any) -> None:
+    def _call_hooks(self, hook: str, *args: Any) -> None:
         for callback in self._callbacks:
             getattr(callback, hook)(self, *args)
 
@@ -392,7 +392,7 @@ def start(
     """
     if not _running.acquire(blocking=False):
         raise ConfigError(
-            f"folder={files.path}: this process is training another run; wait, or start this one "
+            f"folder={files.path}: this process is already training a run; wait, or start this one "
             "in a separate process"
         )
     before = torch.get_num_threads()

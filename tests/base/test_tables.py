@@ -50,9 +50,7 @@ def test_a_broken_table_is_named(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"t\.yaml: is broken \(.*line 1"):
         read_table(path)
     path.write_text("both: []\nconrol: []\n")
-    with pytest.raises(
-        ConfigError, match=r"t\.yaml: has both, conrol; its parts are both, control"
-    ):
+    with pytest.raises(ConfigError, match=r"t\.yaml: has both, conrol; expected both, control"):
         read_table(path, "both", "control")
 
 
@@ -60,7 +58,7 @@ def test_a_broken_table_is_named(tmp_path) -> None:
     ("old", "new", "says"),
     [
         ("panel: speed", "panle: speed", "unexpected keyword argument 'panle'"),
-        ("panel: speed", "panel: sped", "panel=sped: there are score, kl, coefficient"),
+        ("panel: speed", "panel: sped", "panel=sped: choose score or kl or coefficient"),
         ("name: policy/gap", "name: policy/entropy", "policy/entropy: is declared twice"),
         ('unit: "nats per {unit}"', 'unit: "nats per {unt}"', "has no term 'unt'"),
     ],
@@ -86,7 +84,7 @@ def test_the_command_line_names_it() -> None:
     assert (done.returncode, done.stdout) == (2, ""), done
     (line,) = done.stderr.splitlines()
     assert line.startswith("klrl: unread.yaml: ")
-    assert "its parts are both, control, language" in line
+    assert "expected both, control, language" in line
     assert not Path("outputs").exists()
 
 

@@ -148,7 +148,7 @@ def test_further_breakage_is_told(tmp_path, capsys) -> None:
     (tmp_path / "jobs" / "seed=0" / "manifest.json").write_text("[]")
     lines = {line[0]: line[1:] for line in listed(capsys, str(tmp_path))}
     assert lines["gone"] == ["broken", "it has no .hydra/config.yaml"]
-    assert lines["other"] == ["broken", "its manifest.json is no run's (it has no status)"]
+    assert lines["other"] == ["broken", "its manifest.json does not belong to a run (no status)"]
     assert lines["cut"][:2] == ["finished", "2,000/2,000 frames"]
     assert lines["jobs"][:2] == ["failed", "0/5 jobs"]
     assert "1 broken" in lines["jobs"][-1]

@@ -87,7 +87,7 @@ def test_the_run_folder_is_read_as_hydra_reads_it(capsys) -> None:
     assert read_rows(Path("lr=1,seed=0/metrics.jsonl"))[-1]["frames"] == 256
     capsys.readouterr()
     said = refused(capsys, *QUICK, "hydra.run.dir=runs/${env.id}")
-    assert "hydra.run.dir=runs/${env.id}: is no plain path" in said
+    assert "hydra.run.dir=runs/${env.id}: contains an interpolation" in said
 
 
 SPACES = {

@@ -12,7 +12,7 @@ from torchrl.envs import TransformedEnv, check_env_specs
 
 from klrl.api import compose
 from klrl.base.errors import ConfigError
-from klrl.control.action_space import require_served
+from klrl.control.action_space import require_supported
 from klrl.control.copies import VectorGymEnv
 from klrl.control.distributions import EXCLUDED, Bernoulli, MultiCategorical
 from klrl.control.preflight import check_job
@@ -170,7 +170,7 @@ def test_the_transforms_charge_the_families_kl(action: str) -> None:
 )
 def test_other_spaces_are_refused(space: gymnasium.Space, named: str) -> None:
     with pytest.raises(ConfigError, match=f"env.id=X: {named}") as refused:
-        require_served("env.id=X", space)
+        require_supported("env.id=X", space)
     assert "\n" not in str(refused.value)
 
 

@@ -60,8 +60,8 @@ def play(*how, **more) -> VectorGymEnv:
 @pytest.mark.parametrize(
     ("faults", "named"),
     [
-        ({"obs": np.float32(0.5)}, r"observation has shape \(\), but its space has \(3,\)"),
-        ({"obs": np.zeros(4, np.float32)}, r"observation has shape \(4,\), but its space has \(3,"),
+        ({"obs": np.float32(0.5)}, r"observation has shape \(\), but its space has shape \(3,\)"),
+        ({"obs": np.zeros(4, np.float32)}, r"observation has shape \(4,\), but its space has"),
         ({"obs": np.zeros(3, np.complex64)}, r"observation is complex64 of shape \(3,\)"),
         ({"obs": "left"}, "observation is 'left' .str.; real numbers are expected"),
         ({"obs": [[1, 2], [3]]}, "observation is .*not an array"),

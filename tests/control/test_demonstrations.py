@@ -181,7 +181,7 @@ def test_statistics_are_those_of_the_data_and_stay(training) -> None:
     normalizer = parts.agent.normalizer
     torch.testing.assert_close(normalizer.mean.double(), seen.mean(0), atol=1e-6, rtol=0)
     torch.testing.assert_close(normalizer.std.double(), seen.std(0, unbiased=False))
-    parts.move_normalizer(parts.rollout(0).collect())
+    parts.update_normalizer(parts.rollout(0).collect())
     assert float(normalizer.count) == len(seen)
 
 

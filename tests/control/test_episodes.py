@@ -170,9 +170,9 @@ def test_a_copy_that_fails_cannot_be_played_again_and_says_so() -> None:
         def step(self, action: int) -> Any:
             raise RuntimeError("no\nstep")
 
-    assert why_unrepeatable(Raising) == "a second copy fails: no"
+    assert why_unrepeatable(Raising) == "a second copy of the environment raises an error: no"
     env = VectorGymEnv("X", 2, make=Raising)
-    assert env.keep_episodes() == "a second copy fails: no"
+    assert env.keep_episodes() == "a second copy of the environment raises an error: no"
     env.reset_native()
     assert env.episodes() is None
 

@@ -151,8 +151,8 @@ class Once(mujoco_batch.WalkerBatch):
 
     wrong = ""
 
-    def _judged(self, *given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        reward, ends = super()._judged(*given)
+    def _reward_and_end(self, *given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        reward, ends = super()._reward_and_end(*given)
         if self.wrong == "reward" and self._steps[0] == 7:
             reward[0] = np.nextafter(reward[0], 9)
         if self.wrong == "end":
@@ -200,7 +200,7 @@ def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.Mon
     assert make_copies(own, seed=0).stepped == "2 copies one by one"
     assert "batch" in make_copies(gym("Hopper-v5", 2), seed=0).stepped
     monkeypatch.setitem(sys.modules, "mujoco.batch", None)  # as with MuJoCo 3
-    assert "one by one (a batch fails: " in stepped()
+    assert "one by one (a batch raises an error: " in stepped()
 
 
 WRAPPED = "env.wrappers=[{target: gymnasium.wrappers:ClipReward, args: {max_reward: 1}}]"

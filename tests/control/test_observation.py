@@ -102,11 +102,11 @@ def test_bytes_travel_as_bytes() -> None:
         ({"matrix": None}, "observation has no matrix"),
         (
             {"matrix": np.zeros(6)},
-            r"observation's matrix has shape \(6,\), but its space has \(2, 3\)",
+            r"observation's matrix has shape \(6,\), but its space has shape \(2, 3\)",
         ),
         ({"grid": np.array([0, 0])}, r"observation's grid is \[0, 0\], outside its space"),
         ({"action_mask": np.zeros(2)}, "action_mask allows no action, but the episode has not end"),
-        ({"action_mask": np.ones(3)}, r"action_mask has shape \(3,\), but its space has \(2,\)"),
+        ({"action_mask": np.ones(3)}, r"action_mask has shape \(3,\), but its space has shape \(2"),
     ],
     ids=lambda x: str(x)[:30],
 )
@@ -134,7 +134,7 @@ def test_every_key_is_read(how) -> None:
     torch.manual_seed(0)
     env = made("Keyed", kwargs=how)
     net = agent_for(env).policy_net
-    (seen,) = torch.from_numpy(env.layout.drawn(np.random.default_rng(0), 1))
+    (seen,) = torch.from_numpy(env.layout.random_transports(np.random.default_rng(0), 1))
     before = net(seen)[0]
     for entry, place in env.layout.places():
         changed = seen.clone()

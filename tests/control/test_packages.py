@@ -77,7 +77,7 @@ def test_a_package_is_built_once(settings, package, cache, monkeypatch) -> None:
     monkeypatch.setattr(compiled, "build_package", build)
     built, _, told = learn(settings, "aot", *PACKAGED)
     assert calls == [cache / package.name]
-    assert "kept in" in told[-1]
+    assert "stored in" in told[-1]
     again, _, told = learn(settings, "aot", *PACKAGED)
     assert len(calls) == 1
     assert told == [f"update: package {package.name[:8]} found in the cache"]

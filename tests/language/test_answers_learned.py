@@ -127,10 +127,10 @@ def test_answers_that_cannot_be_learned_are_refused(words, says, exits) -> None:
 def test_a_row_without_an_answer_is_refused(exits) -> None:
     Path("rows.jsonl").write_text('{"prompt": "1"}\n' * 4, "utf-8")
     code, _, error = exits(*sft("env.reward=tests.language.test_answers_learned:zero"))
-    assert (code, "line 1: holds no answer to learn" in error) == (2, True)
+    assert (code, "line 1: has no answer to learn" in error) == (2, True)
     code, _, error = exits(*sft())
     assert code == 2
-    assert "env.reward=exact: env.data=rows.jsonl line 1 holds no answer" in error
+    assert "env.reward=exact: env.data=rows.jsonl line 1 has no answer" in error
     assert not Path("run").exists()
 
 

@@ -82,7 +82,7 @@ def three_iterations(config) -> list[dict[str, Tensor]]:
         parts.estimate_advantage(batch)
         training.learn(batch)
         training.counters.iteration = iteration + 1
-        training.move_anchor(batch, measured)
+        training.update_penalty(batch, measured)
     rollout.close()
     return found
 

@@ -160,7 +160,7 @@ def test_mixed_precision_hides_no_way_that_is_wrong(monkeypatch) -> None:
     with torch.no_grad():
         rounded = model(input_ids=ids, use_cache=False).logits
     sampler = CacheSampler(model, SPECIAL)
-    assert "shared by a prompt's responses: 0." in str(sampler.self_check(ids, mask, GROUP))
+    assert "shared by a prompt's responses: off by 0." in str(sampler.self_check(ids, mask, GROUP))
     assert sampler.way == "copied"
     layout = self_check(model, rollout(pads=3), GROUP)
     assert not layout.shared
@@ -213,7 +213,7 @@ def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
     folder = f"actor.model={tmp_path / 'model'}"
     code, out, err = exits(*words, folder, "eval.every=1", "eval.final=2")
     assert code == 0, err
-    assert "preflight: no cache: every token from its whole row, nats off plain log-pr" in out
+    assert "preflight: no cache: each token recomputes its whole row; log-prob error, nats" in out
     assert "preflight: scored in one row per response, padded on the right" in out
     assert all(
         math.isfinite(row["kl/ref/exact"]) for row in read_rows(Path("run/metrics.jsonl"))[1:-1]

@@ -68,9 +68,9 @@ def test_it_computes_in_bfloat16_with_weights_of_float32(job) -> None:
 def test_it_is_taken_and_said(exits) -> None:
     code, out, err = exits(BFLOAT16)
     assert (code, err) == (0, "")
-    assert "actor.dtype=bfloat16: taken for learner.dtype=mixed" in out
+    assert "actor.dtype=bfloat16: is read as learner.dtype=mixed" in out
     code, out, _ = exits("learner.dtype=mixed", "hydra.run.dir=other")
-    assert (code, "taken for" in out) == (0, False)
+    assert (code, "is read as" in out) == (0, False)
     told, other = rows_of(Path("run")), rows_of(Path("other"))
     assert timeless(told) == timeless(other)
 

@@ -155,7 +155,7 @@ def test_without_a_pad_token_eos_takes_its_place_and_that_is_said() -> None:
     assert loaded.tokenizer.pad_token_id in loaded.eos
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id
     assert said == [
-        "actor.model=model: no pad token, so EOS pads; positions mark the padding",
+        "actor.model=model: no pad token; EOS is used instead",
     ]
 
 
@@ -247,10 +247,10 @@ TOKENIZER = "tokenizer_config.json"
         (cut_weights, "its weights cannot be read"),
         (missing_weights, "its files lack 1 weight .model.layers.1.mlp.up_proj.weight"),
         (sets(intermediate_size=48), "its weights cannot be read"),
-        (remote_code, "needs code of its own"),
+        (remote_code, "needs custom code"),
         (sets(model_type="mine"), "config.json is not a valid mine config .*does not recognize"),
         (sets(model_type="vit"), "vit is not a causal language model"),
-        (sets(TOKENIZER, **MINE), "its tokenizer needs code of its own"),
+        (sets(TOKENIZER, **MINE), "its tokenizer needs custom code"),
         (writes(TOKENIZER, "{"), "tokenizer_config.json is not JSON"),
         (removes("tokenizer.json", TOKENIZER), "its tokenizer cannot be read"),
         (removes("chat_template.jinja"), "its tokenizer has no chat template"),

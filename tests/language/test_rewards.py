@@ -161,7 +161,7 @@ def test_a_failure_of_the_whole_batch_alone_says_so() -> None:
         return [0.0]
 
     assert failure(score).endswith(
-        "raised RuntimeError: two lines on 5 samples together; each of them alone succeeds"
+        "raised RuntimeError: two lines on 5 samples in one batch; each sample alone succeeds"
     )
 
 
@@ -251,7 +251,7 @@ def test_a_function_with_an_alarm_of_its_own_is_told_how_to_run() -> None:
         return [0.0] * len(responses)
 
     assert "main thread" in failure(score)
-    assert "without a time limit it is called on the main thread" in failure(score)
+    assert "env.reward_timeout=null calls it on the main thread" in failure(score)
     assert reward(score, timeout=None)(PROMPTS, TEXTS).tolist() == [0.0] * 5
 
 

@@ -162,7 +162,7 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
         return str(sampler.self_check(ids, mask, GROUP))
 
     assert sampler.way == "shared"
-    assert settled().startswith("cache shared by a prompt's responses, nats off plain log-probs: ")
+    assert settled().startswith("cache shared by a prompt's responses; log-prob error, nats: ")
 
     def slots(self, spread=module.SharedCache._spread):
         spread(self)
@@ -171,7 +171,7 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
     monkeypatch.setattr(module.SharedCache, "_spread", slots)
     line = settled()
     assert line.startswith("cache copied per response")
-    assert re.search("ok; cache shared by a prompt's responses: [0-9.]+ nats off$", line)
+    assert re.search("ok; cache shared by a prompt's responses: off by [0-9.]+ nats$", line)
     assert sampler.way == "copied"
     assert settled().endswith("ok")
 
@@ -181,7 +181,7 @@ def test_the_self_check_tells_how_it_goes_on(family, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(DynamicCache, "reorder_cache", no_copies)
         line = settled()
-    assert line.startswith("no cache: every token from its whole row, nats off plain log-probs: ")
+    assert line.startswith("no cache: each token recomputes its whole row; log-prob error, nats: ")
     error = "AttributeError: no attribute 'reorder_cache'"
     assert line.endswith(f"ok; cache copied per response: {error}")
 

@@ -221,7 +221,7 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     model.config.layer_types = ["full_attention", "sliding_attention"]
     layout = self_check(model, batch, GROUP)
     assert not layout.shared
-    right = "scored in one row per response, padded on the right, nats off plain log-probs: "
+    right = "scored in one row per response, padded on the right; log-prob error, nats: "
     assert layout.reason.startswith(right)
     assert layout.reason.endswith(
         "ok; its layers select keys by index in the row (sliding_attention)"
@@ -232,7 +232,7 @@ def test_the_self_check_falls_back_with_a_reason(monkeypatch) -> None:
     monkeypatch.setattr(scoring, "tree_mask", lambda s, d: wrong(s.clamp_max(0), d))
     layout = self_check(network(), batch, GROUP)
     assert not layout.shared
-    assert re.search(r"; scored in one row per prompt: [0-9.]+ nats off$", layout.reason)
+    assert re.search(r"; scored in one row per prompt: off by [0-9.]+ nats$", layout.reason)
 
     def refuses(*args):
         raise ValueError("attention_mask must be 2-D\nmore")
@@ -276,7 +276,7 @@ def test_the_self_check_refuses_logits_that_no_head_gives() -> None:
         return output
 
     model.forward = scaled
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM: no way to score .*nats off\); choose"):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM: no way to score .* nats\); choose"):
         self_check(model, rollout(), GROUP)
 
 

@@ -100,7 +100,7 @@ def test_one_changed_number_is_found_and_placed(job, capsys, name: str) -> None:
         main(["verify", "changed"])
     said = capsys.readouterr()
     assert "samples.jsonl line 19, token " in said.out
-    assert said.err == "klrl verify: the record of changed is off\n"
+    assert said.err == "klrl verify: the record of changed is wrong\n"
 
 
 def test_damaged_samples_and_entries_are_told_a_line_each(job) -> None:

@@ -45,8 +45,8 @@ def test_bits_names_the_first_iteration_and_metric_that_differ(tmp_path, capsys)
     for name, rows, said in (
         ("b", timed, f"equal to the bit: 20 rows; parameters not compared: {no_checkpoint}"),
         ("c", changed, "iteration 12: kl/ref/coef is 0.1 and 0.10000000000000002"),
-        ("d", [*timed[:11], *without[11:]], "iteration 12: kl/ref/coef is 0.1 and not there"),
-        ("e", timed[:7], "row 8: only the first run has it, the second has 7"),
+        ("d", [*timed[:11], *without[11:]], "iteration 12: kl/ref/coef is 0.1 and absent"),
+        ("e", timed[:7], "row 8: only the first run has it, the second ends at 7"),
     ):
         assert bits(capsys, a, write_run(tmp_path / name, rows=rows)) == said
 
@@ -59,5 +59,5 @@ def test_bits_compares_the_parameters_of_the_last_checkpoints(tmp_path, capsys, 
         Checkpoints(run / "checkpoints", {"agent": Held(agent)}).save("last", step, {})
     told = {name: bits(capsys, tmp_path / "a", tmp_path / name) for name in "bcd"}
     assert told["b"].startswith("equal to the bit: 20 rows; parameters at 64, SHA-256 ")
-    assert told["c"] == "rows are equal, the agent of the last checkpoints (64) is not"
-    assert told["d"] == "rows are equal, the last checkpoints are of 64 and 128"
+    assert told["c"] == "rows are equal, but not the agent of the last checkpoints (64)"
+    assert told["d"] == "rows are equal, but the last checkpoints are of 64 and 128"

@@ -17,13 +17,13 @@ from klrl.runs.resume import stored_config
 
 BROKEN = {
     "domain": ({"domain": "chess"}, "names the domain 'chess', which this klrl does not know"),
-    "pid": ({"pid": "seven"}, "is broken (pid 'seven' is no number)"),
-    "numerics": ({"numerics": "first"}, "is broken (numerics 'first' is no number)"),
-    "started": ({"started": [1]}, "is broken (started [1] is no text)"),
-    "argv": ({"argv": 3}, "is broken (argv 3 is no list)"),
-    "resumed": ({"resumed": 4}, "is broken (resumed 4 is no list)"),
-    "side_failures": ({"side_failures": "x"}, "is broken (side_failures 'x' is no list)"),
-    "domains": ({"domain": ["control"]}, "is broken (domain ['control'] is no text)"),
+    "pid": ({"pid": "seven"}, "is broken (pid 'seven' is not a number)"),
+    "numerics": ({"numerics": "first"}, "is broken (numerics 'first' is not a number)"),
+    "started": ({"started": [1]}, "is broken (started [1] is not a string)"),
+    "argv": ({"argv": 3}, "is broken (argv 3 is not a list)"),
+    "resumed": ({"resumed": 4}, "is broken (resumed 4 is not a list)"),
+    "side_failures": ({"side_failures": "x"}, "is broken (side_failures 'x' is not a list)"),
+    "domains": ({"domain": ["control"]}, "is broken (domain ['control'] is not a string)"),
 }
 
 

@@ -108,7 +108,7 @@ def test_report_and_ls_tell_rows_that_are_not_the_runs_own(
     told = f"{path}: left out: lines {word}: of another run, or out of order\n"
     assert capsys.readouterr().err == told
     (listed,) = entries(tmp_path)
-    assert listed.note == "metrics.jsonl: rows near its end are left out"
+    assert listed.note == "metrics.jsonl: unreadable rows near its end are left out"
     assert listed.done == (1000 if what == "unnamed" else 2000)
 
 
@@ -137,7 +137,7 @@ def test_a_renamed_entry_is_refused_and_the_one_before_taken(capsys) -> None:
     assert load_component(Path("run"), "last", "agent", Held(), CPU) == 64
     told = capsys.readouterr().err
     assert "frames-000000000999 is refused" in told
-    assert "manifest.json: says 128, unlike the folder's name" in told
+    assert "manifest.json: frames 128 contradict the folder's name" in told
 
 
 def test_an_entry_of_another_run_is_refused_by_whoever_loads_it() -> None:
@@ -179,7 +179,7 @@ def test_no_run_begins_among_the_files_of_another(left: str, capsys) -> None:
     told = capsys.readouterr().err
     assert sorted(map(str, Path("run").rglob("*"))) == before
     if left == "metrics.jsonl":
-        assert "but no manifest.json; restore that file, or move the folder away" in told
+        assert "but no manifest.json; restore manifest.json, or move the folder away" in told
 
 
 @pytest.mark.integration
@@ -194,7 +194,7 @@ def test_a_finished_job_that_lost_its_manifest_keeps_its_rows_once(capsys) -> No
     assert {p: p.read_bytes() for p in job.rglob("*") if p.is_file()} == before
     assert len(rows_of(Path("outputs/s/seed=2"))) == 2  # the others go on
     told = capsys.readouterr()
-    assert "holds metrics.jsonl but no manifest.json" in told.out + told.err
+    assert "has metrics.jsonl but no manifest.json" in told.out + told.err
     refused = {
         e["name"]: e["status"] for e in json.loads(Path("outputs/s/sweep.json").read_text())["jobs"]
     }
@@ -217,8 +217,8 @@ def test_sweep_json_has_the_id_of_each_jobs_run_and_tells_another(capsys) -> Non
     capsys.readouterr()
     assert exits("-m", "sweep=s", *QUICK, "seed=0,1") == 0
     out = capsys.readouterr().out
-    assert f"seed=0: holds run {theirs[:8]}, and sweep.json has run" in out
-    assert out.count("holds run") == 1
+    assert f"seed=0: has run {theirs[:8]}, but sweep.json has run" in out
+    assert out.count("seed=0: has run") == 1
 
 
 @pytest.mark.integration

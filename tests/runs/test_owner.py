@@ -104,7 +104,7 @@ def test_a_living_owner_keeps_the_folder(alive, monkeypatch) -> None:
     assert "\n" not in line
     assert f"process {owner_now()['pid']} (" in line
     assert f"on {owner_now()['host']}, seen " in line
-    assert line.endswith(f"wait or stop it (or, if there is none, delete {RUN / OWNER_FILE})")
+    assert line.endswith(f"wait, or stop it (or, if there is none, delete {RUN / OWNER_FILE})")
     assert (RUN / OWNER_FILE).read_bytes() == before
 
 

@@ -69,7 +69,7 @@ def test_a_job_stays_in_its_sweeps_folder(folder: str, precious: Path, capsys) -
     job = {"name": "job", "folder": folder, "overrides": [], "identity": ""}
     (FOLDER / "sweep.json").write_text(json.dumps({"command": "", "jobs": [job]}))
     assert sweep("frames=64") == 2
-    assert f"folder={folder} leads out of the sweep's" in capsys.readouterr().err
+    assert f"folder={folder} is outside the sweep's folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

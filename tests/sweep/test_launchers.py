@@ -100,7 +100,7 @@ def test_ray_gives_each_job_a_gpu_and_none_to_those_of_the_cpu(tmp_path) -> None
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stdout + process.stderr
-    assert "4 to start\njobs at once: 2, 1 on each GPU of Ray's\n" in process.stdout
+    assert "4 to start\njobs at once: 2, 1 on each Ray GPU\n" in process.stdout
     seen = {
         path.parent.name: re.findall("^GPU (.*)$", path.read_text(encoding="utf-8"), re.M)
         for path in Path("outputs/a").glob("*/log.txt")
@@ -162,4 +162,4 @@ def test_a_worker_that_dies_takes_no_other_job_with_it(seeds, capfd, tmp_path) -
     assert told() == {
         f"env.kwargs.dies={dies}{seed}": expected[dies] for dies in expected for seed in seeds
     }
-    assert "lost with their process (killed, or out of memory?), to go on: " in process.stdout
+    assert "lost with their process (killed, or out of memory?); to continue: " in process.stdout

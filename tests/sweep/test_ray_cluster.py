@@ -249,7 +249,7 @@ def test_ctrl_c_stops_jobs_on_this_machine_and_on_others_with_checkpoints(
     command.process.send_signal(signal.SIGINT)
     said = command.ends(130)
     assert "stopping 1 jobs after their iteration" in command.err
-    assert "likewise jobs on other machines: 1\n" in said
+    assert "also stopping jobs on other machines: 1\n" in said
     assert "stopped: 3 jobs: 2 interrupted, 1 waiting" in said
     for run in both.values():
         assert run.manifest["status"] == "interrupted"

@@ -110,7 +110,7 @@ def test_choices_and_minimising(runs) -> None:
 def test_another_space_in_the_same_folder_is_refused(runs, capsys) -> None:
     assert exits(*SEARCH, "search.trials=1") == 0
     assert exits(*SEARCH, "search.trials=1", "frames=256") == 2
-    assert "holds a search with other overrides" in capsys.readouterr().err
+    assert "has a search with other overrides" in capsys.readouterr().err
 
 
 def test_a_space_is_checked_at_its_ends() -> None:

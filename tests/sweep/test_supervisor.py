@@ -9,7 +9,7 @@ from klrl.base.errors import WorkerError
 from klrl.runs.folder import RunFolder
 from klrl.runs.owner import OWNER_FILE
 from klrl.sweep.jobs import Job, Notice, Outcome, make_jobs
-from klrl.sweep.supervisor import Backend, Event, Lost, stuck, supervise
+from klrl.sweep.supervisor import Backend, Event, Lost, supervise, why_failed
 from klrl.sweep.worker import STOP_FILE
 from tests.runs.commands import live_elsewhere
 
@@ -144,4 +144,4 @@ def test_starts_in_vain_are_counted_from_the_last_one(
 ) -> None:
     """Three in a row end a job; of those that its time limit stopped, one."""
     reach(jobs[0], frames)
-    assert (stuck(jobs[0], starts, at_limit) is not None) == ends
+    assert (why_failed(jobs[0], starts, at_limit) is not None) == ends

@@ -45,7 +45,7 @@ def test_a_job_whose_stored_settings_are_broken_is_told_in_a_line(settings, text
     (run.path / ".hydra" / "config.yaml").write_text(text)
     (job,) = make_jobs(Path("outputs/a"), [("job", ["seed=2"], settings("seed=2"))])
     assert job.name == f"job-{job.identity.settings}"
-    assert "holds a job with other settings" in job.note
+    assert "has a job with other settings" in job.note
 
 
 def test_jobs_are_those_of_hydras_own_sweeper() -> None:
@@ -151,7 +151,7 @@ def test_other_settings_under_the_same_name_are_another_job(capfd, change: str) 
         assert sweep("seed=0,1", change) == 0
         told_now = capfd.readouterr().out
         assert f"2 jobs, {expected}" in told_now
-        line = "outputs/a/seed=0 holds a job with other settings; this job goes into seed=0-"
+        line = "outputs/a/seed=0 has a job with other settings; this job goes into seed=0-"
         assert (line in told_now) == (expected == "2 to start")
     after = jobs_of()
     new = {name.partition("-")[0]: run for name, run in after.items() if name not in before}
@@ -169,7 +169,7 @@ def test_a_run_that_was_resumed_to_more_frames_is_not_the_sweeps_job_any_more(ca
     with suppress(SystemExit):
         main(["resume=outputs/a/job", "frames=192"])
     assert sweep("seed=0") == 0
-    assert "outputs/a/job holds a job with other settings" in capfd.readouterr().out
+    assert "outputs/a/job has a job with other settings" in capfd.readouterr().out
     frames = {name: run.manifest["frames"] for name, run in jobs_of().items()}
     assert frames.pop("job") == 192
     assert list(frames.values()) == [128]
@@ -226,7 +226,7 @@ def test_a_release_orphans_no_sweep_but_other_numerics_do(capsys) -> None:
     manifest.write_text(json.dumps(told | {"numerics": 77}))
     assert sweep("seed=0") == 2
     said = capsys.readouterr().err
-    assert "holds this job as run by klrl 0.0.9; this version computes different numbers" in said
+    assert "has this job as run by klrl 0.0.9; this version computes different numbers" in said
     assert "(numerics 77, now 4)" in said
 
 

@@ -114,7 +114,7 @@ def test_what_cannot_be_filmed_is_told_in_a_line(capsys, monkeypatch) -> None:
     capsys.readouterr()
     assert exits("evaluate", "run", "--video", "--episodes", "1") == 2
     told = capsys.readouterr().err
-    assert "--video: klrl-Undrawn-v0 cannot be drawn with render_mode=rgb_array: " in told
+    assert "--video: klrl-Undrawn-v0 cannot be rendered with render_mode=rgb_array: " in told
     assert told.count("\n") == 1
     monkeypatch.setattr("klrl.runs.machine.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--video: the package imageio .* 'klrl\[video\]'"):

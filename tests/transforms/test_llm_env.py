@@ -177,7 +177,7 @@ def test_from_collector_says_what_is_missing() -> None:
     _, _, _, ref = pair()
     alone_ = RetrieveKL(ref_model=ref)
     script = Script()
-    with pytest.raises(ValueError, match="is in no environment"):
+    with pytest.raises(ValueError, match="the transform has no environment"):
         alone_(TensorDict({"history": None, "next": TensorDict({}, [2])}, [2]))
     env = TransformedEnv(ChatEnv(batch_size=(2,), tokenizer=tokenizer()), RetrieveKL(ref_model=ref))
     with pytest.raises(ValueError, match="no collector runs"):

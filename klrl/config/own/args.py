@@ -28,7 +28,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
     for name in part.args:
         key = f"{setting}.args.{name}"
         if name in given:
-            raise ConfigError(f"{key}: klrl gives it; drop it")
+            raise ConfigError(f"{key}: klrl sets this argument; drop it")
         if name not in own and not free:
             has = f"; it has {', '.join(own)}" if own else "; it takes none"
             raise ConfigError(

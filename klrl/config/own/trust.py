@@ -77,7 +77,7 @@ def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
         for code in [c for c in asked if not {_digest(c), _run_key(run, found)} & known]:
             raise ConfigError(
                 f"{run}: {code.setting} would import and call {code.call:.200} from "
-                f"{code.folder}, and {why}; read it, then add trust={run}"
+                f"{code.folder}, and {why}; read the code, then add trust={run}"
             )
     folders = {code.setting: code.folder for code in found}
     for setting, part in listed:

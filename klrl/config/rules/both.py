@@ -131,7 +131,7 @@ def check_controller_target(c: JobConfig) -> None:
     if controller.target >= math.log(2):
         raise ConfigError(
             f"controller.target={controller.target:g}: kl.divergence=js never reaches ln 2 = 0.693 "
-            "nats in one state; choose less"
+            "nats in one state; choose a smaller target"
         )
 
 
@@ -157,7 +157,7 @@ def check_coef_bounds(c: JobConfig) -> None:
         raise ConfigError(
             f"kl.coef={coef:g}: controller={controller.name} multiplies it, within "
             f"controller.coef_min={controller.coef_min:g} .. "
-            f"controller.coef_max={controller.coef_max:g}; start inside"
+            f"controller.coef_max={controller.coef_max:g}; start within them"
         )
 
 
@@ -178,13 +178,13 @@ def check_imitation(c: JobConfig) -> None:
     if imitates and c.loss.name not in ("nll", "custom"):
         raise ConfigError(
             f"loss={c.loss.name}: {data} reads actions that another policy chose; use loss=nll, or "
-            "one of your own"
+            "loss=custom"
         )
     if c.loss.name == "nll" and not imitates:
         remedy = "start from experiment=clone or experiment=sft"
         raise ConfigError(f"loss=nll: {data} reads no data; {remedy}")
     if imitates and c.has_reference:
         raise ConfigError(
-            f"kl={c.kl.name}: is estimated from the policy's own actions, and {data} reads others; "
-            "use kl=none, and measure with klrl kl"
+            f"kl={c.kl.name}: is estimated from the policy's own actions, but {data} reads the "
+            "data's; use kl=none, and measure with klrl kl"
         )

@@ -20,8 +20,8 @@ def check_minibatches_of_frames(c: Config) -> None:
         )
     if batch // c.learner.minibatches < 2 and c.loss.normalize_advantage:
         raise ConfigError(
-            f"learner.minibatches={c.learner.minibatches}: leaves one frame per minibatch, whose "
-            "advantage has no spread; choose fewer or loss.normalize_advantage=false"
+            f"learner.minibatches={c.learner.minibatches}: leaves one frame per minibatch, which "
+            "cannot be normalised; choose fewer or loss.normalize_advantage=false"
         )
 
 
@@ -65,6 +65,4 @@ def check_trpo(c: Config) -> None:
 def check_share_trunk(c: Config) -> None:
     """Custom networks of policy and critic share no layers."""
     if isinstance(c.actor, CustomActorConfig) and c.actor.share_trunk:
-        raise ConfigError(
-            "actor.share_trunk=true: networks of your own share nothing; set it to false"
-        )
+        raise ConfigError("actor.share_trunk=true: custom networks share nothing; set it to false")

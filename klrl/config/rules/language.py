@@ -90,7 +90,7 @@ def check_sort_digits(c: LanguageConfig) -> None:
         return
     if not env.shortest <= env.longest <= _MOST_DIGITS:
         raise ConfigError(
-            f"env.longest={env.longest}: give env.shortest={env.shortest} .. {_MOST_DIGITS}"
+            f"env.longest={env.longest}: give env.shortest={env.shortest} to {_MOST_DIGITS}"
         )
     if c.actor.model is None and env.shots:
         raise ConfigError(
@@ -123,7 +123,7 @@ def check_shaped(c: LanguageConfig) -> None:
     """With ``baseline=normalized_shaped``, which also divides the KL, the KL is in the reward."""
     if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
         return
-    words = f"advantage.baseline={SHAPED}: divides score and KL by the spread of the group, and"
+    words = f"advantage.baseline={SHAPED}: divides score and KL by the group's std, but"
     if not c.has_reference:
         raise ConfigError(f"{words} kl=none has no KL; choose advantage.baseline=normalized")
     if isinstance(c.kl, RetrieveKLConfig) and c.kl.placement != "reward":

@@ -61,7 +61,7 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
             if not named or not rule.applies(config):
                 continue
             if rule.anyway is ... or attrgetter(setting)(config) != rule.anyway:
-                raise ConfigError(f"{named[0]}: nothing reads it here: {rule.reason}")
+                raise ConfigError(f"{named[0]}: has no effect: {rule.reason}")
 
 
 def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:

@@ -77,7 +77,7 @@ class RetrieveKLConfig(LegacyKLConfig):
 
     #: k1, k2, k3 (sampled), exact, or custom: own_estimator; in the reward only k1 is unbiased
     estimator: str = choice(*ESTIMATORS, OWN, declared_in="klrl/config/placement.py")
-    #: reward; loss (own step only); split (exact: own step in the loss, later steps in the reward)
+    #: reward; loss (own step only); split (exact: own step in the loss, all steps in the reward)
     placement: str = choice(*PLACEMENTS)
     allow_biased: bool = setting(False)  # true: accept a gradient that differs from the KL's
     #: reverse: KL(policy||reference); forward, js or custom need estimator=exact, in loss or split

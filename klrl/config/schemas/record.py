@@ -12,7 +12,7 @@ from klrl.config.fields import ChoiceConfig, OwnPart, Settings, added, choice, n
 ALL = ("*",)
 
 
-@registered("logger", "none", "metrics.jsonl alone", both="runs.loggers:no_logger", free=ALL)
+@registered("logger", "none", "only metrics.jsonl", both="runs.loggers:no_logger", free=ALL)
 @registered(
     "logger",
     "tensorboard",

@@ -64,7 +64,7 @@ def environment_before(transform: Transform) -> TransformedEnv | None:
     if container is None:
         return None
     if not isinstance(container, TransformedEnv):
-        raise ValueError(f"{type(container).__name__} is no environment; put this into one")
+        raise ValueError(f"{type(container).__name__} is not an environment; use TransformedEnv")
     parent = TransformedEnv(container.base_env, auto_unwrap=False)
     if container.__dict__.get("_torchrl_native_autoreset", False):
         parent._torchrl_native_autoreset = True

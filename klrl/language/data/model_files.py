@@ -90,8 +90,8 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
     kind = raw.get("model_type")
     if "auto_map" in raw and kind not in CONFIG_MAPPING:
         raise ConfigError(
-            f"{setting}: needs code of its own (auto_map), which klrl never runs; choose a model "
-            "that transformers itself implements"
+            f"{setting}: needs custom code (auto_map), which klrl never runs; choose a model "
+            "that is part of transformers"
         )
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -217,7 +217,7 @@ class Reward:
                 if isinstance(alone, TookTooLong):
                     reason = f"{self._describe(error)} on the batch; hangs on this sample alone"
                 return f"{self._sample(i, prompts, responses)}: {reason}"
-        return f"{failed} together; each of them alone succeeds"
+        return f"{failed} in one batch; each sample alone succeeds"
 
     def _describe(self, error: BaseException) -> str:
         if isinstance(error, TookTooLong):
@@ -229,7 +229,7 @@ class Reward:
         hint = ""
         if self._timeout is not None and "main thread" in text:
             # The error of a function that sets a signal handler outside the main thread.
-            hint = "; without a time limit it is called on the main thread"
+            hint = "; env.reward_timeout=null calls it on the main thread"
         return f"raised {text}{hint}"
 
     def _checked(

@@ -214,8 +214,8 @@ def text(config: TextConfig, seed: int) -> Task:
         for each in checked:
             if not isinstance(each.row.get("answer"), str):
                 raise ConfigError(
-                    f"env.reward=exact: {each.origin} holds no answer; give a text as answer, or "
-                    "choose another reward"
+                    f"env.reward=exact: {each.origin} has no answer; add a field answer with a "
+                    "text, or choose another reward"
                 )
     return Task(
         train=ShuffledEpochs(train, derived_seed(seed, "prompts")),

@@ -40,7 +40,7 @@ WayT = TypeVar("WayT")
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 5e-1}
 
 
-def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
+def error_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
     """Return the largest error of a way to sample or score, and the bound on this error; nats.
 
     A mixed-precision model is first measured in float32, since bfloat16's bound would hide errors.
@@ -57,11 +57,11 @@ def off_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float
     return measure(), AGREEMENT[model_dtype(model)]
 
 
-def first_right(
+def choose_way(
     model: nn.Module,
     what: str,
     ways: Mapping[WayT, str],
-    off_by: Callable[[WayT], float],
+    error_of: Callable[[WayT], float],
     wrong: Sequence[str] = (),
 ) -> tuple[WayT, Check]:
     """Choose the fastest way to sample or score whose log-probs equal the plain forward's.
@@ -70,7 +70,7 @@ def first_right(
         model: a causal LM.
         what: "to sample" or "to score", for messages.
         ways: way -> description; the fastest way first.
-        off_by: way -> the largest difference from plain log-probs, in nats.
+        error_of: way -> the largest difference from plain log-probs, in nats.
         wrong: reasons why other ways are not tried, for messages.
 
     Returns:
@@ -82,15 +82,15 @@ def first_right(
     bound, found = AGREEMENT[model_dtype(model)], list(wrong)
     for way, words in ways.items():
         try:
-            off, bound = off_and_bound(model, partial(off_by, way))
+            off, bound = error_and_bound(model, partial(error_of, way))
         except torch.OutOfMemoryError:  # does not show that the way is wrong
             raise
         except Exception as error:  # a model's code may raise any exception on a mask or cache
             found.append(f"{words}: {type(error).__name__}: {first_line(error)}")
             continue
         if off <= bound:
-            return way, Check(f"{words}, nats off plain log-probs", off, bound, "; ".join(found))
-        found.append(f"{words}: {off:.3g} nats off")
+            return way, Check(f"{words}; log-prob error, nats", off, bound, "; ".join(found))
+        found.append(f"{words}: off by {off:.3g} nats")
     raise ValueError(
         f"{type(unwrapped(model)).__name__}: no way {what} reproduces its own log-probs within "
         f"{bound:g} nats ({'; '.join(found)}); choose another model"
@@ -127,7 +127,7 @@ def rows_to_compare(batch: TensorDictBase, group_size: int) -> Tensor:
 
 
 @torch.no_grad()
-def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float:
+def largest_error(model: nn.Module, batch: TensorDictBase, group_size: int) -> float:
     """Return the largest error, in nats, of the log-probs in a batch sampled at temperature 1.
 
     Compares pairwise the log-probs of the batch, of :func:`packed_states` and of
@@ -139,10 +139,10 @@ def off_plain(model: nn.Module, batch: TensorDictBase, group_size: int) -> float
     scored = response_log_probs(NextTokens(states, head(model)), tokens, mask)
     rows = rows_to_compare(batch, group_size)
     plain = plain_log_probs(model, batch[rows])
-    return max_off((sampled[rows], plain), (scored[rows], plain), (sampled, scored))
+    return max_difference((sampled[rows], plain), (scored[rows], plain), (sampled, scored))
 
 
-def max_off(*pairs: tuple[Tensor, Tensor]) -> float:
+def max_difference(*pairs: tuple[Tensor, Tensor]) -> float:
     """Return the largest absolute difference within the pairs; NaN if a tensor contains NaN."""
     differences = [(one.double() - other.double()).abs().max() for one, other in pairs]
     return float(torch.stack(differences).max())

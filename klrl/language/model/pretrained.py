@@ -234,8 +234,8 @@ def load_tokenizer(
     settings = read_json(file, setting) if file.is_file() else {}
     if settings.get("auto_map"):
         raise ConfigError(
-            f"{setting}: its tokenizer needs code of its own (auto_map), which klrl never runs; "
-            "choose a model whose tokenizer transformers itself implements"
+            f"{setting}: its tokenizer needs custom code (auto_map), which klrl never runs; "
+            "choose a model whose tokenizer is part of transformers"
         )
     # AutoTokenizer of transformers 5.23 replaces the rules in tokenizer.json by those of the model
     # type, for example Qwen2's. PreTrainedTokenizerFast keeps the rules of the file.
@@ -262,7 +262,7 @@ def load_tokenizer(
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-        say(f"{setting}: no pad token, so EOS pads; positions mark the padding")
+        say(f"{setting}: no pad token; EOS is used instead")
     tokenizer.padding_side = "left"
     return tokenizer
 

@@ -52,8 +52,8 @@ def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
     answer, tokenizer = prompt.row.get("answer"), policy.causal.tokenizer
     if not isinstance(answer, str):
         raise ConfigError(
-            f"{prompt.origin}: holds no answer to learn; give a text as answer, or messages that "
-            "end with the assistant's"
+            f"{prompt.origin}: has no answer to learn; add a field answer with a text, or messages "
+            "that end with the assistant's"
         )
     ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     if len(ids) > most:

@@ -35,7 +35,7 @@ from klrl.language.model.causal_lm import (
     unwrapped,
     weight_of,
 )
-from klrl.language.model.plain import AGREEMENT, max_off, off_and_bound
+from klrl.language.model.plain import AGREEMENT, error_and_bound, max_difference
 from klrl.language.model.vocabulary import NextTokens, exact_token_kl, response_log_probs
 from klrl.language.run.kl import Reference
 from klrl.language.run.load import Policy
@@ -130,15 +130,15 @@ def _checks(
     kept = NextTokens(batch[STATES], head(policy.model), temperature)
     floor = float(masked_mean(exact_token_kl(kept, scored, mask), mask))
     if floor > SHOWN_FLOOR:
-        words = f"{floor:.2g} nats/token by rounding alone; smaller KLs are not measured"
+        words = f"{floor:.2g} nats/token from rounding alone; smaller KLs cannot be measured"
         yield f"KL(policy||policy), sampled and scored: {words}"
     rows = len(weight_of(unwrapped(policy.model).get_input_embeddings()))
     empty = sorted(set(range(rows)) - set(policy.causal.tokenizer.get_vocab().values()))
     if empty:
         first = tempered_log_softmax(kept.head(kept.states[:, 0]), temperature)
         share = float(first[:, empty].exp().sum(-1).mean())
-        words = f"a first token is one of them with probability {share:.2g}"
-        yield f"{len(empty):,} of {rows:,} vocabulary ids have no token, thus no text: {words}"
+        words = f"probability that the first token is one of them: {share:.2g}"
+        yield f"{len(empty):,} of {rows:,} vocabulary ids have no token, so no text; {words}"
     measured = scored if in_low_precision(policy.model) else kept
     if reference is not None:
         states = reference.states(batch, layouts.reference, PROMPTS)
@@ -185,10 +185,10 @@ def _training_mode(model: torch.nn.Module, layout: ScoringLayout, batch: TensorD
                 scored.append(layout.next_tokens(model, batch, 1.0))
         tokens, mask = batch["tokens", "response"], response_mask(batch)
         one, other = (response_log_probs(each, tokens, mask).detach() for each in scored)
-        return max_off((one, other))
+        return max_difference((one, other))
 
     remedy = "training mode changes its log-probs; set actor.gradient_checkpointing=false"
-    return Check("training - evaluation mode, nats", *off_and_bound(model, off), "", remedy)
+    return Check("training - evaluation mode, nats", *error_and_bound(model, off), "", remedy)
 
 
 def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
@@ -202,7 +202,7 @@ def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
     last = mask.sum(1, keepdim=True) - 1
     ended = ends.gather(1, last).squeeze(1)
     wrong = (ended == batch["next", "truncated"].squeeze(-1)) | (ends.sum(1) > ended.long())
-    detail = "pad == eos: masks use positions" if special.pad in special.eos else ""
+    detail = "pad equals EOS, so masks use positions" if special.pad in special.eos else ""
     remedy = "report this: a response must end with its EOS"
     return Check("responses that lost their EOS", float(wrong.sum()), 0.0, detail, remedy)
 

@@ -81,7 +81,7 @@ def make_policy(
     actor, device = config.actor, device_of(config.device)
     if config.mixed and config.learner.dtype is None:
         say(
-            f"actor.dtype={actor.dtype}: taken for learner.dtype=mixed: float32 weights, "
+            f"actor.dtype={actor.dtype}: is read as learner.dtype=mixed: float32 weights, "
             "bfloat16 arithmetic"
         )
     causal = load_causal_lm(

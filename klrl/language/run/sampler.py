@@ -34,7 +34,7 @@ from klrl.language.model.causal_lm import (
     sharing_refused,
     unwrapped,
 )
-from klrl.language.model.plain import first_right, off_plain, packed, plain_states
+from klrl.language.model.plain import choose_way, largest_error, packed, plain_states
 from klrl.train.preflight import Check
 
 
@@ -187,7 +187,7 @@ class Recomputed(Decoder):
     The cost grows with the square of the length. Any causal model can be sampled this way.
     """
 
-    words = "no cache: every token from its whole row"
+    words = "no cache: each token recomputes its whole row"
 
     def _prompts(self) -> Tensor:
         self.lengths = self.mask.sum(1)
@@ -314,12 +314,12 @@ class CacheSampler:
             self.way, generator = way, torch.Generator(prompt.device).manual_seed(0)
             with evaluating(self.model):
                 sampled = self._decode(few, group_size, decoding, generator, ends)
-            return off_plain(self.model, make_batch(*few, sampled, group_size), group_size)
+            return largest_error(self.model, make_batch(*few, sampled, group_size), group_size)
 
         unshared = [] if self._unshared is None else [f"not shared: {self._unshared}"]
         slower = list(WAYS)[list(WAYS).index(self.way) :]
         ways = {name: WAYS[name].words for name in slower}
-        self.way, check = first_right(self.model, "to sample", ways, off, unshared)
+        self.way, check = choose_way(self.model, "to sample", ways, off, unshared)
         return check
 
     def _decode(

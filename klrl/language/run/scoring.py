@@ -27,8 +27,8 @@ from klrl.language.model.causal_lm import (
     without_dropout,
 )
 from klrl.language.model.plain import (
-    first_right,
-    max_off,
+    choose_way,
+    max_difference,
     packed_states,
     plain_log_probs,
     rows_to_compare,
@@ -208,9 +208,9 @@ def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Scor
     def off(shared: bool) -> float:
         plain, scored = plain_log_probs(model, few[rows]), scores(ScoringLayout(group_size, shared))
         others = scores(ScoringLayout(group_size, False))
-        return max_off((scored[rows], plain), (scored, others))
+        return max_difference((scored[rows], plain), (scored, others))
 
     refused = sharing_refused(model)
     ways = NAMES if refused is None else {False: NAMES[False]}
-    shared, check = first_right(model, "to score", ways, off, [] if refused is None else [refused])
+    shared, check = choose_way(model, "to score", ways, off, [] if refused is None else [refused])
     return ScoringLayout(group_size, shared, str(check))

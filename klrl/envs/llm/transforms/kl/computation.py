@@ -158,7 +158,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         log_prob = either(next_tensordict, tensordict, key)
         if log_prob is None:
             raise KeyError(
-                f"no log-probs at {('next', key)} nor at {key}: put RetrieveLogProb before"
+                f"no log-probs at {('next', key)} nor at {key}: put RetrieveLogProb before it"
             )
         return log_prob
 

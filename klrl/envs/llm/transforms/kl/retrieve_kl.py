@@ -197,14 +197,14 @@ class CollectorPolicy:
             container = None
         if container is None:
             raise ValueError(
-                "gen_model='from_collector', but the transform is in no environment: append it to "
+                "gen_model='from_collector', but the transform has no environment: append it to "
                 "the environment of a collector, or give gen_model"
             )
         collector = container.collector
         if collector is None:
             raise ValueError(
                 "gen_model='from_collector', but no collector runs this environment (or it runs in "
-                "another process): give gen_model or gen_model_factory"
+                "a different process): give gen_model or gen_model_factory"
             )
         if self._collector() is not collector:
             self.model = self._scoring(collector.policy)
@@ -294,7 +294,7 @@ class RayRetrieveKL(Served):
             gen_model = None
         elif isinstance(gen_model, str) and gen_model == FROM_COLLECTOR:
             raise ValueError(
-                "gen_model='from_collector' with Ray: the collector's policy is in another "
+                "gen_model='from_collector' with Ray: the collector's policy is in a different "
                 "process; give gen_model or gen_model_factory"
             )
         super().__init__(RetrieveKL, {"gen_model": gen_model, "ref_model": ref_model}, **kwargs)

@@ -68,7 +68,7 @@ class Served(OneTransform):
     ) -> None:
         arguments = arguments | more
         if not arguments.get("detach", True):
-            raise ValueError("detach=False: another process returns no gradient; set detach=True")
+            raise ValueError("detach=False: a Ray actor returns no gradient; set detach=True")
         cpus = 1 if num_cpus is None else num_cpus
         options: dict[str, object] = {"num_cpus": cpus, "num_gpus": num_gpus}
         if actor_name is not None:
