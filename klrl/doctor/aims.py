@@ -1,6 +1,6 @@
 """Defines the terms that a loss may minimise: minus E[return], and divergences of pi.
 
-Each is a sum over distinct episodes, so its gradient is exact, without a sampling error.
+Each term is a sum over all episodes of a small problem, so its gradient has no sampling error.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _NAMES = {
     "js": "the Jensen-Shannon divergence between pi and {0}, of {1}",
     "tv": "the total variation between pi and {0}, of {1}",
 }
-#: Scope -> its possible meanings. A loss is right in any of them; a wrong loss is compared with the
-#: first.
+#: Scope -> its meanings. A loss with the gradient of any meaning is right; a loss with the gradient
+#: of none is compared with the first meaning.
 _OF = {
     "sequence": {"whole": "whole episodes", "along": "each step, with its effect on later states"},
     "token": {
@@ -37,7 +37,7 @@ class Aim:
     what: str  # return, or a divergence
     scope: str  # sequence or token
     of: str  # a key of _OF[scope]
-    to: str = "ref"  # the policy from which the divergence measures: ref, or old, which samples
+    to: str = "ref"  # the policy with which pi is compared: ref, or old, which samples
 
     @property
     def words(self) -> str:
@@ -48,7 +48,7 @@ class Aim:
         return _NAMES[self.what].format(self.to, _OF[self.scope][self.of])
 
     def gradient(self, problem: Problem) -> Tensor:
-        """Compute the term's exact gradient at the parameters of pi, flat."""
+        """Compute the term's exact gradient with respect to the parameters of pi, flattened."""
         if self not in problem.kept:
             (grad,) = torch.autograd.grad(self.value(problem), problem.policy.weight)
             problem.kept[self] = grad.flatten()
@@ -70,5 +70,5 @@ class Aim:
 
 
 def aims(what: str, scope: str, to: str = "ref") -> list[Aim]:
-    """List the terms that ``--divergence`` and ``--scope`` may mean; any of them is right."""
+    """List the terms of ``what`` in ``scope``; a loss may minimise any of them."""
     return [Aim(what, scope, of, to) for of in _OF[scope]]

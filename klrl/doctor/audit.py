@@ -1,8 +1,8 @@
-"""``klrl doctor --audit``: examines a folder of losses over lengths and distances from pi_old.
+"""``klrl doctor --audit``: examines a folder's losses for several response lengths and policies.
 
-Each file is an adapter. Its ``ROWS`` map the name of an option to a loss as for ``--loss``; its
-``SYSTEM`` names the library with these options; its ``DIVERGENCE`` (default ``reverse``) is a value
-of ``--divergence``.
+Each file is an adapter for one library. ``ROWS`` maps the name of each option of the library to a
+loss that ``--loss`` accepts; ``SYSTEM`` is the library's name; ``DIVERGENCE`` (default ``reverse``)
+is a value of ``--divergence``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LENGTHS, STALE = (1, 4, 16), (0, 1, 4)
 
 
 class Enumerated(Problem):
-    """Two tokens, equally likely under pi_old; two prompts, the second with half the steps."""
+    """Two tokens, equally likely under pi_old; two prompts, the second with half as many steps."""
 
-    #: Of token 1: probability under pi_ref; log-odds under pi per update. Repeated over states.
+    #: Token 1's probability under pi_ref, and log-odds that an update adds; cycled over the states.
     REF, UPDATE = (0.2, 0.75, 1 / 3, 0.9), (0.2, -0.1, 0.1)
 
     def __init__(self, steps: int, stale: int) -> None:
@@ -51,24 +51,24 @@ enumerated = cache(Enumerated)
 
 @dataclass(frozen=True)
 class Row:
-    """Measurements of one option's KL gradient, at one distance from pi_old and one length."""
+    """Measurements of an option's gradient: the KL's, or the return's if ``DIVERGENCE`` is none."""
 
     system: str
     option: str
-    stale: int  # updates from pi_old, which samples, to pi
+    stale: int  # number of updates from pi_old, which samples, to pi
     length: int  # tokens of the first prompt's responses
-    cosine: float  # between the gradient and the true one, of the KL of whole responses
+    cosine: float  # between the gradient and the true one: that of the KL of whole responses
     error: float  # |gradient - true| / |true|
-    variance: float  # of one response's gradient, per |true|^2
-    #: Codes of klrl/doctor/faults.yaml, found on the problems of --loss; empty if the error is 0;
-    #: ``factor`` if the only error is a factor on the gradient.
+    variance: float  # variance of the gradient of one response / |true|^2
+    #: Codes of the faults that ``--loss`` reports; empty if ``error`` is 0; ``factor`` if the
+    #: gradient is a multiple of the true one.
     fault: str
-    token_error: float  # the error if each token's own KL is the true one
+    token_error: float  # ``error`` against the gradient of each token's own KL
     token_fault: str
 
 
 def audit(folder: str) -> Iterator[Row]:
-    """Yield the rows of all adapters of a folder, in the order of their names.
+    """Yield the rows of all adapters in a folder, sorted by file name.
 
     Raises:
         ConfigError: a folder without adapters, or an adapter without ``ROWS`` or ``SYSTEM``.
@@ -92,7 +92,7 @@ def _rows(system: str, option: str, loss: Loss) -> Iterator[Row]:
     part, what = "kl", loss.divergence
     if what == "none":
         part = what = "return"
-    # A KL from pi_old has no gradient at pi = pi_old: skip stale = 0.
+    # The KL of pi and pi_old has no gradient at pi = pi_old, so skip stale = 0.
     for stale in STALE[loss.to == "old" and part == "kl" :]:
         reports = [
             examine_loss(loss, scope=scope, stale=stale, seeds=4) for scope in ("sequence", "token")
@@ -106,7 +106,7 @@ def _rows(system: str, option: str, loss: Loss) -> Iterator[Row]:
                        each.kinds[:1] if length == 1 else each.kinds[1:])
                 for each in reports
             )  # fmt: skip
-            # A response passes a state once, so the square of its gradient is a sum over its steps.
+            # No response visits a state twice, so its gradient's squared norm is a sum over steps.
             square = float(at.square().sum()) / len(batch.mask)
             variance = (square - float(gradient @ gradient)) / size**2
             numbers = (cosine, error, variance, fault, token_error, token_fault)
@@ -116,7 +116,7 @@ def _rows(system: str, option: str, loss: Loss) -> Iterator[Row]:
 def _cells(
     gradient: Tensor, problem: Problem, rights: Sequence[Aim], kinds: Sequence[KindResult]
 ) -> tuple[float, float, float, str]:
-    """Return cosine, error, norm of the true gradient, and fault, from the aim nearest in angle."""
+    """Return cosine, error, |true| and fault; true is the aim with the largest cosine."""
     trues = [aim.gradient(problem) for aim in rights]
     true = max(trues, key=lambda x: float(gradient @ x / x.norm()))
     size, length = float(true.norm()), float(gradient.norm())

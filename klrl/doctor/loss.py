@@ -1,7 +1,7 @@
 """``klrl doctor --loss``: compares a loss's gradient with the true one on many small problems.
 
 The objective is J = E[return] - coef * D, where D is KL(pi||pi_ref) or the chosen divergence.
-Without ``--stale`` the learning policy itself samples (ratio 1), as in an iteration's first step.
+Without ``--stale`` pi itself samples (pi_old = pi), as in the first gradient step on a batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Spread:
 
     @property
     def text(self) -> str:
-        """From the smallest to the largest."""
+        """The range from smallest to largest."""
         if 0 <= self.min <= self.max < 1e-9:
             return "< 1e-9"
         low, high = (f"{x:.3g}" for x in (self.min, self.max))
@@ -49,21 +49,21 @@ class Spread:
 
 @dataclass(frozen=True)
 class KindResult:
-    """The results on the problems of one kind."""
+    """The results of a loss on the problems of one kind."""
 
     name: str
-    moved: Spread | None  # KL(pi_old||pi) of an episode, nats; None if pi = pi_old
+    moved: Spread | None  # KL(pi_old||pi) of whole episodes, nats; None if pi = pi_old
     cosine: Spread  # between minus the loss's expected gradient and the gradient of J
     error: Spread  # |gradient / scale - true| / |true|: the bias
-    scale: Spread  # factor of the loss on the true gradient: :class:`klrl.doctor.faults.Diagnosis`
+    scale: Spread  # |gradient| / |true|, see :class:`klrl.doctor.faults.Diagnosis`
     #: Mean over problems of (g . true) / (scale |true|^2), with g the gradient on a sampled batch;
     #: 1 if unbiased.
     sampled: float
-    stderr: float  # of ``sampled``
-    #: Variance of the gradient on a sampled batch (some 1,300 episodes) / |true|^2.
+    stderr: float  # standard error of ``sampled``
+    #: Variance of g / (scale |true|)^2; a sampled batch has some 1,300 episodes.
     variance: float
     objective: str  # J, whose gradient the loss has, or should have
-    varies: bool  # whether the scale depends on coef
+    varies: bool  # whether ``scale`` depends on coef
     faults: tuple[Fault, ...]
 
 
@@ -76,15 +76,15 @@ class LossReport:
     placement: str
     divergence: str
     scope: str
-    stale: int  # updates from pi_old, which sampled, to pi
+    stale: int  # number of random updates from pi_old, which samples, to pi
     coef: float
-    seeds: int  # problems of each kind
+    seeds: int  # number of problems of each kind
     has_return: bool  # False: the loss is a penalty alone
     kinds: tuple[KindResult, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether the loss has the true gradient on every problem."""
+        """Whether the loss has the true gradient, up to a factor, on every problem."""
         return not any(kind.faults for kind in self.kinds)
 
 
@@ -98,10 +98,10 @@ def examine_loss(
     settings: Mapping[str, object] | None = None,
     seeds: int = 100,
 ) -> LossReport:
-    """Compare the gradient of a loss with the true one; arguments as in ``klrl doctor --loss``.
+    """Compare a loss's gradient with the true one; arguments are options of ``klrl doctor --loss``.
 
     Raises:
-        ConfigError: a loss that cannot be called as docs/doctor.md says, or has no gradient.
+        ConfigError: an argument is out of range, or the loss is not as docs/doctor.md requires.
         LossError: the loss raises.
     """
     if seeds < 2:
@@ -150,7 +150,7 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
         noise += float((some - got).square().sum()) / factor**2
         size += float(true @ true)
     faults = found.faults
-    if padded:  # a gradient that depends on padding matches no known one
+    if padded:  # drop the faults that say only that the gradient is unknown
         faults = [FAULTS["mask"], *(f for f in faults if "unknown" not in f.code)]
     along = torch.tensor(sampled)
     return KindResult(

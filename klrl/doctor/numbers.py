@@ -21,7 +21,7 @@ from klrl.kl.estimators import ESTIMATORS, exact_kl
 from klrl.kl.reference import freeze
 from klrl.objectives.functional import reference_kl
 
-#: Number of actions; standard deviation of the logits' differences, pi_ref and pi_old to pi_theta.
+#: Number of actions; standard deviations of logit differences theta - ref and old - theta.
 _ACTIONS, _REF, _OLD = 50, 1.0, 0.3
 
 
@@ -43,7 +43,7 @@ class KnownNumber:
 
 
 def table(lines: Sequence[KnownNumber]) -> str:
-    """Format the lines as text, a block per section."""
+    """Format the numbers as text, one block for each section."""
     blocks = []
     for section in dict.fromkeys(line.section for line in lines):
         members = [line for line in lines if line.section == section]
@@ -57,13 +57,13 @@ def table(lines: Sequence[KnownNumber]) -> str:
 
 
 def examine() -> list[KnownNumber]:
-    """Compute all numbers, in the order of their tables."""
+    """Compute all numbers, in the order in which they are printed."""
     torch.set_num_threads(1)
     return [*_one_step(), *_parity()]
 
 
 def _one_step() -> Iterator[KnownNumber]:
-    """Yield relative errors of the estimators, then of their gradients in reward and loss."""
+    """Yield relative errors of KL estimators, then of their gradients in reward and loss."""
     generator = torch.Generator().manual_seed(0)
     ref, away, step = torch.randn(3, _ACTIONS, dtype=torch.float64, generator=generator)
     theta = (ref + _REF * away).requires_grad_()
@@ -103,7 +103,7 @@ def _one_step() -> Iterator[KnownNumber]:
 def _parity() -> Iterator[KnownNumber]:
     """Yield the largest differences of ``kl=legacy`` and ``kl=retrieve`` on the same batch.
 
-    The batch is 4 x 200 steps of Pendulum by a policy that has moved away from its reference.
+    In the batch, a policy that differs from its reference acts for 200 steps in 4 Pendulums.
     """
     config = EnvConfig("Pendulum-v1", {}, 4, True, 1.0, name="gym")
     modes = (

@@ -1,8 +1,8 @@
 """Small problems on which the expected gradient of a user's loss is an exact sum.
 
 The sampling policy's probabilities are multiples of ``1 / tickets``. So one batch can contain every
-episode in proportion to its probability, and the gradient of a loss on it is the expected gradient.
-The true gradient is that of the objective, a sum over distinct episodes, by autograd.
+episode in proportion to its probability; a loss's gradient on this batch is its expected gradient.
+The true gradient comes from autograd through the objective, a sum over distinct episodes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from klrl.kl.charge import on_last, to_go
 from klrl.kl.divergences import over_actions
 
 DOUBLE = torch.float64
-#: Fewest episodes N in a batch: large, as a leave-one-out baseline scales gradients by N/(N-1).
+#: Minimum number N of episodes; large, so that a leave-one-out baseline's N/(N-1) is near 1.
 EPISODES = 1296
-#: Standard deviation of an update of each logit: so large that some ratios exceed PPO's bounds.
+#: Standard deviation of a random update of a logit: some ratios then exceed PPO's clip bounds.
 UPDATE = 0.25
 
 
@@ -32,16 +32,16 @@ class Kind:
     name: str  # as printed
     starts: int  # number of initial states, all equally likely
     actions: int  # per state
-    steps: int  # most steps of an episode
-    tickets: int  # probabilities are multiples of 1 / tickets
-    #: Whether action 0 ends an episode, as an EOS token does. The only reward is then a score on
-    #: the last token, and padding follows.
+    steps: int  # maximum number of steps of an episode
+    tickets: int  # pi_old's probabilities are multiples of 1 / tickets
+    #: Whether action 0 ends an episode, as an EOS token does. If so, only the last step of an
+    #: episode has a reward, and padding follows this step.
     ends: bool = False
-    halves: bool = False  # whether episodes from the last start have half of the steps
+    halves: bool = False  # whether episodes from the last start are half as long
 
     @property
     def states(self) -> int:
-        """The number of states: one per start, then one per later step and previous action."""
+        """The number of states: the starts, and for each later step one per previous action."""
         return self.starts + (self.steps - 1) * self.actions
 
 
@@ -54,14 +54,14 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Rollouts:
-    """N episodes, [N, steps]."""
+    """Tensors [N, steps] of N episodes."""
 
-    states: Tensor  # before each action
+    states: Tensor  # number of the state before each action
     actions: Tensor
     mask: Tensor  # bool; False is padding, after the episode's end
 
     def rows(self, index: Tensor) -> Rollouts:
-        """Select episodes."""
+        """Select the episodes with these indices."""
         return Rollouts(self.states[index], self.actions[index], self.mask[index])
 
 
@@ -79,17 +79,17 @@ class LogitTable(nn.Module):
 
 @dataclass(frozen=True)
 class Numbers(Rollouts):
-    """The tensors of a batch that a loss may take, [N, steps], in nats or reward units.
+    """A batch: the tensors [N, steps] that a loss may take, in nats or units of reward.
 
-    Outside the mask rewards are 0, and all else is arbitrary.
+    Outside the mask, rewards are 0 and all other values are arbitrary.
     """
 
     problem: Problem
     logits: Tensor  # log pi_theta of every action, [N, steps, actions], differentiable
     ref_logits: Tensor  # log pi_ref of every action
     old_logits: Tensor  # log pi_old of every action; equals ``logits`` if the problem is not stale
-    rewards: Tensor  # less coef * KL, where the placement charges rewards
-    advantages: Tensor  # rewards to go, minus their mean in the state
+    rewards: Tensor  # with coef * KL subtracted, if the placement charges rewards
+    advantages: Tensor  # sums of rewards to come, minus their mean in the state
 
     @property
     def log_probs(self) -> Tensor:
@@ -111,18 +111,18 @@ class Numbers(Rollouts):
         return logits.gather(-1, self.actions[..., None]).squeeze(-1)
 
     def scored(self, score: Tensor) -> Tensor:
-        """Return the gradient of score * log pi(action) at the logits inside the mask."""
+        """Return the gradient of score * log pi(action) at the logits in the mask, [M, actions]."""
         chosen = one_hot(self.actions, self.logits.shape[-1])
         return (score[..., None] * (chosen - self.logits.exp()))[self.mask].detach()
 
     def at_table(self, at: Tensor) -> Tensor:
-        """Convert a gradient at the logits in the mask: mean over episodes, at the table, flat."""
+        """Sum gradients at the logits, [M, actions], by state; divide by N episodes; flatten."""
         table = torch.zeros(self.problem.kind.states, at.shape[-1], dtype=DOUBLE)
         table.index_add_(0, self.states[self.mask], at)
         return table.flatten() / len(self.mask)
 
     def other_padding(self) -> Numbers:
-        """Return a copy with different numbers outside the mask, and without a gradient there."""
+        """Return a copy with different, detached logits and advantages outside the mask."""
 
         def changed(x: Tensor) -> Tensor:
             mask = self.mask if x.ndim == self.mask.ndim else self.mask[..., None]
@@ -136,9 +136,9 @@ class Numbers(Rollouts):
 class Problem:
     """One random problem: ``seed`` determines its probabilities and rewards.
 
-    ``policy`` is pi_theta, ``stale`` random updates away from pi_old, which samples; ``ref`` is
-    pi_ref. ``everything`` contains each episode in proportion to its probability under pi_old,
-    ``distinct`` each episode once.
+    ``policy`` is pi_theta, which is pi_old after ``stale`` random updates; ``ref`` is pi_ref.
+    ``everything`` contains each episode in proportion to its probability under pi_old, the sampling
+    policy; ``distinct`` contains each episode once.
     """
 
     def __init__(self, kind: Kind, seed: int, divergence: str = "reverse", stale: int = 0) -> None:
@@ -151,7 +151,7 @@ class Problem:
         self.kept: dict[object, Tensor] = {}  # cache: aim -> true gradient
 
     def _drawn(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Tickets of pi_old, log pi_ref, rewards, log pi, each [states, actions]."""
+        """Draw the tickets of pi_old, log pi_ref, rewards and log pi, each [states, actions]."""
         kind, generator = self.kind, self._generator
         shape = (kind.states, kind.actions)
         counts = _compositions(kind, generator)
@@ -166,15 +166,15 @@ class Problem:
         return counts, log_q, rewards, log_p
 
     def sample(self) -> Rollouts:
-        """Draw as many episodes of pi_old as :attr:`everything` has."""
+        """Draw as many episodes from pi_old as :attr:`everything` has."""
         count = len(self.everything.mask)
         return self.everything.rows(torch.randint(count, (count,), generator=self._generator))
 
     def numbers(self, episodes: Rollouts, coef: float, placement: str = "loss") -> Numbers:
         """Compute the tensors that a loss may take; ``coef`` is in reward per nat.
 
-        The placement ``loss`` charges nothing, ``reward`` charges k1 to each step's reward, and
-        ``split`` the exact ``divergence``; with ``split`` advantages have only that of later steps.
+        Placement ``loss`` charges no reward, ``reward`` charges each with k1, ``split`` with the
+        exact divergence. With ``split``, advantages contain only the divergence of later steps.
         """
         rewards, gains = self._charged(episodes, coef, placement)
         _, of_all = self._charged(self.everything, coef, placement)
@@ -186,7 +186,7 @@ class Problem:
 
     @cached_property
     def batch(self) -> Numbers:
-        """The tensors of :attr:`everything`, not charged."""
+        """The tensors of :attr:`everything`, without a KL in the rewards."""
         return self.numbers(self.everything, 0.0)
 
     def expected_return(self) -> Tensor:
@@ -195,7 +195,7 @@ class Problem:
         return (chance * self.raw_rewards(self.distinct).sum(1)).sum()
 
     def surrogate(self) -> Tensor:
-        """TRPO's surrogate: E[A_old] of pi's actions in the states that pi_old sampled."""
+        """TRPO's surrogate: E[A_old(s, a)] with states s sampled by pi_old, actions a by pi."""
         numbers = self.batch
         ratio = (numbers.log_probs - numbers.old_log_probs).exp()
         return (ratio * numbers.advantages).masked_fill(~numbers.mask, 0.0).sum(1).mean()
@@ -219,13 +219,13 @@ class Problem:
         return on_last(rewards.gather(1, last).squeeze(1), episodes.mask)
 
     def tables(self) -> dict[str, Tensor]:
-        """Log-probs of pi, which is differentiable, of ref and of old, [states, actions]."""
+        """Log-probs [states, actions] of pi (differentiable), ref and old."""
         log_p, log_q = (each.weight.log_softmax(-1) for each in (self.policy, self.ref))
-        # If not stale, old is pi itself, so that the ratio is 1 to the bit.
+        # If not stale, old is pi itself, so that ratios are exactly 1.
         return {"pi": log_p, "ref": log_q, "old": self._old if self.stale else log_p.detach()}
 
     def _charged(self, episodes: Rollouts, coef: float, placement: str) -> tuple[Tensor, Tensor]:
-        """Return charged rewards, and their sums to go."""
+        """Return rewards and rewards to go, both after the charge of the placement."""
         raw, mask, tables = self.raw_rewards(episodes), episodes.mask, self.tables()
         log_p, log_q = tables["old"], tables["ref"]
         if placement == "split":
@@ -237,7 +237,7 @@ class Problem:
 
 
 def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:
-    """Draw the tickets of each action, [states, actions], at least 1: a random split per state."""
+    """Split each state's tickets among actions at random, at least 1 each, [states, actions]."""
     rows = [torch.randperm(kind.tickets - 1, generator=generator) for _ in range(kind.states)]
     cuts = (torch.stack(rows)[:, : kind.actions - 1] + 1).sort(1).values
     low = torch.zeros(kind.states, 1, dtype=torch.long)
@@ -245,7 +245,7 @@ def _compositions(kind: Kind, generator: torch.Generator) -> Tensor:
 
 
 def _everything(kind: Kind, tickets: Tensor) -> Rollouts:
-    """Walk each start and sequence of tickets, all equally often, at least EPISODES times."""
+    """Combine each start with each sequence of tickets, equally often; at least EPISODES rows."""
     actions = torch.arange(kind.actions)
     action_of = torch.stack([actions.repeat_interleave(row) for row in tickets])
     outcomes = [torch.arange(kind.starts), *[torch.arange(kind.tickets)] * kind.steps]
@@ -276,7 +276,7 @@ def _distinct(kind: Kind) -> Rollouts:
 
 
 def mean_by_state(values: Tensor, episodes: Rollouts, states: int) -> Tensor:
-    """Average values [N, steps] in each state; 1 in states that occur only in padding."""
+    """Average values [N, steps] over the visits of each state; 1 for states without visits."""
     at, values = episodes.states[episodes.mask], values[episodes.mask]
     ones = torch.ones(states, dtype=DOUBLE)
     return ones.scatter_reduce(0, at, values, "mean", include_self=False)

@@ -1,7 +1,7 @@
 """Recognises a part of a loss as a known term times an importance weight.
 
-The gradient of the part is compared with that of each term at the logits: in expectation, or step
-by step, which also shows the weights and where they are clipped.
+The part's gradient is compared with that of each known term, in expectation or at each step's
+logits. The comparison at each step also shows the weights, and where they are clipped.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from klrl.doctor.problems import Numbers, Problem, mean_by_state
 from klrl.kl.charge import to_go
 from klrl.kl.divergences import MEASURED, over_actions
 
-#: Largest relative difference of equal gradients; float32 in a loss causes 1e-6.
+#: Gradients with a smaller relative difference count as equal; float32 in a loss causes 1e-6.
 TOLERANCE = 1e-4
 #: Name -> weight [N, steps], from log-ratios r = log pi - log pi_old (0 outside the mask) and
-#: lengths. The first weight that fits is reported: for one step ``sequence``, which is right.
+#: lengths n. The first weight that fits is reported, so that one-step episodes give ``sequence``.
 WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sequence": lambda r, _: r.sum(1, keepdim=True).exp().expand_as(r),
     "prefix": lambda r, _: r.cumsum(1).exp(),
@@ -32,7 +32,7 @@ WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "geometric": lambda r, n: (r.sum(1, keepdim=True) / n).exp().expand_as(r),
     "inverse": lambda r, _: (-r).exp(),
 }
-#: Wrong estimator in the reward, in place of k1 -> its value, from log-ratios (0 outside the mask).
+#: Estimator that is wrong in the reward -> its value, from log pi / pi_ref (0 outside the mask).
 REWARDED: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda r: r**2 / 2,
     "k3": lambda r: torch.expm1(-r) + r,
@@ -45,26 +45,26 @@ class Reading(NamedTuple):
 
     what: str  # return, a divergence, or else the code of a fault
     scope: str
-    exact: bool = False  # whether the term sums over all actions, and so needs no ratio of its step
-    weight: str = "sequence"  # one of WEIGHTS, or ``reference``, as if pi_ref had sampled
+    exact: bool = False  # whether the term sums over all actions: needs no ratio of its own step
+    weight: str = "sequence"  # one of WEIGHTS, or ``reference``: pi / pi_ref of the episode
     by_length: bool = False  # whether the term is divided by the length of each response
     sign: int = 1
     #: How the weight was cut: ``truncated``, constant beyond a bound; ``clipped``, 0 beyond it;
-    #: ``clip_max``, 0 beyond the wrong bound.
+    #: ``clip_max``, 0 where a descent step would bring the weight back towards 1.
     cut: str = ""
 
     def may_have(self, weight: str) -> bool:
-        """Whether to try a weight: with pi / pi_ref the forward KL would look like k1."""
+        """Whether to try ``weight``; pi / pi_ref would turn the forward KL's gradient into k1's."""
         known = (("return", "sequence"), ("reverse", "sequence"))
         return weight != "reference" or self[:2] in known
 
 
-#: Batch -> its terms without weights, with their gradients at the logits in the mask, [M, actions].
+#: Batch -> (term, gradient of the unweighted term at the M logits in the mask, [M, actions]).
 Terms = Callable[[Numbers], Iterator[tuple[Reading, Tensor]]]
 
 
 def return_terms(numbers: Numbers) -> Iterator[tuple[Reading, Tensor]]:
-    """Yield the terms of minus the return."""
+    """Yield the known terms for the return, with their gradients."""
     gains, total = to_go(numbers.rewards, numbers.mask), numbers.rewards.sum(1, keepdim=True)
     for credit in (numbers.advantages, gains, total, total - total.mean()):
         yield Reading("return", "sequence"), numbers.scored(-credit)
@@ -72,7 +72,7 @@ def return_terms(numbers: Numbers) -> Iterator[tuple[Reading, Tensor]]:
 
 
 def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
-    """Yield the terms of divergences from ``to``."""
+    """Yield the known terms for divergences from ``to`` (ref or old), with their gradients."""
     mask, log_p, states = numbers.mask, numbers.logits.detach(), numbers.states
     log_q = numbers.ref_logits if to == "ref" else numbers.old_logits
     own, old = (numbers.of_actions(x - log_q).where(mask, 0.0) for x in (log_p, numbers.old_logits))
@@ -80,7 +80,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
     gains, later = to_go(own, mask), to_go(own, mask, "split")
 
     def credited(x: Tensor) -> list[Tensor]:
-        """List sums to go, sums over the episode, and both minus their means."""
+        """List the sums to go of ``x``, its sums over the episode, and both minus their means."""
         gains, whole = to_go(x, mask), x.sum(1, keepdim=True)
         mean = mean_by_state(gains, numbers, int(states.max()) + 1)[states]
         return [gains, whole, gains - mean, whole - whole.mean()]
@@ -92,7 +92,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
 
     scores = []
     for scope, r in (("token", own), ("sequence", own.sum(1, keepdim=True))):
-        scores += [  # f(u) - u f'(u) for D = E_pi[f(u)], u = exp(-r)
+        scores += [  # score f(u) - u f'(u), for D = E_pi[f(u)] and u = exp(-r)
             ("reverse", scope, r),  # k2
             ("reverse", scope, r + 1),  # k1 under a differentiable ratio
             ("forward", scope, -torch.expm1(-r)),  # k3
@@ -127,7 +127,7 @@ def kl_terms(numbers: Numbers, to: str) -> Iterator[tuple[Reading, Tensor]]:
 
 
 def _weights(numbers: Numbers) -> list[tuple[str, bool, Tensor]]:
-    """List name, by_length and values [M] of all weights, then of the weights by length."""
+    """List (name, by_length, values [M]): all weights; if lengths vary, also weights / length."""
     mask = numbers.mask
     ratio, to_ref = (
         (numbers.log_probs - other).detach().where(mask, 0.0)
@@ -155,7 +155,7 @@ def _factor(gradient: Tensor, known: Tensor) -> float:
 def factors(
     gradients: Sequence[Tensor], problems: Sequence[Problem], known: Callable[[Problem], Tensor]
 ) -> list[float]:
-    """Return the factor to ``known`` on each problem; none unless all exist and have one sign."""
+    """Return gradient / known for each problem; [] unless all exist and have the same sign."""
     found: list[float] = []
     for gradient, problem in zip(gradients, problems, strict=True):
         factor = _factor(gradient, known(problem))
@@ -168,7 +168,7 @@ def factors(
 def fit(
     gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms
 ) -> tuple[Reading, list[float]] | None:
-    """Find the first term and weight with these expected gradients, up to factors of one sign."""
+    """Find the first term and weight that give these gradients, up to factors of one sign."""
     first = problems[0].batch
     for place, (term, at) in enumerate(terms(first)):
         for number, (name, by_length, weight) in enumerate(_weights(first)):
@@ -183,20 +183,20 @@ def fit(
 
 
 def _known(terms: Terms, place: int, number: int, problem: Problem) -> Tensor:
-    """Compute the expected gradient of the term at a place with a weight of that number."""
+    """Compute the expected gradient of term number ``place`` with weight number ``number``."""
     batch = problem.batch
     return batch.at_table([*terms(batch)][place][1] * _weights(batch)[number][2][:, None])
 
 
 def read(gradients: Sequence[Tensor], problems: Sequence[Problem], terms: Terms) -> Reading | None:
-    """Find the reading that fits gradients at the logits in the mask, on the first problems."""
+    """Find the reading that fits the gradients at the logits of the first problems, if any does."""
     found: dict[Reading, list[str]] = {}
     for gradient, problem in zip(gradients, problems, strict=False):
         for reading, cut in dict(_readings(gradient, terms, problem.batch)).items():
             found.setdefault(reading, []).append(cut)
     count = len(gradients)
-    fits = [
-        reading._replace(cut=max(cuts))  # where all weights are cut, a problem has no reading
+    fits = [  # a problem whose weights are all cut has no reading, so 60 % of problems suffice
+        reading._replace(cut=max(cuts))
         for reading, cuts in found.items()
         if len(cuts) == count or (any(cuts) and len(cuts) > 0.6 * count)
     ]
@@ -221,9 +221,9 @@ def _readings(gradient: Tensor, terms: Terms, numbers: Numbers) -> Iterator[tupl
 
 
 def _cut(share: Tensor, weight: Tensor, up: Tensor) -> str | None:
-    """Return how ``weight`` was cut if ``share`` is the result; None if it is a different weight.
+    """Return how ``weight`` was cut to give ``share``; None if ``share`` is a different weight.
 
-    ``up`` is where a descent step raises the action's probability: there PPO cuts large weights.
+    ``up``: whether a descent step raises the action's probability; if so, PPO cuts large weights.
     """
     alive = share > 1e-9
     if (share < -1e-9).any() or not alive.any():

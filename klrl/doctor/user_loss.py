@@ -1,10 +1,10 @@
 """Calls a user's loss by its convention.
 
-There are two conventions (docs/doctor.md); a class or an argument for an actor implies the second:
+There are two conventions (docs/doctor.md):
 
-- a function of tensors [N, steps], which the names of its arguments determine;
-- a LossModule class, or a function that builds a LossModule, from an actor and, if it takes them, a
-  critic, a reference and a coefficient. The module is called on a TensorDict.
+- a function of tensors [N, steps]; the names of its arguments say which tensors it takes;
+- a LossModule class, or a function that takes an actor and returns a LossModule. Both may also
+  take a critic, a reference and a coefficient. The module is called on a TensorDict.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from klrl.config.overrides import parse
 from klrl.config.own.find import arguments
 from klrl.doctor.problems import DOUBLE, Numbers, Problem
 
-#: Reward per nat.
+#: Coefficient of the KL, in reward per nat.
 COEF = 0.5
-#: Role of a function's argument, and its first spelling -> its other spellings.
+#: Role of a function's argument, which is also its preferred name -> other names for it.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "log_probs": ("log_prob", "logprobs", "logps", "new_log_probs"),
     "ref_log_probs": ("ref_log_prob", "ref_logprobs", "ref_logps", "reference_log_probs"),
@@ -46,7 +46,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "old_logits": (),
     "actions": ("tokens",),
 }
-#: The same for the builder of a LossModule.
+#: The same for the arguments of a class or function that makes a LossModule.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "actor": ("actor_network", "policy"),
     "critic": ("critic_network", "value_network"),
@@ -58,13 +58,13 @@ NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
 
 
 class Loss:
-    """A function, or a builder of a LossModule, with the user's keywords.
+    """A user's function or LossModule, with the user's keywords.
 
     Attributes:
-        described: its convention.
+        described: its convention and arguments, in words.
         has_return: whether it has a term for the return; else it is a penalty alone.
-        coef: reward per nat; 1 for a penalty without a coefficient, 0 without a penalty.
-        to: the policy from which the penalty measures: ref or old.
+        coef: reward per nat; 1 if the penalty takes no coefficient, 0 if there is no penalty.
+        to: the policy with which the penalty compares pi: ref or old.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ class Loss:
     def _gives(
         self, takes: Mapping[str, inspect.Parameter], optional: Sequence[str]
     ) -> dict[str, str]:
-        """Map each argument that the doctor passes to its role.
+        """Return name -> role of the arguments that the doctor passes.
 
-        A critic and ``optional`` roles are passed only if the argument has no default.
+        Critics and ``optional`` roles are passed only to arguments without a default.
         """
         open_ = {name: p.default is p.empty for name, p in takes.items()}
         given = {}
@@ -139,7 +139,7 @@ class Loss:
         return given
 
     def parts(self, problem: Problem, at_logits: bool = False) -> dict[str, Tensor]:
-        """Compute the expected gradients: ``return`` at coef = 0, and ``kl`` from the change.
+        """Compute expected gradients: ``return`` for coef = 0; ``kl``, the change per unit of coef.
 
         A penalty alone has no ``return``, and a loss without a penalty no ``kl``.
         """
@@ -154,9 +154,9 @@ class Loss:
         return parts
 
     def gradient(self, numbers: Numbers, coef: float, at_logits: bool = False) -> Tensor:
-        """Compute the loss's gradient at the policy's table, flattened.
+        """Compute the loss's gradient with respect to the policy's table, flattened.
 
-        With ``at_logits``, compute it at the logits of the M steps in the mask, [M, actions].
+        With ``at_logits``: with respect to the logits of the M steps in the mask, [M, actions].
 
         Raises:
             ConfigError: the loss is not a finite number, or has no finite gradient.
@@ -191,7 +191,7 @@ class Loss:
         return self._scalar(self.call(**given, **self.settings)), numbers.logits
 
     def _module(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
-        """Return the sum of the module's terms, and the first logits of its actor."""
+        """Return the sum of the module's terms, and the logits of its actor's first call."""
         problem = numbers.problem
         critic = nn.Linear(problem.kind.states, 1, dtype=DOUBLE)
         parts = {
@@ -202,7 +202,7 @@ class Loss:
         }
         given = {name: parts[role] for name, role in self._given.items()}
         seen: list[Tensor] = []
-        # A LossModule works on copies of the network, which keep its hooks.
+        # A LossModule calls a copy of the network; the copy has this hook too.
         handle = problem.policy.register_forward_hook(lambda *x: seen.append(x[-1]))
         try:
             out = self.call(**given, **self.settings)(_tensordict(numbers))
@@ -260,7 +260,7 @@ def _actor(network: nn.Module) -> ProbabilisticTensorDictSequential:
 
 
 def _tensordict(numbers: Numbers) -> TensorDict:
-    """Make a batch as TorchRL's collectors do, [N, steps]; without padding if lengths vary, [M]."""
+    """Make a batch as TorchRL's collectors do: [N, steps]; if there is padding, [M] without it."""
     mask = numbers.mask
     last = mask.sum(1, keepdim=True) - 1
     done = torch.zeros_like(mask).scatter(1, last, True)[..., None]
