@@ -13,12 +13,12 @@ from klrl.base.text import text_table
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
 _OF_LOSS = ("placement", "divergence", "scope", "stale", "seeds")
-#: The JSON of a report, its text, and whether nothing is off.
+#: A report as JSON and as text, and whether it contains no error.
 _Report = tuple[object, str, bool]
 
 
 def doctor_command(argv: list[str]) -> int:
-    """Print a report; return 1 if something is off."""
+    """Print a report; return 1 if it contains an error, else 0."""
     args = parser().parse_args(argv)
     if args.loss is None:
         given = {name: getattr(args, name) for name in _OF_LOSS}
@@ -27,7 +27,7 @@ def doctor_command(argv: list[str]) -> int:
             raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
     elif args.audit is not None:
         raise ConfigError(f"--audit {args.audit}: not with --loss; give one of them")
-    with redirect_stdout(sys.stderr):  # of the user's code
+    with redirect_stdout(sys.stderr):  # what the user's code prints
         if args.loss is not None:
             told, text, ok = _loss(args)
         elif args.audit is not None:
@@ -52,11 +52,11 @@ def _audit(folder: str) -> _Report:
     from klrl.doctor.audit import audit, audit_text
 
     rows = list(audit(folder))
-    return [asdict(row) for row in rows], audit_text(rows), True  # its faults are no failure
+    return [asdict(row) for row in rows], audit_text(rows), True  # faulty losses are no error
 
 
 def _installed() -> _Report:
-    """Report what each use of klrl lacks; only the core must be complete."""
+    """Report what each use of klrl lacks; a lack is an error only for the core."""
     from klrl.doctor.install import uses
 
     found = uses()
@@ -85,7 +85,7 @@ def _loss(args: Namespace) -> _Report:
 
 
 def parser() -> Parser:
-    """Make the parser of the arguments."""
+    """Return the command's argument parser."""
     parser = Parser(
         prog="klrl doctor",
         description="Are this machine's KL numbers true? Estimators and their gradients against "

@@ -1,4 +1,4 @@
-"""``klrl evaluate RUN``: plays a run's policy."""
+"""``klrl evaluate RUN``: plays a run's policy, and prints its mean return."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def parser() -> Parser:
 
 
 def checked_run(args: argparse.Namespace) -> Path:
-    """Return the run folder; refuse a missing run or device, before torch is imported."""
+    """Return the run folder; raise a ConfigError if the run or the device does not exist."""
     from klrl.config.checks import check_device_name
     from klrl.runs.find import find_run
     from klrl.runs.machine import check_device
@@ -74,7 +74,7 @@ def checked_run(args: argparse.Namespace) -> Path:
 
 
 def add_playing(parser: Parser, domains: Sequence[Domain] = (CONTROL, LANGUAGE)) -> None:
-    """Add the run, the task, and options for episodes, checkpoint, seed, device and output."""
+    """Add the arguments RUN and KEY=VALUE, and the options from ``--episodes`` to ``--json``."""
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     other = "another task, as env.kwargs.g=14 or env.id=..."
     if LANGUAGE in domains:

@@ -14,7 +14,7 @@ from klrl.cli.wrapper import DONE, Parser
 if TYPE_CHECKING:
     from klrl.train.policy_kl import PolicyKL
 
-#: Significant digits of a printed mean, if its standard error does not determine them.
+#: Significant digits of a printed mean without a usable standard error.
 _DIGITS = 4
 
 

@@ -1,4 +1,4 @@
-"""``klrl record RUN``: plays a run's policy, and writes the episodes as demonstrations."""
+"""``klrl record RUN``: plays episodes with a run's policy, and writes them as demonstrations."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from klrl.domains import CONTROL
 
 
 def verify_command(argv: list[str]) -> int:
-    """Print the errors of the record; return 1 if there are any."""
+    """Print which recorded values were checked and which are wrong; return 1 if any is wrong."""
     args = parser().parse_args(argv)
 
     from klrl.runs.resume import stored_config
@@ -29,7 +29,7 @@ def verify_command(argv: list[str]) -> int:
 
         record = verify_run(args.run, args.device, args.model)
     told = {"ok": record.ok, **vars(record)}
-    # Besides text a record has the comparisons of a language run.
+    # json calls ``default`` on each Comparison in the record of a language run.
     as_json = json.dumps(told, indent=1, default=lambda each: {**vars(each), "ok": each.ok})
     print(as_json if args.json else "\n".join(record.lines))
     if record.ok:
@@ -39,7 +39,7 @@ def verify_command(argv: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """Make the parser of the arguments."""
+    """Return the command's argument parser."""
     parser = Parser(
         prog="klrl verify",
         description="Is the record of a run true? Rows and settings against the checkpoints' "

@@ -1,4 +1,4 @@
-"""Reads and records demonstrations, the frames [F] of a different policy: docs/imitation.md."""
+"""Reads and records demonstrations: frames [F] of any policy's episodes (docs/imitation.md)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from klrl.runs.metrics import Row
 from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation
 from klrl.train.schedule import Size
 
-#: Above it, float32 could overflow where a log-likelihood squares a number.
+#: Largest allowed number. Log-likelihoods square numbers, and larger squares may overflow float32.
 LARGEST = 1e15
 _REWARD, _FLAGS = ("next", "reward"), ("done", "terminated", "truncated")
 
@@ -42,7 +42,7 @@ class Demonstrations:
     data. ``frames`` [F] leaves the held-out episodes out.
     """
 
-    iteration = 0  # of the next rollout
+    iteration = 0  # index of the next rollout
 
     def __init__(self, config: Config, agent: Agent, env: VectorGymEnv) -> None:
         assert isinstance(config.collector, DemonstrationsConfig)
@@ -74,10 +74,10 @@ class Demonstrations:
         self.note += f"{len(self._held):,} of them held out"
 
     def collect(self) -> TensorDictBase:
-        """Make the next rollout [N, T], with parameters and log-probs of the current policy.
+        """Make the next rollout [N, T]; add the current policy's parameters and log-probs.
 
-        Each pass over the frames starts at a random frame, cuts them into pieces of T, and shuffles
-        the pieces. The first frame follows the last. A piece may contain ends of episodes.
+        Each pass starts at a random frame, continues from the last frame to the first, cuts the
+        frames into pieces of T, and shuffles the pieces. A piece may contain ends of episodes.
         """
         (rows, steps), total = self._shape, len(self.frames)
         starts = np.empty(rows, np.int64)
@@ -91,7 +91,7 @@ class Demonstrations:
     def held_out(self) -> Row:
         """Measure the mean negative log-likelihood of held-out frames, in nats per frame.
 
-        Uses at most N T frames, evenly spaced.
+        Uses at most N * T frames (as many as a rollout has), evenly spaced.
         """
         if not len(self._held):
             return {}
@@ -123,7 +123,7 @@ class Demonstrations:
 
 
 class _Folder:
-    """The entries of a folder; errors name the setting and the entry."""
+    """Reads the entries of a data folder; errors name the setting and the entry."""
 
     def __init__(self, path: str) -> None:
         folder, self.setting = expanded(path), f"data={path}"
@@ -133,9 +133,9 @@ class _Folder:
             _require_whole(folder)
             self.data = TensorDict.load_memmap(folder)
             size = folder / "storage_metadata.json"
-            if size.is_file():  # the buffer may not be full
+            if size.is_file():  # a buffer that is not full ends with unused frames
                 self.data = self.data[: json.loads(size.read_text())["len"]]
-        except Exception as error:  # tensordict raises many types
+        except Exception as error:  # tensordict raises many types of errors
             remedy = "give a folder that klrl record or TensorDict.memmap wrote"
             raise self.error(f"cannot be read ({first_line(error)}); {remedy}") from error
         if self.data.ndim != 1 or not len(self.data):
@@ -151,7 +151,7 @@ class _Folder:
         *widths: int,
         missing: Tensor | None = None,
     ) -> Tensor:
-        """Read an entry as finite [F, W], W in ``widths``; ``missing`` replaces an absent entry."""
+        """Read an entry [F, W], W in ``widths``; return ``missing`` if the folder lacks it."""
         value, name = self.data.get(key, None), key if isinstance(key, str) else ".".join(key)
         other = ", or set loss=nll loss.critic_coeff=0" * (key == _REWARD)
         if value is None:
@@ -172,7 +172,7 @@ class _Folder:
 
 
 def _require_whole(folder: Path) -> None:
-    """Refuse a file that was cut off: torch would append zeros to it when it maps the file."""
+    """Raise a ValueError if a file is too short: on loading, torch would append zeros to it."""
     for meta in folder.rglob("meta.json"):
         for name, entry in json.loads(meta.read_text()).items():
             if (file := meta.parent / f"{name}.memmap").is_file():
@@ -195,7 +195,7 @@ def _frames(folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv) ->
     ends[-1] = True
     after = torch.where(ends, observation, observation.roll(-1, 0))
     reward, critic = no, config.loss.critic_coeff > 0
-    if critic or config.loss.name != "nll":  # else no part of the run reads it
+    if critic or config.loss.name != "nll":  # else the run does not use rewards
         reward = folder.read(_REWARD, torch.float32, 1, missing=None if critic else no)
     following = {
         "observation": folder.read(("next", "observation"), *like, missing=after),
@@ -246,7 +246,7 @@ def _choices(folder: _Folder, family: Family, outputs: int) -> Tensor:
 
 # ------------------------------------------------------------------------------------ recording
 
-#: Steps of a recorded rollout.
+#: Steps per rollout while recording.
 _STEPS = 250
 
 
@@ -261,10 +261,10 @@ def record_trained(
     which: str,
     device: torch.device,
 ) -> Evaluation:
-    """Play a policy, and write the episodes that ended to the new folder ``into``.
+    """Play a policy, and write all episodes that ended to the new folder ``into``.
 
     Returns:
-        Their evaluation. If no episode ended, nothing is written.
+        The evaluation of these episodes. If none ended, the folder is not made.
     """
     agent, episodes = trained_agent(run, which, str(device)), list[TensorDictBase]()
     after = [("next", key) for key in ("observation", "reward", *_FLAGS)]

@@ -1,4 +1,4 @@
-"""Makes the user's policy a reference: ``reference=custom`` and ``klrl kl --to module:name``."""
+"""Makes the user's policy a reference, for ``reference=custom`` and ``klrl kl --to NAME``."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _WHAT = "return a TorchRL actor, or a function from observation to torch distrib
 
 
 def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTensorDictSequential:
-    """Make an actor like ``agent``'s of the user's policy, and try it once.
+    """Make an actor from the user's policy, and try it once.
 
-    The two actors have the same observations and the same family of distributions. ``setting``
-    names the part in messages.
+    Like ``agent``'s actor, it takes the task's observations, and its distributions must have the
+    same family. ``setting`` names ``part`` in messages.
 
     Raises:
         ConfigError: the policy fails, gives a different distribution, or depends on chance.
@@ -49,7 +49,7 @@ def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTen
 
 
 def _policy(setting: str, part: OwnPart) -> object:
-    """Return the target itself if it takes an observation, else the policy that it makes."""
+    """Return the target itself if it takes an observation, else the policy that it returns."""
     target = import_target(setting, part)
     if "observation" in arguments(setting_text(setting, part), target)[0]:
         return partial(target, **part.args)
@@ -58,13 +58,13 @@ def _policy(setting: str, part: OwnPart) -> object:
 
 
 class OwnReference(PolicyNet):
-    """The user's policy as a network: observations [..., D], not normalised -> parameters."""
+    """The user's policy as a network from unnormalised observations [..., D] to parameters."""
 
     def __init__(self, setting: str, policy: Any, like: Agent) -> None:
         nn.Module.__init__(self)
         self.setting, self.policy = setting, policy
         self.family, self.layout = like.family, like.layout
-        # Transforms find a policy's device by its first parameter, and a function has none.
+        # Transforms find a policy's device by its first parameter; a user's function has none.
         self.place = nn.Parameter(torch.zeros(0))
         self.masked, self.outputs = like.policy_net.masked, like.policy_net.outputs
 
@@ -72,7 +72,7 @@ class OwnReference(PolicyNet):
         """Return the parameters of pi_ref(.|s), in the order of the family's ``param_keys``.
 
         Raises:
-            NonFiniteError: a parameter is NaN or infinite, or the distribution has changed.
+            NonFiniteError: a parameter is NaN or infinite, or the family or shape is wrong.
         """
         try:
             _, params = self._evaluated(observation.reshape(-1, observation.shape[-1]))
@@ -116,7 +116,7 @@ class OwnReference(PolicyNet):
         params: dict[str, Tensor] = {key: getattr(inner, key) for key in keys}
         if isinstance(family, MultiCategorical):
             counts, logits = family.counts, params["logits"]
-            if logits.shape[1:] == (len(counts), max(counts)):  # padded heads
+            if logits.shape[1:] == (len(counts), max(counts)):  # heads padded to one size
                 heads = zip(logits.unbind(1), counts, strict=True)
                 params["logits"] = torch.cat([head[:, :count] for head, count in heads], -1)
         return params

@@ -23,7 +23,7 @@ Array = np.ndarray
 class Starts:
     """A set of start states (language: prompts), the same for every run of a task.
 
-    Sets with different ``use`` or ``seed`` share no start state, unless two 31-bit seeds coincide.
+    In control, a different ``use`` or ``seed`` gives different environment seeds, but for chance.
     """
 
     use: str
@@ -57,11 +57,10 @@ _METRICS = {"reverse": "eval/kl_ref", "forward": "eval/kl_ref_forward"}
 
 
 def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
-    """Compute the mean over the states of all episodes, [T] each, and its standard error.
+    """Compute the mean of values over the states of all episodes, and its standard error.
 
-    With sums S_i and lengths T_i of the episodes, the mean is m = sum_i S_i / sum_i T_i. Its
-    standard error is the standard error of the mean of S_i - m T_i, divided by the mean length. One
-    episode has no standard error: None.
+    Episode i has T_i values with sum S_i, so the mean is m = sum_i S_i / sum_i T_i. Its standard
+    error is that of the mean of S_i - m T_i, divided by the mean of T_i; None for one episode.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
@@ -85,7 +84,7 @@ class Evaluation:
     how: str  # deterministic, greedy, or sampled at a temperature
     gold: Sequence[float] = ()  # gold (intended) scores, if the reward is a different function
     cut: int = 0  # episodes that did not end, and so have no score
-    kls: Sequence[Mapping[str, Array]] = ()  # to the reference, as in :class:`Scores`
+    kls: Sequence[Mapping[str, Array]] = ()  # from the reference; see :class:`Scores`
 
     @property
     def mean(self) -> float:

@@ -38,8 +38,8 @@ def evaluate_run(
             :mod:`klrl.runs.other_task`.
         episodes: number of episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
         sampled: sample actions (tokens), as in training; else take the mode.
-        which: last or best checkpoint.
-        seed: seed of samples and start states, which differ from those of training's evaluations.
+        which: ``last`` or ``best`` checkpoint.
+        seed: seed of the start states and of sampled actions (tokens).
         device: the device of the policy.
         into: record the episodes in this new folder; control only.
 
@@ -78,7 +78,7 @@ def stored_job(
 ) -> tuple[Path, JobConfig]:
     """Find the folder of a run; return it with the run's settings, changed by ``words``.
 
-    ``setting``: the name of the argument ``run`` in error messages; the rest as in evaluate_run.
+    ``setting`` names ``run`` in error messages; :func:`evaluate_run` describes the other arguments.
     """
     check_device_name(device)
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):

@@ -2,7 +2,7 @@
 
 The acting policy, one of the two or a third policy, samples actions (tokens). Divergences are
 measured in the states that it visits. For Gaussians with several dimensions, js and tv are means
-over draws; all other divergences are exact.
+over draws. All other divergences are exact.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Parties:
     """The two policies that are compared, and the policy that acts."""
 
     run: Path  # the run of the first policy
-    #: The run of the second policy; for language also a model's folder, for control also a policy
-    #: of the user's; None: the reference of ``run``.
+    #: The run of the second policy; in language this may be a model's folder, in control an OwnPart
+    #: that names the user's policy. None: the second policy is the reference of ``run``.
     other: Path | OwnPart | None
     on: Path  # the run of the policy that acts
     which: str  # last or best checkpoint of each run
@@ -49,14 +49,14 @@ class Distance:
 
     mean: float  # over all states
     error: float | None  # standard error of ``mean`` over episodes; None for one episode
-    median: float  # over the states, as the other quantiles
+    median: float  # the quantiles are over all states
     q90: float
     q99: float
     worst: float  # the largest value, at ``step`` of ``episode``, both counted from 0
     episode: int
     step: int
-    #: Mean over episodes of the sum over an episode. For KL(a||b) in the states of a, it is the KL
-    #: of whole episodes (chain rule).
+    #: Mean over episodes of the divergence's sum over an episode. For KL(a||b) in the states of a,
+    #: this estimates the KL of whole episodes (chain rule).
     total: float
     total_error: float | None  # standard error of ``total``; None for one episode
 
@@ -65,11 +65,11 @@ class Distance:
 class PolicyKL:
     """The result of ``klrl kl``."""
 
-    distances: dict[str, Distance]  # each name ends with the policy that acts: ``js on run``
+    distances: dict[str, Distance]  # name and acting policy (``js on run``) -> distance
     domain: Domain
     episodes: int
     states: int
-    cut: int  # episodes that did not end; their states count
+    cut: int  # episodes that did not end; their states are included
     notes: Sequence[str]  # remarks for the user
 
     @property
@@ -94,12 +94,12 @@ def kl_between(
 
     Args:
         run: a run folder.
-        other: a second run folder; for language also a model's folder, for control also
-            ``module:name`` of a policy as for ``reference=custom``; None: the reference of ``run``.
-        words: settings that change the task of ``on``, as in ``env.kwargs.g=14``.
-        on: the run whose policy acts, in its task: ``run`` (None), ``other`` or a third run.
+        other: a run folder, a model's folder (language), or ``module:name`` of the user's policy as
+            in ``reference=custom`` (control); None: the reference of ``run``.
+        words: settings that change the task of ``on``, such as ``env.kwargs.g=14``.
+        on: the folder of the run whose policy acts, in that run's task; None: ``run``.
         episodes: how many episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
-        which: last or best checkpoint of the runs.
+        which: ``last`` or ``best`` checkpoint of the runs.
         seed: seed of the start states and samples.
         device: the device of the policies.
 
@@ -150,7 +150,7 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
 
 
 def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
-    """Find the second policy, as described at :class:`Parties`."""
+    """Find the second policy, :attr:`Parties.other`."""
     if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
         complete_part("--to", part := OwnPart(str(other)))
         return part
@@ -164,7 +164,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _check(parties: Parties, domain: Domain) -> None:
-    """Require the same domain of all runs; without ``other``, require a reference of ``run``."""
+    """Require one domain for all runs, and a reference of ``run`` if ``other`` is None."""
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
         if not isinstance(path, Path) or not _is_run(path):
             continue

@@ -1,4 +1,4 @@
-"""Verify the record of a run of any domain; report false entries, and entries not checked."""
+"""Verifies the settings, metrics, samples and closing evaluations that a run stored."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from klrl.runs.rows import read_rows
 from klrl.train.evaluate import CLOSING
 from klrl.train.schedule import schedule
 
-#: Allowed relative difference of a repeated evaluation on the run's machine and versions. On other
-#: machines and versions rounding differs, and a standard error is allowed.
+#: Allowed relative difference of a repeated evaluation on the run's machine and versions. Rounding
+#: differs on other machines and versions, so there the allowed difference is one standard error.
 _SAME = 1e-3
-#: Entries that no check covers.
+#: Entries of any run that are never checked.
 _UNSEEN = (
     *("times", "losses and other training metrics, beyond their digests"),
     *("evaluations before the closing one", "gold scores and parts of rewards of samples"),
@@ -36,15 +36,15 @@ _UNSEEN = (
 
 @dataclass
 class Record:
-    """The result of verifying a run folder, in lines of text."""
+    """The result of verifying a run folder, as lines of text."""
 
-    problems: list[str] = field(default_factory=list)  # false entries
-    looked: list[str] = field(default_factory=list)  # entries that were compared
-    unseen: list[str] = field(default_factory=list)  # entries that were not checked
+    problems: list[str] = field(default_factory=list)  # what is false in the folder
+    looked: list[str] = field(default_factory=list)  # what was checked
+    unseen: list[str] = field(default_factory=list)  # what was not checked
 
     @property
     def ok(self) -> bool:
-        """Whether no entry is false."""
+        """Whether there are no problems."""
         return not self.problems
 
     @property
@@ -55,7 +55,7 @@ class Record:
 
 
 def verify_record(folder: Path, config: JobConfig, device: str, record: Record) -> None:
-    """Compare settings, rows and samples with their digests; repeat the closing evaluations."""
+    """Compare settings, metrics and samples with stored digests; repeat closing evaluations."""
     files = RunFolder(folder)
     if edited := edited_settings(folder):
         record.problems.append(edited)
@@ -74,7 +74,7 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
 
 
 def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
-    """Compare a file with each checkpoint's digest of it; later lines have no digest."""
+    """Compare a file with each checkpoint's digest of the lines written before the checkpoint."""
     content, seen = read_plain(file) if file.is_file() else b"", 0
     for entry in entries:
         mark = entry.metadata.get("rows", {}).get(file.name, {})
@@ -94,7 +94,7 @@ def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None
 
 
 def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: Record) -> None:
-    """Check that no row is missing, frames match iterations, and a finished run is complete."""
+    """Check iterations and frames of the metrics; a finished run must have all iterations."""
     done = [int(row["iteration"]) for row in rows]
     axis, size = domain_of(config).axis, config.frames_per_iteration
     if done and done != list(range(min(done[0], 1), done[-1] + 1)):

@@ -1,4 +1,4 @@
-"""``collector=answers``: makes rollouts from the answers in the data, which the policy learns."""
+"""``collector=answers``: makes rollouts from the data's prompts and answers, without sampling."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 from klrl.train.evaluate import IN_RUN
 
-#: The log-probs of answers are computed with one row per answer, this many rows per forward.
+#: Layout and number of rows per forward for log-probs of answers: each row contains one answer.
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 
 
 class AnswerRollout(PromptRollout):
-    """Makes rollouts of the next prompts and their answers; nothing is sampled."""
+    """Makes rollouts of the next prompts with their answers, instead of sampled responses."""
 
     def respond(self, prompts: PromptBatch) -> TensorDict:
         """Return the prompts with their answers, as a batch [B]."""
@@ -44,7 +44,7 @@ class AnswerRollout(PromptRollout):
 
 
 def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
-    """Return the token ids of a prompt's answer and its EOS.
+    """Return the token ids of a prompt's answer, with EOS at the end.
 
     Raises:
         ConfigError: the row has no answer, or the answer has more than ``most`` ids.

@@ -56,7 +56,7 @@ from klrl.train.evaluate import (
 from klrl.train.policy_kl import Parties
 from klrl.train.schedule import Size
 
-#: Evaluations compute log-probs with one row per response, this many rows per forward.
+#: Layout and number of rows per forward in evaluations: each row contains one response.
 _LAYOUT, _ROWS = ScoringLayout(1, False), 32
 #: Batch -> the next-token distributions at its response tokens.
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
@@ -74,7 +74,7 @@ class Player:
         config: the job, which gives response length and temperature.
         policy: draws the responses.
         task: gives the prompts and the scores.
-        sampler: samples from the policy, in the way that its self-check chose.
+        sampler: samples from the policy; its self-check has chosen how it computes.
     """
 
     config: LanguageConfig
@@ -84,7 +84,7 @@ class Player:
 
     @classmethod
     def of_trained(cls, config: LanguageConfig, policy: Policy, task: Task) -> Player:
-        """Make a player for a trained policy, with a sampler that passes its self-check."""
+        """Make a player for a trained policy, with a sampler that has passed its self-check."""
         limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
         few = more_padding(task.trial_batch(policy.causal.tokenizer, limit, PROMPTS, "eval"))
         device, sampler = model_device(policy.model), make_sampler(policy)
@@ -107,9 +107,9 @@ class Player:
 
         Args:
             starts: selects the prompts, see :func:`places`, and seeds the samples.
-            size: number of prompts, at most; a file may have fewer.
+            size: maximum number of prompts; a file may have fewer.
             sampled: draw tokens as in training; else take the likeliest tokens.
-            chosen: leave out the prompts by which evaluations during the run selected the policy.
+            chosen: whether evaluations during the run selected the policy; their prompts are left out.
             reference: if given, measure reverse and forward KL to it at the response tokens.
         """
         asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
@@ -149,12 +149,12 @@ def places(starts: Starts, count: int, among: int | None, chosen: bool = False) 
     """Return the indices of an evaluation's prompts.
 
     Evaluations during a run use the first half of a file, the closing evaluation the second half.
-    ``klrl evaluate`` uses the whole file, whatever its seed; for the best checkpoint it uses only
-    the second half, since the first half selected that checkpoint. A single prompt is in both
-    halves.
+    ``klrl evaluate`` uses the whole file for every seed; for the best checkpoint on the run's own
+    file only the second half, since the first half selected that checkpoint. If the file has only
+    one prompt, all evaluations use it.
 
     Args:
-        starts: which evaluation: during the run, closing, or ``klrl evaluate`` with its seed.
+        starts: :data:`IN_RUN`, :data:`CLOSING`, or the start states of ``klrl evaluate``.
         count: maximum number of prompts.
         among: number of prompts in the file; None for an endless task.
         chosen: whether evaluations on the first half selected the policy.
@@ -200,7 +200,7 @@ def evaluate_trained(
 
 
 def longest_episode(config: LanguageConfig) -> int:
-    """Return 1: a response is one sample."""
+    """Return 1: an episode is a response, which counts as one sample."""
     return 1
 
 
@@ -272,7 +272,7 @@ def scored_by_reference(reference: Reference, temperature: float) -> Scored:
 def other_policy(
     path: Path, config: LanguageConfig, load: Callable[..., Policy], device: torch.device
 ) -> Policy:
-    """Load the policy of another run, or the model of a folder."""
+    """Load the policy of another run, or the model in a folder."""
     if (path / "manifest.json").is_file():
         return load(path, setting="--to", compared_with=config)
     config = replace(of_model(config, str(path)), device=str(device))
@@ -289,7 +289,7 @@ def trained_reference(
     Args:
         run: the run folder.
         which: last or best.
-        policy: the run's policy; with ``reference=adapter_off``, its model is also the reference's.
+        policy: the run's policy; ``reference=adapter_off`` uses its model without the adapters.
         model: current folder of the run's base model.
         device: where to put the reference.
 
@@ -302,7 +302,7 @@ def trained_reference(
         return Reference(rule, policy.model, own=False)
     network = make_policy(network_of_reference(run, config), say=lambda _: None).model
     kept = checkpointed(rule, config)
-    # If the checkpoint lacks the reference, its weights are the base weights: compare digests.
+    # A reference that checkpoints do not store has the base model's weights: compare digests.
     weights = Weights(network, whole=True) if kept else base_digest(network, model)
     component = "reference" if kept else "agent"
     load_component(run, which, component, weights, torch.device(device), say=lambda _: None)

@@ -35,8 +35,8 @@ _Numbers = list[Annotated[float, Field(strict=True, allow_inf_nan=False)]]
 class Sample(BaseModel):
     """A line of ``samples.jsonl``; log-probs and KL are nats, one number per response token.
 
-    ``iteration`` and ``samples`` identify its rollout. ``weights`` is the number of samples from
-    which the policy had learned when it drew this sample. Samples after training have no reward.
+    ``samples`` is the number of samples drawn by the end of this ``iteration``; ``weights`` is the
+    number from which the policy had learned before it. Samples after training have no reward.
     """
 
     line: int
@@ -64,7 +64,7 @@ RECORDED = {"policy": "log_probs", "reference": "ref_log_probs", "KL": "kl"}
 
 
 def recorded_names(config: LanguageConfig) -> list[str]:
-    """Return the keys of :data:`RECORDED` for a run: all; "policy" alone if it has no reference."""
+    """Return the keys of :data:`RECORDED`; only "policy" if the run has no reference."""
     return list(RECORDED) if config.has_reference else ["policy"]
 
 
@@ -76,8 +76,8 @@ def read_samples(
 ) -> list[Sample]:
     """Read the samples of a run; add a problem to the record for each invalid line.
 
-    A last line without a newline is still being written, and is left out. ``run`` is the folder as
-    the user wrote it, for messages; ``rows`` are those of ``metrics.jsonl``.
+    A last line without a newline is still being written, and is left out. ``run`` is the folder's
+    name in messages; ``rows`` are the rows of ``metrics.jsonl``.
     """
     files = RunFolder(folder)
     if not files.samples.is_file():
@@ -163,12 +163,12 @@ def check_samples(
 def _prompts_of(
     config: LanguageConfig, policy: Policy, task: Task, found: Mapping[int, Sequence[Sample]]
 ) -> dict[int, PromptBatch]:
-    """Return line number of a sample -> its prompt; surplus samples of an iteration have none."""
+    """Map a sample's line number to its prompt; leave out surplus samples of an iteration."""
     collector, prompts = config.collector, {}
     limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
     stream = task.stream(policy.causal.tokenizer, limit)
     for iteration, samples in found.items():
-        places: Iterable[int] = range(len(samples))  # after training: one response to each prompt
+        places: Iterable[int] = range(len(samples))  # after training, each prompt has one response
         if iteration <= config.iterations:
             places = [row // collector.group_size for row in shown_rows(config)]
         for sample, place in zip(samples, places, strict=False):
@@ -180,7 +180,7 @@ def _prompts_of(
 def _differs(
     config: LanguageConfig, policy: Policy, sample: Sample, prompt: PromptBatch | None
 ) -> Iterator[str]:
-    """Yield a sample's fields that differ from those of the task's prompt and of its ids."""
+    """Yield a problem for each field that contradicts the task's prompt or the sample's ids."""
     ids, tokenizer, eos = sample.response_ids, policy.causal.tokenizer, policy.special.eos
     true: dict[str, object] = {
         "response": response_texts(tokenizer, [ids], eos)[0],

@@ -1,9 +1,9 @@
 """Verifies the record of a language run; recomputes its log-probs and KLs by transformers alone.
 
-They are recomputed from the token ids in ``samples.jsonl``: each sample is one row without padding,
-with the model's own forward in float32 (or float64) and softmax in float64. klrl only loads the
-weights that drew the sample: the base model's (before the first update), or a checkpoint's.
-Samples of other weights cannot be recomputed. A fixed reference exists for all samples.
+The inputs are the token ids in ``samples.jsonl``, one sample per forward, without padding. Models
+compute in float32 (or float64), the softmax in float64. klrl only loads the weights that drew the
+sample: the base model's (before the first update), or a checkpoint's. Without these weights, the
+sample's numbers cannot be recomputed.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from klrl.runs.rows import rows_so_far
 from klrl.runs.state import Component
 from klrl.train.verify import Record, verify_record
 
-#: Quantity -> its samples, each with the recomputed numbers of its tokens, [n] in nats.
+#: ``policy``, ``reference`` or ``KL`` -> samples, each with its n tokens' recomputed numbers, nats.
 Recomputed: TypeAlias = dict[str, list[tuple[Sample, Tensor]]]
-#: Bounds on the largest and on the mean error of the numbers of a float32 run, nats.
+#: Bounds in float32 on the largest and the mean difference, recorded - recomputed, in nats.
 LARGEST, MEAN = 1e-4, 1e-5
-#: Bound on the mean error in a lower precision, if the run recorded no rounding floor.
+#: Bound on the mean difference in 16 bits, if the run did not record ``kl/ref/floor``.
 _LOW_MEAN = 5e-2
-#: Smallest bound on the mean error if the run recorded a floor: bfloat16's spacing at 1.
+#: Smallest bound on the mean difference in 16 bits if it did: the spacing of bfloat16 at 1.
 _ROUNDING = torch.finfo(torch.bfloat16).eps
-#: The largest error may be this many times the mean bound: the rounding errors of thirty layers
+#: The largest difference may be this many times the mean's bound: rounding errors of thirty layers
 #: have a long tail, on SmolLM2 up to 12 times their root mean square.
 _TAIL = 20
 
@@ -78,12 +78,12 @@ class Comparison:
     tokens: int
     largest: float
     mean: float
-    root: float  # of the mean square
+    root: float  # root mean square
     place: str  # sample and token of the largest difference
 
     @property
     def ok(self) -> bool:
-        """Whether the largest and the mean difference are within the bounds."""
+        """Whether the largest and the mean difference are within ``bounds``."""
         return self.largest <= self.bounds[0] and self.mean <= self.bounds[1]
 
 
@@ -168,10 +168,10 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
 def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float]:
     """Return the bounds on the largest and on the mean difference, by the precision of the run.
 
-    In 16 bits, rounding alone gives a KL > 0, the run's ``kl/ref/floor``. KL = E[d^2] / 2 for small
-    differences d of log-probs, so the mean of |d| is at most sqrt(2 floor). If sampling and scoring
-    round alike, the floor is near 0, but both differ from float32; so the mean's bound is at least
-    :data:`_ROUNDING`. The bound on the largest |d| is at least :data:`_TAIL` times the mean bound.
+    In 16 bits, rounding alone gives a KL > 0, the metric ``kl/ref/floor``. For small differences d
+    of log-probs KL = E[d^2] / 2, so the mean of |d| is at most sqrt(2 floor). If sampling and
+    scoring round alike, the floor is near 0, but both differ from float32; so the mean's bound is
+    at least :data:`_ROUNDING`. The bound on the largest |d| is at least :data:`_TAIL` times as large.
     """
     if config.actor.dtype in ("float32", "float64") and not config.mixed:
         return LARGEST, MEAN
@@ -183,7 +183,7 @@ def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float
 def _measures(recomputed: Recomputed, bounds: tuple[float, float]) -> list[Comparison]:
     """Compare recomputed numbers with their record.
 
-    In 16 bits the bound on the mean difference of the KL is the effect of rounding. If e_p and e_r
+    In 16 bits the mean difference of the KL may be at most the effect of rounding. If e_p and e_r
     are the root mean square errors of the log-probs of policy and reference, the error of the KL
     is at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL), to second order in e. This is
     Cauchy-Schwarz with KL = E[d^2] / 2 for small differences d of log-probs.
@@ -228,17 +228,17 @@ def _fits(policy: Policy, sample: Sample, record: Record) -> bool:
 
 
 def unmixed(config: LanguageConfig) -> LanguageConfig:
-    """Return the job with arithmetic as precise as its weights: mixed becomes float32."""
+    """Return the job; if its arithmetic is mixed (16 bits on float32 weights), make it float32."""
     return computing_in(config, "float32") if config.mixed else config
 
 
 class Sources:
-    """Restores the policy that drew a sample, and the reference of that time, if weights exist.
+    """Restores the policy that drew a sample, and the reference at that time, if a file has them.
 
     Attributes:
         policy: the run's network; :meth:`at` loads different weights into it.
-        vouched: whether a digest in a checkpoint proves that the base model is the run's; only
-            checkpoints without the base model's weights have such a digest.
+        vouched: whether there is no base model, or a checkpoint's digest proves that it is the
+            run's. Only checkpoints without the base model's weights have such a digest.
     """
 
     def __init__(self, folder: Path, config: LanguageConfig) -> None:
@@ -254,9 +254,9 @@ class Sources:
         _in_float(model)
         rule = factory("reference", config.reference, LANGUAGE)(config.reference)
         stored = checkpointed(rule, config)
-        self._follows = stored and rule.moves  # each checkpoint has a different reference
+        self._follows = stored and rule.moves  # each checkpoint has its own reference
         self._reference = None
-        if config.has_reference and (newest or rule.moves or not stored):  # else it is gone
+        if config.has_reference and (newest or rule.moves or not stored):  # else no file has pi_ref
             if rule.source == OTHER_POLICY:
                 network = unmixed(network_of_reference(folder, config))
                 self._reference = make_policy(network, say=lambda _: None).model
@@ -266,11 +266,11 @@ class Sources:
             if newest and stored and not rule.moves:
                 self._load(Weights(self._reference, whole=True), newest, "reference")
         if newest:
-            # Refuse a changed base model: the record cannot be checked with it.
+            # Raises a ConfigError if the base model is not the one that the run used.
             self._load(base, newest, "agent")
 
     def at(self, samples: int) -> tuple[nn.Module | None, nn.Module | None]:
-        """Load policy and reference at ``samples`` samples of the run; call with ascending numbers.
+        """Load policy and reference as they were after ``samples`` samples; call in rising order.
 
         Return None in place of a model whose weights are gone.
         """
@@ -293,7 +293,7 @@ class Sources:
 
 
 def _in_float(model: nn.Module) -> None:
-    """Convert a model to float32, unless it is float64; set evaluation mode, without gradients."""
+    """Convert a model to float32, unless it is float64; evaluation mode, no gradients."""
     if next(model.parameters()).dtype != torch.float64:
         model.float()
     model.requires_grad_(False).eval()
