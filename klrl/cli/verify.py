@@ -1,4 +1,4 @@
-"""``klrl verify RUN``: recomputes recorded values of a run, and compares them with the record."""
+"""``klrl verify RUN``: compares the recorded values of a run with recomputed values."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from klrl.runs.metrics import Row
 from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation
 from klrl.train.schedule import Size
 
-#: Largest allowed number. Log-likelihoods square numbers, and larger squares may overflow float32.
+#: Largest allowed number; the squares in a log-likelihood could overflow float32 above it.
 LARGEST = 1e15
 _REWARD, _FLAGS = ("next", "reward"), ("done", "terminated", "truncated")
 
@@ -39,7 +39,7 @@ class Demonstrations:
     """``collector=demonstrations``: makes rollouts from pieces of consecutive frames.
 
     Rollout i depends only on the data, the seed and i, so a checkpoint stores only a digest of the
-    data. ``frames`` [F] leaves the held-out episodes out.
+    data. ``frames`` [F] excludes the held-out episodes.
     """
 
     iteration = 0  # index of the next rollout

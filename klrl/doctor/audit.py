@@ -57,7 +57,7 @@ class Row:
     option: str
     stale: int  # number of updates from pi_old, which samples, to pi
     length: int  # tokens of the first prompt's responses
-    cosine: float  # between the gradient and the true one: that of the KL of whole responses
+    cosine: float  # between the gradient and the true one (that of the KL of whole responses)
     error: float  # |gradient - true| / |true|
     variance: float  # variance of the gradient of one response / |true|^2
     #: Codes of the faults that ``--loss`` reports; empty if ``error`` is 0; ``factor`` if the
@@ -116,7 +116,7 @@ def _rows(system: str, option: str, loss: Loss) -> Iterator[Row]:
 def _cells(
     gradient: Tensor, problem: Problem, rights: Sequence[Aim], kinds: Sequence[KindResult]
 ) -> tuple[float, float, float, str]:
-    """Return cosine, error, |true| and fault; true is the aim with the largest cosine."""
+    """Return cosine, error, |true|, fault; true is the gradient of ``rights`` nearest in angle."""
     trues = [aim.gradient(problem) for aim in rights]
     true = max(trues, key=lambda x: float(gradient @ x / x.norm()))
     size, length = float(true.norm()), float(gradient.norm())

@@ -38,9 +38,9 @@ def _declared() -> dict[str, Fault]:
 FAULTS = _declared()
 #: Divergence and scope of a gradient -> code of its fault, if KL(pi||ref) is intended.
 _OF_REVERSE = {("reverse", "token"): "own_step", ("forward", "token"): "forward_kl"}
-#: ``return`` and ``kl`` -> the part's gradient, from :meth:`klrl.doctor.user_loss.Loss.parts`.
+#: Part of a loss, ``return`` or ``kl`` -> its gradient: :meth:`klrl.doctor.user_loss.Loss.parts`.
 Parts = Mapping[str, Tensor]
-#: ``return`` and ``kl`` -> terms; the part is right if it minimises any of them.
+#: Part of a loss -> terms; the part is right if it minimises any of them.
 Meant = Mapping[str, Sequence[Aim]]
 
 

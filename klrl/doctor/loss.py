@@ -27,7 +27,7 @@ MOVED = Aim("forward", "sequence", "whole", "old")
 
 @dataclass(frozen=True)
 class Spread:
-    """Smallest, median and largest of a number over the problems of a kind."""
+    """Smallest, median and largest value of a number over the problems of a kind."""
 
     min: float
     median: float

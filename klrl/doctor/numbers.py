@@ -38,7 +38,7 @@ class KnownNumber:
 
     @property
     def ok(self) -> bool:
-        """Whether the two agree."""
+        """Whether the two numbers agree."""
         return abs(self.found - self.expected) <= self.tolerance
 
 

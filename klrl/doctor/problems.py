@@ -21,7 +21,7 @@ from klrl.kl.divergences import over_actions
 DOUBLE = torch.float64
 #: Minimum number N of episodes; large, so that a leave-one-out baseline's N/(N-1) is near 1.
 EPISODES = 1296
-#: Standard deviation of a random update of a logit: some ratios then exceed PPO's clip bounds.
+#: Standard deviation of a random update of a logit; large, so that some ratios exceed PPO's clip.
 UPDATE = 0.25
 
 
@@ -173,8 +173,8 @@ class Problem:
     def numbers(self, episodes: Rollouts, coef: float, placement: str = "loss") -> Numbers:
         """Compute the tensors that a loss may take; ``coef`` is in reward per nat.
 
-        Placement ``loss`` charges no reward, ``reward`` charges each with k1, ``split`` with the
-        exact divergence. With ``split``, advantages contain only the divergence of later steps.
+        Placement ``loss`` charges no reward, ``reward`` charges each reward with k1, ``split``
+        with the exact divergence. With ``split``, advantages contain only the divergence of later steps.
         """
         rewards, gains = self._charged(episodes, coef, placement)
         _, of_all = self._charged(self.everything, coef, placement)

@@ -32,7 +32,7 @@ WEIGHTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "geometric": lambda r, n: (r.sum(1, keepdim=True) / n).exp().expand_as(r),
     "inverse": lambda r, _: (-r).exp(),
 }
-#: Estimator that is wrong in the reward -> its value, from log pi / pi_ref (0 outside the mask).
+#: Wrong estimator in the reward -> its value, from log-ratios log p / q (0 outside the mask).
 REWARDED: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda r: r**2 / 2,
     "k3": lambda r: torch.expm1(-r) + r,

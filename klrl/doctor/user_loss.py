@@ -141,7 +141,7 @@ class Loss:
     def parts(self, problem: Problem, at_logits: bool = False) -> dict[str, Tensor]:
         """Compute expected gradients: ``return`` for coef = 0; ``kl``, the change per unit of coef.
 
-        A penalty alone has no ``return``, and a loss without a penalty no ``kl``.
+        A loss that is only a penalty has no ``return``; a loss without a penalty has no ``kl``.
         """
 
         def at(coef: float) -> Tensor:

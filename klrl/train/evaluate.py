@@ -23,7 +23,7 @@ Array = np.ndarray
 class Starts:
     """A set of start states (language: prompts), the same for every run of a task.
 
-    In control, a different ``use`` or ``seed`` gives different environment seeds, but for chance.
+    In control, a different ``use`` or ``seed`` gives different environment seeds, except by chance.
     """
 
     use: str
@@ -79,7 +79,7 @@ def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
 class Evaluation:
     """The scores of a policy, and their statistics."""
 
-    returns: list[float]  # of uncharged rewards, in the order of the start states
+    returns: list[float]  # sums of uncharged rewards, in the order of the start states
     domain: Domain
     how: str  # deterministic, greedy, or sampled at a temperature
     gold: Sequence[float] = ()  # gold (intended) scores, if the reward is a different function

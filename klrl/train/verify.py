@@ -114,7 +114,7 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
 def _evaluations(
     folder: Path, config: JobConfig, rows: Sequence[Row], device: str, record: Record
 ) -> None:
-    """Repeat the closing evaluations of the last and the best checkpoint, and compare."""
+    """Repeat the closing evaluations of the last and best checkpoint; compare with ``rows``."""
     end = rows[-1]["iteration"] if rows and config.collector.patience else config.iterations
     last = next((row for row in rows if row["iteration"] == end), Row())
     if not (config.eval.final and "eval/return" in last):

@@ -109,7 +109,7 @@ class Player:
             starts: selects the prompts, see :func:`places`, and seeds the samples.
             size: maximum number of prompts; a file may have fewer.
             sampled: draw tokens as in training; else take the likeliest tokens.
-            chosen: whether evaluations during the run selected the policy; their prompts are left out.
+            chosen: whether evaluations during the run selected the policy; omit their prompts then.
             reference: if given, measure reverse and forward KL to it at the response tokens.
         """
         asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)

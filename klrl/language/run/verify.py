@@ -1,4 +1,4 @@
-"""Verifies the record of a language run; recomputes its log-probs and KLs by transformers alone.
+"""Verifies a language run's record; recomputes log-probs and KLs with plain transformers models.
 
 The inputs are the token ids in ``samples.jsonl``, one sample per forward, without padding. Models
 compute in float32 (or float64), the softmax in float64. klrl only loads the weights that drew the
@@ -61,7 +61,7 @@ Recomputed: TypeAlias = dict[str, list[tuple[Sample, Tensor]]]
 LARGEST, MEAN = 1e-4, 1e-5
 #: Bound on the mean difference in 16 bits, if the run did not record ``kl/ref/floor``.
 _LOW_MEAN = 5e-2
-#: Smallest bound on the mean difference in 16 bits if it did: the spacing of bfloat16 at 1.
+#: Smallest bound on the mean difference with a recorded floor: the spacing of bfloat16 at 1.
 _ROUNDING = torch.finfo(torch.bfloat16).eps
 #: The largest difference may be this many times the mean's bound: rounding errors of thirty layers
 #: have a long tail, on SmolLM2 up to 12 times their root mean square.
@@ -171,7 +171,7 @@ def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float
     In 16 bits, rounding alone gives a KL > 0, the metric ``kl/ref/floor``. For small differences d
     of log-probs KL = E[d^2] / 2, so the mean of |d| is at most sqrt(2 floor). If sampling and
     scoring round alike, the floor is near 0, but both differ from float32; so the mean's bound is
-    at least :data:`_ROUNDING`. The bound on the largest |d| is at least :data:`_TAIL` times as large.
+    at least :data:`_ROUNDING`. The bound on the largest |d| is :data:`_TAIL` times that or more.
     """
     if config.actor.dtype in ("float32", "float64") and not config.mixed:
         return LARGEST, MEAN
@@ -181,7 +181,7 @@ def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float
 
 
 def _measures(recomputed: Recomputed, bounds: tuple[float, float]) -> list[Comparison]:
-    """Compare recomputed numbers with their record.
+    """Compare recomputed numbers with the recorded ones.
 
     In 16 bits the mean difference of the KL may be at most the effect of rounding. If e_p and e_r
     are the root mean square errors of the log-probs of policy and reference, the error of the KL
