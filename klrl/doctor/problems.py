@@ -173,8 +173,8 @@ class Problem:
     def numbers(self, episodes: Rollouts, coef: float, placement: str = "loss") -> Numbers:
         """Compute the tensors that a loss may take; ``coef`` is in reward per nat.
 
-        Placement ``loss`` charges no reward, ``reward`` charges each reward with k1, ``split``
-        with the exact divergence. With ``split``, advantages contain only the divergence of later steps.
+        Placement ``loss`` charges no reward. ``reward`` charges each reward with k1, ``split`` with
+        the exact divergence. The advantages of ``split`` contain only that of later steps.
         """
         rewards, gains = self._charged(episodes, coef, placement)
         _, of_all = self._charged(self.everything, coef, placement)
