@@ -134,7 +134,7 @@ def test_dropout_while_sampling_is_found() -> None:
 def test_lost_endings_are_counted() -> None:
     batch = make_batch(*small(), 2)
     assert preflight.endings(batch, SPECIAL).ok
-    assert "pad == eos" in preflight.endings(batch, SpecialTokens((2,), 2)).detail
+    assert "pad equals EOS" in preflight.endings(batch, SpecialTokens((2,), 2)).detail
     lost = make_batch(*small(), 2)
     lost[ASSISTANT][0, 4] = lost[ATTENTION][0, 4] = False
     assert preflight.endings(lost, SPECIAL).value == 1
@@ -191,4 +191,4 @@ def test_ids_without_a_token_are_told_with_their_share(job, model, tmp_path) -> 
     lines = LanguageParts(job(f"actor.model={tmp_path}")).preflight
     (line,) = [each for each in lines if "have no token" in each]
     assert line.startswith(f"preflight: 100 of {tokens + 100} vocabulary ids have no token")
-    assert line.endswith(f"one of them with probability {100 / (tokens + 100):.2g}")
+    assert line.endswith(f"one of them: {100 / (tokens + 100):.2g}")

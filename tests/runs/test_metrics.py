@@ -192,7 +192,7 @@ def test_a_kl_of_rounding_size_is_printed_as_nothing_and_a_coefficient_is_not() 
 @pytest.mark.parametrize(
     ("words", "kl", "line"),
     [
-        ((), 0.5, "  the penalty is 25% of the reward (mean sizes per frame); where the policy "
+        ((), 0.5, "  the penalty is 25% of the reward (mean sizes per frame); if the policy "
          "learns too little, set kl.coef=0.01\n"),
         (("kl.placement=loss", "kl.estimator=exact"), 0.5, "the penalty is 25% of the reward"),
         ((), 0.29, None),
