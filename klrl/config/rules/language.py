@@ -209,7 +209,6 @@ def check_micro_batch(c: LanguageConfig) -> None:
     size, prompts = c.learner.micro_batch, c.collector.prompts // c.learner.minibatches
     if size is not None and size > prompts:
         raise ConfigError(
-            f"learner.micro_batch={size}: a minibatch has {prompts} prompts (collector.prompts="
-            f"{c.collector.prompts} / learner.minibatches={c.learner.minibatches}); "
-            f"set at most {prompts}, or use fewer minibatches"
+            f"learner.micro_batch={size}: give at most {prompts}, one minibatch (collector.prompts="
+            f"{c.collector.prompts} / learner.minibatches={c.learner.minibatches})"
         )
