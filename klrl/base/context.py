@@ -35,6 +35,6 @@ def _limit(config: object) -> tuple[str, int | None]:
     rope = getattr(config, "rope_parameters", None) or {}
     for each in (rope, *rope.values()):  # parameters of all layers, or of each type of layer
         if isinstance(each, dict) and each.get("rope_type") == "longrope":
-            name = "original_max_position_embeddings (its longrope changes beyond)"
+            name = "original_max_position_embeddings (beyond it longrope changes the embedding)"
             limits[name] = int(each["original_max_position_embeddings"])
     return min(limits.items(), key=lambda item: item[1], default=(name, None))

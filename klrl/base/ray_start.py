@@ -40,7 +40,7 @@ def start_ray(address: str | None = None, **options: object) -> ModuleType:
         ray.init(**local, **options)
     if not ray.util.get_node_ip_address().startswith("127."):
         warnings.warn(
-            "this version of Ray listens on every address of this machine; start it yourself with "
+            "this version of Ray listens on every address of this machine; start Ray yourself with "
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment",
             stacklevel=2,
         )

@@ -41,7 +41,7 @@ class LastingStream:
             first, self.error = self.error is None, self.error or error
             to_null(self._stream)
             if first and self._name != "stderr":
-                print(f"klrl: {self._name}: {error}; continues anyway", file=sys.stderr, flush=True)
+                print(f"klrl: {self._name}: {error}; the run goes on", file=sys.stderr, flush=True)
 
 
 def to_null(stream: TextIO) -> None:

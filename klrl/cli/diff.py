@@ -29,7 +29,7 @@ def parser() -> Parser:
     parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
     parser.add_flag(
         "--bits",
-        "the first iteration and metric that differ in a bit (except times), and whether the "
-        "parameters of the last checkpoints are equal to the bit",
+        "the first iteration and metric that differ in any bit (except times), and whether the "
+        "last checkpoints have the same parameters to the bit",
     )
     return parser

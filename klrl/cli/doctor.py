@@ -108,7 +108,7 @@ def parser() -> Parser:
     intended = "the intended penalty: KL(pi||ref) (default), KL(ref||pi), ..."
     divergences = ("reverse", "forward", "js", "tv", "none")
     loss.add_argument("--divergence", choices=divergences, help=intended)
-    of = "penalty of whole episodes (default of reverse, none) or of each step (of the others)"
+    of = "penalty of whole episodes (default of reverse, none) or each step (default of the others)"
     loss.add_argument("--scope", choices=("sequence", "token"), help=of)
     loss.add_argument("--stale", type=int, default=0, help="random updates from pi_old to pi (0)")
     loss.add_argument("--seeds", type=int, default=100, help="problems of each kind (100)")

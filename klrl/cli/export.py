@@ -47,7 +47,7 @@ def check_language_run(run: str) -> None:
     """Refuse a control run, or missing language packages, before torch is imported."""
     config = stored_config(find_run(run, "RUN"))
     if not isinstance(config, LanguageConfig):
-        raise ConfigError(f"RUN={run}: is a control run; give a language run")
+        raise ConfigError(f"RUN={run}: this is a control run; give a language run")
     check_language_packages(config)
 
 

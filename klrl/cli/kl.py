@@ -73,8 +73,8 @@ def parser() -> Parser:
         ),
     )
     other = (
-        "another run; for language the folder of a model, for control module:name of a policy of "
-        "yours (default: the reference of RUN)"
+        "another run, for language the folder of a model, or for control module:name of your own "
+        "policy (default: the reference of RUN)"
     )
     parser.add_argument("--to", metavar="OTHER", default=None, help=other)
     whose = "the run that acts, in its own task: RUN (default), OTHER or a third run"

@@ -21,7 +21,7 @@ from klrl.cli.wrapper import DONE, exit_code, run_command
 COMMANDS = {
     "run": "train, sweep or resume a run; may be left out",
     "evaluate": "play the policy of a run",
-    "record": "write episodes of a run as demonstrations",
+    "record": "write demonstrations by a run's policy",
     "kl": "how far are two policies apart?",
     "ls": "the progress of runs and sweeps",
     "report": "compare runs in one offline page",

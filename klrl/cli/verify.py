@@ -42,9 +42,9 @@ def parser() -> Parser:
     """Return the command's argument parser."""
     parser = Parser(
         prog="klrl verify",
-        description="Is the record of a run true? Rows and settings against the checkpoints' "
-        "digests, closing evaluations played again; of a language run also its samples: prompts, "
-        "rewards, and log-probs and KLs by plain transformers. Exit code 1 if something is wrong.",
+        description="Check a run's record: compare rows and settings with checkpoints' digests, "
+        "play the closing evaluations again, and for a language run recompute samples' prompts, "
+        "rewards, log-probs and KLs with plain transformers. Exit code 1 if something is wrong.",
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")

@@ -157,7 +157,7 @@ def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Co
         they = " and ".join(f"{group}={name}" for name in having)
         they += " does" if len(having) == 1 else " do"
         return ConfigError(
-            f"{value}: {group}={current} never reads it; {they}; drop it or change the choice"
+            f"{value}: {group}={current} never reads it; only {they}; drop it or change the choice"
         )
     hint = _ANSWERS.get(key.rpartition(".")[2].removesuffix("_steps"), "")
     hint = hint or _elsewhere(key)

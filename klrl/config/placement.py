@@ -49,8 +49,8 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
     if gradient is Gradient.WRONG and not allow_biased:
         raise ConfigError(
             f"kl.estimator={estimator}: in the reward only k1 has the gradient of the KL "
-            "(docs/kl.md); use kl.estimator=k1, kl.placement=loss or split, or set "
-            "kl.allow_biased=true"
+            "(docs/kl.md); use kl.estimator=k1, kl.placement=loss, or kl.placement=split "
+            "kl.estimator=exact, or set kl.allow_biased=true"
         )
     if gradient is Gradient.TWICE:
         raise ConfigError(
@@ -74,8 +74,8 @@ def check_divergence(divergence: str, placement: str, estimator: str) -> None:
         return
     if placement == "reward":
         raise ConfigError(
-            f"kl.divergence={divergence}: no number in the reward has its gradient; only k1, for "
-            "the reverse KL, does (docs/kl.md); add kl.placement=split kl.estimator=exact"
+            f"kl.divergence={divergence}: no reward has the gradient of this divergence "
+            "(docs/kl.md); add kl.placement=split kl.estimator=exact"
         )
     if estimator != "exact":
         raise ConfigError(

@@ -216,7 +216,7 @@ def _package(
         say(f"{error}")
         loader = None
     if loader is None:
-        say("compiling the update, once for this kind of run (learner.compile=false skips this)")
+        say("compiling the update, once for these settings (learner.compile=false skips this)")
         started = time.perf_counter()
         build_package(problem, example, path)
         seconds = time.perf_counter() - started

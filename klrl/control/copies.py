@@ -356,7 +356,7 @@ class VectorGymEnv(EnvBase):
                 self.step_native(actions, copies)
         for i, pair in enumerate(zip(self._episodes.digests, state["digests"], strict=True)):
             if pair[0] != pair[1]:
-                raise EnvError(f"{self._setting}: copy {i} gives different results than before")
+                raise EnvError(f"{self._setting}: copy {i} does not repeat its recorded episode")
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Close the copies."""

@@ -81,13 +81,13 @@ def _with_keys(setting: str, env: gymnasium.Env, keys: Sequence[str]) -> gymnasi
     if not isinstance(space, spaces.Dict):
         raise ConfigError(
             f"env.observation_keys={list(keys)}: the observation of {setting} is a "
-            f"{type(space).__name__}, which has no keys; drop it"
+            f"{type(space).__name__}, which has no keys; drop env.observation_keys"
         )
     unknown = [key for key in keys if key not in space.spaces]
     if unknown or not keys:
         raise ConfigError(
             f"env.observation_keys={list(keys)}: the observation of {setting} has the keys "
-            f"{', '.join(space.spaces)}; give some of them"
+            f"{', '.join(space.spaces)}; give one or more of these"
         )
     return gymnasium.wrappers.FilterObservation(env, list(keys))
 

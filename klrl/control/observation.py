@@ -205,7 +205,7 @@ def layout_of(
     if from_info:
         entries.append(_mask_entry(setting, action))
     if all(entry.kind == "mask" for entry in entries):
-        raise ConfigError(f"{setting}: its observation is only a mask; add an observation to it")
+        raise ConfigError(f"{setting}: its observation is only a mask; add another entry")
     ordered = tuple(sorted(entries, key=lambda entry: KINDS.index(entry.kind)))
     bytes_hold = all(e.kind != "vector" and max(e.counts, default=0) <= 256 for e in ordered)
     return Layout(ordered, "uint8" if bytes_hold else "float32", from_info)

@@ -96,8 +96,8 @@ class ControlParts(Parts):
             from klrl.control.encoders import cpu_has_bfloat16
 
             if not cpu_has_bfloat16():
-                without = "this processor has no bfloat16 instructions, the CNN computes in float32"
-                self.preflight.append(f"learner.dtype=mixed: {without}")
+                why = "this processor has no bfloat16 instructions, so the CNN computes in float32"
+                self.preflight.append(f"learner.dtype=mixed: {why}")
         self._reward_normalizer: RewardNormalizer | None = None
         if config.env.normalize_reward:
             self._reward_normalizer = RewardNormalizer(config.advantage.gamma)

@@ -179,7 +179,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         ) from None
     except Misfit as error:
         raise ConfigError(
-            f"{env.named}: its first step: {error}; fix the environment, or the named setting"
+            f"{env.named}: its first step: {error}; fix the environment, or a setting named here"
         ) from error
     except (Exception, SystemExit) as error:  # an environment may raise anything
         if isinstance(env, CustomEnvConfig):
@@ -297,5 +297,5 @@ def control_config(run: Path, setting: str = "run") -> Config:
 
     config = stored_config(run)
     if not isinstance(config, Config):
-        raise ConfigError(f"{setting}={run}: is a language run; give a control run")
+        raise ConfigError(f"{setting}={run}: this is a language run; give a control run")
     return config

@@ -159,8 +159,8 @@ def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
 
 #: Printed at the start of a run with a custom divergence.
 BLIND = (
-    "kl.divergence=custom: E_pi[f] ignores actions that the policy never takes (a Gaussian: never "
-    "draws), however likely the reference makes them; klrl does not check that E_pi[f] >= 0"
+    "kl.divergence=custom: E_pi[f] ignores actions that the policy takes with probability 0 (a "
+    "Gaussian: does not draw), even if the reference often takes them; E_pi[f] >= 0 is not checked"
 )
 #: Largest allowed |f(0)| of a custom function f, nats. At log-ratio 0 a divergence must be 0.
 _ZERO = 1e-6
@@ -186,7 +186,7 @@ def _checked(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
         value = function(log_ratio)
         if not isinstance(value, Tensor) or value.shape != log_ratio.shape:
             gave = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise PartError(f"returned {gave} for log-ratios of shape (3, 3); give one value each")
+            raise PartError(f"returned {gave} for log-ratios of shape (3, 3); give one for each")
         if not value.isfinite().all():
             raise PartError("is not finite at log-ratios of -2 to 2")
         if not value.requires_grad:

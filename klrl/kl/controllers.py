@@ -175,7 +175,7 @@ class AdaptiveKLController(_MultipliedKLController):
     ) -> None:
         super().__init__(coef, target, coef_min, coef_max)
         if horizon is not None and not 0 < horizon < math.inf:
-            raise ValueError(f"horizon={horizon}: give frames > 0, or None for ten updates")
+            raise ValueError(f"horizon={horizon}: give frames > 0, or None for ten updates' frames")
         self.horizon = horizon
 
     def move(self, kl: float, n: int) -> None:

@@ -130,9 +130,9 @@ def warn() -> None:
     """Warn that log-probs cannot be computed from saturated actions."""
     warnings.warn(
         "actions lie on the bounds of TanhNormal to within rounding, so their log-prob cannot be "
-        "computed from them. The data have no parameters that fit these actions, so klrl scores "
-        "them as TorchRL does. Keep loc, scale and log-prob of the policy in the data, or the "
-        "sample before tanh (pre_tanh), or sample in float64",
+        "computed from them. No parameters in the data could have produced these actions: klrl "
+        "uses TorchRL's log-prob, which may be wrong by many nats. Keep loc, scale and log-prob of "
+        "the policy in the data, or the sample before tanh (pre_tanh), or sample in float64",
         stacklevel=3,
     )
 

@@ -339,7 +339,7 @@ def _try(loss: PolicyLoss, *, tokens: bool) -> None:
     shape = tuple(scored.log_prob.shape)
     if not isinstance(gain, Tensor) or tuple(gain.shape) != shape:
         gave = f"shape {tuple(gain.shape)}" if isinstance(gain, Tensor) else type(gain).__name__
-        raise PartError(f"gain returned {gave} for positions of shape {shape}; give one value each")
+        raise PartError(f"gain returned {gave} for positions of shape {shape}; give one for each")
     if not torch.isfinite(gain).all():
         raise PartError("gain is not finite at finite log-probs; look for log 0 and 0 / 0")
     moving = [getattr(scored, name) for name in _MOVES]

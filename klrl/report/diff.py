@@ -142,8 +142,8 @@ def _compare_parameters(first: Path, second: Path) -> tuple[bool, str]:
             return True, f"parameters not compared: {run} has no complete checkpoint of this format"
     (frames, mine), (others, theirs) = [held for held in told if held is not None]
     if frames != others:
-        return False, f"rows are equal, but the last checkpoints are of {frames:,} and {others:,}"
+        return False, f"rows are equal, but the last checkpoints are at {frames:,} and {others:,}"
     for name in _COMPARED:
         if mine.get(name) != theirs.get(name):
-            return False, f"rows are equal, but not the {name} of the last checkpoints ({frames:,})"
+            return False, f"rows are equal, but at {frames:,} the last checkpoints differ in {name}"
     return True, f"parameters at {frames:,}, SHA-256 {mine.get('agent', '-')[:12]}"

@@ -150,7 +150,7 @@ def _read_run(folder: Path) -> Entry:
     notes = [str(manifest.get("error") or "").partition("\n")[0]]
     left_out: list[str] = []
     row = last_values(run.metrics, left_out.append)
-    notes += [f"{run.metrics.name}: unreadable rows near its end are left out"] * bool(left_out)
+    notes += [f"{run.metrics.name}: bad rows near its end were skipped"] * bool(left_out)
     domain = recorded_domain(manifest)
     frames = settings.get("frames")
     return Entry(

@@ -87,4 +87,4 @@ def remarks(settings: Sequence[Setting]) -> list[str]:
     if not 0 < sampled < len(runs):
         return []
     others = f"{runs[0].domain.mode} in {len(runs) - sampled}"
-    return [f"Evaluations are sampled in {count(sampled, 'run')} and {others}."]
+    return [f"Evaluations sample actions in {count(sampled, 'run')} and are {others}."]

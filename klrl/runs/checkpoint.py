@@ -199,7 +199,7 @@ def _load(
                 refused[path] = error
             continue
         for other, damage in refused.items():
-            say(f"checkpoint {other} is refused ({damage}); {path.name} is used")
+            say(f"checkpoint {other} is refused ({damage}), so {path.name} is used")
         return entry, list(refused)
     why = [f"{path.name}/{damage}" for path, damage in refused.items()] or ["no entry found"]
     raise ConfigError(

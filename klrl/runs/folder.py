@@ -88,8 +88,8 @@ def read_manifest(run: Path) -> dict[str, Any]:
             raise BrokenRun(f"its manifest.json is broken ({name} {value!r} is not a {what})")
     if manifest.get("domain") not in DOMAINS:
         raise BrokenRun(
-            f"its manifest.json names the domain {manifest.get('domain')!r}, which this klrl does "
-            "not know"
+            f"its manifest.json names the domain {manifest.get('domain')!r}, unknown to this "
+            "version of klrl"
         )
     return manifest
 

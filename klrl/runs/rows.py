@@ -152,7 +152,7 @@ def report_lines(
     """Report in one message which lines of a file are skipped, if any."""
     if numbers:
         named = ", ".join(map(str, numbers[:_MOST_NAMED])) + ", ..." * (len(numbers) > _MOST_NAMED)
-        say(f"{path}: left out: line{'s' * (len(numbers) > 1)} {named}: {what}")
+        say(f"{path}: skipped line{'s' * (len(numbers) > 1)} {named}: {what}")
 
 
 def cut(path: Path, axis: str, after: int, mark: Mark) -> None:

@@ -336,7 +336,7 @@ def _run(job: Job, folder: Path, queue: str, *, on_slurm: bool) -> Outcome:
     if why == "warned":
         error = why_failed(job, starts, outcome.signum in WARNINGS)
         if error is None and on_slurm and (refused := slurm.requeue(queue)):
-            error = f"it could not queue itself again: {refused}"
+            error = f"SLURM refused to requeue it: {refused}"
     if error:
         return dataclasses.replace(outcome, error=error, signum=None)
     with to_append(job.log) as log:

@@ -244,10 +244,10 @@ def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iter
         with suppress(OSError):  # even on a full disk, the jobs must be stopped
             to_append(folder / STOP_FILE).close()
         pids = [] if by_queue else [pid for job in jobs if (pid := _pid(job)) is not None]
-        which = "the queue's" if by_queue else len(pids)
+        which = "the jobs in the queue" if by_queue else f"{len(pids)} job{'s' * (len(pids) != 1)}"
         warn("")
         warn(
-            f"stopping {which} jobs after their iteration, with checkpoints; a second "
+            f"stopping {which} after their iteration, with checkpoints; a second "
             "Ctrl-C or SIGTERM stops at once"
         )
         for pid in pids:

@@ -160,7 +160,7 @@ class _Supervisor:
         for why in dict.fromkeys(each.why for each in lost):
             names = [f"{e.job.name} (at {done(e.job)})" for e in lost if e.why == why]
             more = f" and {len(names) - 5} more" * (len(names) > 5)
-            yield Notice(f"{why}; to continue: {', '.join(names[:5])}{more}")
+            yield Notice(f"{why}; restarting: {', '.join(names[:5])}{more}")
         jobs = [each.job for each in lost]
         for name, job in list(self._held.items()):
             owner = read_owner(job.folder)

@@ -97,8 +97,8 @@ class Evaluations:
             return
         if self._counters.iteration < self._last:
             recorder.say(
-                f"ended early: {_NLL} was best at iteration {self._counters.best_iteration}, "
-                f"{self._patience} before the last; collector.patience=null switches this off"
+                f"ended early: {_NLL} was best at iteration {self._counters.best_iteration}, and "
+                f"not in the {self._patience} after it; collector.patience=null switches this off"
             )
         if not self.schedule.closing.episodes:
             return

@@ -351,7 +351,7 @@ class Training:
         lines = [*self.parts.preflight, *self.evaluations.lines()]
         if begun_with is not None:
             at = f"resumed at {self.counters.frames:,} {self.domain.axis}"
-            other = f"; numerics version {begun_with} before, {NUMERICS} from here on"
+            other = f"; klrl's arithmetic has changed: numerics {begun_with} before, {NUMERICS} now"
             lines.append(at + (other if begun_with != NUMERICS else ""))
         if self.parts.kl is not None and not isinstance(self.parts.kl.divergence.name, str):
             lines.append(BLIND)

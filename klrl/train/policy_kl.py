@@ -170,6 +170,6 @@ def _check(parties: Parties, domain: Domain) -> None:
             continue
         if (kind := stored_config(path).domain) != domain.name:
             told = f"is a {kind} run, but the acting policy's run is a {domain.name} run"
-            raise ConfigError(f"{setting}={path}: {told}; give runs of one kind")
+            raise ConfigError(f"{setting}={path}: {told}; give only control or only language runs")
     if parties.other is None and not stored_config(parties.run).has_reference:
         raise ConfigError(f"RUN={parties.run}: has no reference (kl=none); give a policy with --to")

@@ -41,7 +41,7 @@ class Schedule:
     def line(self, domain: Domain, longest: int | None) -> str:
         """The schedule as a line of text."""
         each = f"({_count_text(self.size, longest)} {domain.episode}s each)"
-        none = "none during the run (eval.share is too small for an evaluation at both ends)"
+        none = "none during the run (eval.share is too small for evaluations at start and end)"
         during = f"{len(self.iterations)} during the run {each}" if self.iterations else none
         closing = f"{_count_text(self.closing, longest)} {domain.episode}s at the end"
         return f"evaluations: {during}, then {closing}"

@@ -103,7 +103,7 @@ def test_an_answer_that_differs_is_found(other: dict[str, float]) -> None:
     assert state is not None
     env.play_again(state)
     now.update(other)
-    with pytest.raises(EnvError, match="env.id=Once: copy 0 gives different results than before"):
+    with pytest.raises(EnvError, match="env.id=Once: copy 0 does not repeat its recorded episode"):
         env.play_again(state)
 
 

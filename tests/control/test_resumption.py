@@ -161,7 +161,7 @@ def test_an_environment_that_is_another_now_begins_anew_and_says_so(
     assert exits(f"resume={PART}") == 0
     told = capsys.readouterr().out
     line = "this run begins new episodes: EnvError: env.target=tests.control.toys:Drifting: copy 0 "
-    assert f"{line}gives different results than before" in told
+    assert f"{line}does not repeat its recorded episode" in told
     assert (manifest_of(PART)["repeatable"], manifest_of(PART)["resume"]) == ("no", "anew")
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 

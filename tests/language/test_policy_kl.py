@@ -123,7 +123,7 @@ def test_a_folder_is_reference_and_teacher_to_plain_transformers(exits, model, m
     ("tokens", "rows", "said"),
     [
         (1, 0, "its vocabulary differs from this policy's"),
-        (0, 8, "its logits are 26, this policy's 18"),
+        (0, 8, "it has 26 logits, but this policy has 18"),
     ],
 )
 def test_a_folder_of_other_tokens_is_refused(exits, model, tokens, rows, said) -> None:

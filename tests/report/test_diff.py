@@ -59,5 +59,5 @@ def test_bits_compares_the_parameters_of_the_last_checkpoints(tmp_path, capsys, 
         Checkpoints(run / "checkpoints", {"agent": Held(agent)}).save("last", step, {})
     told = {name: bits(capsys, tmp_path / "a", tmp_path / name) for name in "bcd"}
     assert told["b"].startswith("equal to the bit: 20 rows; parameters at 64, SHA-256 ")
-    assert told["c"] == "rows are equal, but not the agent of the last checkpoints (64)"
-    assert told["d"] == "rows are equal, but the last checkpoints are of 64 and 128"
+    assert told["c"] == "rows are equal, but at 64 the last checkpoints differ in agent"
+    assert told["d"] == "rows are equal, but the last checkpoints are at 64 and 128"

@@ -108,7 +108,7 @@ def test_a_preset_is_named_as_it_was_typed(tmp_path):
 @pytest.mark.parametrize(
     "more, told",
     [
-        ({"domain": "chess"}, r"names the domain 'chess', which this klrl does not know"),
+        ({"domain": "chess"}, r"names the domain 'chess', unknown to this version of klrl"),
         ({"domain": "language"}, r"metrics.jsonl: its rows have no samples"),
         ({"rows": [{"reward/raw": 1.0}]}, r"metrics.jsonl: its rows have no frames"),
     ],

@@ -48,7 +48,7 @@ def test_a_damaged_entry_is_refused_and_the_one_before_taken(file, damage, read,
     assert snapshot(RUN) == before, "reading writes nothing"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"checkpoint {entry(128)} is refused ({file}: ")
-    assert line.endswith("; frames-000000000064 is used")
+    assert line.endswith(", so frames-000000000064 is used")
 
 
 @pytest.mark.integration

@@ -16,7 +16,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
 
 BROKEN = {
-    "domain": ({"domain": "chess"}, "names the domain 'chess', which this klrl does not know"),
+    "domain": ({"domain": "chess"}, "names the domain 'chess', unknown to this version of klrl"),
     "pid": ({"pid": "seven"}, "is broken (pid 'seven' is not a number)"),
     "numerics": ({"numerics": "first"}, "is broken (numerics 'first' is not a number)"),
     "started": ({"started": [1]}, "is broken (started [1] is not a string)"),

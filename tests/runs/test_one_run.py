@@ -105,10 +105,10 @@ def test_report_and_ls_tell_rows_that_are_not_the_runs_own(
     path.write_bytes(b"".join(content))
     (run,) = find_runs([str(tmp_path)]).runs
     assert run.rows == left
-    told = f"{path}: left out: lines {word}: of another run, or out of order\n"
+    told = f"{path}: skipped lines {word}: of another run, or out of order\n"
     assert capsys.readouterr().err == told
     (listed,) = entries(tmp_path)
-    assert listed.note == "metrics.jsonl: unreadable rows near its end are left out"
+    assert listed.note == "metrics.jsonl: bad rows near its end were skipped"
     assert listed.done == (1000 if what == "unnamed" else 2000)
 
 

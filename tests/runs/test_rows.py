@@ -49,7 +49,7 @@ def test_a_bad_line_is_kept_and_told_and_costs_no_row(bad, bytes_are_known, caps
     write(first, bad, *others)
     assert resumed(4, mark) == [first, bad, *others[:2]]
     told = capsys.readouterr().err.splitlines()
-    assert told[-1] == f"{PATH}: left out: line 2: not a row" or bad == b'{"frames": "x"}'
+    assert told[-1] == f"{PATH}: skipped line 2: not a row" or bad == b'{"frames": "x"}'
     assert len(told) <= 2
 
 
@@ -116,7 +116,7 @@ def test_readers_leave_out_what_is_no_row_and_say_so_once(capsys) -> None:
     write(*lines(1), *BAD, *lines(2), b'{"fra', end=b"")
     assert [row["frames"] for row in read_rows(PATH)] == [1, 2]
     (told,) = capsys.readouterr().err.splitlines()
-    assert told == f"{PATH}: left out: lines 2, 3, 4, 5, 6, ...: not a row"
+    assert told == f"{PATH}: skipped lines 2, 3, 4, 5, 6, ...: not a row"
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -128,12 +128,12 @@ def test_report_diff_and_ls_skip_a_bad_line_and_say_so(bad, tmp_path, capsys) ->
     (run,) = find_runs([str(tmp_path)]).runs
     assert run.rows == len(whole)
     assert read(str(folder)).rows == len(whole)
-    told = f"{metrics}: left out: line {len(whole)}: not a row"
+    told = f"{metrics}: skipped line {len(whole)}: not a row"
     assert capsys.readouterr().err.splitlines() == [told] * 2
     metrics.write_bytes(b"\n".join([*whole, bad, b""]))  # ls reads the end of the file alone
     (entry,) = entries(tmp_path)
     assert entry.done == json.loads(whole[-1])["frames"]
-    assert entry.note == "metrics.jsonl: unreadable rows near its end are left out"
+    assert entry.note == "metrics.jsonl: bad rows near its end were skipped"
 
 
 def test_a_row_is_written_whole_or_not_at_all(monkeypatch) -> None:

@@ -54,7 +54,7 @@ def side_failures(folder: Path) -> list[str]:
 @pytest.mark.integration
 def test_a_run_trains_on_when_the_reader_of_stdout_leaves() -> None:
     done = shell(f"klrl {' '.join(QUICK)} hydra.run.dir=run | head -1")
-    assert done.stderr == "klrl: stdout: [Errno 32] Broken pipe; continues anyway\n"
+    assert done.stderr == "klrl: stdout: [Errno 32] Broken pipe; the run goes on\n"
     assert done.returncode == 0
     assert done.stdout.startswith("preflight: ")
     assert side_failures(Path("run")) == ["stdout: BrokenPipeError: [Errno 32] Broken pipe"]
@@ -63,7 +63,7 @@ def test_a_run_trains_on_when_the_reader_of_stdout_leaves() -> None:
 @pytest.mark.slow
 def test_a_sweep_goes_on_too_and_says_so_once() -> None:
     done = shell(f"klrl -m {' '.join(QUICK)} seed=0,1 hydra.sweep.dir=sweep | head -1")
-    assert done.stderr == "klrl: stdout: [Errno 32] Broken pipe; continues anyway\n"
+    assert done.stderr == "klrl: stdout: [Errno 32] Broken pipe; the run goes on\n"
     assert done.returncode == 0
     for seed in (0, 1):
         assert len(side_failures(Path(f"sweep/seed={seed}"))) == 1

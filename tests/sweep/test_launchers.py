@@ -162,4 +162,4 @@ def test_a_worker_that_dies_takes_no_other_job_with_it(seeds, capfd, tmp_path) -
     assert told() == {
         f"env.kwargs.dies={dies}{seed}": expected[dies] for dies in expected for seed in seeds
     }
-    assert "lost with their process (killed, or out of memory?); to continue: " in process.stdout
+    assert "lost with their process (killed, or out of memory?); restarting: " in process.stdout

@@ -248,7 +248,7 @@ def test_ctrl_c_stops_jobs_on_this_machine_and_on_others_with_checkpoints(
     assert len({run.manifest["host"] for run in both.values()}) == 2
     command.process.send_signal(signal.SIGINT)
     said = command.ends(130)
-    assert "stopping 1 jobs after their iteration" in command.err
+    assert "stopping 1 job after their iteration" in command.err
     assert "also stopping jobs on other machines: 1\n" in said
     assert "stopped: 3 jobs: 2 interrupted, 1 waiting" in said
     for run in both.values():

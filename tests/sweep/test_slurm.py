@@ -148,7 +148,7 @@ def test_ctrl_c_stops_running_jobs_in_good_order_and_takes_the_others_out() -> N
     wait_for(trains("seed=0"))
     process.send_signal(signal.SIGINT)
     said = ends(process, 130)
-    assert "stopping the queue's jobs after their iteration" in said
+    assert "stopping the jobs in the queue after their iteration" in said
     run = jobs_of()["seed=0"]
     assert run.status == "interrupted"
     assert run.checkpointed == frames_of(run.path)[-1] > 0

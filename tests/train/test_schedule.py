@@ -102,8 +102,8 @@ def test_an_episode_that_is_longer_than_the_share_is_left_to_the_end() -> None:
     assert not planned.iterations
     assert fitting(planned.closing, 1_000) == 4
     assert planned.line(CONTROL, 1_000) == (
-        "evaluations: none during the run (eval.share is too small for an evaluation at both "
-        "ends), then 4 to 100 episodes at the end"
+        "evaluations: none during the run (eval.share is too small for evaluations at start and "
+        "end), then 4 to 100 episodes at the end"
     )
 
 

@@ -19,7 +19,7 @@ from tests.agents import agent_of, apart, gym
 from tests.transforms.heads import TwoHeads, two_headed_actor
 from tests.transforms.toys import COEF, charge
 
-pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* for some actions:UserWarning")
 
 
 def case(name: str):

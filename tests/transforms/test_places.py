@@ -23,7 +23,7 @@ from klrl.kl import RetrieveKL, SendToWorkers
 from tests.transforms.test_control_family import case
 from tests.transforms.toys import COEF, charge
 
-pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* for some actions:UserWarning")
 KINDS = ("constrained", "retrieve", "legacy")
 
 

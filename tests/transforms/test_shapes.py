@@ -42,7 +42,7 @@ WAYS = {
     "parts, k2": "k2",
     "retrieve": "k1",
 }
-pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* for some actions:UserWarning")
 
 
 def true_kl(batch: TensorDict, reference: nn.Module, estimator: str, rewarded: str) -> Tensor:

@@ -22,7 +22,7 @@ from tests.transforms.toys import COUNT, actor
 
 COEF = 0.5
 ENVS = [("Pendulum-v1", "normal"), ("Pendulum-v1", "tanh_normal"), ("CartPole-v1", "mlp")]
-UNCOLLECTED = "ignore:no action_log_prob in the data:UserWarning"
+UNCOLLECTED = "ignore:no action_log_prob for some actions:UserWarning"
 
 
 def kl_config(mode: str, apply: str = "rollout", estimator: str = "k1"):

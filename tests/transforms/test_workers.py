@@ -32,7 +32,7 @@ Workers = partial(ParallelEnv, 2, mp_start_method="fork")
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(60),
-    pytest.mark.filterwarnings("ignore:no .*log_prob.* in the data:UserWarning"),
+    pytest.mark.filterwarnings("ignore:no .*log_prob.* for some actions:UserWarning"),
 ]
 GYM = {"pendulum": "Pendulum-v1", "tanh": "Pendulum-v1", "cartpole": "CartPole-v1"}
 

@@ -44,7 +44,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
             gives = f" (it gives {', '.join(given)})" if given else ""
             remedy = f"add {setting}.args.{name}=..., or give it a default"
             if setting == "--to":
-                remedy = "give it a default, or wrap it in a function"
+                remedy = f"give it a default, or wrap {part.target} in a function without {name}"
             raise NoValueError(
                 f"{text}: requires {name}, which klrl does not give{gives}; {remedy}"
             )

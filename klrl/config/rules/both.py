@@ -167,8 +167,8 @@ def check_logger_also(c: JobConfig) -> None:
     fitting = sorted({*plain} - {"none", c.logger.name})
     if sorted(map(str, c.logger.also)) not in ([], *([each] for each in fitting), fitting):
         raise ConfigError(
-            f"logger.also=[{','.join(map(str, c.logger.also))}]: may hold "
-            f"{', '.join(fitting) or 'nothing'} next to logger={c.logger.name}, once"
+            f"logger.also=[{','.join(map(str, c.logger.also))}]: may add "
+            f"{', '.join(fitting) or 'nothing'} to logger={c.logger.name}, each once"
         )
 
 

@@ -29,8 +29,8 @@ def check_window(c: Config) -> None:
     """Environments open no windows."""
     if c.env.kwargs.get("render_mode") == "human":
         raise ConfigError(
-            "env.kwargs.render_mode=human: training opens no windows; drop it, "
-            "klrl evaluate RUN --video films the trained policy"
+            "env.kwargs.render_mode=human: training opens no windows; drop it "
+            "(klrl evaluate RUN --video films the trained policy)"
         )
 
 
@@ -57,8 +57,8 @@ def check_trpo(c: Config) -> None:
         )
     if c.optim.rate == "kl_adaptive":
         raise ConfigError(
-            "optim.rate=kl_adaptive: loss=trpo moves the policy without a learning rate; "
-            "use optim.rate=linear"
+            "optim.rate=kl_adaptive: loss=trpo moves the policy without optim.lr, "
+            "which trains only the critic; use optim.rate=linear"
         )
 
 

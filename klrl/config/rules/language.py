@@ -90,7 +90,7 @@ def check_sort_digits(c: LanguageConfig) -> None:
         return
     if not env.shortest <= env.longest <= _MOST_DIGITS:
         raise ConfigError(
-            f"env.longest={env.longest}: give env.shortest={env.shortest} to {_MOST_DIGITS}"
+            f"env.longest={env.longest}: must be from env.shortest={env.shortest} to {_MOST_DIGITS}"
         )
     if c.actor.model is None and env.shots:
         raise ConfigError(
@@ -209,6 +209,6 @@ def check_micro_batch(c: LanguageConfig) -> None:
     size, prompts = c.learner.micro_batch, c.collector.prompts // c.learner.minibatches
     if size is not None and size > prompts:
         raise ConfigError(
-            f"learner.micro_batch={size}: a minibatch has {prompts} prompts (collector.prompts="
-            f"{c.collector.prompts} / learner.minibatches={c.learner.minibatches}); choose fewer"
+            f"learner.micro_batch={size}: give at most {prompts}, one minibatch (collector.prompts="
+            f"{c.collector.prompts} / learner.minibatches={c.learner.minibatches})"
         )

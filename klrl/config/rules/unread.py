@@ -77,7 +77,7 @@ def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
     ):
         return
     raise ConfigError(
-        f"loss={name}: its advantage is advantage={name}, and here it is advantage="
-        f"{c.advantage.name}{f' with baseline={here}' if here else ''}; give advantage={name}, or "
-        "choose an advantage"
+        f"loss={name}: goes with advantage={name}, but the job has advantage={c.advantage.name}"
+        f"{f' with baseline={here}' if here else ''}; add advantage={name}, or name the advantage "
+        "that you want"
     )

@@ -190,7 +190,7 @@ class KLDivergenceTransform(NextTransform):
         )
         name = "the exact KL"
         if isinstance(dist, CompositeDistribution):
-            name += " of a composite, summed over agents where k1 is not,"
+            name += " of a composite (summed over agents, unlike k1)"
         kl = like_reward(name, exact_kl(dist, ref_dist), reward, tensordict.ndim)
         kl = kl.to(reward.device)
         return self._unsampled(tensordict, where, kl) if where.any() else kl

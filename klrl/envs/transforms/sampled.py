@@ -101,7 +101,7 @@ def unsampled(
             f"no {key} in a worker of ParallelEnv, which sends its workers only the action: put "
             "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
         )
-    reason = f"no {key} in the data: a random action has no KL to the reference"
+    reason = f"no {key} for some actions: a random action has no KL to the reference"
     if on_unsampled == "raise":
         raise RuntimeError(f"{reason}; collect with the policy, or set on_unsampled=skip or zero")
     if on_unsampled == "nan":

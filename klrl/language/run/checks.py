@@ -130,7 +130,7 @@ def _checks(
     kept = NextTokens(batch[STATES], head(policy.model), temperature)
     floor = float(masked_mean(exact_token_kl(kept, scored, mask), mask))
     if floor > SHOWN_FLOOR:
-        words = f"{floor:.2g} nats/token from rounding alone; smaller KLs cannot be measured"
+        words = f"{floor:.2g} nats/token from rounding alone; a smaller KL cannot be told from it"
         yield f"KL(policy||policy), sampled and scored: {words}"
     rows = len(weight_of(unwrapped(policy.model).get_input_embeddings()))
     empty = sorted(set(range(rows)) - set(policy.causal.tokenizer.get_vocab().values()))

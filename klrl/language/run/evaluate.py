@@ -231,7 +231,7 @@ def distances(
     if parties.on not in known:
         known[parties.on] = load(parties.on, setting="--on")
     for path, each in known.items():
-        require_same_tokens(str(path), each, "RUN's", policy)
+        require_same_tokens(str(path), each, "RUN", policy)
     player = Player.of_trained(config, known[parties.on], task)
     place = places(starts, size.episodes, task.evaluations)
     answered = player.answers(place, starts, sampled=True)

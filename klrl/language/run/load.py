@@ -179,7 +179,7 @@ def load_reference(
         described = {"actor": asdict(stored.actor)}
         device = str(model_device(policy.model))
         other = trained_policy(reference.path, reference.which, device, _PATH, compared_with=config)
-    require_same_tokens(f"{_PATH}={reference.path}", other, "this policy's", policy)
+    require_same_tokens(f"{_PATH}={reference.path}", other, "this policy", policy)
     return other.model, described
 
 
@@ -187,7 +187,7 @@ def require_same_tokens(setting: str, other: Policy, whose: str, policy: Policy)
     """Refuse a policy with a different vocabulary or a different number of logits."""
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
         raise ConfigError(
-            f"{setting}: its vocabulary differs from {whose}; choose a policy with the same "
+            f"{setting}: its vocabulary differs from {whose}'s; choose a policy with the same "
             "tokenizer"
         )
     logits, own = (
@@ -195,8 +195,8 @@ def require_same_tokens(setting: str, other: Policy, whose: str, policy: Policy)
     )
     if logits != own:
         raise ConfigError(
-            f"{setting}: its logits are {logits:,}, {whose} {own:,}; resize_token_embeddings, or "
-            "choose another model"
+            f"{setting}: it has {logits:,} logits, but {whose} has {own:,}; make them equal "
+            "(resize_token_embeddings), or choose another model"
         )
 
 
@@ -245,7 +245,7 @@ def language_config(run: Path, setting: str = "run") -> LanguageConfig:
     """Read the settings of a language run; refuse a control run."""
     config = stored_config(run)
     if not isinstance(config, LanguageConfig):
-        raise ConfigError(f"{setting}={run}: is a control run; give a language run")
+        raise ConfigError(f"{setting}={run}: this is a control run; give a language run")
     return config
 
 

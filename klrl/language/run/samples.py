@@ -193,8 +193,8 @@ def _differs(
         true["prompt_ids"] = prompt.ids[0][prompt.mask[0]].tolist()
     for name, value in true.items():
         if getattr(sample, name) != value:
-            source = "the task" if name.startswith("prompt") else "its response_ids"
-            yield f"{sample}: its {name} is not that of {source}"
+            source = "the task" if name.startswith("prompt") else "response_ids"
+            yield f"{sample}: the field {name} does not match {source}"
     if len(ids) > config.collector.max_new_tokens:
         most = config.collector.max_new_tokens
         yield f"{sample}: has {len(ids)} tokens, more than collector.max_new_tokens={most}"

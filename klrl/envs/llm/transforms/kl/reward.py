@@ -254,8 +254,8 @@ def _without_forced_zero(gen: list[Tensor], masks: list[Tensor]) -> list[Tensor]
     if any(bool(row[first].any()) for row, first in zip(gen, firsts, strict=True)):
         return masks
     warnings.warn(
-        "the sampler's log-prob of every first response token is exactly 0 (TransformersWrapper of "
-        "TorchRL 0.14.1 sets it so): these tokens are not charged; RetrieveKL scores them",
+        "the sampler's log-prob of every first response token is exactly 0 (set by "
+        "TransformersWrapper of TorchRL 0.14.1): these tokens are not charged; use RetrieveKL",
         stacklevel=2,
     )
     return [mask & ~first for mask, first in zip(masks, firsts, strict=True)]
