@@ -44,7 +44,7 @@ def _numbers() -> _Report:
     lines = examine()
     wrong = sum(not line.ok for line in lines)
     told = f"{wrong} are off" if wrong else "all within tolerance"
-    text = f"{table(lines)}\n\n{len(lines)} lines of klrl's own, {told}"
+    text = f"{table(lines)}\n\n{len(lines)} numbers, {told}"
     return [{**asdict(line), "ok": line.ok} for line in lines], text, not wrong
 
 

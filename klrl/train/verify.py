@@ -28,7 +28,7 @@ _SAME = 1e-3
 #: Entries of any run that are never checked.
 _UNSEEN = (
     *("times", "losses and other training metrics, beyond their digests"),
-    *("evaluations before the closing one", "gold scores and parts of rewards of samples"),
+    *("evaluations before the closing one", "components of the samples' rewards"),
     *("the seed of a control run", "command, machine and versions of the manifest"),
     *("pictures and loggers' files", "digests that were recomputed after a change"),
 )
@@ -101,7 +101,7 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
         record.problems.append("metrics.jsonl: rows of some iterations are missing")
     for row in rows:
         if row.get(axis) != row["iteration"] * size:
-            told = f"has {axis}={row.get(axis)}, but an iteration has {size}"
+            told = f"has {axis}={row.get(axis)}, but each iteration has {size}"
             record.problems.append(f"metrics.jsonl: iteration {row['iteration']} {told}")
     last = done[-1] if done else 0
     # collector.patience may end a run before its last iteration.
@@ -124,7 +124,7 @@ def _evaluations(
     here = (manifest.get("host"), manifest.get("versions")) == (platform.node(), versions())
     if not here:
         why = "the manifest names a different host or versions"
-        record.unseen.append(f"differences within a standard error: {why}")
+        record.unseen.append(f"differences smaller than a standard error: {why}")
     domain = domain_of(config)
     size = schedule(config, domain.function("longest")(config)).closing
     how = {"size": size, "sampled": config.eval.sampled, "device": device_of(device)}
