@@ -97,6 +97,6 @@ def more(runs: Sequence[Labelled]) -> list[str]:
     if not ended:
         return ["All runs finished."]
     return [
-        f"Ended early, with an infinite gradient: {', '.join(ended)}. Their values are those at the "
-        "last checkpoint."
+        f"Ended early, with an infinite gradient: {', '.join(ended)}. Their values are those at "
+        "the last checkpoint."
     ]

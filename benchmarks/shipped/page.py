@@ -171,8 +171,8 @@ def _measured(result: Result, sections: Sequence[Section], about: dict[str, Any]
         "It runs these commands, then writes the tables and pictures:",
         "\n".join(f"    {command}" for command in commands),
         f"{result.chosen}",
-        f"{about['runs']} runs; their iterations took {about['seconds']:,} seconds in all. Machine: "
-        f"{about['machine']['name']}, which also did other work. Versions: {told}.",
+        f"{about['runs']} runs; their iterations took {about['seconds']:,} seconds in all. "
+        f"Machine: {about['machine']['name']}, which also did other work. Versions: {told}.",
     ]
     return "\n\n".join(parts)
 
