@@ -1,4 +1,4 @@
-"""Loss beside loss: differences of the means, and what they say of the default."""
+"""Loss against loss: differences of the means, and what they say of the default."""
 
 from __future__ import annotations
 
@@ -34,22 +34,21 @@ TASKS_OF = {(first, second): tasks for first, second, tasks in PAIRS}
 def sections(cells: Known) -> list[str]:
     """Both tables, what they mean, and the default."""
     return [
-        "### Loss beside loss",
-        "Welch's interval of the difference of the means. The default is klpen: klpen_held or clip "
-        f"takes its place only if its mean over tasks excludes a loss of {LOSS:.0%}, and no task "
-        f"is shown to lose more than {MOST:.0%}. A mean over tasks is the geometric one of the "
-        "ratios first / second, so that second / first has the inverse and the same verdict; its "
-        "interval is the delta method's. Power of this rule, with ten seeds of each and the "
-        "spreads of this page (`python -m benchmarks.coverage`): a loss that returns 20% more on "
-        "every task takes klpen's place in 99 of 100 repeats (with five seeds in 81), one that "
-        "returns 10% more in 73, an equal one in 14, one that loses 5% in 3. The last lines: what "
-        "the regulariser adds to klpen_held. "
-        "The setting was searched with klpen_held alone, and clip takes steps of another "
-        "KL(old||new), which the table above shows.",
+        "### Loss against loss",
+        "Differences of mean returns, with Welch's interval. The default is klpen. klpen_held or "
+        f"clip replaces it only if its mean over tasks excludes a loss of {LOSS:.0%}, and no task "
+        f"is shown to lose more than {MOST:.0%}. A mean over tasks is the geometric mean of the "
+        "ratios first / second, with an interval by the delta method. Power of this rule, with ten "
+        "seeds of each loss and the spreads of this page (`python -m benchmarks.coverage`): a loss "
+        "that returns 20% more on every task replaces klpen in 99 of 100 repeats (81 with five "
+        "seeds), one that returns 10% more in 73, an equal one in 14, one that loses 5% in 3. The "
+        "last three rows compare klpen_held with and without the regulariser. The setting was "
+        "searched with klpen_held alone, and clip has a different KL(old||new), as the table above "
+        "shows.",
         table(cells, "return", PAIRS),
         default_told(cells),
-        "The same of the returns in training, over its last tenth, where actions are drawn and not "
-        "the likeliest. The rule does not look at them:",
+        "The same for the returns in training (sampled actions, last tenth), which the rule does "
+        "not use:",
         table(cells, "training", PAIRS),
     ]
 
@@ -58,10 +57,11 @@ def default_told(cells: Known) -> str:
     """Which loss the presets take, by the rule above."""
     ahead = [each for each in CHALLENGERS if is_ahead(cells, each)]
     if ahead:
-        return f"**{title(ahead[0])} takes {DEFAULT}'s place.**"
+        return f"**{title(ahead[0])} replaces {DEFAULT}.**"
     return (
-        f"**{DEFAULT} stays the default.** A no means: not shown. The intervals of five and ten "
-        f"seeds are wider than the {LOSS:.0%} that is asked for."
+        f"**{DEFAULT} stays the default.** In the last column, no means that the runs do not "
+        f"exclude a loss of {LOSS:.0%}, not that they show one: the intervals of five and ten "
+        "seeds are wider than that."
     )
 
 

@@ -54,7 +54,7 @@ def write_page(folder: Path = FOLDER) -> None:
         if (lines := tasks.get(task))
     ]
     if not rows:
-        raise SystemExit(f"{folder}: no run is finished yet")
+        raise SystemExit(f"{folder}: no run is finished")
     write_csv(rows, MEASURES, folder / "figures.csv")
     draw_curves(folder / "mujoco.png", cells, "frames")
     # The index's picture: Stable-Baselines3 has CleanRL's settings here, its zoo's return far more.
@@ -74,8 +74,8 @@ def write_page(folder: Path = FOLDER) -> None:
     }
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     question = (
-        "What does one setting reach on nine tasks at the presets' own length, and does that "
-        "change the default loss?"
+        "What return does one setting reach on nine tasks, with the presets' number of frames? "
+        "Should the default loss change?"
     )
     text = "\n\n".join(_sections(cells, rows, about, folder))
     replace_measured(folder / "README.md", text, f"# {TITLE}\n\n{question}\n")
@@ -102,21 +102,22 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line, folder: Path) -> l
     return [
         *second.sections(cells, MEASURES, folder),
         "## First edition",
-        "One setting for all tasks but for what a task imposes: Swimmer looks further ahead (gamma "
-        ".9999, lambda .98), and the contact forces are left out of Ant's and Humanoid's "
-        "observation. It was searched on seeds 100 to 102 with klpen_held; what was tried stands "
-        "in [presets.md](../../presets.md).",
+        "All tasks have the same setting, with two exceptions: Swimmer has a longer horizon (gamma "
+        ".9999, lambda .98), and the observations of Ant and Humanoid leave out the contact "
+        "forces. The setting was searched on seeds 100 to 102 with klpen_held; "
+        "[presets.md](../../presets.md) lists what was tried.",
         "### Returns",
         "![Training return over frames on nine tasks, a line per seed, for each loss, with the "
         "regulariser and for Stable-Baselines3 with CleanRL's settings](mujoco.png)",
-        "Return: 100 episodes of the last policy's likeliest actions, from start states that all "
-        "runs of a task share: an interval over seeds lacks their error, which is at most the "
-        "standard error beside it. In training: with actions drawn, over its last tenth. "
-        "KL(old||new): mean over the iterations. In band: iterations with KL(old||new) within a "
-        f"factor of {BAND} of its target, of all after the first {WARM_UP}, and of the last "
-        f"{END:.0%}. CPU: of the whole process, one thread, evaluation included, on a machine that "
-        "ran one other run, at times more: too long rather than too short. A setting of fewer than "
-        "five seeds shows its range.",
+        "Return: mean over 100 episodes of the last policy, with its likeliest actions. All runs "
+        "of a task share the start states. An interval over seeds does not include the error from "
+        "this choice, which is at most the standard error in the next column. Return in training: "
+        "with sampled actions, over the last tenth. KL(old||new): mean over the iterations. In "
+        f"band: the share of iterations after the first {WARM_UP} whose KL(old||new) is within a "
+        f"factor of {BAND} of its target; at the end: the share of the last {END:.0%}. CPU: of the "
+        "whole process, one thread, evaluation included. The machine ran one or more other runs at "
+        "the same time, so these times are upper estimates. A setting with fewer than five seeds "
+        "has its range.",
         markdown(rows, MEASURES),
         INTERVAL.format(seeds="the"),
         *_two_outcomes(cells),
@@ -127,12 +128,13 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line, folder: Path) -> l
         *peers.beside_published(cells),
         "### Over CPU time",
         "![Training return over CPU seconds, on nine tasks](cpu.png)",
-        "CPU seconds of training: those of the process, evaluation's part taken off, spread over "
-        "the iterations as their seconds by the clock are. The thick line is the seeds' mean as "
-        "long as all of them run.",
+        "CPU seconds of training: those of the process without evaluation, distributed over the "
+        "iterations in proportion to their wall-clock times. The thick line is the mean over the "
+        "seeds, up to the end of the first run to finish.",
         "## How",
         f"    make results-{NUMBER}",
-        "which goes on from the committed cells, and then draws. " + _commands(),
+        "It continues from the committed cells, then writes the tables and pictures. "
+        + _commands(),
         f"{about['runs']} runs, {about['cpu'] / 3600:.1f} CPU hours in all. Machine: "
         f"{about['machine']['name']}. Versions, as constraints.txt pins them: {told}.",
     ]
@@ -141,7 +143,7 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line, folder: Path) -> l
 def _commands() -> str:
     words = {setting: " ".join(each) for setting, each in SETTINGS.items()}
     return (
-        "The first edition's words, next to `env=TASK seed=SEED`: "
+        "The first edition's settings, in addition to `env=TASK seed=SEED`: "
         + "; ".join(f"`{each}`" for each in words.values())
         + "."
     )
@@ -163,8 +165,8 @@ def _two_outcomes(cells: Known) -> list[str]:
         if min(map(len, parts)) > 1:
             groups = (f"{len(p)} return {p[0]:,.0f} to {p[-1]:,.0f}" for p in parts)
             told.append(
-                f"{NAMES[task]} has two outcomes, and no run is like the mean: of "
-                f"klpen_held's runs {', '.join(groups)}."
+                f"{NAMES[task]} has two outcomes, and no run is near the mean: of "
+                f"klpen_held's runs, {' and '.join(groups)}."
             )
     return told
 
@@ -209,13 +211,14 @@ def _early(cells: Known) -> list[str]:
     )
     late = [each for each in slow if each > FAST]
     return [
-        "Which of the two it will be shows in training after some 100,000 frames, not earlier: "
-        "the correlation of klpen_held's final returns with those in training is "
+        "The outcome shows in training after some 100,000 frames, not earlier: the correlation of "
+        "klpen_held's final return with its return in training is "
         f"{told[0]}, and {told[1]}. Of all {len(runs)} runs, "
         f"{len(fast)} return more than {FAST} in training at {PARTED:,} frames, and end at "
         f"{fast[0]:.0f} to {fast[-1]:.0f}; of the other {len(slow)}, {len(late)} end above {FAST} "
-        f"({', '.join(f'{each:.0f}' for each in late)}). The size of the steps does not tell them "
-        "apart: the correlation with the mean KL(old||new) before 100,000 frames is "
+        f"({', '.join(f'{each:.0f}' for each in late)}). The size of the steps does not predict "
+        "it: the correlation of the final return with the mean KL(old||new) before 100,000 frames "
+        "is "
         f"{correlation(early, list(end))}."
     ]
 
@@ -232,4 +235,4 @@ def _ended_early(cells: Known) -> list[str]:
     if not names:
         return []
     told = ", ".join(names)
-    return [f"Ended early, and counted as at their last checkpoint: {told}."]
+    return [f"Ended early: {told}. Their values are those at the last checkpoint."]

@@ -49,13 +49,13 @@ def beside_sb3(cells: Known) -> list[str]:
         f"{counts(values(cells, SB3, task) for task in TWO)} seeds, on the same start states. "
         "These are not its best settings: rl-baselines3-zoo publishes 5,819 on HalfCheetah and "
         "2,410 on Hopper, tuned per task (below). "
-        "P(klrl > SB3): that a run of klrl returns more than one of Stable-Baselines3; interval of "
-        "Newcombe 2006, method 5. CPU: medians, without evaluation. Its settings step one "
-        "environment and run eagerly; klrl's preset steps eight and compiles, so that the ratio is "
-        "one of whole ways to train, not of code alone."
+        "P(klrl > SB3): the probability that a run of klrl returns more than one of "
+        "Stable-Baselines3; interval by method 5 of Newcombe 2006. CPU: medians, without "
+        "evaluation. Here Stable-Baselines3 steps one environment and runs eagerly, while klrl's "
+        "preset steps eight and compiles: the ratio compares ways to train, not only code."
     )
     lines = [head, table_line(*["---"] * 5), *lines]
-    return ["### Beside Stable-Baselines3", note, "\n".join(lines)]
+    return ["### Against Stable-Baselines3", note, "\n".join(lines)]
 
 
 def chance_interval(chance: float, m: int, n: int) -> tuple[float, float]:
@@ -105,20 +105,20 @@ def beside_published(cells: Known) -> list[str]:
         lines.append(table_line(name, source.versions, seeds, source.tuning, *numbers))
     changed = "; ".join(f"{NAMES[task]}: {what}" for task, what in V5.items())
     note = (
-        "Published at a million frames, as read; versions, tuning and measures differ, so that a "
-        "ratio is no comparison of implementations: klrl's returns are those of the likeliest "
-        "actions, most of the others' are of drawn ones; Tianshou's are the first third of runs "
-        "whose learning rate falls over 3M frames. How each source measured stands in "
-        "benchmarks/mujoco/published.csv. *but Swimmer's discount, Ant's and Humanoid's "
-        f"observation, as said above. What v5 changed: {changed}."
+        "Published returns at a million frames. Versions, tuning and measures differ, so a ratio "
+        "does not compare implementations: klrl's returns are those of the likeliest actions, most "
+        "others are of sampled ones, and Tianshou's are from the first third of runs whose "
+        "learning rate falls over 3M frames. benchmarks/mujoco/published.csv has how each source "
+        "measured. *except for Swimmer's discount and the observations of Ant and Humanoid, as "
+        f"described above. What v5 changed: {changed}."
     )
     said = [s for s in SOURCES if (s.seeds or 0) >= LEAST and not s.approximate]
     text = [
         aim_told(cells),
-        _ratios(cells, "no aim: with actions drawn, in the last tenth of training", key="training"),
-        _ratios(cells, f"no aim: of those tables that tell {LEAST} seeds or more", said),
+        _ratios(cells, "of the returns in training (no aim)", key="training"),
+        _ratios(cells, f"of tables with {LEAST} seeds or more (no aim)", said),
     ]
-    return ["### Beside published tables", note, "\n".join(lines), *text]
+    return ["### Against published tables", note, "\n".join(lines), *text]
 
 
 def aim_told(cells: Known) -> str:
@@ -130,8 +130,8 @@ def aim_told(cells: Known) -> str:
     reached = "reached" if whole >= AIM and not below else "missed"
     found = ", ".join([f"{whole:.2f}", *below])
     return (
-        f"**Aim: {AIM:g} of the best published PPO (interquartile mean over klpen_held's runs on "
-        f"the five main tasks), no task below {AIM_OF_A_TASK:g}. It is {reached}: {found}.** "
+        f"**Aim: {AIM:g} times the best published PPO (interquartile mean over klpen_held's runs "
+        f"on the five main tasks), no task below {AIM_OF_A_TASK:g}. It is {reached}: {found}.** "
         + _ratios(cells, "of all tables")
     )
 

@@ -80,15 +80,15 @@ def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -
     runs = [line for tasks in found.values() for each in tasks.values() for line in each]
     head = [
         "## Second edition",
-        "Do trust regions in nats per action dimension, or TRPO's step, return more? Its "
-        "[protocol](protocol.md) was written before the first run: settings, search, rule and its "
-        "power. The search (seeds "
-        f"{search.SEEDS[0]} and {search.SEEDS[1]}, 300,000 frames, hopper and half_cheetah) with "
-        "the geometric mean of its returns over both tasks:",
+        "Do trust regions in nats per action dimension, or TRPO's step, give a higher return? The "
+        "[protocol](protocol.md) was written before the first run: settings, search, the rule for "
+        "the default and its power. The search ran hopper and half_cheetah for 300,000 frames, all "
+        f"settings with seed {search.SEEDS[0]} and the best two of each loss with seed "
+        f"{search.SEEDS[1]} too. The score is the geometric mean of the returns on both tasks:",
         searched_told(),
     ]
     if not runs:
-        return [*head, f"None of {len(cells())} runs is made; `make results-7` goes on."]
+        return [*head, f"None of {len(cells())} runs is finished; `make results-7` continues."]
     shown = [task for task in TASKS if any(task in tasks for tasks in found.values())]
     draw_curves(folder / "second.png", found, "frames", shown, columns=len(shown))
     rows = [
@@ -107,8 +107,8 @@ def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -
     commits = ", ".join(sorted({line["commit"][:8] for line in runs}))
     return [
         *head,
-        f"{len(runs)} of {len(cells())} runs are made, {cpu:.1f} CPU hours, on {where}, commit "
-        f"{commits}; `make results-7` goes on. Settings: {words}.",
+        f"{len(runs)} of {len(cells())} runs are finished ({cpu:.1f} CPU hours, {where}, commit "
+        f"{commits}); `make results-7` continues. Settings: {words}.",
         f"![Training return over frames, a line per seed and setting, on {len(shown)} tasks]"
         "(second.png)",
         markdown(rows, measures),
@@ -143,12 +143,12 @@ def _judged(first: Known, found: Known) -> list[str]:
     of = {each: [values(cells, each, task) for task in TASKS] for each in cells if each != ZOO}
     if min(len(x) for setting in (HELD, *SEARCHED) for x in of[setting]) < SEEDS:
         return [
-            f"Nothing is judged before every setting has {SEEDS} seeds of all {len(TASKS)} tasks."
+            f"The rule is applied once every setting has {SEEDS} seeds on all {len(TASKS)} tasks."
         ]
     old = [values(first, HELD, task) for task in TASKS]
     same = log_ratios([(of[HELD], old)])[0]
     ratio = f"{math.exp(same.value):.2f} [{math.exp(same.low):.2f}, {math.exp(same.high):.2f}]"
-    told = f"klpen_held over that of the first edition, over five tasks: {ratio}"
+    told = f"Return of klpen_held, relative to the first edition's, over five tasks: {ratio}"
     if not same.low <= 0 <= same.high:
         return [f"**{told}: klpen runs again before the rule is applied.**"]
     return [losses.table(cells, "return", PAIRS), f"{told}. {verdict(of)}", aim(of)]

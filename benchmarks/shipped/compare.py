@@ -93,10 +93,10 @@ def more(runs: Sequence[Labelled]) -> list[str]:
         return []
     groups = by_labels(runs, "env", "loss.beta_rule")
     counts = {key: sum(map(diverged, found)) for key, found in groups.items()}
-    ended = [f"{n} of {rule}'s on {env}" for (env, rule), n in counts.items() if n]
+    ended = [f"{n} run{'s' * (n > 1)} of {rule} on {env}" for (env, rule), n in counts.items() if n]
     if not ended:
-        return ["All runs came to their end."]
+        return ["All runs finished."]
     return [
-        f"Runs that ended early, with an infinite gradient: {', '.join(ended)}; they count as they "
-        "were at their last checkpoint."
+        f"Ended early, with an infinite gradient: {', '.join(ended)}. Their values are those at "
+        "the last checkpoint."
     ]

@@ -1,6 +1,6 @@
 """A result's folder in ``docs/results/``: README.md, figures.csv, about.json; and the index.
 
-What stands outside the two marks of a README is written by hand and kept.
+What is outside the two marks of a README is written by hand and kept.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from klrl.report.statistics import ENOUGH
 FOLDER = ROOT / "docs" / "results"
 START = "<!-- measured: written by benchmarks/shipped -->"
 END = "<!-- end of measured -->"
-LIMITS = "## What it cannot say"
+LIMITS = "## Limits"
 INTERVAL = (
     "Each cell: mean over {seeds} seeds [its 95 % interval by Student's t], interquartile mean "
-    "(IQM), and the worst seed where one can be named. The interval assumes that the seeds show "
-    "what may happen: no rare bad ones. figures.csv has every seed."
+    "(IQM) and, where high or low values are bad, the worst seed. The interval does not cover rare "
+    "bad seeds that were not among these. figures.csv has every seed."
 )
 RANGE = (
-    "Each cell: the lowest and the highest of {seeds} seeds, and their mean; so few seeds bear no "
-    "interval. figures.csv has every seed."
+    "Each cell: the lowest and the highest of {seeds} seeds, and their mean. These are too few "
+    "seeds for an interval. figures.csv has every seed."
 )
 
 
@@ -149,6 +149,8 @@ def _write_figures(sections: Sequence[Section], path: Path) -> None:
 
 def _measured(result: Result, sections: Sequence[Section], about: dict[str, Any]) -> str:
     parts = []
+    tabled = [section for section in sections if section.rows]
+    statistics = INTERVAL if result.seeds >= ENOUGH else RANGE
     for section in sections:
         parts.append(f"## {section.title}")
         if section.picture:
@@ -157,20 +159,20 @@ def _measured(result: Result, sections: Sequence[Section], about: dict[str, Any]
             parts.append(section.note)
         if section.rows:
             parts.append(markdown(section.rows, section.measures))
+        if section is tabled[-1]:
+            parts.append(statistics.format(seeds=result.seeds))
     told = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     commands = [f"python {shlex.join(sweep.command(1))}" for sweep in result.sweeps]
-    statistics = INTERVAL if result.seeds >= ENOUGH else RANGE
     parts += [
-        statistics.format(seeds=result.seeds),
         LIMITS,
         result.limits,
         "## How",
         f"    make results-{result.number}",
-        "which runs, one after the other or two at a time, and then draws:",
+        "It runs these commands, then writes the tables and pictures:",
         "\n".join(f"    {command}" for command in commands),
         f"{result.chosen}",
-        f"{about['runs']} runs, {about['seconds']:,} seconds of iterations in all, on a machine "
-        f"that did other work beside. Machine: {about['machine']['name']}. Versions: {told}.",
+        f"{about['runs']} runs; their iterations took {about['seconds']:,} seconds in all. "
+        f"Machine: {about['machine']['name']}, which also did other work. Versions: {told}.",
     ]
     return "\n\n".join(parts)
 
@@ -197,7 +199,7 @@ def write_index(folder: Path = FOLDER) -> None:
         lines.append(f"| {about['number']} | {link} | {about['runs']} | {took} | {where} |")
     start = (
         "# Results\n\n"
-        "    make results        # all of them; what is finished is not run again\n"
+        "    make results        # all of them; finished runs are not repeated\n"
         "    make results-4      # one of them\n\n"
         "Every seed that was run is in its figures.csv. Each page says how its settings were\n"
         "chosen, and on which seeds.\n"

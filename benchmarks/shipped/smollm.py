@@ -102,7 +102,7 @@ def samples(path: Path) -> str:
     parts = []
     for title, iteration in (
         ("The base model", lines[0]["iteration"]),
-        ("The trained one, `held`, seed 0", lines[-1]["iteration"]),
+        ("The policy trained with `held`, seed 0", lines[-1]["iteration"]),
     ):
         of_it = [line for line in lines if line["iteration"] == iteration][:SHOWN]
         told = [f"    {line['prompt'][-1]['content']}\n    > {line['response']}" for line in of_it]
