@@ -121,7 +121,7 @@ def test_damaged_samples_and_entries_are_told_a_line_each(job) -> None:
     found = verify_run(run)
     assert not found.ok
     of_lines = (each for each in found.problems if each.startswith("samples.jsonl line "))
-    told = dict(each.split(": ", 1) for each in of_lines if ": its " not in each)
+    told = dict(each.split(": ", 1) for each in of_lines if ": the field " not in each)
     numbered = [f"samples.jsonl line {number}" for number in range(1, 9)]
     assert sorted(told) == numbered
     assert "token 5000" in told[numbered[0]]
