@@ -111,7 +111,11 @@ bench-lm: $(VENV)/.smollm .venv-trl/.ready ## samples per CPU-second beside TRL,
 
 results: $(VENV)/.bench $(VENV)/.smollm ## run what is missing of results 1 to 9, two runs at a time, and write it; results-1 .. results-10: one of them
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS)
+	$(BIN)/python -m benchmarks.predictors --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
+
+results-4: $(VENV)/.bench ## does KL predict forgetting: 30 bases, two at a time (2 hours)
+	$(BIN)/python -m benchmarks.predictors --jobs $(JOBS)
 
 results-7: $(VENV)/.bench ## MuJoCo at a million frames, two runs at a time (the second edition: 8 hours in all); goes on from the committed cells
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)

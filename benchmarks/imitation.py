@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import ROOT
-from benchmarks.shipped.forgetting import HEAVY, heavier_torso
+from benchmarks.predictors.models import HEAVY, heavier_torso
 
 CELLS = ROOT / "docs" / "results" / "imitation" / "cells.jsonl"
 OUTPUTS = Path("outputs/results/imitation")

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from benchmarks.predictors import analysis, cells
+from benchmarks.mujoco.cells import Lines
+from benchmarks.predictors import __main__, analysis, cells, models
 from benchmarks.predictors.analysis import ARMS, PREDICTORS, Points
 from benchmarks.predictors.cells import KLS, TASKS, BaseCell
+from benchmarks.shipped.page import FOLDER
 
 SETTINGS = ("rl 0", "rl 1", "rl 3", "distill reverse", "distill forward", "clone")
 
@@ -116,3 +118,34 @@ def test_the_heavier_half_cheetah_is_twice_as_heavy_in_every_part(tmp_path, monk
         masses.append(env.unwrapped.model.body_mass[1:].copy())
         env.close()
     assert masses[1] / masses[0] == pytest.approx(2)
+
+
+def test_the_heavier_models_are_heavier_as_the_page_says() -> None:
+    """Hopper's torso alone is twice as heavy, half_cheetah's parts all are."""
+    import gymnasium
+
+    models.prepare_models()
+    for name, file, factors in (
+        ("Hopper-v5", models.HEAVY, [2, 1, 1, 1]),
+        ("HalfCheetah-v5", models.HEAVY_CHEETAH, [2] * 7),
+    ):
+        masses = []
+        for words in ({}, {"xml_file": file}):
+            env = gymnasium.make(name, **words)
+            masses.append(env.unwrapped.model.body_mass[1:].copy())
+            env.close()
+        assert masses[1] / masses[0] == pytest.approx(factors)
+
+
+def test_the_index_tells_the_study_as_its_cells_do() -> None:
+    lines = Lines(__main__.PAGE / "cells.jsonl")
+    found = [*filter(None, map(lines.get, __main__.cells_of("pendulum")))]
+    told = []
+    for name in ("rl 0", "rl 1"):
+        lost = [line["return"] - line["policies"][name]["old"] for line in found]
+        told.append(f"{np.mean(lost):.0f}")
+    index = " ".join((FOLDER / "README.md").read_text("utf-8").split())
+    assert (
+        f"lose {told[0]} points of return on the old task in the mean, with `kl.coef=1` {told[1]}"
+        in index
+    )

@@ -8,7 +8,7 @@ from math import log
 import numpy as np
 import pytest
 
-from benchmarks.shipped import compare, forgetting, page
+from benchmarks.shipped import compare, page
 from benchmarks.shipped.__main__ import RESULTS
 from benchmarks.shipped.best_of_n import best_of, best_of_n_kl, chances, tilted
 from benchmarks.shipped.sweeps import Sweep
@@ -154,29 +154,3 @@ def test_the_losses_are_compared_at_the_presets_init_std(sweep) -> None:
     given = dict(word.split("=", 1) for word in sweep.words)
     preset = compose(f"env={given['env']}", "loss=clip", "kl=none").actor.init_std
     assert float(given["actor.init_std"]) == preset
-
-
-def test_the_heavier_hopper_is_twice_as_heavy_in_its_torso_alone() -> None:
-    import gymnasium
-
-    forgetting.prepare()
-    masses = []
-    for words in ({}, {"xml_file": forgetting.HEAVY}):
-        env = gymnasium.make("Hopper-v5", **words)
-        masses.append(env.unwrapped.model.body_mass[1:].copy())
-        env.close()
-    assert masses[1] / masses[0] == pytest.approx([2, 1, 1, 1])
-
-
-def test_the_pages_losses_on_the_old_task_are_those_of_the_figures() -> None:
-    with (page.FOLDER / "forgetting" / "figures.csv").open(encoding="utf-8") as file:
-        lines = [line for line in csv.DictReader(file) if line["measure"] == "old"]
-    seeds = {(line["env"], line["kl.coef"]): line["seeds"].split() for line in lines}
-    told = []
-    for env in ("pendulum", "hopper"):
-        pairs = zip(seeds[env, "base"], seeds[env, "0"], strict=True)
-        lost = [float(base) - float(tuned) for base, tuned in pairs]
-        assert len(lost) == 5
-        told.append(f"{env} {min(lost):.0f} to {max(lost):.0f}")
-    index = " ".join((page.FOLDER / "README.md").read_text("utf-8").split())
-    assert f"({told[0]} points, {told[1]})" in index

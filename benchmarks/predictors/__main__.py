@@ -11,10 +11,11 @@ import numpy as np
 from benchmarks.mujoco.cells import Line, Lines, run_cells
 from benchmarks.predictors import analysis
 from benchmarks.predictors.analysis import ARMS, BASES, PREDICTORS, Points
-from benchmarks.predictors.cells import KLS, TASKS, BaseCell, prepare_models, run_cell
+from benchmarks.predictors.cells import KLS, TASKS, BaseCell, run_cell
+from benchmarks.predictors.models import prepare_models
 from benchmarks.results import table
 from benchmarks.shipped.draw import BLUE, GREEN, ORANGE, PINK, panels
-from benchmarks.shipped.page import FOLDER, replace_measured
+from benchmarks.shipped.page import FOLDER, replace_measured, write_index
 from klrl.report.statistics import ENOUGH
 
 PAGE = FOLDER / "predictors"
@@ -36,7 +37,8 @@ def write_page() -> None:
     tasks = {task: analysis.points(cells) for task, cells in found.items()}
     parts = ["No results yet."]
     if tasks:
-        seconds = sum(line["cpu"] for cells in found.values() for line in cells)
+        finished = [line for cells in found.values() for line in cells]
+        seconds = sum(line["cpu"] for line in finished)
         told = ", ".join(f"{task} {len(p.y)}" for task, p in tasks.items())
         parts = [
             f"Finished bases, of {BASES}: {told}; {seconds:,.0f} CPU-seconds.",
@@ -46,7 +48,22 @@ def write_page() -> None:
             policies(found),
         ]
         draw(tasks)
+        write_about(finished)
     replace_measured(PAGE / "README.md", "\n\n".join(parts), "")
+
+
+def write_about(lines: Sequence[Line]) -> None:
+    """The entry of the index."""
+    about = {
+        "number": 4,
+        "title": "Does KL predict forgetting, and which KL?",
+        "machine": {"name": ", ".join(sorted({line["machine"] for line in lines}))},
+        "versions": lines[-1]["versions"],
+        "runs": sum(len(line["policies"]) for line in lines),
+        "seconds": round(sum(line["cpu"] for line in lines)),
+    }
+    (PAGE / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    write_index()
 
 
 def r_squared(tasks: Mapping[str, Points]) -> str:

@@ -17,15 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.mujoco.cells import Cell
+from benchmarks.predictors.models import HEAVY, HEAVY_CHEETAH, MASS
 from benchmarks.results import cpu_name
-from benchmarks.shipped.forgetting import HEAVY, prepare
 from klrl.config.identity import NUMERICS
 
 OUTPUTS = Path("outputs/predictors")
-#: Starts with a dot: Gymnasium looks for any other relative path among its own models.
-HEAVY_CHEETAH = f"./{OUTPUTS}/half_cheetah_heavy.xml"
-#: kg; Gymnasium's half_cheetah.xml has 14.
-MASS = 28
 #: Of a return; of a KL, whose episodes differ less; of the expert's demonstrations.
 EPISODES, VISITS, DEMONSTRATIONS = 100, 50, 50
 #: The expert's seed is its base's and this; the folder of its demonstrations.
@@ -105,19 +101,6 @@ class BaseCell(Cell):
             "distill forward": [*teacher, *start, distilled, "kl.divergence=forward"],
             "clone": ["experiment=clone", *start, f"data={self.runs / DATA}", cloned],
         }
-
-
-def prepare_models() -> None:
-    """Write the heavier models, from those that Gymnasium installed."""
-    import gymnasium
-
-    prepare()
-    path = Path(gymnasium.__file__).parent / "envs/mujoco/assets/half_cheetah.xml"
-    model, total = path.read_text(encoding="utf-8"), 'settotalmass="14"'
-    assert model.count(total) == 1, "Gymnasium's half_cheetah.xml is not the one that is known here"
-    OUTPUTS.mkdir(parents=True, exist_ok=True)
-    heavy = model.replace(total, f'settotalmass="{MASS}"')
-    Path(HEAVY_CHEETAH).write_text(heavy, encoding="utf-8")
 
 
 def run_cell(cell: BaseCell) -> dict[str, Any]:

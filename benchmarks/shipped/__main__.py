@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.shipped import compare, estimators, forgetting, frontier, smollm, transforms
+from benchmarks.shipped import compare, estimators, frontier, smollm, transforms
 from benchmarks.shipped.page import Result, write_index, write_result
 
 _MODULES = {
     "beta_rules": compare,
     "transforms": transforms,
     "estimators": estimators,
-    "forgetting": forgetting,
     "frontier": frontier,
     "controllers": compare,
     "klpen_clip": compare,
