@@ -21,8 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import ROOT
 from benchmarks.predictors.models import HEAVY, heavier_torso
+from benchmarks.results import ROOT
 
 CELLS = ROOT / "docs" / "results" / "imitation" / "cells.jsonl"
 OUTPUTS = Path("outputs/results/imitation")

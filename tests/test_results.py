@@ -1,6 +1,5 @@
 """The results that ship (``benchmarks/shipped``): their sweeps, arithmetic, published numbers."""
 
-import csv
 import itertools
 import re
 from math import log
@@ -8,7 +7,7 @@ from math import log
 import numpy as np
 import pytest
 
-from benchmarks.shipped import compare, page
+from benchmarks.shipped import compare
 from benchmarks.shipped.__main__ import RESULTS
 from benchmarks.shipped.best_of_n import best_of, best_of_n_kl, chances, tilted
 from benchmarks.shipped.sweeps import Sweep

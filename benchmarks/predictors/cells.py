@@ -56,7 +56,7 @@ TASKS = {
     "half_cheetah": Task(
         *(("env=half_cheetah", *RAW), f"env.kwargs.xml_file={HEAVY_CHEETAH}"),
         *("env.kwargs.xml_file=half_cheetah.xml", "all parts twice as heavy"),
-        (300_000, 100_000, 50_000, 500_000),
+        (300_000, 100_000, 150_000, 500_000),
     ),
 }
 
