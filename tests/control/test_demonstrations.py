@@ -271,7 +271,7 @@ def test_it_ends_early_is_finished_true_and_begins_reinforcement_learning(capsys
     rows = rows_of(Path("run"))
     best = min(rows, key=lambda row: row["nll/held_out"])
     assert rows[-1]["iteration"] == best["iteration"] + 3 < 500
-    assert f"best at iteration {best['iteration']:.0f}, 3 before the last" in out
+    assert f"best at iteration {best['iteration']:.0f}, and not in the 3 after it" in out
     assert "eval/best_return" in rows[-1]
     assert manifest_of(Path("run"))["status"] == "finished"
     assert exits("verify", "run") == 0

@@ -26,7 +26,7 @@ def run(job) -> Path:
 def of_lines(found: Verdict) -> list[str]:
     """Lines that are not a sample of the run; one less moves the prompts of the others."""
     lines = [line for line in found.problems if line.startswith("samples.jsonl line ")]
-    return [line for line in lines if ": the field " not in line]
+    return [line for line in lines if ": its " not in line and ": the field " not in line]
 
 
 def write(run: Path, samples: list[dict[str, Any]]) -> None:

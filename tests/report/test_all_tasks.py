@@ -65,6 +65,6 @@ def test_the_page_has_the_ratio_where_there_are_tasks(two_tasks, tmp_path):
     at = page.cells.index("1.37|1.24 to 1.51")  # sqrt(52 / 12 x 520 / 1200)
     assert page.cells[at - 2 : at] == ["kl.coef=0.1", "kl.coef=1"]
     assert page.cells[at + 3] == "+14 %"  # log 1.144 is 2.268 + 0.884 errors of 0.0428
-    assert "the smallest true difference that these seeds would show" in text
+    assert "the smallest true difference that, with these seeds and this spread," in text
     write(tmp_path)
     assert "#tasks" not in page_of(tmp_path)[1].links
