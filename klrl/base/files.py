@@ -4,7 +4,8 @@ To replace a file, klrl writes and syncs a temporary file in the same folder, re
 the folder. After a power cut, the old file or the new one is there, complete.
 
 A run folder may come from someone else, so its files may be links to files elsewhere. klrl does not
-write through symbolic links, and replaces a file with several hard links by a copy first.
+write through symbolic links. Before it changes a file with several hard links, it replaces this
+name of the file by a copy.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def replace_file(path: Path, text: str) -> None:
 
     Raises:
         ConfigError: a folder has the name of the file or of its temporary file.
-        OSError: writing failed, as on a full disk; the old file is kept.
+        OSError: writing failed, for instance on a full disk; the old file is there, complete.
     """
     partial = path.with_suffix(".tmp")
     for each in (path, partial):

@@ -17,7 +17,7 @@ from klrl.config.own.find import import_target, setting_text
 from klrl.config.own.parts import env_code, own_parts, top_level
 from klrl.config.own.trust import name_code
 
-#: Name of a top-level module -> the module and its source when this process imported it.
+#: Name of a top-level module -> the module, if imported, and its source when klrl first looked.
 _IMPORTED: dict[str, tuple[types.ModuleType | None, Source]] = {}
 
 
@@ -49,7 +49,7 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
 
 
 def named_sources(env: Env) -> dict[str, str]:
-    """Map the code of ``env.id`` and ``env.reward`` to its source, as ``env.sources`` stores it."""
+    """Map values of ``env.id`` and ``env.reward`` that name code to its digest or version."""
     found = {}
     for setting, value, _ in env_code(env):
         if find(top_level(value), [str(Path.cwd())]):  # else a later import reports the error
@@ -65,7 +65,7 @@ def _shown(digest: str | None, version: str | None) -> str:
 def manifest_entries(config: JobConfig) -> dict[str, dict[str, str | None]]:
     """Return a manifest's entries for custom code: setting -> target, source and version.
 
-    For the code of ``env.id`` and ``env.reward``, the entries map the value to its source.
+    Values of ``env.id`` and ``env.reward`` that name code are mapped to its digest or version.
     """
     names = ("target", "source", "version")
     own = {

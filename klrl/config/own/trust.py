@@ -1,10 +1,10 @@
 """Decides whether klrl may import the code that a stored run names.
 
 A run folder may come from anyone, and its settings name modules to import and functions to call.
-klrl imports only code that this user named in this process, ran before, or trusts.
+klrl imports only code that this user named in this process, has run before, or trusts.
 
 When this user starts a run, klrl stores digests of the run's code in the user's state folder. A
-digest covers the name, the args, the folder and the source of a class or function. The source
+digest covers the setting, the name, the args, the folder and the source of the code. The source
 alone is not enough: in a different folder, the same ``.py`` files may lie next to a malicious
 ``.pyc``. A run that this user started may import its code from the same folder even if the source
 has changed since.
@@ -38,7 +38,7 @@ class _Code(NamedTuple):
 
     setting: str
     call: str  # module, name and args
-    folder: str  # the module's folder
+    folder: str  # the module's folder, or its file if it has no source
     source: str  # the digest or version of the module
 
 
@@ -60,7 +60,7 @@ def record_code(run: Path, config: JobConfig) -> None:
 
 
 def check_known(run: Path, parts: Parts, env: Env | None = None) -> None:
-    """Refuse a run with code that this user has not named, run or trusted.
+    """Refuse a stored run if this user has not named, called or trusted its code.
 
     ``env`` adds the code of ``env.id`` and ``env.reward``. Each part's ``path`` becomes the folder
     in which its module was found, or None.
@@ -106,7 +106,7 @@ def _digest(words: Iterable[str]) -> str:
 
 
 def _run_key(run: Path, found: Iterable[_Code]) -> str:
-    """Return a digest of a run's folder and of its code, except the source of the code."""
+    """Return a digest of a run's folder and of what its settings call, whatever the source is."""
     return _digest([str(run.resolve()), *(repr(code[:3]) for code in found)])
 
 

@@ -95,7 +95,7 @@ def check_beta(c: JobConfig) -> None:
 
 
 def check_kl(c: JobConfig) -> None:
-    """Custom functions are given, and :mod:`klrl.config.placement` accepts the penalty."""
+    """A custom estimator or divergence has a target, and the placement allows both."""
     if isinstance(c.kl, RetrieveKLConfig):
         for name in ("estimator", "divergence"):
             if getattr(c.kl, name) == OWN and getattr(c.kl, f"own_{name}") is None:
@@ -136,7 +136,7 @@ def check_controller_target(c: JobConfig) -> None:
 
 
 def check_reward_weight(c: JobConfig) -> None:
-    """If the reward has weight 0, a penalty is charged."""
+    """With ``advantage.reward_weight=0`` a penalty must be charged, or nothing would be learned."""
     rises = isinstance(c.controller, ScheduleControllerConfig) and c.controller.end > 0
     charged = isinstance(c.kl, LegacyKLConfig) and (c.kl.coef > 0 or rises)
     if c.advantage.reward_weight == 0 and not charged:
@@ -162,7 +162,7 @@ def check_coef_bounds(c: JobConfig) -> None:
 
 
 def check_logger_also(c: JobConfig) -> None:
-    """``logger.also`` lists each logger once; not the chosen one, and none with settings."""
+    """``logger.also`` has no logger twice, none with settings, and not the chosen one."""
     plain = [name for name, each in CHOICES["logger"].items() if each.schema is LoggerConfig]
     fitting = sorted({*plain} - {"none", c.logger.name})
     if sorted(map(str, c.logger.also)) not in ([], *([each] for each in fitting), fitting):

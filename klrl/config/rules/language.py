@@ -60,7 +60,7 @@ def check_reward_weights(c: LanguageConfig) -> None:
 
 
 def check_data(c: LanguageConfig) -> None:
-    """Paths are not empty, ``eval_share`` < 1, and ``template_kwargs`` has no argument of klrl."""
+    """Paths are not empty, ``eval_share`` < 1, and ``template_kwargs`` omits what klrl sets."""
     if not isinstance(c.env, TextConfig):
         return
     refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
@@ -101,7 +101,7 @@ def check_sort_digits(c: LanguageConfig) -> None:
 
 
 def check_group_size(c: LanguageConfig) -> None:
-    """``advantage=group`` compares at least two responses; a row of data has one answer."""
+    """``advantage=group`` needs two sampled responses to a prompt to compare."""
     size = c.collector.group_size
     if isinstance(c.advantage, GroupConfig) and size < 2 and not c.collector.imitates:
         raise ConfigError(
@@ -120,7 +120,7 @@ def check_minibatches_of_prompts(c: LanguageConfig) -> None:
 
 
 def check_shaped(c: LanguageConfig) -> None:
-    """With ``baseline=normalized_shaped``, which also divides the KL, the KL is in the reward."""
+    """``baseline=normalized_shaped`` divides score and KL by a std: the KL is in the reward."""
     if not isinstance(c.advantage, GroupConfig) or c.advantage.baseline != SHAPED:
         return
     words = f"advantage.baseline={SHAPED}: divides score and KL by the group's std, but"
@@ -186,7 +186,7 @@ def check_compile(c: LanguageConfig) -> None:
 
 
 def check_learner_dtype(c: LanguageConfig) -> None:
-    """``learner.dtype`` is possible with ``actor.dtype``; trained weights are float32 or wider."""
+    """``learner.dtype`` fits ``actor.dtype``, and adapters if there are any."""
     dtype, actor = c.learner.dtype, c.actor
     if dtype is not None and actor.dtype == "float64":
         raise ConfigError(

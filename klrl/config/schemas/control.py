@@ -16,7 +16,7 @@ ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 
 @registered("env", "gym", control="control.env:gym")
 class EnvConfig(ChoiceConfig):
-    """Any Gymnasium id, untuned: env=gym env.id=MountainCarContinuous-v0."""
+    """Any Gymnasium id, with untuned settings: env=gym env.id=MountainCarContinuous-v0."""
 
     id: str = MISSING  # a Gymnasium id, or module:id for an environment that a module registers
     kwargs: Values = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
@@ -25,7 +25,7 @@ class EnvConfig(ChoiceConfig):
     reward_scale: float = number(1.0, gt=0)  # the learner gets (reward minus penalty) times this
     #: true: for the learner only, divide the reward by the running std of the discounted rewards
     normalize_reward: bool = added(field(), False)
-    #: the run fails if one step of all copies takes longer, in seconds; null = no limit
+    #: seconds; the run fails if one step of all copies takes longer than this; null = no limit
     step_timeout: Optional[float] = added(number(gt=0), None)
     #: Gymnasium wrappers of each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
     wrappers: list[Part] = field(
@@ -74,7 +74,7 @@ class ActorConfig(ChoiceConfig):
 
     #: The setting that chooses the distribution.
     distribution_setting: ClassVar[str] = "actor"
-    #: The value of ``distribution_setting`` that lets the action space determine the distribution.
+    #: The value of that setting with which the action space determines the distribution.
     fitting: ClassVar[str] = "mlp"
 
     @property
@@ -121,7 +121,7 @@ class CNNActorConfig(GaussianActorConfig):
     #: nature: Mnih et al. 2015, images of at least 36 x 36; impala: Espeholt et al. 2018, any size
     arch: str = choice("nature", "impala")
     scale: float = number(255.0, gt=0)  # largest value of a pixel; pixels are divided by it
-    #: widths of the layers after the CNN; with several keys, each encoder has hidden[0] outputs
+    #: widths of the layers after the CNN; of several observation keys each is encoded to hidden[0]
     hidden: list[int] = setting([512])
     activation: str = choice(*ACTIVATIONS, value="relu")  # activation of the hidden layers
     #: true: policy and critic share the CNN and the hidden layers, at half the cost
@@ -131,7 +131,7 @@ class CNNActorConfig(GaussianActorConfig):
 @registered("collector", "torchrl", "TorchRL's Collector", control="control.rollout:TorchRLRollout")
 @registered("collector", "vector", control="control.vector:VectorRollout")
 class CollectorConfig(ChoiceConfig):
-    """A native loop over the batched environment, in this process; batches in TorchRL's format."""
+    """klrl's own loop over the batched environment; its batches are in TorchRL's format."""
 
     steps: int = number(128, ge=1)  # steps of each copy per rollout
 
@@ -145,7 +145,7 @@ class DemonstrationsConfig(CollectorConfig):
     """Frames of another policy, from a folder in TorchRL's format; part of experiment=clone."""
 
     data: str = MISSING  # a folder that klrl record, TensorDict.memmap or ReplayBuffer.dumps wrote
-    steps: int = number(32, ge=1)  # consecutive frames; a rollout has env.num_envs such pieces
+    steps: int = number(32, ge=1)  # a rollout has env.num_envs pieces of this many frames
     #: share of episodes held out from training; their likelihood determines the best checkpoint
     held_out: float = number(0.1, ge=0, le=0.9)
     #: the run ends after this many rollouts without a better held-out likelihood; null = never

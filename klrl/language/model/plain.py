@@ -41,7 +41,7 @@ AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torc
 
 
 def error_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
-    """Return the largest error of a way to sample or score, and the bound on this error; nats.
+    """Return the largest error of a method of sampling or scoring, and the allowed error, in nats.
 
     A mixed-precision model is first measured in float32, since bfloat16's bound would hide errors.
 
