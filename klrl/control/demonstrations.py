@@ -179,7 +179,9 @@ def _require_whole(folder: Path) -> None:
                 item = getattr(torch, entry["dtype"].removeprefix("torch.")).itemsize
                 size, whole = file.stat().st_size, math.prod(entry["shape"]) * item
                 if size < whole:
-                    raise ValueError(f"{file.name} has {size:,} bytes, not {whole:,}")
+                    raise ValueError(
+                        f"{file.name} has {size:,} bytes, not {whole:,}: copy it again"
+                    )
 
 
 def _frames(folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv) -> TensorDict:
@@ -195,8 +197,11 @@ def _frames(folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv) ->
     ends[-1] = True
     after = torch.where(ends, observation, observation.roll(-1, 0))
     reward, critic = no, config.loss.critic_coeff > 0
-    if critic or config.loss.name != "nll":  # else the run does not use rewards
+    try:
         reward = folder.read(_REWARD, torch.float32, 1, missing=None if critic else no)
+    except ConfigError:
+        if critic or config.loss.name != "nll":  # else the run only records rewards
+            raise
     following = {
         "observation": folder.read(("next", "observation"), *like, missing=after),
         "reward": reward,

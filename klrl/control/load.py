@@ -13,7 +13,13 @@ from torchrl.envs import EnvBase
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
-from klrl.config import Config, CustomEnvConfig, CustomReferenceConfig, JobConfig
+from klrl.config import (
+    CheckpointReferenceConfig,
+    Config,
+    CustomEnvConfig,
+    CustomReferenceConfig,
+    JobConfig,
+)
 from klrl.config.checks import typed_choice
 from klrl.config.own import complete_part
 from klrl.config.own.parts import parts_in
@@ -70,7 +76,10 @@ def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
     """Build networks for a run's task, from ``described`` or, if that is None, its settings."""
     config = control_config(run)
     env = make_env(config.env, seed=0, num_envs=1)
-    agent = agent_like(described or describe_policy(config), env, str(run) if described else None)
+    checked = None if described is None else str(run)
+    if checked and isinstance(config.reference, CheckpointReferenceConfig):
+        checked = config.reference.path  # the run whose code the user called or trusted
+    agent = agent_like(described or describe_policy(config), env, checked)
     env.close()
     return agent
 

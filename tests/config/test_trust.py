@@ -294,6 +294,18 @@ def test_ones_own_code_is_known(mine: Path, tmp_path: Path, capsys, monkeypatch)
     assert evaluated(mine) == 2
 
 
+def test_a_student_of_ones_own_teacher_is_evaluated(tmp_path: Path) -> None:
+    """Its manifest describes the teacher's network, whose source may have changed since."""
+    net = "import torch\ndef net(inputs, outputs): return torch.nn.Linear(inputs, outputs)\n"
+    (tmp_path / "maze.py").write_text(net, encoding="utf-8")
+    custom = ("actor=custom", "actor.target=maze:net")
+    klrl.run(*SHORT, *custom, folder=tmp_path / "teacher")
+    taught = ("reference=checkpoint", f"reference.path={tmp_path / 'teacher'}")
+    klrl.run(*SHORT, *taught, folder=tmp_path / "student")
+    (tmp_path / "maze.py").write_text(net + "import math\n", encoding="utf-8")
+    assert evaluated(tmp_path / "student") == 0
+
+
 @pytest.mark.parametrize(
     "change", [{"target": "maze:make_more"}, {"args": {"g": 3.0}}, {"name": "gym", "id": "maze:X"}]
 )

@@ -165,10 +165,14 @@ def test_a_replay_buffers_dump_and_one_hot_actions_are_read(training) -> None:
         assert frames["action"].tolist() == action.tolist()
 
 
-def test_rewards_are_not_read_where_nothing_learns_from_them(training) -> None:
+def test_wrong_rewards_are_0_where_nothing_learns_from_them(training) -> None:
     written(next={"reward": torch.full((200, 1), math.nan)})
     frames = training("loss.critic_coeff=0").parts.data.frames
     assert (frames["next", "reward"] == 0).all()
+    written(next={"reward": torch.full((200, 1), 2.0)})
+    frames = training("loss.critic_coeff=0").parts.data.frames
+    assert (frames["next", "reward"] == 2).all(), "they are recorded"
+    written(next={"reward": torch.full((200, 1), math.nan)})
     for critic in ((), ("loss=custom", "loss.target=klrl.losses.policy:LikelihoodLoss")):
         with pytest.raises(ConfigError, match="next.reward is not finite"):
             training(*critic, *["loss.critic_coeff=0"] * bool(critic))

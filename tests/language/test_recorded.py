@@ -46,6 +46,14 @@ def test_a_field_that_is_missing_is_a_problem(run: Path, capsys, name: str) -> N
     assert f"samples.jsonl line 2: has no {name}" in capsys.readouterr().out
 
 
+def test_truncated_is_true_or_false(run: Path) -> None:
+    """1 equals true, and was scored as not truncated."""
+    samples = samples_of(run)
+    samples[0]["truncated"] = int(samples[0]["truncated"])
+    write(run, samples)
+    assert of_lines(verify_run(run)) == ["samples.jsonl line 1: is not a valid sample"]
+
+
 @pytest.mark.parametrize("name", ["ref_log_probs", "kl"])
 def test_a_field_that_all_lines_lack_is_a_problem(run: Path, name: str) -> None:
     samples = samples_of(run)

@@ -103,7 +103,10 @@ def check_sort_digits(c: LanguageConfig) -> None:
 def check_group_size(c: LanguageConfig) -> None:
     """``advantage=group`` needs two sampled responses to a prompt to compare."""
     size = c.collector.group_size
-    if isinstance(c.advantage, GroupConfig) and size < 2 and not c.collector.imitates:
+    if c.collector.imitates:
+        if size != 1:
+            raise ConfigError(f"collector.group_size={size}: a row has one answer; drop it")
+    elif isinstance(c.advantage, GroupConfig) and size < 2:
         raise ConfigError(
             f"collector.group_size={size}: advantage=group compares the responses to a prompt; "
             "give >= 2, or choose advantage=gae"

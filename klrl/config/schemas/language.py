@@ -135,7 +135,7 @@ class SamplerConfig(ChoiceConfig):
 class AnswersConfig(SamplerConfig):
     """The answers of the data's rows, in place of sampled responses; part of experiment=sft."""
 
-    group_size: int = number(1, ge=1, le=1)  # one answer to a prompt
+    group_size: int = setting(1)  # one answer to a prompt
     #: the run ends after this many rollouts without a better likelihood of the evaluation split's
     #: answers; null = never
     patience: Optional[int] = number(10, ge=1)  # type: ignore[misc]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, StrictBool, ValidationError
 
 from klrl.base.errors import ConfigError, RewardError, first_line
 from klrl.base.files import read_plain
@@ -51,7 +51,7 @@ class Sample(BaseModel):
     prompt: object = None
     response: object = None
     tokens: object = None
-    truncated: object = None
+    truncated: StrictBool | None = None
     reward: float | None = None
     gold: float | None = None
 
