@@ -179,9 +179,7 @@ def _require_whole(folder: Path) -> None:
                 item = getattr(torch, entry["dtype"].removeprefix("torch.")).itemsize
                 size, whole = file.stat().st_size, math.prod(entry["shape"]) * item
                 if size < whole:
-                    raise ValueError(
-                        f"{file.name} has {size:,} bytes, not {whole:,}: copy it again"
-                    )
+                    raise ValueError(f"{file.name} has {size:,} bytes, not {whole:,}")
 
 
 def _frames(folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv) -> TensorDict:
