@@ -162,10 +162,30 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def draw(path: Path) -> None:
+    """The returns of the policies on both tasks: the mean with its interval, a dot per seed."""
+    from benchmarks.shipped.draw import BLUE, ORANGE, dots, panels
+    from benchmarks.shipped.tables import Row
+
+    names = [*dict.fromkeys(cell["policy"] for cell in cells())]
+    names.insert(2, names.pop(names.index("imitation")))  # next to the other clone
+    with panels(path, 1, 2, height=4.0) as axes:
+        for each, key, colour, title in (
+            (axes[0][0], "old", BLUE, "Hopper, on which the expert was trained"),
+            (axes[0][1], "new", ORANGE, "with a torso twice as heavy"),
+        ):
+            shown = [name for name in names if key == "old" or name != "imitation"]
+            for place, name in enumerate(shown):
+                values = [c[key] for c in cells() if c["policy"] == name]
+                dots(each, place, Row({"policy": name}, {key: values}), key, colour)
+            each.set_xticks(range(len(shown)), shown, rotation=20)
+            each.set(title=title, ylabel="return per episode")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer", metavar="PYTHON", help="of an environment with imitation in it")
-    parser.add_argument("--table", action="store_true", help="print what is there")
+    parser.add_argument("--table", action="store_true", help="print and draw what is there")
     args = parser.parse_args()
     if not args.table:
         import gymnasium
@@ -177,6 +197,7 @@ def main() -> None:
         for seed in SEEDS:
             seed_of(seed, args.peer)
     print(table())
+    draw(CELLS.with_name("imitation.png"))
 
 
 if __name__ == "__main__":
