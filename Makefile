@@ -114,7 +114,7 @@ results: $(VENV)/.bench $(VENV)/.smollm ## run what is missing of results 1 to 9
 	$(BIN)/python -m benchmarks.predictors --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
 
-results-4: $(VENV)/.bench ## does KL predict forgetting: 30 bases, two at a time (2 hours)
+results-4: $(VENV)/.bench ## does KL predict forgetting: 30 bases, two at a time (an hour and a half)
 	$(BIN)/python -m benchmarks.predictors --jobs $(JOBS)
 
 results-7: $(VENV)/.bench ## MuJoCo at a million frames, two runs at a time (the second edition: 8 hours in all); goes on from the committed cells

@@ -116,8 +116,9 @@ def draw(tasks: Mapping[str, Points]) -> None:
             x = np.linspace(0, p.z[key].max(), 200)
             curve = np.polynomial.Polynomial.fit(p.z[key].ravel(), p.y.ravel(), 2)
             each.plot(x, curve(x), color="grey", linewidth=1)
-            each.set(title=f"{task}: {TASKS[task].told}", xlabel=f"root of {PREDICTORS[key]}")
-            each.set(ylabel="loss of return on the old task")
+            each.set_title(f"{task}: {TASKS[task].told}", fontsize=10)
+            each.set_xlabel(f"root of {PREDICTORS[key]}")
+        axes[0][0].set_ylabel("loss of return on the old task")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
