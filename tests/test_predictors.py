@@ -137,3 +137,20 @@ def test_the_index_tells_the_study_as_its_cells_do() -> None:
         f"lose {told[0]} points of return on the old task in the mean, with `kl.coef=1` {told[1]}"
         in index
     )
+
+
+def test_the_page_tells_paired_differences_and_shares_as_its_cells_do() -> None:
+    """Of the loss: each expert arm less ``rl 0``; what the means of settings and bases explain."""
+    page = " ".join((__main__.PAGE / "README.md").read_text("utf-8").split())
+    lines, settings, bases = Lines(__main__.PAGE / "cells.jsonl"), [], []
+    for task in TASKS:
+        p = analysis.points([*filter(None, map(lines.get, __main__.cells_of(task)))])
+        loss = dict(zip(p.settings, p.y.T, strict=True))
+        for arm in ("distill reverse", "distill forward", "clone"):
+            paired = loss[arm] - loss["rl 0"]
+            error = paired.std(ddof=1) / len(paired) ** 0.5
+            assert f"{paired.mean():+,.0f} ({error:.0f})" in page, (task, arm)
+        settings.append(p.y.mean(0).var() / p.y.var())
+        bases.append(p.y.mean(1).var() / p.y.var())
+    assert f"({', '.join(f'{share:.2f}'[1:] for share in settings)} of the three tasks)" in page
+    assert f"explains {min(bases):.2f} to {max(bases):.2f}.".replace(" 0", " ") in page
