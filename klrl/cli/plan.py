@@ -3,7 +3,8 @@
     klrl plan -m sweep=NAME kl=legacy,retrieve seed=0,1,2 launcher=joblib
 
 Takes the arguments of klrl and checks every job. Prints the jobs that would run, the finished jobs,
-and the number of jobs that run at a time. Writes nothing.
+the number of jobs that run at a time, and the least difference between two settings that their
+seeds can show. Writes nothing.
 """
 
 from __future__ import annotations
@@ -19,5 +20,12 @@ def plan_command(argv: list[str]) -> int:
         return 0
     from klrl.sweep.plan import print_plan
 
-    print_plan(args)
+    seeds = print_plan(args)
+    if seeds == 1:
+        print("one seed per setting: a report cannot tell a difference from chance")
+    elif seeds:
+        from klrl.report.statistics import POWER, least_seen
+
+        missed = f"a difference below {least_seen(seeds):.1f} standard deviations between seeds"
+        print(f"{seeds} seeds per setting: {missed} is likely missed (power {POWER:g})")
     return 0

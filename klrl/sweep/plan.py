@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
@@ -14,8 +15,10 @@ from klrl.sweep.jobs import by_status, counted, make_jobs
 from klrl.sweep.run import check_jobs, named, sweep_settings
 
 
-def print_plan(args: argparse.Namespace) -> None:
+def print_plan(args: argparse.Namespace) -> int:
     """Check all jobs; print each job's state, and how many jobs would run at a time.
+
+    Returns the least number of seeds of a setting; 0 where fewer than two settings are listed.
 
     Raises:
         ConfigError: a job is refused.
@@ -30,13 +33,16 @@ def print_plan(args: argparse.Namespace) -> None:
         space = space_of(sweep.job)
         check_jobs(space.ends(), args)
         print(f"{search.trials} trials, with {len(space.seeds)} seeds each; {_at_once(launcher)}")
-        return
+        return 0
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
     folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
     status = by_status(make_jobs(folder, named(swept_keys(sweep.job), checked)))
     jobs = [(job.name, state) for state, group in status.items() for job in group]
     print(text_table(jobs, indent=2))
     print(f"{counted(status)}; {_at_once(launcher)}")
+    words = (tuple(w for w in job.overrides if not w.startswith("seed=")) for job in checked)
+    seeds = Counter(words).values()
+    return min(seeds) if len(seeds) > 1 else 0
 
 
 def _at_once(launcher: LauncherConfig) -> str:

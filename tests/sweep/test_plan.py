@@ -7,6 +7,7 @@ import pytest
 from klrl.__main__ import main as klrl_main
 from klrl.config import JoblibConfig, LauncherConfig, RayLauncherConfig
 from klrl.plan import main as plan_main
+from klrl.report.statistics import least_seen
 from tests.conftest import QUICK
 from tests.sweep.commands import SLURM
 
@@ -36,9 +37,21 @@ def test_it_names_every_job_and_writes_nothing(capsys) -> None:
         "  kl.coef=1,seed=0  to start\n"
         "  kl.coef=1,seed=1  to start\n"
         "4 jobs, 4 to start; launcher=joblib, 3 at a time\n"
+        "2 seeds per setting: a difference below 5.4 standard deviations between seeds "
+        "is likely missed (power 0.8)\n"
     )
     assert planned(capsys, *QUICK).endswith("1 job, 1 to start; launcher=local, 1 at a time\n")
     assert not Path("outputs").exists()
+
+
+def test_the_setting_with_the_fewest_seeds_says_what_is_missed(capsys) -> None:
+    """Of settings that a report compares; the figures are R's, ``pwr.t.test(n, power=.8)``."""
+    settings = ("-m", *QUICK, "kl.coef=0,1", "frames=64,128")
+    assert "below 2.0 standard" in planned(capsys, *settings, "seed=range(5)")
+    assert "one seed per setting: a report cannot tell" in planned(capsys, *settings)
+    assert "per setting" not in planned(capsys, "-m", *QUICK, "seed=0,1")
+    least = [least_seen(seeds) for seeds in (5, 10, 20)]
+    assert least == pytest.approx([2.0244, 1.3249, 0.9091], rel=3e-3)
 
 
 def test_a_search_is_told_by_its_trials(capsys) -> None:
