@@ -13,7 +13,7 @@ from klrl.config.jobs import JobConfig
 
 #: The version of klrl's arithmetic. It is incremented when new code changes the recorded metrics
 #: of equal settings by more than rounding; a release alone does not increment it.
-NUMERICS = 4
+NUMERICS = 5
 
 
 class Identity(NamedTuple):

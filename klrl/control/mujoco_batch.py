@@ -46,7 +46,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
     limit, inner = np.inf, env
     while isinstance(inner, gymnasium.Wrapper):
         if type(inner) is TimeLimit:
-            limit = inner._max_episode_steps
+            limit = min(limit, inner._max_episode_steps)
         elif type(inner) not in (OrderEnforcing, PassiveEnvChecker):
             why = f"no batch with {type(inner).__name__}"
         inner = inner.env

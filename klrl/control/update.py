@@ -106,12 +106,13 @@ class ControlSteps(Steps[Frames, Tensor]):
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
         """Take TRPO's policy step on the whole rollout, to KL(old||new) = ``target`` (nats)."""
-        from klrl.losses.trpo import natural_direction, take_step
+        from klrl.losses.trpo import natural_direction, take_step, twice_differentiable
 
         family, config, moved = self.agent.family, self.loss.config, self.actor_parameters
         assert isinstance(config, TRPOConfig)
         batch = {**frames, **draw(self.loss, family, frames)}
-        outputs = self.agent.policy_net.of_normalized(batch["observation"])
+        with twice_differentiable():
+            outputs = self.agent.policy_net.of_normalized(batch["observation"])
         new = dict(zip(family.param_keys, outputs, strict=True))
         scored = score(self.loss, family, new, batch["state_value"], batch)
         zero = scored.advantage.new_zeros(())

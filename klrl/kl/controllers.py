@@ -220,6 +220,10 @@ class HeldKLController(_MultipliedKLController):
     reaches :data:`RELEASE` * target, ln KL rises by less than :data:`RISE` over :data:`WINDOW`
     updates, or :data:`PATIENCE` updates have passed.
 
+    A bound of coef cuts a step. The part cut off, up to P x, is added to the next step: else coef
+    would leave the bound whenever the KL falls, and never stay there. At coef_max a swing ends at
+    the target itself, at coef_min it begins there.
+
     Args:
         coef: the initial coefficient, > 0.
         target: nats per step, or per sequence.
@@ -254,6 +258,7 @@ class HeldKLController(_MultipliedKLController):
         self.rising: list[float] = []  # the last KLs, while coef is constant
         self.error = 0.0  # x of the last update
         self.share, self.above = 1.0, False  # s; whether a swing may end: KL was > SWING * target
+        self.cut = 0.0  # the part of P x that a bound of coef cut off
 
     def move(self, kl: float, n: int) -> None:
         """Take a step of PI control, unless coef is still constant."""
@@ -265,14 +270,26 @@ class HeldKLController(_MultipliedKLController):
             self._damp(kl)
             integral = self.integral * max(self.share, 0.25)
             proportional = self.proportional * self.share**2
-            self._multiply(math.exp(integral * self.error + proportional * (self.error - before)))
+            step = integral * self.error + proportional * (self.error - before) + self.cut
+            log_coef = math.log(self.coef)
+            self._multiply(math.exp(step))
+            cut = log_coef + step - math.log(self.coef) if self.row() else 0.0
+            most = proportional * self.error
+            self.cut = _clip(cut, min(most, 0.0), max(most, 0.0))
+
+    def row(self) -> dict[str, float]:
+        """Return ``kl/ref/at_bound``, as the base class, once coef may change."""
+        return {} if self.frozen else super().row()
 
     def _damp(self, kl: float) -> None:
-        """Halve s at the end of a swing, or if the KL is negative."""
-        swung = self.above and kl < self.target / self.SWING
-        if swung or kl < 0:
+        """Halve s at the end of a swing, or if the KL is negative by more than rounding."""
+        # A bound of coef bounds the KL, on one side of its target.
+        high = self.SWING if self.coef > self.coef_min else 1.0
+        low = self.SWING if self.coef < self.coef_max else 1.0
+        swung = self.above and kl < self.target / low
+        if swung or kl < -1e-6 * self.target:
             self.share /= 2
-        self.above = kl > self.SWING * self.target or (self.above and not swung)
+        self.above = kl > high * self.target or (self.above and not swung)
 
     def _released(self, kl: float) -> bool:
         """Count the update; return whether coef may change from now on (see the class)."""
@@ -287,7 +304,7 @@ class HeldKLController(_MultipliedKLController):
 
     def state_dict(self) -> dict[str, object]:
         """Return the state for a checkpoint."""
-        names = ("coef", "error", "frozen", "updates", "rising", "share", "above")
+        names = ("coef", "error", "frozen", "updates", "rising", "share", "above", "cut")
         return {name: getattr(self, name) for name in names}
 
 

@@ -1,7 +1,9 @@
 """Line search: shorten or lengthen an update so that KL(old||new) ends near its target.
 
 theta <- theta_old + alpha (theta - theta_old), for the actor only. For small alpha the KL d grows
-like alpha^2, so the search first tries sqrt(dtarg / d). Secant steps in log d and log alpha follow.
+like alpha^2, so the search first tries sqrt(dtarg / d). Secant steps in log d and log alpha follow;
+a step out of the interval that contains the target is replaced by the interval's middle. The search
+keeps the alpha whose measured d is nearest to dtarg.
 """
 
 from __future__ import annotations
@@ -46,18 +48,41 @@ def search(
         max_alpha: the largest alpha, >= 1.
     """
     steps = [p - old for p, old in zip(parameters, before, strict=True)]
-    last_alpha, last_kl = 1.0, kl
-    alpha = min(math.sqrt(target / kl), max_alpha)
-    for evaluation in range(1, MAX_EVALUATIONS + 1):
+
+    def move(alpha: float) -> None:
         for p, old, step in zip(parameters, before, steps, strict=True):
             p.copy_(old + alpha * step)
-        new_kl = measure()
-        if abs(math.log(max(new_kl, 1e-12) / target)) < TOLERANCE or alpha == last_alpha:
+
+    def kl_at(alpha: float) -> float:
+        move(alpha)
+        return _bounded(measure())
+
+    def away(alpha: float) -> float:
+        return abs(math.log(kls[alpha] / target))
+
+    kls = {1.0: _bounded(kl)}
+    last, alpha = 1.0, min(math.sqrt(target / kls[1.0]), max_alpha)
+    kls[alpha] = kl_at(alpha)
+    for _ in range(MAX_EVALUATIONS - 1):
+        if away(alpha) < TOLERANCE or alpha == last:
             break
-        if evaluation == MAX_EVALUATIONS:
-            break
-        slope = math.log(max(new_kl, 1e-12) / last_kl) / math.log(alpha / last_alpha)
+        slope = math.log(kls[alpha] / kls[last]) / math.log(alpha / last)
         slope = min(max(slope, SLOPES[0]), SLOPES[1])
-        last_alpha, last_kl = alpha, max(new_kl, 1e-12)
-        alpha = min(alpha * (target / last_kl) ** (1 / slope), max_alpha)
-    return alpha, new_kl
+        following = min(alpha * (target / kls[alpha]) ** (1 / slope), max_alpha)
+        low = max((a for a, d in kls.items() if d < target), default=math.inf)
+        high = min((a for a, d in kls.items() if d > target), default=0.0)
+        if low < high and not low < following < high:
+            following = math.sqrt(low * high)
+        if following in kls:
+            break
+        last, alpha = alpha, following
+        kls[alpha] = kl_at(alpha)
+    best = min(kls, key=away)
+    if best != alpha:
+        move(best)
+    return best, kls[best]
+
+
+def _bounded(kl: float) -> float:
+    """Return ``kl`` within 1e-12 .. 1e12; NaN as 1e12."""
+    return max(kl, 1e-12) if kl < 1e12 else 1e12

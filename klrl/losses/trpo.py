@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 from torch.autograd import grad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def natural_direction(
@@ -21,11 +23,16 @@ def natural_direction(
     slope = _flat(grad(kl, parameters, create_graph=True, materialize_grads=True))
 
     def product(v: Tensor) -> Tensor:
-        second = grad(slope @ v, parameters, retain_graph=True, materialize_grads=True)
-        return _flat(second) + damping * v
+        return _flat(grad(slope @ v, parameters, retain_graph=True, materialize_grads=True))
 
-    direction = conjugate_gradients(product, -gradient, steps)
-    return direction, direction @ (product(direction) - damping * direction)
+    direction = conjugate_gradients(lambda v: product(v) + damping * v, -gradient, steps)
+    return direction, direction @ product(direction)
+
+
+def twice_differentiable() -> AbstractContextManager[None]:
+    """Make torch's attention take the kernel that has a second derivative."""
+    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return context
 
 
 def conjugate_gradients(

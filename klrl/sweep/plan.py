@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.config import LauncherConfig, OptunaConfig
+from klrl.config.identity import settings_hash
 from klrl.config.overrides import expand, split_overrides, swept_keys
 from klrl.runs.machine import cuda_devices
 from klrl.sweep.jobs import by_status, counted, make_jobs
@@ -40,9 +41,11 @@ def print_plan(args: argparse.Namespace) -> int:
     jobs = [(job.name, state) for state, group in status.items() for job in group]
     print(text_table(jobs, indent=2))
     print(f"{counted(status)}; {_at_once(launcher)}")
-    words = (tuple(w for w in job.overrides if not w.startswith("seed=")) for job in checked)
-    seeds = Counter(words).values()
-    return min(seeds) if len(seeds) > 1 else 0
+    seeds: dict[str, set[int]] = {}
+    for each in checked:
+        setting = settings_hash(replace(each.config, seed=0))
+        seeds.setdefault(setting, set()).add(each.config.seed)
+    return min(map(len, seeds.values())) if len(seeds) > 1 else 0
 
 
 def _at_once(launcher: LauncherConfig) -> str:

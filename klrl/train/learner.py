@@ -7,7 +7,7 @@ of :class:`Steps` in :mod:`klrl.control.update` and :mod:`klrl.language.run.upda
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -112,8 +112,11 @@ class Learner:
         # Only a line search reads this copy of the actor's weights.
         searched = self.loss.line_search != "none"
         actor_before = [p.detach().clone() for p in self.steps.actor_parameters if searched]
+        alpha = 1.0
         if self.loss.natural:
             self.steps.natural_step(frames, kl_coef, dtarg)
+            # The critic's steps then measure the policy that the search keeps.
+            alpha, _ = self._search(frames, actor_before, self.steps.kl_old(frames), dtarg)
         metrics: list[Tensor] = []
         epochs = 0
         while epochs < self.config.learner.epochs:
@@ -124,26 +127,34 @@ class Learner:
             if target and self.steps.kl_old(frames) > 1.5 * target / positions:
                 break
         table = torch.stack(metrics).double().cpu()  # [steps, M]
-        require_finite(table, self._names, self.config.learner.minibatches)
+        cause = "loss.dtarg" if self.loss.natural else "optim.lr"
+        require_finite(table, self._names, self.config.learner.minibatches, cause)
         means = dict(zip(self._names, table.mean(0).tolist(), strict=True))
         kl_old = self.steps.kl_old(frames)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # by the KL before a line search
-        alpha = 1.0
-        if searched:
-            from klrl.losses import line_search
-
-            if line_search.due(self.loss.line_search, kl_old, dtarg):
-                now, measure = self.steps.actor_parameters, partial(self.steps.kl_old, frames)
-                ends = (measure, kl_old, dtarg, self.loss.max_alpha)
-                alpha, kl_old = line_search.search(now, actor_before, *ends)
+        if searched and not self.loss.natural:
+            alpha, kl_old = self._search(frames, actor_before, kl_old, dtarg)
         learned = self.loss.weighted(means, kl_coef)
+        lr = self.rate.lr if self.rate else lr
         learned |= {"kl/old/exact": kl_old, "learner/lr": lr, "learner/epochs": epochs}
         if isinstance(self.config.loss, KLPENConfig):
             learned["kl/old/beta"] = beta
         if isinstance(self.config.loss, KLPENConfig) or searched:
             learned["learner/alpha"] = alpha
         return learned | ({"kl/old/target": dtarg} if self.loss.target_moves else {})
+
+    def _search(
+        self, frames: Any, before: Sequence[Tensor], kl: float, target: float
+    ) -> tuple[float, float]:
+        """Scale the actor's step from ``before`` if it is due; return alpha and KL(old||new)."""
+        from klrl.losses import line_search
+
+        if not line_search.due(self.loss.line_search, kl, target):
+            return 1.0, kl
+        measure = partial(self.steps.kl_old, frames)
+        now, most = self.steps.actor_parameters, self.loss.max_alpha
+        return line_search.search(now, before, measure, kl, target, most)
 
     def _epoch(self, frames: Any, lr: float, kl_coef: float) -> list[Tensor]:
         """Make one pass over the rollout; return the metrics of each step."""
@@ -161,7 +172,9 @@ class Learner:
         return metrics
 
 
-def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) -> None:
+def require_finite(
+    metrics: Tensor, names: tuple[str, ...], minibatches: int, lower: str = "optim.lr"
+) -> None:
     """Raise a NonFiniteError that names the first metric and minibatch with NaN or infinity."""
     bad = (~torch.isfinite(metrics)).nonzero()
     if len(bad):
@@ -169,5 +182,5 @@ def require_finite(metrics: Tensor, names: tuple[str, ...], minibatches: int) ->
         raise NonFiniteError(
             f"{names[term]} is {float(metrics[step, term])} in minibatch "
             f"{step % minibatches} of epoch {step // minibatches + 1}; "
-            "lower optim.lr or check the rewards"
+            f"lower {lower} or check the rewards"
         )

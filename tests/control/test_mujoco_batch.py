@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.wrappers import TransformReward
+from gymnasium.wrappers import TimeLimit, TransformReward
 
 import klrl
 from klrl.base.seeds import derived_seed
@@ -141,6 +141,19 @@ def test_running_episodes_go_on_in_a_batch_or_one_by_one() -> None:
     assert state is not None
     single.play_again(state)
     assert played(batch, 40) == played(single, 40)
+
+
+@pytest.mark.parametrize("limits", [(200, 300), (300, 200)])
+def test_the_shortest_of_several_time_limits_ends_an_episode(limits: tuple[int, int]) -> None:
+    def make() -> gymnasium.Env:
+        return TimeLimit(gymnasium.make("Swimmer-v5", max_episode_steps=limits[0]), limits[1])
+
+    for batch in (True, False):
+        env = VectorGymEnv("Swimmer-v5", 2, make=make, batch=batch)
+        assert ("batch" in env.stepped) == batch
+        env.reset_native()
+        ends = [bool(env.step_native(np.zeros((2, 2), np.float32))[3][0]) for _ in range(201)]
+        assert ends.index(True) == 199
 
 
 # ------------------------------------------------------------------------------- stepped one by one

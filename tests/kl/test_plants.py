@@ -46,6 +46,20 @@ def test_held_holds_every_target_that_can_be_reached(plant: Plant) -> None:
     assert mean(held(plant, make, ERROR)) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.parametrize("a", [0.2, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("g", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("bound", [0.2, 0.75, 0.9, 1.3, 4.0])
+def test_held_stays_at_a_bound_that_keeps_the_target_out_of_reach(a, g, bound: float) -> None:
+    """coef = 1 would be needed; at the bound KL / target is bound^-g."""
+    for share in (1, 3, 10):
+        low, high, start = (
+            (1e-6, bound, bound / share) if bound < 1 else (bound, 1e6, bound * share)
+        )
+        controller = HeldKLController(start, TARGET, coef_min=low, coef_max=high)
+        assert mean(Plant(a, g).run(controller)[200:]) == pytest.approx(bound**-g, rel=0.02)
+        assert controller.coef == bound
+
+
 @pytest.mark.parametrize("kind", [HeldKLController, DualKLController])
 @pytest.mark.parametrize(("low", "high", "bound"), [(0.01, 0.5, 1.0), (2.0, 9.0, -1.0)])
 def test_a_row_says_that_the_target_is_out_of_reach(kind, low, high, bound: float) -> None:
@@ -55,3 +69,12 @@ def test_a_row_says_that_the_target_is_out_of_reach(kind, low, high, bound: floa
     ratio = Plant(0.5, 1.0).run(controller)[-1]
     assert controller.row() == {"kl/ref/at_bound": bound}
     assert ratio == pytest.approx(1 / controller.coef)
+
+
+def test_a_start_at_a_bound_says_nothing_of_the_target_before_coef_moves() -> None:
+    controller = HeldKLController(1.0, TARGET, coef_max=1.0)
+    controller.update(0.1 * TARGET)
+    assert controller.row() == {}
+    for _ in range(3):
+        controller.update(2 * TARGET)
+    assert controller.row() == {"kl/ref/at_bound": 1.0}

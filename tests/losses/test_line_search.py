@@ -41,13 +41,49 @@ def test_the_search_ends_at_the_target(power: float, kl: float) -> None:
 def test_it_never_goes_beyond_the_longest_step(most: float) -> None:
     parameter = torch.nn.Parameter(torch.ones(1))
 
+    measured = []
+
     def measure() -> float:
-        return 1e-6 * float(parameter.detach()) ** 2
+        measured.append(float(parameter.detach()))
+        return 1e-6 * measured[-1] ** 2
 
     alpha, found = line_search.search([parameter], [torch.zeros(1)], measure, 1e-6, 0.01, most)
     assert alpha == most
     assert float(parameter.detach()) == most
     assert found == pytest.approx(1e-6 * most**2)
+    assert measured == [most], "once"
+
+
+@pytest.mark.parametrize("steep", [40.0, 400.0])
+def test_at_a_cliff_it_ends_at_the_nearest_kl_that_it_measured(steep: float) -> None:
+    """Below alpha = .7 the KL is far too small, above it 13 nats, as where a categorical jumps."""
+    parameter, seen = torch.nn.Parameter(torch.ones(1)), {}
+
+    def kl_at(alpha: float) -> float:
+        return 1e-4 * alpha**2 + 13 / (1 + math.exp(steep * (0.7 - alpha)))
+
+    def measure() -> float:
+        alpha = float(parameter.detach())
+        return seen.setdefault(alpha, kl_at(alpha))
+
+    alpha, found = line_search.search([parameter], [torch.zeros(1)], measure, kl_at(1), 0.01, 4.0)
+    nearest = min(seen.values(), key=lambda kl: abs(math.log(kl / 0.01)))
+    assert found == nearest == seen[float(parameter.detach())]
+    assert float(parameter.detach()) == pytest.approx(alpha)
+    assert len(seen) <= 6
+    assert steep > 40 or abs(math.log(found / 0.01)) < math.log(1.5), "a bracket halves the rest"
+
+
+@pytest.mark.parametrize("beyond", [math.inf, math.nan])
+def test_a_step_whose_kl_is_no_number_is_shortened(beyond: float) -> None:
+    parameter = torch.nn.Parameter(torch.ones(1))
+
+    def measure() -> float:
+        alpha = float(parameter.detach())
+        return 1e-3 * alpha**2 if alpha < 1.5 else beyond
+
+    _, found = line_search.search([parameter], [torch.zeros(1)], measure, 1e-3, 0.01, 4.0)
+    assert 1e-3 < found < 2.25e-3
 
 
 def test_when_it_runs() -> None:

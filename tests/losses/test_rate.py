@@ -40,4 +40,4 @@ def test_each_gradient_step_has_the_rate_of_the_minibatch_before(settings) -> No
     learner.update(torch.zeros(6), 0.9)
     assert [c.lr for c in steps.asked] == pytest.approx([0.01 / 1.5**i for i in range(6)])
     learned = learner.update(torch.zeros(6), 0.9)
-    assert learned["learner/lr"] == pytest.approx(0.01 / 1.5**9), "that of the last epoch's start"
+    assert learned["learner/lr"] == pytest.approx(0.01 / 1.5**12), "the next step's"

@@ -9,7 +9,12 @@ from torch.func import functional_call, jacrev
 
 from klrl.control.distributions import Bernoulli, Categorical, MultiCategorical, Normal
 from klrl.control.step import pure_step
-from klrl.losses.trpo import conjugate_gradients, natural_direction, take_step
+from klrl.losses.trpo import (
+    conjugate_gradients,
+    natural_direction,
+    take_step,
+    twice_differentiable,
+)
 from klrl.objectives.functional import normalized
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
@@ -153,6 +158,47 @@ def test_the_step_raises_the_surrogate_to_first_order(made) -> None:
     steps.natural_step(frames, 0.0, 1e-4)
     assert steps.kl_old(frames) == pytest.approx(1e-4, rel=0.1)
     assert surrogate() > start + 1e-3
+
+
+def test_curvature_has_no_rounding_error_of_the_damping() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    kl = 1e-6 * parameter.square().sum() / 2
+    _, curvature = natural_direction((3 * parameter).sum(), kl, [parameter], 10, 1e3)
+    assert float(curvature) == pytest.approx(1e-6 * (3 / 1e3) ** 2, rel=1e-4)
+
+
+def test_attention_has_a_second_derivative() -> None:
+    """The fused kernel of the CPU has none."""
+    net = torch.nn.Linear(4, 12)
+
+    def outputs() -> torch.Tensor:
+        q, k, v = net(torch.randn(2, 1, 3, 4)).chunk(3, -1)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    steps, old = list(net.parameters()), outputs().detach()
+    with twice_differentiable():
+        new = outputs()
+        direction, _ = natural_direction(new.sum(), (new - old).square().mean(), steps, 5, 0.1)
+    assert direction.isfinite().all()
+
+
+def test_a_row_is_of_the_policy_that_the_search_kept(settings) -> None:
+    """With one step of conjugate gradients the search keeps another part of the step than all."""
+    words = ("loss=trpo", "loss.damping=0", "loss.cg_steps=1", "loss.dtarg=2", "kl=none")
+    parts = Training(settings(*words, "learner.epochs=1", "learner.minibatches=1")).parts
+    rollout = parts.rollout(0)
+    batch = rollout.collect()
+    parts.charge_kl(batch)
+    parts.estimate_advantage(batch)
+    learned = parts.learner.update(batch, 0.0)
+    rollout.close()
+    assert learned["learner/alpha"] != pytest.approx(1, abs=0.05)
+    with torch.no_grad():
+        frames = parts.learner.steps.lay_out(batch)
+        outputs = parts.agent.policy_net.of_normalized(frames["observation"])
+    new = dict(zip(parts.agent.family.param_keys, outputs, strict=True))
+    entropy = torch.distributions.Normal(**new).entropy().sum(-1).mean()
+    assert learned["policy/entropy"] == pytest.approx(float(entropy), rel=1e-5)
 
 
 @pytest.mark.integration

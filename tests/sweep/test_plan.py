@@ -49,6 +49,8 @@ def test_the_setting_with_the_fewest_seeds_says_what_is_missed(capsys) -> None:
     settings = ("-m", *QUICK, "kl.coef=0,1", "frames=64,128")
     assert "below 2.0 standard" in planned(capsys, *settings, "seed=range(5)")
     assert "one seed per setting: a report cannot tell" in planned(capsys, *settings)
+    assert "one seed per" in planned(capsys, *settings, "seed=0,0")
+    assert "3 seeds per" in planned(capsys, *settings, "++seed=0,1,2")
     assert "per setting" not in planned(capsys, "-m", *QUICK, "seed=0,1")
     least = [least_seen(seeds) for seeds in (5, 10, 20)]
     assert least == pytest.approx([2.0244, 1.3249, 0.9091], rel=3e-3)

@@ -62,6 +62,10 @@ def check_lr(c: JobConfig) -> None:
             f"optim.lr_floor={c.optim.lr_floor:g}: above optim.lr={c.optim.lr:g}; "
             "the learning rate falls from lr to lr_floor"
         )
+    if c.optim.lr_min > c.optim.lr_max:
+        raise ConfigError(
+            f"optim.lr_min={c.optim.lr_min:g}: above optim.lr_max={c.optim.lr_max:g}; swap them"
+        )
     if c.optim.rate == "kl_adaptive" and not c.optim.lr_min <= c.optim.lr <= c.optim.lr_max:
         raise ConfigError(
             f"optim.lr={c.optim.lr:g}: outside optim.lr_min={c.optim.lr_min:g} .. "
