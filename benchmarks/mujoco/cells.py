@@ -93,7 +93,7 @@ _composer = Composer()
 
 #: Numerics whose cells stand for today's. Since 3 the seeds of resets are drawn otherwise, which
 #: changes every row and no expectation. 5 changes line searches that miss their target, of which
-#: the runs of 4 have none, and metrics that are not in a cell.
+#: the runs of 4 have none; the rounding of TRPO's steps; and metrics that are not in a cell.
 COMPARABLE = (2, 4)
 
 
