@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 def natural_direction(
     loss: Tensor, kl: Tensor, parameters: Sequence[Tensor], steps: int, damping: float
 ) -> tuple[Tensor, Tensor]:
-    """Return (s, s^T F s) with (F + damping I) s = -gradient of the loss; s is flat [P].
+    """Return (s, s^T F s) with (F + damping I) s = -gradient / |gradient|; s is flat [P].
 
     ``kl``, a differentiable scalar, is the mean KL(old||new) at new = old. F is its Hessian, the
     policy's Fisher matrix; only products F v = grad(grad(KL)^T v) are computed.
@@ -25,7 +25,8 @@ def natural_direction(
     def product(v: Tensor) -> Tensor:
         return _flat(grad(slope @ v, parameters, retain_graph=True, materialize_grads=True))
 
-    direction = conjugate_gradients(lambda v: product(v) + damping * v, -gradient, steps)
+    toward = -gradient / gradient.norm().clamp_min(1e-30)  # else s^T F s may underflow to 0
+    direction = conjugate_gradients(lambda v: product(v) + damping * v, toward, steps)
     return direction, direction @ product(direction)
 
 
