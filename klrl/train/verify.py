@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from klrl.runs.folder import RunFolder, versions
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.resume import edited_settings
-from klrl.runs.rows import read_rows
+from klrl.runs.rows import rows_so_far
 from klrl.train.evaluate import CLOSING
 from klrl.train.schedule import schedule
 
@@ -67,10 +68,26 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
     entries = list(whole_entries(folder, damaged))
     for file in (files.metrics, files.samples):
         _compare(file, entries, record)
-    rows = read_rows(files.metrics, say=lambda line: None) if files.metrics.is_file() else []
+    rows = whole_rows(folder, config, record)
     _check_rows(rows, config, files.status, record)
-    _evaluations(folder, config, rows, device, record)
+    intact = {entry.path.parent.name for entry in entries}
+    _evaluations(folder, config, rows, device, intact, record)
     record.unseen += _UNSEEN
+
+
+def whole_rows(folder: Path, config: JobConfig, record: Record) -> list[Row]:
+    """Read the rows that have iteration and frames; add a problem for each row that lacks one.
+
+    Leaves out values that are null, NaN or infinite, which are problems too.
+    """
+    rows, needed = [], ("iteration", domain_of(config).axis)
+    for number, read in enumerate(rows_so_far(folder), 1):
+        row = {k: v for k, v in read.items() if v is not None and math.isfinite(v)}
+        for name in sorted({*needed, *read} - {*row}):
+            record.problems.append(f"metrics.jsonl: row {number} has no finite {name}")
+        if {*needed} <= {*row}:
+            rows.append(row)
+    return rows
 
 
 def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
@@ -97,7 +114,7 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
     """Check iterations and frames of the metrics; a finished run must have all iterations."""
     done = [int(row["iteration"]) for row in rows]
     axis, size = domain_of(config).axis, config.frames_per_iteration
-    if done and done != list(range(min(done[0], 1), done[-1] + 1)):
+    if any(i != min(done[0], 1) + number for number, i in enumerate(done)):
         record.problems.append("metrics.jsonl: rows of some iterations are missing")
     for row in rows:
         if row.get(axis) != row["iteration"] * size:
@@ -112,9 +129,17 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
 
 
 def _evaluations(
-    folder: Path, config: JobConfig, rows: Sequence[Row], device: str, record: Record
+    folder: Path,
+    config: JobConfig,
+    rows: Sequence[Row],
+    device: str,
+    intact: Collection[str],
+    record: Record,
 ) -> None:
-    """Repeat the closing evaluations of the last and best checkpoint; compare with ``rows``."""
+    """Repeat the closing evaluations of the last and best checkpoint; compare with ``rows``.
+
+    If the manifest says that the task is not repeatable, a difference is no problem.
+    """
     end = rows[-1]["iteration"] if rows and config.collector.patience else config.iterations
     last = next((row for row in rows if row["iteration"] == end), Row())
     if not (config.eval.final and "eval/return" in last):
@@ -125,6 +150,7 @@ def _evaluations(
     if not here:
         why = "the manifest names a different host or versions"
         record.unseen.append(f"differences smaller than a standard error: {why}")
+    same = manifest.get("repeatable") != "no"
     domain = domain_of(config)
     size = schedule(config, domain.function("longest")(config)).closing
     how = {"size": size, "sampled": config.eval.sampled, "device": device_of(device)}
@@ -132,6 +158,9 @@ def _evaluations(
         if f"{prefix}return" not in last:
             if (folder / "checkpoints" / which).exists():
                 record.unseen.append("the best checkpoint, whose evaluation is not recorded")
+            continue
+        if which not in intact:
+            record.problems.append(f"checkpoint {which}: no intact entry is left")
             continue
         try:
             evaluate = domain.function("evaluate")
@@ -145,11 +174,13 @@ def _evaluations(
         for label, name in compared.items():
             now = played[name]
             told = f"but the {which} checkpoint has {now:.6g}"
+            told += ", and the task does not repeat itself" * (not same)
             allowed = 1e-6 + _SAME * abs(now)
             if not here:
                 allowed = max(allowed, played.get(f"{name}_se", 0.5 * abs(now)))
             if label not in last:
-                missing = record.problems if here else record.unseen
+                missing = record.problems if here and same else record.unseen
                 missing.append(f"{label}: not recorded, {told}")
             elif not abs(last[label] - now) <= allowed:
-                record.problems.append(f"{label}: recorded {last[label]:.6g}, {told}")
+                differs = record.problems if same else record.unseen
+                differs.append(f"{label}: recorded {last[label]:.6g}, {told}")
