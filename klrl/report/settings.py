@@ -42,10 +42,7 @@ def group_runs(
     """
     groups: dict[str, dict[int, ReadRun]] = {identity(run): {} for run in runs}
     replaced = []
-    by_outcome = sorted(
-        runs, key=lambda run: (run.status == "finished", str(run.manifest.get("started", "")))
-    )
-    for run in by_outcome:
+    for run in sorted(runs, key=_by_outcome):
         seeds = groups[identity(run)]
         if run.seed in seeds:
             replaced.append(seeds[run.seed])
@@ -55,6 +52,11 @@ def group_runs(
         members = [seeds[seed] for seed in sorted(seeds)]
         settings.append(Setting(names[key], members, members[0].settings))
     return sorted(settings, key=lambda setting: _by_size(setting.name)), replaced
+
+
+def _by_outcome(run: ReadRun) -> tuple[bool, str, str]:
+    started, ended = (str(run.manifest.get(name) or "") for name in ("started", "ended"))
+    return run.status == "finished", ended or started, started
 
 
 def _by_size(name: str) -> list[str | float]:
