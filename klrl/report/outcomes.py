@@ -82,14 +82,13 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
 
 def remarks(settings: Sequence[Setting]) -> list[str]:
     """Return remarks on runs that differ in more than their settings and seeds say."""
-    resumed = [
-        f"{setting.name} seed {run.seed} (frames={', then '.join(map(str, run.planned))})"
-        for setting in settings
-        for run in setting.runs
-        if run.planned
-    ]
-    told = "Before they were resumed with a different frames, these runs had other learning rates"
-    found = [f"{told}: {'; '.join(resumed)}."] if resumed else []
+    resumed = "; ".join(
+        f"{each.name} seed {run.seed} (frames={', then '.join(map(str, run.manifest['planned']))})"
+        for each in settings
+        for run in each.runs
+        if len(run.manifest.get("planned") or []) > 1
+    )
+    found = [f"Learning rates differed until a resume changed frames: {resumed}."] * bool(resumed)
     runs = [run for setting in settings for run in setting.runs if "eval/return" in run.columns]
     sampled = sum(run.domain.evaluation.startswith("sampled") for run in runs)
     if not 0 < sampled < len(runs):

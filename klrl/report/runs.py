@@ -76,12 +76,6 @@ class ReadRun:
         return task_of(self.settings)
 
     @property
-    def planned(self) -> list[object]:
-        """The settings of ``frames`` in order if a resume changed them, else []."""
-        planned = self.manifest.get("planned") or []
-        return planned if len(planned) > 1 else []
-
-    @property
     def axis(self) -> str:
         """The metric on the x-axis: frames or samples."""
         return self.domain.axis

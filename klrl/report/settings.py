@@ -42,7 +42,12 @@ def group_runs(
     """
     groups: dict[str, dict[int, ReadRun]] = {identity(run): {} for run in runs}
     replaced = []
-    for run in sorted(runs, key=_by_outcome):
+
+    def outcome(run: ReadRun) -> tuple[bool, str, str]:
+        started, ended = (str(run.manifest.get(name) or "") for name in ("started", "ended"))
+        return run.status == "finished", ended or started, started
+
+    for run in sorted(runs, key=outcome):
         seeds = groups[identity(run)]
         if run.seed in seeds:
             replaced.append(seeds[run.seed])
@@ -52,11 +57,6 @@ def group_runs(
         members = [seeds[seed] for seed in sorted(seeds)]
         settings.append(Setting(names[key], members, members[0].settings))
     return sorted(settings, key=lambda setting: _by_size(setting.name)), replaced
-
-
-def _by_outcome(run: ReadRun) -> tuple[bool, str, str]:
-    started, ended = (str(run.manifest.get(name) or "") for name in ("started", "ended"))
-    return run.status == "finished", ended or started, started
 
 
 def _by_size(name: str) -> list[str | float]:

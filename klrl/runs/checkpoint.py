@@ -131,10 +131,7 @@ class Checkpoints:
         return entry.metadata
 
     def drop_best(self, after: int) -> bool:
-        """Remove entries of ``best`` with more frames than ``after``; return whether one is left.
-
-        A resume cuts off the rows of their evaluations.
-        """
+        """Remove ``best`` entries of rows that a resume cuts off; return whether one is left."""
         entries = _newest_first(self._folder / "best")
         later = [path for path in entries if int(path.name.removeprefix("frames-")) > after]
         for path in later:

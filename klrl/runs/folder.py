@@ -214,7 +214,7 @@ class RunFolder:
         argv = self._given_argv
         if argv is None and self._overrides is not None:
             argv = ["python", "-m", "klrl", *self._overrides]
-        planned = before.get("planned", [])
+        planned = before.get("planned") or []
         start = {
             "time": _now(),
             "klrl": __version__,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from klrl.base.files import read_plain
 from klrl.base.text import counted
 from klrl.config import JobConfig
 from klrl.domains import domain_of
+from klrl.runs.checkpoint import digests
 from klrl.runs.entry import CheckpointEntry, DamagedEntry, whole_entries
 from klrl.runs.folder import RunFolder, versions
 from klrl.runs.machine import device_of
@@ -70,23 +71,18 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
         _compare(file, entries, record)
     rows = whole_rows(folder, config, record)
     _check_rows(rows, config, files.status, record)
-    intact = {entry.path.parent.name for entry in entries}
-    _evaluations(folder, config, rows, device, intact, record)
+    _evaluations(folder, config, rows, device, record)
     record.unseen += _UNSEEN
 
 
 def whole_rows(folder: Path, config: JobConfig, record: Record) -> list[Row]:
-    """Read the rows that have iteration and frames; add a problem for each row that lacks one.
-
-    Leaves out values that are null, NaN or infinite, which are problems too.
-    """
-    rows, needed = [], ("iteration", domain_of(config).axis)
+    """Read the finite values of rows with iteration and frames; add a problem for all others."""
+    rows, needed = [], {"iteration", domain_of(config).axis}
     for number, read in enumerate(rows_so_far(folder), 1):
         row = {k: v for k, v in read.items() if v is not None and math.isfinite(v)}
         for name in sorted({*needed, *read} - {*row}):
             record.problems.append(f"metrics.jsonl: row {number} has no finite {name}")
-        if {*needed} <= {*row}:
-            rows.append(row)
+        rows += [row] * (needed <= {*row})
     return rows
 
 
@@ -129,17 +125,9 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
 
 
 def _evaluations(
-    folder: Path,
-    config: JobConfig,
-    rows: Sequence[Row],
-    device: str,
-    intact: Collection[str],
-    record: Record,
+    folder: Path, config: JobConfig, rows: Sequence[Row], device: str, record: Record
 ) -> None:
-    """Repeat the closing evaluations of the last and best checkpoint; compare with ``rows``.
-
-    If the manifest says that the task is not repeatable, a difference is no problem.
-    """
+    """Repeat the closing evaluations of the last and best checkpoint; compare with ``rows``."""
     end = rows[-1]["iteration"] if rows and config.collector.patience else config.iterations
     last = next((row for row in rows if row["iteration"] == end), Row())
     if not (config.eval.final and "eval/return" in last):
@@ -150,7 +138,9 @@ def _evaluations(
     if not here:
         why = "the manifest names a different host or versions"
         record.unseen.append(f"differences smaller than a standard error: {why}")
-    same = manifest.get("repeatable") != "no"
+    wrong = record.unseen if manifest.get("repeatable") == "no" else record.problems
+    if wrong is record.unseen:
+        record.unseen.append("closing evaluations that differ: the manifest says repeatable: no")
     domain = domain_of(config)
     size = schedule(config, domain.function("longest")(config)).closing
     how = {"size": size, "sampled": config.eval.sampled, "device": device_of(device)}
@@ -159,7 +149,7 @@ def _evaluations(
             if (folder / "checkpoints" / which).exists():
                 record.unseen.append("the best checkpoint, whose evaluation is not recorded")
             continue
-        if which not in intact:
+        if digests(folder, which, ()) is None:
             record.problems.append(f"checkpoint {which}: no intact entry is left")
             continue
         try:
@@ -174,13 +164,11 @@ def _evaluations(
         for label, name in compared.items():
             now = played[name]
             told = f"but the {which} checkpoint has {now:.6g}"
-            told += ", and the task does not repeat itself" * (not same)
             allowed = 1e-6 + _SAME * abs(now)
             if not here:
                 allowed = max(allowed, played.get(f"{name}_se", 0.5 * abs(now)))
             if label not in last:
-                missing = record.problems if here and same else record.unseen
+                missing = wrong if here else record.unseen
                 missing.append(f"{label}: not recorded, {told}")
             elif not abs(last[label] - now) <= allowed:
-                differs = record.problems if same else record.unseen
-                differs.append(f"{label}: recorded {last[label]:.6g}, {told}")
+                wrong.append(f"{label}: recorded {last[label]:.6g}, {told}")

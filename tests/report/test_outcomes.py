@@ -117,7 +117,7 @@ def test_seeds_that_were_resumed_with_other_frames_are_told(tmp_path):
         write_run(tmp_path / str(seed), seed=seed, planned=planned)
     text, _ = page_of(tmp_path)
     told = "seed 0 (frames=1000, then 2000); all runs seed 2 (frames=500, then 1000, then 2000)."
-    assert f"these runs had other learning rates: all runs {told}<" in text
+    assert f"until a resume changed frames: all runs {told}<" in text
     (setting,) = count_runs(find_runs([str(tmp_path)]).runs).settings
     assert len(setting.runs) == 4
 
