@@ -47,6 +47,8 @@ def _settings(run: ReadRun) -> dict[str, object]:
 
 def _facts(run: ReadRun) -> dict[str, object]:
     facts = {key: run.manifest[key] for key in _FACTS if key in run.manifest}
+    if len(planned := run.manifest.get("planned") or []) > 1:
+        facts["planned"] = planned
     commit = facts.get("git_commit")
     if commit:
         # Keep twelve digits, and the + that marks uncommitted changes.

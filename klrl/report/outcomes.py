@@ -81,10 +81,17 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
 
 
 def remarks(settings: Sequence[Setting]) -> list[str]:
-    """Return a remark if only some of the runs sampled actions in evaluations; else []."""
+    """Return remarks on runs that differ in more than their settings and seeds say."""
+    resumed = "; ".join(
+        f"{each.name} seed {run.seed} (frames={', then '.join(map(str, run.manifest['planned']))})"
+        for each in settings
+        for run in each.runs
+        if len(run.manifest.get("planned") or []) > 1
+    )
+    found = [f"Learning rates differed until a resume changed frames: {resumed}."] * bool(resumed)
     runs = [run for setting in settings for run in setting.runs if "eval/return" in run.columns]
     sampled = sum(run.domain.evaluation.startswith("sampled") for run in runs)
     if not 0 < sampled < len(runs):
-        return []
+        return found
     others = f"{runs[0].domain.mode} in {len(runs) - sampled}"
-    return [f"Evaluations sample actions in {count(sampled, 'run')} and are {others}."]
+    return [*found, f"Evaluations sample actions in {count(sampled, 'run')} and are {others}."]

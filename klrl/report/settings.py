@@ -42,10 +42,12 @@ def group_runs(
     """
     groups: dict[str, dict[int, ReadRun]] = {identity(run): {} for run in runs}
     replaced = []
-    by_outcome = sorted(
-        runs, key=lambda run: (run.status == "finished", str(run.manifest.get("started", "")))
-    )
-    for run in by_outcome:
+
+    def outcome(run: ReadRun) -> tuple[bool, str, str]:
+        started, ended = (str(run.manifest.get(name) or "") for name in ("started", "ended"))
+        return run.status == "finished", ended or started, started
+
+    for run in sorted(runs, key=outcome):
         seeds = groups[identity(run)]
         if run.seed in seeds:
             replaced.append(seeds[run.seed])

@@ -130,6 +130,14 @@ class Checkpoints:
         entry, self._refused = _load(folder, self._components, device, say, "resume")
         return entry.metadata
 
+    def drop_best(self, after: int) -> bool:
+        """Remove ``best`` entries of rows that a resume cuts off; return whether one is left."""
+        entries = _newest_first(self._folder / "best")
+        later = [path for path in entries if int(path.name.removeprefix("frames-")) > after]
+        for path in later:
+            self._remove(path)
+        return len(later) < len(entries)
+
     # ----------------------------------------------------------------------------------- files
 
     def _staging(self) -> Path:

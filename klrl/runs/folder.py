@@ -41,7 +41,7 @@ _PACKAGES = (
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("pid", "numerics"), (int, "number")),
     **dict.fromkeys(("status", "started", "klrl", "resume", "id", "domain"), (str, "string")),
-    **dict.fromkeys(("argv", "resumed", "side_failures"), (list, "list")),
+    **dict.fromkeys(("argv", "resumed", "planned", "side_failures"), (list, "list")),
     "versions": (dict, "table"),
 }
 #: Limit on the nesting of settings; above some 10,000 levels, libyaml overflows the stack.
@@ -214,6 +214,7 @@ class RunFolder:
         argv = self._given_argv
         if argv is None and self._overrides is not None:
             argv = ["python", "-m", "klrl", *self._overrides]
+        planned = before.get("planned") or []
         start = {
             "time": _now(),
             "klrl": __version__,
@@ -239,6 +240,8 @@ class RunFolder:
             "wandb_id": before.get("wandb_id", uuid4().hex[:12]),
             "started": before.get("started", start["time"]),
             "resumed": [*before.get("resumed", []), start] if before else [],
+            # The settings of ``frames``, over which the learning rate decayed.
+            "planned": planned + [config.frames] * (planned[-1:] != [config.frames]),
             **more,
         }
         self._write(manifest)

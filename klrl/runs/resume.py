@@ -35,7 +35,11 @@ def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig
     check_one_run(RunFolder(run), f"resume={run}")
     if edited := edited_settings(run):
         raise ConfigError(f"{run}: {edited}; restore that file, or start a new run")
-    return run, stored_config(run, overrides)
+    config, done = stored_config(run, overrides), RunFolder(run).checkpointed
+    if done > config.iterations * config.frames_per_iteration:
+        told = f"the run already has {done:,}; give at least {done}"
+        raise ConfigError(f"frames={config.frames}: {told}")
+    return run, config
 
 
 def edited_settings(run: Path) -> str | None:

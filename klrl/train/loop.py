@@ -173,11 +173,13 @@ class Training:
             checkpoints = self.checkpoints(files)
             marks = checkpoints.load_last(self.parts.device) if resume else None
             rollout = self._open(stack, files, group, marks)
-            if not resume:
+            if marks is None:
                 self.parts.phase("evaluation")
                 self.save(
                     checkpoints, improved=self.evaluations.start(self.recorder), stopping=True
                 )
+            else:
+                self._check_best(checkpoints, marks)
             while not self.evaluations.over:
                 started = time.perf_counter()
                 self.parts.phase.take()  # discard the time between iterations
@@ -270,6 +272,7 @@ class Training:
         about = {
             "iteration": counters.iteration,
             "best_return": counters.best_return,
+            "eval": self.evaluations.how,
             **self.recorder.marks(),
         }
         checkpoints.save(which, counters.frames, about)
@@ -287,6 +290,12 @@ class Training:
         if self.parts.learner.rate is not None:
             components["rate"] = self.parts.learner.rate
         return Checkpoints(files.checkpoints, components, self.parts.device)
+
+    def _check_best(self, checkpoints: Checkpoints, marks: Mapping[str, Any]) -> None:
+        """Forget the best return if its checkpoint is gone, or if it was evaluated differently."""
+        how = self.evaluations.how
+        if not checkpoints.drop_best(self.counters.frames) or marks.get("eval", how) != how:
+            self.counters.best_return = None
 
     def _open(
         self,

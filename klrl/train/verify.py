@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,12 +14,13 @@ from klrl.base.files import read_plain
 from klrl.base.text import counted
 from klrl.config import JobConfig
 from klrl.domains import domain_of
+from klrl.runs.checkpoint import digests
 from klrl.runs.entry import CheckpointEntry, DamagedEntry, whole_entries
 from klrl.runs.folder import RunFolder, versions
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.resume import edited_settings
-from klrl.runs.rows import read_rows
+from klrl.runs.rows import rows_so_far
 from klrl.train.evaluate import CLOSING
 from klrl.train.schedule import schedule
 
@@ -67,10 +69,21 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
     entries = list(whole_entries(folder, damaged))
     for file in (files.metrics, files.samples):
         _compare(file, entries, record)
-    rows = read_rows(files.metrics, say=lambda line: None) if files.metrics.is_file() else []
+    rows = whole_rows(folder, config, record)
     _check_rows(rows, config, files.status, record)
     _evaluations(folder, config, rows, device, record)
     record.unseen += _UNSEEN
+
+
+def whole_rows(folder: Path, config: JobConfig, record: Record) -> list[Row]:
+    """Read the finite values of rows with iteration and frames; add a problem for all others."""
+    rows, needed = [], {"iteration", domain_of(config).axis}
+    for number, read in enumerate(rows_so_far(folder), 1):
+        row = {k: v for k, v in read.items() if v is not None and math.isfinite(v)}
+        for name in sorted({*needed, *read} - {*row}):
+            record.problems.append(f"metrics.jsonl: row {number} has no finite {name}")
+        rows += [row] * (needed <= {*row})
+    return rows
 
 
 def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
@@ -97,7 +110,7 @@ def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: 
     """Check iterations and frames of the metrics; a finished run must have all iterations."""
     done = [int(row["iteration"]) for row in rows]
     axis, size = domain_of(config).axis, config.frames_per_iteration
-    if done and done != list(range(min(done[0], 1), done[-1] + 1)):
+    if any(i != min(done[0], 1) + number for number, i in enumerate(done)):
         record.problems.append("metrics.jsonl: rows of some iterations are missing")
     for row in rows:
         if row.get(axis) != row["iteration"] * size:
@@ -125,6 +138,9 @@ def _evaluations(
     if not here:
         why = "the manifest names a different host or versions"
         record.unseen.append(f"differences smaller than a standard error: {why}")
+    wrong = record.unseen if manifest.get("repeatable") == "no" else record.problems
+    if wrong is record.unseen:
+        record.unseen.append("closing evaluations that differ: the manifest says repeatable: no")
     domain = domain_of(config)
     size = schedule(config, domain.function("longest")(config)).closing
     how = {"size": size, "sampled": config.eval.sampled, "device": device_of(device)}
@@ -132,6 +148,9 @@ def _evaluations(
         if f"{prefix}return" not in last:
             if (folder / "checkpoints" / which).exists():
                 record.unseen.append("the best checkpoint, whose evaluation is not recorded")
+            continue
+        if digests(folder, which, ()) is None:
+            record.problems.append(f"checkpoint {which}: no intact entry is left")
             continue
         try:
             evaluate = domain.function("evaluate")
@@ -149,7 +168,7 @@ def _evaluations(
             if not here:
                 allowed = max(allowed, played.get(f"{name}_se", 0.5 * abs(now)))
             if label not in last:
-                missing = record.problems if here else record.unseen
+                missing = wrong if here else record.unseen
                 missing.append(f"{label}: not recorded, {told}")
             elif not abs(last[label] - now) <= allowed:
-                record.problems.append(f"{label}: recorded {last[label]:.6g}, {told}")
+                wrong.append(f"{label}: recorded {last[label]:.6g}, {told}")

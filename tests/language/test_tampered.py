@@ -179,6 +179,7 @@ TAMPERED: dict[str, Change] = {
     "a row gone": edited("metrics.jsonl", lambda lines: lines[:2] + lines[3:]),
     "the last row gone": edited("metrics.jsonl", lambda lines: lines[:-1]),
     "a row twice": edited("metrics.jsonl", lambda lines: [*lines[:2], *lines[1:]]),
+    "no iterations": without("iteration"),
     "no rows": lambda run: (run / "metrics.jsonl").unlink(),
     "no samples": lambda run: (run / "samples.jsonl").unlink(),
     "an evaluation with digests that fit": forged,
@@ -234,7 +235,13 @@ QUICKLY = (
     *("every KL is 0", "an evaluation with digests that fit", "a coefficient"),
     *("prompts of the last draw", "prompt ids of the last draw", "scores raised"),
     *("the last draw gone", "truncated of the last draw"),
-    *("tokens of the last draw", "a log-prob of the last draw", "settings", "weights"),
+    *(
+        "no iterations",
+        "tokens of the last draw",
+        "a log-prob of the last draw",
+        "settings",
+        "weights",
+    ),
 )
 
 

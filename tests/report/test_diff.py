@@ -29,6 +29,17 @@ def test_settings_circumstances_and_metrics_side_by_side(tmp_path, capsys):
     assert ["loss/kl_ref", "-", "2"] in lines
 
 
+def test_a_run_that_was_resumed_with_other_frames_is_told(tmp_path, capsys):
+    """Its learning rate was higher or lower than that of a run planned with them."""
+    for name, planned in (("a", [2000]), ("b", [1000, 2000]), ("c", [2000])):
+        write_run(tmp_path / name, planned=planned)
+    main([str(tmp_path / "a"), str(tmp_path / "b")])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["planned", "-", "[1000,", "2000]"] in lines
+    main([str(tmp_path / "a"), str(tmp_path / "c")])
+    assert "planned" not in capsys.readouterr().out
+
+
 def bits(capsys, first, second) -> str:
     main([str(first), str(second), "--bits"])
     return capsys.readouterr().out.rstrip("\n")

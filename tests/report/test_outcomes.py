@@ -103,6 +103,25 @@ def test_a_failed_rerun_replaces_no_finished_run(tmp_path):
     assert [run.path.name for run in setting.runs] == ["then"]
 
 
+def test_of_two_runs_of_a_seed_the_one_that_finished_last_counts(tmp_path):
+    """A resume keeps ``started``."""
+    for name, begun, ended in (("resumed", 1, 4), ("between", 2, 3)):
+        times = {"started": f"2026-01-0{begun}T00:00:00", "ended": f"2026-01-0{ended}T00:00:00"}
+        write_run(tmp_path / name, **times)
+    (setting,) = count_runs(find_runs([str(tmp_path)]).runs).settings
+    assert [run.path.name for run in setting.runs] == ["resumed"]
+
+
+def test_seeds_that_were_resumed_with_other_frames_are_told(tmp_path):
+    for seed, planned in enumerate(([1000, 2000], [2000], [500, 1000, 2000], None)):
+        write_run(tmp_path / str(seed), seed=seed, planned=planned)
+    text, _ = page_of(tmp_path)
+    told = "seed 0 (frames=1000, then 2000); all runs seed 2 (frames=500, then 1000, then 2000)."
+    assert f"until a resume changed frames: all runs {told}<" in text
+    (setting,) = count_runs(find_runs([str(tmp_path)]).runs).settings
+    assert len(setting.runs) == 4
+
+
 def test_short_runs_are_marked_against_what_the_task_asks(tmp_path):
     write_run(tmp_path / "whole")
     write_run(tmp_path / "cut", seed=1, rows=rows_of()[:19])

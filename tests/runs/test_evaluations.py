@@ -179,6 +179,53 @@ def test_a_resumed_run_has_the_same_evaluations(iteration: int) -> None:
     assert last["eval/best_return"] == played("halves", "best", CLOSING, 6)["eval/return"]
 
 
+def best_of(run: str) -> tuple[int, float]:
+    """Frames and return of the best checkpoint."""
+    (entry,) = Path(run, "checkpoints/best").iterdir()
+    manifest = json.loads((entry / "manifest.json").read_text())
+    return manifest["frames"], manifest["metadata"]["best_return"]
+
+
+@pytest.mark.parametrize(
+    ("words", "returns", "best"),
+    [
+        # Of 128 frames, before ``last``; then of 256, after it, so that the row of 256 is cut off.
+        ([], (1, 2, 0), (128, 2)),
+        ([], (1, 2, 0, 5), (320, 0.5)),
+        # Sampled and deterministic returns have different means; 0.5 > 0 of the same kind.
+        (["eval.sampled=true"], (1, 2, 0), (320, 0.5)),
+        (["eval.episodes=3"], (1, 2, 0), (320, 0.5)),
+    ],
+)
+def test_the_best_of_a_resumed_run_is_that_of_its_rows(words, returns, best, monkeypatch) -> None:
+    """Whatever was after the checkpoint ``last``, at 192 frames, did not happen."""
+    from klrl.domains import CONTROL
+    from klrl.train.evaluate import Evaluation
+
+    class Killed(Callback):
+        def iterated(self, training, row, batch) -> None:
+            if training.counters.iteration == len(returns) + 1:
+                raise KeyError("killed")
+
+    values = iter([])
+
+    def play(*_, starts, **__) -> Evaluation:
+        value = float(next(values)) if starts == IN_RUN else -9.0
+        return Evaluation([value] * 4, CONTROL, "deterministic")
+
+    monkeypatch.setattr("klrl.control.evaluate.evaluate_policy", play)
+    values = iter([*returns, -1])
+    every = (*OFF[:-1], "eval.every=1", "eval.episodes=4", "eval.final=6", "checkpoint.every=3")
+    with pytest.raises(KeyError):
+        klrl.run(*every, folder="run", callbacks=[Killed()])
+    values = iter([0, 0.5, -1])
+    assert exits("resume=run", *words) == 0
+    rows = {row["frames"]: row for row in rows_of("run")}
+    assert [rows[64 * i]["eval/return"] for i in (4, 5)] == [0, 0.5]
+    assert best_of("run") == best
+    assert rows[best[0]]["eval/return"] == best[1]
+
+
 def test_a_run_resumed_from_its_very_beginning_keeps_the_row_of_the_start() -> None:
     class Broken(Callback):
         def iterated(self, training, row, batch) -> None:

@@ -37,8 +37,11 @@ def test_what_a_resume_changed_holds_for_the_next_one() -> None:
     exits(*QUICK, "hydra.run.dir=run")
     exits("resume=run", "frames=192", "checkpoint.every=3")
     assert stored_config(Path("run")).frames == 192
+    assert manifest_of(Path("run"))["planned"] == [128, 192]
+    assert exits("resume=run", "checkpoint.every=3") == 0
     assert exits("resume=run", "frames=256") == 0
     assert stored_config(Path("run")).checkpoint.every == 3
+    assert manifest_of(Path("run"))["planned"] == [128, 192, 256]
     assert rows_of(Path("run"))[-1]["frames"] == 256
 
 
@@ -76,6 +79,8 @@ def test_a_resume_killed_between_settings_and_manifest_is_resumed(monkeypatch) -
             main(["resume=run", "frames=192"])
     assert "frames: 192" in Path("run/.hydra/config.yaml").read_text("utf-8")
     assert manifest_of(Path("run"))["frames"] == 128
+    assert exits("resume=run") == 0
+    assert manifest_of(Path("run"))["planned"] == [128, 192]
     assert exits("resume=run", "frames=256") == 0
     assert rows_of(Path("run"))[-1]["frames"] == 256
 

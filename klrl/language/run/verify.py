@@ -51,9 +51,8 @@ from klrl.runs.entry import CheckpointEntry, DamagedEntry, whole_entries
 from klrl.runs.find import find_run
 from klrl.runs.metrics import Row
 from klrl.runs.returns import last_recorded
-from klrl.runs.rows import rows_so_far
 from klrl.runs.state import Component
-from klrl.train.verify import Record, verify_record
+from klrl.train.verify import Record, verify_record, whole_rows
 
 #: ``policy``, ``reference`` or ``KL`` -> samples, each with its n tokens' recomputed numbers, nats.
 Recomputed: TypeAlias = dict[str, list[tuple[Sample, Tensor]]]
@@ -131,7 +130,7 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     folder = find_run(str(run), "RUN")
     config = relocated(language_config(folder, "RUN"), model)
     config.device = device
-    rows = rows_so_far(folder)
+    rows = whole_rows(folder, config, Record())  # :func:`verify_record` reports the others
     ran = config
     if config.collector.patience is not None and rows:  # early stopping may have ended the run
         ran = replace(config, frames=int(rows[-1]["samples"]))
