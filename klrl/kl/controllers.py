@@ -55,7 +55,7 @@ class FixedKLController:
     @property
     def coef(self) -> float:
         """The coefficient for the next rollout, reward per nat."""
-        return self._keeper.coef
+        return float(self._keeper.coef)  # a transform's coefficient is a buffer, changed in place
 
     @coef.setter
     def coef(self, value: float) -> None:

@@ -11,6 +11,7 @@ from klrl.kl import (
     DualKLController,
     FixedKLController,
     HeldKLController,
+    KLComputation,
     ScheduledKLController,
 )
 
@@ -19,15 +20,15 @@ NAN, INF = math.nan, math.inf
 
 @pytest.fixture(
     params=[
-        lambda: AdaptiveKLController(1.0, 0.1),
-        lambda: DualKLController(1.0, 0.1),
-        lambda: HeldKLController(1.0, 0.1),
-        lambda: ScheduledKLController(1.0, 0.0, 100),
-        lambda: FixedKLController(1.0),
+        lambda coef=1.0: AdaptiveKLController(coef, 0.1),
+        lambda coef=1.0: DualKLController(coef, 0.1),
+        lambda coef=1.0: HeldKLController(coef, 0.1),
+        lambda coef=1.0: ScheduledKLController(coef, 0.0, 100),
+        lambda coef=1.0: FixedKLController(coef),
     ],
     ids=["adaptive", "dual", "held", "schedule", "fixed"],
 )
-def make(request) -> Callable[[], FixedKLController]:
+def make(request) -> Callable[..., FixedKLController]:
     """Of every kind, starting at 1; with a target of 0.1 where it has one."""
     return request.param
 
@@ -166,6 +167,19 @@ def test_state_goes_on_where_it_stopped_and_nan_is_left_aside(make) -> None:
     second.load_state_dict(first.state_dict())
     second.update(0.05, n=10)
     assert second.update(0.2, n=10) == pytest.approx(whole.coef)
+
+
+def test_a_transforms_coefficient_moves_as_a_number_does(make) -> None:
+    """Its buffer changes in place: what an update returned, and a saved state, must not."""
+    transform = KLComputation("a", "b", coef=1.0)
+    held, plain = make(transform), make()
+    expected = [plain.update(kl, n=25) for kl in (0.3, 0.05, 0.2)]
+    assert [held.update(kl, n=25) for kl in (0.3, 0.05, 0.2)] == expected
+    saved = held.state_dict()
+    held.update(9.0, n=25)
+    assert saved == plain.state_dict()
+    held.load_state_dict({**saved, "coef": 0.7})
+    assert float(transform.coef) == 0.7
 
 
 @pytest.mark.parametrize("stop", range(1, 12))
