@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from klrl.kl import (
     AdaptiveKLController,
@@ -69,6 +70,19 @@ def test_adaptive_is_ziegler_et_al(horizon: int | None, n: int, share: float) ->
 def test_what_means_nothing_is_refused(kind, words, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**{"coef": 1.0, "target": 0.1, **words})
+
+
+@pytest.mark.parametrize("coef", [-1.0, NAN, INF, torch.tensor(-1.0)])
+def test_a_coefficient_is_a_number_from_0_on(coef) -> None:
+    with pytest.raises(ValueError, match=r"coef=(-1.0|nan|inf): give a number >= 0"):
+        FixedKLController(coef)
+    with pytest.raises(ValueError, match=r"end=(-1.0|nan|inf): give a number >= 0"):
+        ScheduledKLController(1.0, end=coef, frames=10)
+
+
+def test_a_tensor_may_be_the_first_coefficient() -> None:
+    """At KL / target = 3 the error is clipped to .2, and a tenth of it is the change."""
+    assert AdaptiveKLController(torch.tensor(1.0), 0.1).update(0.3) == pytest.approx(1.02)
 
 
 @pytest.mark.parametrize("n", [0, -128])
