@@ -200,7 +200,7 @@ def compose(*overrides: str, config_dir: str | Path | None = None) -> JobConfig:
 def run(
     *overrides: str | JobConfig | Mapping[str, object],
     folder: str | Path | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Iterable[Callback] = (),
     config_dir: str | Path | None = None,
 ) -> Run:
     """Train one policy and record the run, as ``klrl`` on the command line does.
@@ -220,7 +220,7 @@ def run(
         NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
         Interrupted: Ctrl-C, SIGTERM or a callback's ``training.stop()`` stopped the run.
     """
-    _check_callbacks(callbacks)
+    hooks = _checked_callbacks(callbacks)
     given: list[str] | None = None
     if len(overrides) == 1 and isinstance(overrides[0], JobConfig):
         config = check_config(overrides[0])
@@ -232,7 +232,7 @@ def run(
     complete(config)
     check_machine(config, keys(given or ()))
     path = None if folder is None else str(folder)
-    return Run(run_in_folder(path, config, given, setting="folder", callbacks=callbacks))
+    return Run(run_in_folder(path, config, given, setting="folder", callbacks=hooks))
 
 
 def load_run(folder: str | Path, *, trust: bool = False) -> Run:
@@ -272,8 +272,8 @@ def _typed(settings: Mapping[str, object]) -> JobConfig:
         raise ConfigError(f"{error.full_key or 'config'}: {first_line(error)}") from error
 
 
-def _check_callbacks(callbacks: object) -> None:
-    """Refuse objects that are not instances of Callback, and callbacks with misspelt hooks."""
+def _checked_callbacks(callbacks: object) -> list[Callback]:
+    """List the callbacks; refuse objects that are not Callbacks, and misspelt hooks."""
     from klrl.train.callbacks import Callback, check_hooks
 
     listed = list(callbacks) if isinstance(callbacks, Iterable) else [None]
@@ -285,6 +285,7 @@ def _check_callbacks(callbacks: object) -> None:
         )
     for each in hooks:
         check_hooks(each)
+    return hooks
 
 
 def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -> list[str]:

@@ -75,6 +75,7 @@ def test_its_policy_its_evaluation_and_its_figure(run: klrl.Run) -> None:
     [
         (lambda run: run.evaluate(0), "episodes=0: give a whole number >= 1"),
         (lambda run: run.evaluate(1.5), "episodes=1.5: give a whole number >= 1"),
+        (lambda run: run.evaluate(True), "episodes=True: give a whole number >= 1"),
         (lambda run: run.evaluate(3, seed=-1), "seed=-1: give a whole number >= 0"),
         (lambda run: run.evaluate(3, device="tpu"), "device=tpu: choose auto"),
         (lambda run: run.evaluate(3, 4), "4: evaluation cannot set it"),
@@ -284,7 +285,7 @@ def test_callbacks_see_the_loop_and_can_end_it() -> None:
     seen = Seen()
     words = (*QUICK, "frames=640", "eval.every=2", "eval.episodes=1", "checkpoint.every=100")
     with pytest.raises(Interrupted):
-        klrl.run(*words, folder="run", callbacks=[seen])
+        klrl.run(*words, folder="run", callbacks=iter([seen]))
     assert seen.hooks == ["started", "iterated", "evaluated", "iterated", "ended"]
     run = klrl.load_run("run")
     assert run.summary["status"] == "interrupted"

@@ -119,6 +119,7 @@ def shaped(reward: Tensor, kl: Tensor, coef: float | Tensor) -> Tensor:
         raise ValueError(
             f"reward {tuple(reward.shape)} and KL {tuple(kl.shape)}: shapes must match"
         )
+    kl = kl.masked_fill(kl.isinf() & (coef == 0), 0.0)  # 0 * inf would be NaN
     return reward - coef * kl
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from klrl.config import ControllerConfig
 from klrl.config.own import PartError, try_part
+from klrl.kl.coefficient import coefficient
 
 
 class HasCoef(Protocol):
@@ -43,7 +44,7 @@ class FixedKLController:
     unsaved = False  # whether the controller has state that ``state_dict`` lacks
 
     def __init__(self, coef: Coef) -> None:
-        self._keeper = Number(float(coef)) if isinstance(coef, float | int) else coef
+        self._keeper = coef if hasattr(coef, "coef") else Number(float(coefficient(coef)))
 
     @classmethod
     def of(cls, config: ControllerConfig, coef: Coef, frames: int) -> FixedKLController:
@@ -55,7 +56,7 @@ class FixedKLController:
     @property
     def coef(self) -> float:
         """The coefficient for the next rollout, reward per nat."""
-        return self._keeper.coef
+        return float(self._keeper.coef)  # a transform's coefficient is a buffer, changed in place
 
     @coef.setter
     def coef(self, value: float) -> None:
@@ -102,8 +103,8 @@ class ScheduledKLController(FixedKLController):
             raise ValueError(f"shape={shape}: choose linear or cosine")
         if frames < 1:
             raise ValueError(f"frames={frames}: give a number >= 1")
-        self.start, self.end, self.frames, self.shape = self.coef, float(end), frames, shape
-        self.seen = 0
+        self.start, self.end = self.coef, float(coefficient(end, "end"))
+        self.frames, self.shape, self.seen = frames, shape, 0
 
     @classmethod
     def of(cls, config: Any, coef: Coef, frames: int) -> FixedKLController:

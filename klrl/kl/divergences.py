@@ -61,8 +61,13 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
         log_q: log pi_ref, the same shape.
 
     Returns:
-        [...], nats (tv: unitless); reverse and forward may be infinite.
+        [...], nats (tv: unitless), float32 or wider; reverse and forward may be infinite.
     """
+    # Log-probs that were rounded to half precision do not sum to 1: normalise them again.
+    log_p, log_q = (
+        x.float().log_softmax(-1) if x.dtype in (torch.bfloat16, torch.float16) else x
+        for x in (log_p, log_q)
+    )
     if not isinstance(name, str):
         forbidden = log_p == -torch.inf
         return expected(log_p, name((log_p - log_q).masked_fill(forbidden, 0.0)))

@@ -6,7 +6,7 @@ All values are in nats. The action was sampled from pi; r = log pi(a|s) - log pi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from tensordict.nn import CompositeDistribution
@@ -17,6 +17,7 @@ from torchrl.modules import TanhNormal
 from klrl.base.errors import ConfigError
 from klrl.config.placement import SAMPLED
 from klrl.kl.divergences import over_actions
+from klrl.kl.from_logits import tempered_log_softmax
 
 
 def k1(log_ratio: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ def estimate_kl(
     estimator: Estimator = "k1",
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Estimate KL(pi || pi_ref) elementwise from log-probs of actions sampled from pi.
+    """Estimate KL(pi || pi_ref) elementwise, in float32 or wider, from actions sampled from pi.
 
     Args:
         log_prob: log pi(a|s), any shape, nats.
@@ -78,12 +79,13 @@ def estimate_kl(
             f"log_prob {tuple(log_prob.shape)} and ref_log_prob {tuple(ref_log_prob.shape)}: "
             "shapes must match"
         )
+    log_prob = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32))
     if mask is None:
         return function(log_prob - ref_log_prob)
     mask = as_mask(mask, log_prob)
     # Padding may contain -inf or NaN, which must reach neither the result nor its gradient.
     log_prob, ref_log_prob = (x.masked_fill(~mask, 0.0) for x in (log_prob, ref_log_prob))
-    return function(log_prob - ref_log_prob)
+    return function(log_prob - ref_log_prob).masked_fill(~mask, 0.0)
 
 
 def as_mask(mask: Tensor, value: Tensor) -> Tensor:
@@ -115,7 +117,8 @@ def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
 
     Supports Normal, IndependentNormal, TanhNormal, Categorical, OneHotCategorical, masked
     categoricals, Bernoulli, all pairs for which torch has a closed form, and CompositeDistribution
-    (the sum over its heads). TanhNormals must have the same bounds, composites the same heads.
+    (the sum over its heads). TanhNormals must have the same bounds, composites the same heads,
+    categoricals the same actions.
 
     Raises:
         NotImplementedError: no closed form is known; the message names both types.
@@ -127,7 +130,8 @@ def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
         # A KL is invariant under a shared bijection: compare the Gaussians before tanh.
         dist, ref_dist = dist.base_dist, ref_dist.base_dist
     if isinstance(dist, _DISCRETE) and isinstance(ref_dist, _DISCRETE):
-        log_p, log_q = dist.logits.log_softmax(-1), ref_dist.logits.log_softmax(-1)
+        _require_same_actions(dist, ref_dist)
+        log_p, log_q = (tempered_log_softmax(each.logits, 1.0) for each in (dist, ref_dist))
         return over_actions("reverse", log_p, log_q)
     try:
         return torch.distributions.kl_divergence(dist, ref_dist)
@@ -155,6 +159,17 @@ def _composite(dist: CompositeDistribution, ref_dist: CompositeDistribution) -> 
 def sum_beyond(value: Tensor, batch_dims: int) -> Tensor:
     """Sum over all dimensions after the first ``batch_dims``."""
     return value.flatten(batch_dims).sum(-1) if value.ndim > batch_dims else value
+
+
+def _require_same_actions(dist: Any, ref_dist: Any) -> None:
+    both = (dist, ref_dist)
+    count, ref_count = (each.logits.shape[-1] for each in both)
+    if count != ref_count:
+        raise ValueError(f"categoricals of {count} and {ref_count} actions: must be the same")
+    # Logit k of TorchRL's sparse categoricals is that of action indices[k], which they keep here.
+    one, other = (each._mask if getattr(each, "_sparse_mask", False) else None for each in both)
+    if one is not other and (one is None or other is None or bool((one != other).any())):
+        raise ValueError("categoricals with indices that differ: their actions must be the same")
 
 
 def _require_same_bounds(dist: TanhNormal, ref_dist: TanhNormal) -> None:

@@ -363,14 +363,16 @@ class BetaHook:
 
 @contextmanager
 def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
-    """Keep TorchRL's forward from changing beta."""
+    """Keep TorchRL's forward from changing beta, and give it a copy for its gradient."""
     # With dtarg = NaN, TorchRL's comparisons are false, so its forward does not write to beta.
     # torch.compile could not compile such a write.
     dtarg, loss.dtarg = loss.dtarg, math.nan
+    # The backward pass reads beta, and update_beta may change it in place before.
+    beta, loss.beta = loss.beta, loss.beta.clone()
     try:
         yield
     finally:
-        loss.dtarg = dtarg
+        loss.dtarg, loss.beta = dtarg, beta
 
 
 def _listed(keys: Key | list[Key]) -> list[Key]:

@@ -82,7 +82,7 @@ def stored_job(
     """
     check_device_name(device)
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
-        if value is not None and (not isinstance(value, int) or value < least):
+        if value is not None and (type(value) is not int or value < least):
             raise ConfigError(f"{name}={value}: give a whole number >= {least}")
     folder = find_run(str(run), setting)
     config = config_on_task(folder, words)

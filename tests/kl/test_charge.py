@@ -43,6 +43,13 @@ def test_shaped_reward_and_its_shapes() -> None:
         charge.shaped(reward, kl[:, 0], 0.5)
 
 
+@pytest.mark.parametrize("zero", [0.0, torch.tensor(0.0)])
+def test_a_coefficient_of_0_charges_no_infinite_kl(zero) -> None:
+    reward, kl = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([math.inf, -math.inf, 5.0])
+    assert charge.shaped(reward, kl, zero).tolist() == [1.0, 2.0, 3.0]
+    assert charge.shaped(reward, kl, zero + 1).tolist() == [-math.inf, math.inf, -2.0]
+
+
 @pytest.mark.parametrize(
     ("placement", "sums"),
     [

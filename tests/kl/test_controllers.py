@@ -5,12 +5,14 @@ import math
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from klrl.kl import (
     AdaptiveKLController,
     DualKLController,
     FixedKLController,
     HeldKLController,
+    KLComputation,
     ScheduledKLController,
 )
 
@@ -19,15 +21,15 @@ NAN, INF = math.nan, math.inf
 
 @pytest.fixture(
     params=[
-        lambda: AdaptiveKLController(1.0, 0.1),
-        lambda: DualKLController(1.0, 0.1),
-        lambda: HeldKLController(1.0, 0.1),
-        lambda: ScheduledKLController(1.0, 0.0, 100),
-        lambda: FixedKLController(1.0),
+        lambda coef=1.0: AdaptiveKLController(coef, 0.1),
+        lambda coef=1.0: DualKLController(coef, 0.1),
+        lambda coef=1.0: HeldKLController(coef, 0.1),
+        lambda coef=1.0: ScheduledKLController(coef, 0.0, 100),
+        lambda coef=1.0: FixedKLController(coef),
     ],
     ids=["adaptive", "dual", "held", "schedule", "fixed"],
 )
-def make(request) -> Callable[[], FixedKLController]:
+def make(request) -> Callable[..., FixedKLController]:
     """Of every kind, starting at 1; with a target of 0.1 where it has one."""
     return request.param
 
@@ -68,6 +70,19 @@ def test_adaptive_is_ziegler_et_al(horizon: int | None, n: int, share: float) ->
 def test_what_means_nothing_is_refused(kind, words, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**{"coef": 1.0, "target": 0.1, **words})
+
+
+@pytest.mark.parametrize("coef", [-1.0, NAN, INF, torch.tensor(-1.0)])
+def test_a_coefficient_is_a_number_from_0_on(coef) -> None:
+    with pytest.raises(ValueError, match=r"coef=(-1.0|nan|inf): give a number >= 0"):
+        FixedKLController(coef)
+    with pytest.raises(ValueError, match=r"end=(-1.0|nan|inf): give a number >= 0"):
+        ScheduledKLController(1.0, end=coef, frames=10)
+
+
+def test_a_tensor_may_be_the_first_coefficient() -> None:
+    """At KL / target = 3 the error is clipped to .2, and a tenth of it is the change."""
+    assert AdaptiveKLController(torch.tensor(1.0), 0.1).update(0.3) == pytest.approx(1.02)
 
 
 @pytest.mark.parametrize("n", [0, -128])
@@ -166,6 +181,19 @@ def test_state_goes_on_where_it_stopped_and_nan_is_left_aside(make) -> None:
     second.load_state_dict(first.state_dict())
     second.update(0.05, n=10)
     assert second.update(0.2, n=10) == pytest.approx(whole.coef)
+
+
+def test_a_transforms_coefficient_moves_as_a_number_does(make) -> None:
+    """Its buffer changes in place: what an update returned, and a saved state, must not."""
+    transform = KLComputation("a", "b", coef=1.0)
+    held, plain = make(transform), make()
+    expected = [plain.update(kl, n=25) for kl in (0.3, 0.05, 0.2)]
+    assert [held.update(kl, n=25) for kl in (0.3, 0.05, 0.2)] == expected
+    saved = held.state_dict()
+    held.update(9.0, n=25)
+    assert saved == plain.state_dict()
+    held.load_state_dict({**saved, "coef": 0.7})
+    assert float(transform.coef) == 0.7
 
 
 @pytest.mark.parametrize("stop", range(1, 12))

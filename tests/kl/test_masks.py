@@ -21,6 +21,10 @@ MASKED = {
         lambda m: estimate_kl(VALUE, ZERO, "k1", m),
         torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]]),
     ),
+    "estimate_kl, of 1 at r = 0": (
+        lambda m: estimate_kl(VALUE, ZERO, lambda r: r + 1, m),
+        torch.tensor([[2.0, 3.0, 0.0], [4.0, 0.0, 0.0]]),
+    ),
     "sampled_kl": (
         lambda m: sampled_kl("exact", ZERO, ZERO, VALUE, m),
         torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]]),

@@ -79,6 +79,25 @@ def test_forward_updates_are_for_training_with_gradient_only() -> None:
     assert float(loss.beta) == 2.0
 
 
+@QUIET
+def test_a_forward_update_moves_beta_after_the_loss_and_its_gradient() -> None:
+    """Both are those of ``iteration`` at the beta before the update; the buffer stays the same."""
+    agent, batch = data("Pendulum-v1", "normal")
+    found, settings = [], {"beta": 3.0, "dtarg": 1e-4, "functional": False}
+    for beta_update in ("iteration", "forward"):
+        loss = KLPENPPOLoss(agent.actor, agent.critic, beta_update=beta_update, **settings)
+        loss.zero_grad()
+        held = loss.beta
+        out = loss(batch.copy())
+        total_of(out).backward()
+        grads = [p.grad.clone() for p in loss.parameters()]
+        found.append([out["loss_objective"].detach(), *grads])
+        assert held is loss.beta
+    assert float(loss.beta) == 6.0
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
 # TorchRL's Trainer(optimizer=...) warns of its own future.
 @pytest.mark.filterwarnings("ignore:The 'optimizer' hook stage will be replaced:FutureWarning")
 def test_the_hook_moves_beta_once_per_iteration_of_torchrls_trainer() -> None:

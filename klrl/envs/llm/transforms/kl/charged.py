@@ -73,10 +73,8 @@ def token_kl(
 ) -> list[Tensor]:
     """Estimate the KL of every token, [T_i], nats; 0 outside the mask."""
     masks = masks or [torch.ones_like(row, dtype=torch.bool) for row in gen]
-    return [
-        estimate_kl(a.masked_fill(~m, 0.0), b.masked_fill(~m, 0.0), estimator)
-        for a, b, m in zip(gen, ref, masks, strict=True)
-    ]
+    rows = zip(gen, ref, masks, strict=True)
+    return [estimate_kl(a, b, estimator, mask) for a, b, mask in rows]
 
 
 def token_rewards(
