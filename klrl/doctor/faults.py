@@ -38,7 +38,8 @@ def _declared() -> dict[str, Fault]:
 FAULTS = _declared()
 #: Divergence and scope of a gradient -> code of its fault, if KL(pi||ref) is intended.
 _OF_REVERSE = {("reverse", "token"): "own_step", ("forward", "token"): "forward_kl"}
-#: Part of a loss, ``return`` or ``kl`` -> its gradient: :meth:`klrl.doctor.user_loss.Loss.parts`.
+#: Part of a loss, ``return``, ``kl`` or ``whole`` -> its gradient, see
+#: :meth:`klrl.doctor.user_loss.Loss.parts`.
 Parts = Mapping[str, Tensor]
 #: Part of a loss -> terms; the part is right if it minimises any of them.
 Meant = Mapping[str, Sequence[Aim]]
@@ -72,7 +73,7 @@ def diagnose(
     faults: list[Fault] = []
     scale: list[float] = []
     found: dict[str, Aim] = {}
-    for part in parts[0]:
+    for part in [each for each in meant if each in parts[0]]:
         gradients, at = ([each[part] for each in of] for of in (parts, at_logits))
         right, times, told = _judge(part, gradients, at, problems, meant)
         found[part] = right or meant[part][0]
@@ -85,8 +86,7 @@ def diagnose(
         elif right or part == "kl":
             scale = sizes
     if faults and "return" in parts[0] and scale:
-        wholes = [whole(each, coef) for each in parts]
-        common = factors(wholes, problems, partial(truth, found, coef))
+        common = factors([each["whole"] for each in parts], problems, partial(truth, found, coef))
         if common and common[0] > 0:  # the loss is right up to a factor that depends on coef
             return Diagnosis([], common, found, varies=True)
     if "kl" in parts[0] and any("unknown" in fault.code for fault in faults):
@@ -94,15 +94,10 @@ def diagnose(
     return Diagnosis(faults, scale or [1.0] * len(problems), found)
 
 
-def whole(parts: Parts, coef: float) -> Tensor:
-    """Sum the parts' gradients, that of the KL times ``coef``."""
-    weighted = [coef * each if part == "kl" else each for part, each in parts.items()]
-    return torch.stack(weighted).sum(0)
-
-
 def truth(of: Mapping[str, Aim], coef: float, problem: Problem) -> Tensor:
     """Sum the true gradients of the parts' aims, that of the KL times ``coef``."""
-    return whole({part: aim.gradient(problem) for part, aim in of.items()}, coef)
+    weights = {"return": 1.0, "kl": coef}
+    return torch.stack([weights[part] * of[part].gradient(problem) for part in of]).sum(0)
 
 
 def _judge(
@@ -177,7 +172,7 @@ def _mixture(
     own, forward, both = (aims(*name)[0] for name in names)
     shares = []
     for of, problem in zip(parts, problems, strict=True):
-        gradient, step = whole(of, coef), own.gradient(problem)
+        gradient, step = of["whole"], own.gradient(problem)
         known = {
             "each step's own KL": coef * step,
             "the KL of later steps": coef * (both.gradient(problem) - step),

@@ -17,7 +17,7 @@ from klrl.base.errors import ConfigError
 from klrl.base.seeds import generators_kept
 from klrl.base.text import text_table
 from klrl.doctor.aims import Aim, aims
-from klrl.doctor.faults import FAULTS, Fault, Meant, diagnose, truth, whole
+from klrl.doctor.faults import FAULTS, Fault, Meant, diagnose, truth
 from klrl.doctor.problems import KINDS, Problem
 from klrl.doctor.user_loss import Loss, load
 
@@ -137,7 +137,7 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
     found = diagnose(parts, stepwise, problems, meant, coef)
     padded, cosines, errors, sampled, noise, size = False, [], [], [], 0.0, 0.0
     for problem, of, factor in zip(problems, parts, found.scale, strict=True):
-        got, true = whole(of, coef), truth(found.aims, coef, problem)
+        got, true = of["whole"], truth(found.aims, coef, problem)
         some = loss.gradient(problem.numbers(problem.sample(), coef, loss.placement), coef)
         numbers = problem.numbers(problem.everything, coef, loss.placement)
         if not numbers.mask.all():

@@ -141,17 +141,20 @@ class Loss:
     def parts(self, problem: Problem, at_logits: bool = False) -> dict[str, Tensor]:
         """Compute expected gradients: ``return`` for coef = 0; ``kl``, the change per unit of coef.
 
-        A loss that is only a penalty has no ``return``; a loss without a penalty has no ``kl``.
+        ``whole`` is the gradient at :attr:`coef`. A loss that is only a penalty has no ``return``; a
+        loss without a penalty has no ``kl``.
         """
-
-        def at(coef: float) -> Tensor:
-            numbers = problem.numbers(problem.everything, coef, self.placement)
-            return self.gradient(numbers, coef, at_logits)
-
-        parts = {"return": at(0.0)} if self.has_return else {}
+        parts = {"whole": self.expected(problem, self.coef, at_logits)}
+        if self.has_return:
+            parts["return"] = self.expected(problem, 0.0, at_logits)
         if self.coef:
-            parts["kl"] = (at(self.coef) - parts.get("return", 0.0)) / self.coef
+            parts["kl"] = (parts["whole"] - parts.get("return", 0.0)) / self.coef
         return parts
+
+    def expected(self, problem: Problem, coef: float, at_logits: bool = False) -> Tensor:
+        """Compute the expected gradient at a coefficient, see :meth:`gradient`."""
+        numbers = problem.numbers(problem.everything, coef, self.placement)
+        return self.gradient(numbers, coef, at_logits)
 
     def gradient(self, numbers: Numbers, coef: float, at_logits: bool = False) -> Tensor:
         """Compute the loss's gradient with respect to the policy's table, flattened.

@@ -63,6 +63,12 @@ def whitened_shaped(log_probs, ref_log_probs, rewards, mask, coef):
     return -_sum((shaped - shaped.mean()) / shaped.std() * log_probs, mask)
 
 
+def over_coef(log_probs, ref_log_probs, rewards, mask, coef):
+    """Rewards in units of coef: 1e12 of them at coef=0."""
+    k1 = (log_probs - ref_log_probs).detach()
+    return -_sum(_to_go((rewards / (coef + 1e-12) - k1) * mask) * log_probs, mask)
+
+
 def policy_gradient(log_probs, advantages, mask):
     return -_sum(advantages * log_probs, mask)
 

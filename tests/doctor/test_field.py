@@ -50,6 +50,7 @@ RIGHT = [
     ("tv_of_steps", "divergence tv", "total variation between pi and ref, of each step alone"),
     ("tv_of_sequences", "divergence tv scope sequence", "variation between pi and ref, of whole"),
     ("whitened_shaped", "", "the reverse KL(pi||ref) of whole episodes"),
+    ("over_coef", "", "the reverse KL(pi||ref) of whole episodes"),
     ("policy_gradient", "divergence none", "E[return],"),
     ("own_step", "scope token", "the reverse KL(pi||ref) of each step alone"),
     ("importance", "stale 3 divergence none", "E[return],"),
