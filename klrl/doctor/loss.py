@@ -134,7 +134,7 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
     coef, stale = loss.coef, problems[0].stale
     parts = [loss.parts(problem) for problem in problems]
     stepwise = [loss.parts(x, at_logits=True) for x in problems[: 6 if stale else 0]]
-    found = diagnose(parts, stepwise, problems, meant, coef)
+    found = diagnose(loss, parts, stepwise, problems, meant)
     padded, cosines, errors, sampled, noise, size = False, [], [], [], 0.0, 0.0
     for problem, of, factor in zip(problems, parts, found.scale, strict=True):
         got, true = of["whole"], truth(found.aims, coef, problem)

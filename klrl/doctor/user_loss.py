@@ -63,6 +63,7 @@ class Loss:
     Attributes:
         described: its convention and arguments, in words.
         has_return: whether it has a term for the return; else it is a penalty alone.
+        coef_name: its argument for the coefficient, in words.
         coef: reward per nat; 1 if the penalty takes no coefficient, 0 if there is no penalty.
         to: the policy with which the penalty compares pi: ref or old.
     """
@@ -84,9 +85,12 @@ class Loss:
         charges = placement != "reward" and divergence != "none"  # the loss itself has a KL term
         #: Name of an argument -> its role.
         self._given = self._gives(takes, () if charges else ("coef", "reference"))
-        roles = set(self._given.values())
-        self.has_return = self.is_module or bool({"rewards", "advantages"} & roles)
-        of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & roles)
+        roles = {role: name for name, role in self._given.items()}
+        self.coef_name = roles.get("coef", "coef")
+        if self.coef_name != "coef":
+            self.coef_name += ", taken as coef,"
+        self.has_return = self.is_module or bool({"rewards", "advantages"} & {*roles})
+        of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & {*roles})
         # A KL in the rewards is always against ref.
         self.to = "old" if of_old and placement == "loss" else "ref"
         self.coef = 1.0 if charges and "coef" not in roles else COEF
@@ -141,8 +145,8 @@ class Loss:
     def parts(self, problem: Problem, at_logits: bool = False) -> dict[str, Tensor]:
         """Compute expected gradients: ``return`` for coef = 0; ``kl``, the change per unit of coef.
 
-        ``whole`` is the gradient at :attr:`coef`. A loss that is only a penalty has no ``return``; a
-        loss without a penalty has no ``kl``.
+        ``whole`` is the gradient at ``self.coef``. A loss that is only a penalty has no ``return``;
+        a loss without a penalty has no ``kl``.
         """
         parts = {"whole": self.expected(problem, self.coef, at_logits)}
         if self.has_return:

@@ -81,6 +81,45 @@ def own_step(log_probs, ref_log_probs, mask, coef):
     return coef * _sum((log_probs - ref_log_probs) ** 2 / 2, mask)
 
 
+def squared_gap(log_probs, ref_log_probs, rewards, mask, coef):
+    """(R - coef log(pi / ref) - mean)^2 / 2, as Kimi k1.5: coef times the gradient of -J."""
+    gap = (rewards - coef * (log_probs - ref_log_probs) * mask).sum(1)
+    return ((gap - gap.mean().detach()) ** 2 / 2).mean()
+
+
+def shaped(log_probs, ref_log_probs, rewards, mask, coef):
+    k1 = (log_probs - ref_log_probs).detach()
+    return -_sum(_to_go((rewards - coef * k1) * mask) * log_probs, mask)
+
+
+def times_coef(log_probs, ref_log_probs, rewards, mask, coef):
+    return coef * shaped(log_probs, ref_log_probs, rewards, mask, coef)
+
+
+# wrong ones
+
+
+def square_of_coef(log_probs, ref_log_probs, rewards, mask, coef):
+    """Right at coef=0.5 alone."""
+    return shaped(log_probs, ref_log_probs, rewards, mask, 2 * coef**2)
+
+
+def capped_coef(log_probs, ref_log_probs, rewards, mask, coef):
+    """Right up to coef=0.5; beyond, the return fades."""
+    return shaped(log_probs, ref_log_probs, rewards * (coef < 0.75), mask, coef)
+
+
+def two_weights(log_probs, old_log_probs, ref_log_probs, rewards, mask, beta, ref_coef=0.5):
+    """``beta`` weighs the KL to pi_old, ``ref_coef`` that to ref."""
+    to_old = beta * _sum(old_log_probs - log_probs, mask)
+    return to_old + shaped(log_probs, ref_log_probs, rewards, mask, ref_coef)
+
+
+def convex(log_probs, ref_log_probs, rewards, mask, coef):
+    """(1 - coef) of the return, coef of the KL."""
+    return shaped(log_probs, ref_log_probs, (1 - coef) * rewards, mask, coef)
+
+
 # ------------------------------------------------------------------------- pi has moved: --stale
 
 
