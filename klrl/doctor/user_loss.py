@@ -183,8 +183,7 @@ class Loss:
             told = "its value has no gradient in the policy; look for detach() or no_grad()"
             raise ConfigError(f"{self.setting}: {told}")
         for wrong in grad[~grad.isfinite()][:1]:
-            told = f"its gradient is {float(wrong)}; look for log 0 and 0 / 0"
-            raise ConfigError(f"{self.setting}: {told}")
+            raise ConfigError(f"{self.setting}: its gradient is {self._undefined(wrong, coef)}")
         if not at_logits:
             return grad.flatten()
         grad, log_p = grad[numbers.mask] if grad.ndim == 3 else grad, numbers.logits[numbers.mask]
@@ -195,7 +194,7 @@ class Loss:
             name: coef if role == "coef" else getattr(numbers, role).clone()
             for name, role in self._given.items()
         }
-        return self._scalar(self.call(**given, **self.settings)), numbers.logits
+        return self._scalar(self.call(**given, **self.settings), coef), numbers.logits
 
     def _module(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
         """Return the sum of the module's terms, and the logits of its actor's first call."""
@@ -216,7 +215,7 @@ class Loss:
         finally:
             handle.remove()
         if not isinstance(out, TensorDictBase | Mapping):
-            return self._scalar(out), seen[0]
+            return self._scalar(out, coef), seen[0]
         terms = [key for key in out.keys() if isinstance(key, str) and key.startswith("loss_")]
         counted = [key for key in terms if key not in NOT_COUNTED]
         left_out = [key for key in terms if key in NOT_COUNTED]
@@ -225,16 +224,21 @@ class Loss:
             raise ConfigError(f"{self.setting}: returned {told}")
         self.described = f"{self._convention}; counted: {', '.join(counted)}"
         self.described += f"; not counted: {', '.join(left_out)}" if left_out else ""
-        return torch.stack([self._scalar(out[key], f"{key} is") for key in counted]).sum(), seen[0]
+        values = [self._scalar(out[key], coef, f"{key} is") for key in counted]
+        return torch.stack(values).sum(), seen[0]
 
-    def _scalar(self, value: object, said: str = "returned") -> Tensor:
+    def _undefined(self, value: Tensor, coef: float) -> str:
+        at = "" if coef == self.coef else f" at coef={coef:g}"
+        return f"{value.item()}{at}; look for log 0 and 0 / 0"
+
+    def _scalar(self, value: object, coef: float, said: str = "returned") -> Tensor:
         if not isinstance(value, Tensor):
             told = f"{type(value).__name__}; return a tensor, the loss to be minimised"
         elif value.numel() != 1:
             shape = tuple(value.shape)
             told = f"a tensor of shape {shape}; return one number, the loss to be minimised"
         elif not value.isfinite().all():
-            told = f"{value.item()}; look for log 0 and 0 / 0"
+            told = self._undefined(value, coef)
         else:
             return value.reshape(())
         raise ConfigError(f"{self.setting}: {said} {told}")
