@@ -110,6 +110,11 @@ def examine_loss(
         raise ConfigError(f"--stale {stale}: give 0 or more")
     if isinstance(loss, str):
         loss = Loss(loss, load("--loss", loss), settings or {}, placement, divergence)
+    if loss.to == "old" and loss.takes_old and loss.coef and not stale:
+        raise ConfigError(
+            f"{loss.setting}: takes no ref_log_probs, so the penalty keeps pi near pi_old, and where "
+            "they are equal it has no gradient; add --stale 3, or take ref_log_probs"
+        )
     divergence = loss.divergence
     scope = scope or ("sequence" if divergence in ("reverse", "none") else "token")
     to, parts = loss.to if stale else "ref", {"return": "return", "kl": divergence}

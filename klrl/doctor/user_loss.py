@@ -65,6 +65,7 @@ class Loss:
         has_return: whether it has a term for the return; else it is a penalty alone.
         coef_name: its argument for the coefficient, in words.
         coef: reward per nat; 1 if the penalty takes no coefficient, 0 if there is no penalty.
+        takes_old: whether it takes pi_old's log-probs or logits.
         to: the policy with which the penalty compares pi: ref or old.
     """
 
@@ -91,6 +92,7 @@ class Loss:
             self.coef_name += ", taken as coef,"
         self.has_return = self.is_module or bool({"rewards", "advantages"} & {*roles})
         of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & {*roles})
+        self.takes_old = bool({"old_log_probs", "old_logits"} & {*roles})
         # A KL in the rewards is always against ref.
         self.to = "old" if of_old and placement == "loss" else "ref"
         self.coef = 1.0 if charges and "coef" not in roles else COEF
