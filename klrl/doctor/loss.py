@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 import torch
+from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import generators_kept
@@ -19,6 +20,7 @@ from klrl.base.text import text_table
 from klrl.doctor.aims import Aim, aims
 from klrl.doctor.faults import FAULTS, Fault, Meant, diagnose, truth
 from klrl.doctor.problems import KINDS, Problem
+from klrl.doctor.terms import TOLERANCE
 from klrl.doctor.user_loss import Loss, load
 
 #: The distance of pi from pi_old: KL(pi_old||pi) of whole episodes.
@@ -112,8 +114,8 @@ def examine_loss(
         loss = Loss(loss, load("--loss", loss), settings or {}, placement, divergence)
     if loss.to == "old" and loss.takes_old and loss.coef and not stale:
         raise ConfigError(
-            f"{loss.setting}: takes no ref_log_probs, so the penalty keeps pi near pi_old, and where "
-            "they are equal it has no gradient; add --stale 3, or take ref_log_probs"
+            f"{loss.setting}: takes no ref_log_probs, so the penalty keeps pi near pi_old, and "
+            "where they are equal it has no gradient; add --stale 3, or take ref_log_probs"
         )
     divergence = loss.divergence
     scope = scope or ("sequence" if divergence in ("reverse", "none") else "token")
@@ -138,6 +140,7 @@ def examine_loss(
 def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> KindResult:
     coef, stale = loss.coef, problems[0].stale
     parts = [loss.parts(problem) for problem in problems]
+    _require_sum(loss, problems[0], parts[0]["whole"])
     stepwise = [loss.parts(x, at_logits=True) for x in problems[: 6 if stale else 0]]
     found = diagnose(loss, parts, stepwise, problems, meant)
     padded, cosines, errors, sampled, noise, size = False, [], [], [], 0.0, 0.0
@@ -174,6 +177,21 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
         varies=found.varies and not faults,
         faults=tuple(faults),
     )
+
+
+def _require_sum(loss: Loss, problem: Problem, gradient: Tensor) -> None:
+    """Refuse a loss whose gradient is random, or depends on the order of the episodes."""
+    count = len(problem.everything.mask)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    for rows, told in (
+        (torch.arange(count), "has a different gradient each time; take its random numbers out"),
+        (order, "depends on the order of the episodes, as groups and mini-batches do; take the "
+                "whole batch as one"),
+    ):  # fmt: skip
+        numbers = problem.numbers(problem.everything.rows(rows), loss.coef, loss.placement)
+        change = float((loss.gradient(numbers, loss.coef) - gradient).norm())
+        if change > TOLERANCE * float(gradient.norm()) + 1e-6:  # float32 in a loss: less
+            raise ConfigError(f"{loss.setting}: {told}")
 
 
 def report_text(report: LossReport) -> str:
