@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -26,9 +26,10 @@ from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError, LossError, with_line
 from klrl.base.imports import import_named, named_in
+from klrl.base.seeds import generators_kept
 from klrl.config.overrides import parse
 from klrl.config.own.find import arguments
-from klrl.doctor.problems import DOUBLE, Numbers, Problem
+from klrl.doctor.problems import DOUBLE, KINDS, Numbers, Problem
 
 #: Coefficient of the KL, in reward per nat.
 COEF = 0.5
@@ -55,6 +56,9 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 }
 #: Terms of a LossModule that do not belong to the objective.
 NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
+
+#: Keys of a TensorDict that only a loss with a term for the return reads.
+OF_RETURN: Sequence[NestedKey] = ("advantage", "value_target", ("next", "reward"))
 
 
 class Loss:
@@ -90,7 +94,11 @@ class Loss:
         self.coef_name = roles.get("coef", "coef")
         if self.coef_name != "coef":
             self.coef_name += ", taken as coef,"
-        self.has_return = self.is_module or bool({"rewards", "advantages"} & {*roles})
+        kind = "a LossModule built with" if self.is_module else "a function of"
+        self.described = self._convention = f"{kind} {', '.join(self._given)}"
+        self.has_return = bool({"rewards", "advantages"} & {*roles})
+        if self.is_module:
+            self.has_return = self._requires_return()
         of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & {*roles})
         self.takes_old = bool({"old_log_probs", "old_logits"} & {*roles})
         # A KL in the rewards is always against ref.
@@ -104,9 +112,18 @@ class Loss:
                 "give --placement reward if the KL is in the rewards alone, or --divergence none "
                 "if there is no KL"
             )
-        kind = "a LossModule built with" if self.is_module else "a function of"
-        self.described = self._convention = f"{kind} {', '.join(self._given)}"
         self._require_penalty()
+
+    def _requires_return(self) -> bool:
+        """Return whether a LossModule fails without rewards and advantages."""
+        problem = Problem(KINDS[0], seed=0)
+        numbers = problem.numbers(problem.everything, COEF)
+        try:
+            with generators_kept():
+                self._module(numbers, COEF, without=OF_RETURN)
+        except (Exception, SystemExit):  # any other fault of the module is met again
+            return True
+        return False
 
     def _require_penalty(self) -> None:
         """Refuse options that contradict each other, or leave nothing to judge."""
@@ -198,7 +215,9 @@ class Loss:
         }
         return self._scalar(self.call(**given, **self.settings), coef), numbers.logits
 
-    def _module(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
+    def _module(
+        self, numbers: Numbers, coef: float, without: Sequence[NestedKey] = ()
+    ) -> tuple[Tensor, Tensor]:
         """Return the sum of the module's terms, and the logits of its actor's first call."""
         problem = numbers.problem
         critic = nn.Linear(problem.kind.states, 1, dtype=DOUBLE)
@@ -213,7 +232,8 @@ class Loss:
         # A LossModule calls a copy of the network; the copy has this hook too.
         handle = problem.policy.register_forward_hook(lambda *x: seen.append(x[-1]))
         try:
-            out = self.call(**given, **self.settings)(_tensordict(numbers))
+            data = _tensordict(numbers).exclude(*without)
+            out = self.call(**given, **self.settings)(data)
         finally:
             handle.remove()
         if not isinstance(out, TensorDictBase | Mapping):

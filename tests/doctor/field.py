@@ -4,6 +4,7 @@
 """
 
 import torch
+from tensordict import TensorDict
 
 
 def _to_go(x):
@@ -69,6 +70,23 @@ def over_coef(log_probs, ref_log_probs, rewards, mask, coef):
     return -_sum(_to_go((rewards / (coef + 1e-12) - k1) * mask) * log_probs, mask)
 
 
+class Penalty(torch.nn.Module):
+    """A LossModule without a return: the exact KL in the sampled states."""
+
+    def __init__(self, actor, reference, coef=1.0):
+        super().__init__()
+        self.actor, self.reference, self.coef = actor, reference, coef
+
+    def forward(self, data):
+        pi, ref = (each.get_dist(data.copy()) for each in (self.actor, self.reference))
+        kl = torch.distributions.kl_divergence(pi, ref)
+        return TensorDict({"loss_kl": self.coef * kl.mean()})
+
+
+def penalty(actor, reference):
+    return Penalty(actor, reference)
+
+
 def policy_gradient(log_probs, advantages, mask):
     return -_sum(advantages * log_probs, mask)
 
@@ -113,6 +131,12 @@ def two_weights(log_probs, old_log_probs, ref_log_probs, rewards, mask, beta, re
     """``beta`` weighs the KL to pi_old, ``ref_coef`` that to ref."""
     to_old = beta * _sum(old_log_probs - log_probs, mask)
     return to_old + shaped(log_probs, ref_log_probs, rewards, mask, ref_coef)
+
+
+def own_and_forward(log_probs, logits, ref_logits, rewards, mask, coef):
+    """Two KLs, and no gradient of the return."""
+    both = _kl(logits, ref_logits) + _kl(ref_logits, logits)
+    return coef * _sum(both, mask) - _sum(rewards * log_probs.detach(), mask)
 
 
 def convex(log_probs, ref_log_probs, rewards, mask, coef):

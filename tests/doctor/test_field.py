@@ -53,6 +53,8 @@ RIGHT = [
     ("over_coef", "", "the reverse KL(pi||ref) of whole episodes"),
     ("squared_gap", "", "the reverse KL(pi||ref) of whole episodes"),
     ("times_coef", "", "the reverse KL(pi||ref) of whole episodes"),
+    ("Penalty", "scope token", "J = - 0.5 x the reverse KL(pi||ref) of each step alone"),
+    ("penalty", "scope token", "J = - 1 x the reverse KL(pi||ref) of each step alone"),
     ("policy_gradient", "divergence none", "E[return],"),
     ("own_step", "scope token", "the reverse KL(pi||ref) of each step alone"),
     ("importance", "stale 3 divergence none", "E[return],"),
@@ -187,6 +189,7 @@ WRONG = [
     ("square_of_coef", "", everywhere("scale"), "coef acts as 2 times its value at coef=1"),
     ("capped_coef", "", everywhere("other_coef"), "J's at coef=0.5, but not at coef=1"),
     ("two_weights", "", everywhere("scale"), "beta, taken as coef, acts as 0.5 times its value at"),
+    ("own_and_forward", "", everywhere("no_return", "unknown"), "none that the doctor knows"),
     ("convex", "", everywhere("scale"), "coef acts as 2 times its value: "),
 ]
 
