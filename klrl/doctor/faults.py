@@ -39,8 +39,7 @@ def _declared() -> dict[str, Fault]:
 FAULTS = _declared()
 #: Divergence and scope of a gradient -> code of its fault, if KL(pi||ref) is intended.
 _OF_REVERSE = {("reverse", "token"): "own_step", ("forward", "token"): "forward_kl"}
-#: Part of a loss, ``return``, ``kl`` or ``whole`` -> its gradient, see
-#: :meth:`klrl.doctor.user_loss.Loss.parts`.
+#: Part of a loss, ``return``, ``kl`` or ``whole`` -> its gradient: see :meth:`Loss.parts`.
 Parts = Mapping[str, Tensor]
 #: Part of a loss -> terms; the part is right if it minimises any of them.
 Meant = Mapping[str, Sequence[Aim]]
@@ -174,19 +173,17 @@ def _other_coef(
     loss: Loss, parts: Sequence[Parts], problems: Sequence[Problem], of: Mapping[str, Aim]
 ) -> list[Fault] | None:
     """Return [] if the loss is right at coef and 2 coef; None if it is no sum of its aims."""
-    for at in (loss.coef, 2 * loss.coef):
-        first = at == loss.coef
-        gradients = [x["whole"] for x in parts]
-        if not first:  # a few problems suffice: each part was judged on all
-            gradients = [loss.expected(problem, at) for problem in problems[:3]]
+    wholes = (each["whole"] for each in parts)
+    twice = (loss.expected(problem, 2 * loss.coef) for problem in problems[:3])  # a few suffice
+    for gradients, at, told in ((wholes, 1, ""), (twice, 2, f" at coef={2 * loss.coef:g}")):
         ratios = []
         for gradient, problem in zip(gradients, problems, strict=False):
             known = {part: aim.gradient(problem) for part, aim in of.items()}
             if (weights := _weights(gradient, known)) is None:
-                return None if first else [FAULTS["other_coef"]]
-            ratios.append(float(weights[1]) / at)
+                return [FAULTS["other_coef"]] if told else None
+            ratios.append(float(weights[1]) / loss.coef / at)
         if max(abs(ratio - 1) for ratio in ratios) > 10 * TOLERANCE:
-            return [_unbalanced(ratios, loss.coef_name, "" if first else f" at coef={at:g}")]
+            return [_unbalanced(ratios, loss.coef_name, told)]
     return []
 
 

@@ -113,10 +113,8 @@ def examine_loss(
     if isinstance(loss, str):
         loss = Loss(loss, load("--loss", loss), settings or {}, placement, divergence)
     if loss.to == "old" and loss.takes_old and loss.coef and not stale:
-        raise ConfigError(
-            f"{loss.setting}: takes no ref_log_probs, so the penalty keeps pi near pi_old, and "
-            "where they are equal it has no gradient; add --stale 3, or take ref_log_probs"
-        )
+        told = "takes no ref_log_probs, so its penalty is on the distance to pi_old, which is 0"
+        raise ConfigError(f"{loss.setting}: {told}; add --stale 3, or take ref_log_probs")
     divergence = loss.divergence
     scope = scope or ("sequence" if divergence in ("reverse", "none") else "token")
     to, parts = loss.to if stale else "ref", {"return": "return", "kl": divergence}
@@ -181,17 +179,12 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
 
 def _require_sum(loss: Loss, problem: Problem, gradient: Tensor) -> None:
     """Refuse a loss whose gradient is random, or depends on the order of the episodes."""
-    count = len(problem.everything.mask)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    for rows, told in (
-        (torch.arange(count), "has a different gradient each time; take its random numbers out"),
-        (order, "depends on the order of the episodes, as groups and mini-batches do; take the "
-                "whole batch as one"),
-    ):  # fmt: skip
-        numbers = problem.numbers(problem.everything.rows(rows), loss.coef, loss.placement)
-        change = float((loss.gradient(numbers, loss.coef) - gradient).norm())
-        if change > TOLERANCE * float(gradient.norm()) + 1e-6:  # float32 in a loss: less
-            raise ConfigError(f"{loss.setting}: {told}")
+    every, generator = problem.everything, torch.Generator().manual_seed(0)
+    other = every.rows(torch.randperm(len(every.mask), generator=generator))
+    at = loss.gradient(problem.numbers(other, loss.coef, loss.placement), loss.coef)
+    if (at - gradient).norm() > TOLERANCE * gradient.norm() + 1e-6:  # float32 in a loss: less
+        told = "is random or depends on the order of the episodes (groups? a mini-batch?)"
+        raise ConfigError(f"{loss.setting}: {told}; take the whole batch as one")
 
 
 def report_text(report: LossReport) -> str:

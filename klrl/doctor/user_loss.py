@@ -57,9 +57,6 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 #: Terms of a LossModule that do not belong to the objective.
 NOT_COUNTED = ("loss_critic", "loss_value", "loss_entropy")
 
-#: Keys of a TensorDict that only a loss with a term for the return reads.
-OF_RETURN: Sequence[NestedKey] = ("advantage", "value_target", ("next", "reward"))
-
 
 class Loss:
     """A user's function or LossModule, with the user's keywords.
@@ -91,16 +88,13 @@ class Loss:
         #: Name of an argument -> its role.
         self._given = self._gives(takes, () if charges else ("coef", "reference"))
         roles = {role: name for name, role in self._given.items()}
-        self.coef_name = roles.get("coef", "coef")
-        if self.coef_name != "coef":
-            self.coef_name += ", taken as coef,"
+        taken = roles.get("coef", "coef")
+        self.coef_name = taken if taken == "coef" else f"{taken}, taken as coef,"
         kind = "a LossModule built with" if self.is_module else "a function of"
         self.described = self._convention = f"{kind} {', '.join(self._given)}"
-        self.has_return = bool({"rewards", "advantages"} & {*roles})
-        if self.is_module:
-            self.has_return = self._requires_return()
-        of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & {*roles})
-        self.takes_old = bool({"old_log_probs", "old_logits"} & {*roles})
+        self.has_return = bool(roles.keys() & {"rewards", "advantages"}) or self._requires_return()
+        of_old = not (self.is_module or roles.keys() & {"ref_log_probs", "ref_logits"})
+        self.takes_old = bool(roles.keys() & {"old_log_probs", "old_logits"})
         # A KL in the rewards is always against ref.
         self.to = "old" if of_old and placement == "loss" else "ref"
         self.coef = 1.0 if charges and "coef" not in roles else COEF
@@ -115,12 +109,12 @@ class Loss:
         self._require_penalty()
 
     def _requires_return(self) -> bool:
-        """Return whether a LossModule fails without rewards and advantages."""
-        problem = Problem(KINDS[0], seed=0)
-        numbers = problem.numbers(problem.everything, COEF)
+        """Return whether this is a LossModule that fails without rewards and advantages."""
+        numbers = Problem(KINDS[0], seed=0).batch
         try:
             with generators_kept():
-                self._module(numbers, COEF, without=OF_RETURN)
+                if self.is_module:
+                    self._module(numbers, COEF, "advantage", "value_target", ("next", "reward"))
         except (Exception, SystemExit):  # any other fault of the module is met again
             return True
         return False
@@ -215,9 +209,7 @@ class Loss:
         }
         return self._scalar(self.call(**given, **self.settings), coef), numbers.logits
 
-    def _module(
-        self, numbers: Numbers, coef: float, without: Sequence[NestedKey] = ()
-    ) -> tuple[Tensor, Tensor]:
+    def _module(self, numbers: Numbers, coef: float, *gone: NestedKey) -> tuple[Tensor, Tensor]:
         """Return the sum of the module's terms, and the logits of its actor's first call."""
         problem = numbers.problem
         critic = nn.Linear(problem.kind.states, 1, dtype=DOUBLE)
@@ -232,8 +224,7 @@ class Loss:
         # A LossModule calls a copy of the network; the copy has this hook too.
         handle = problem.policy.register_forward_hook(lambda *x: seen.append(x[-1]))
         try:
-            data = _tensordict(numbers).exclude(*without)
-            out = self.call(**given, **self.settings)(data)
+            out = self.call(**given, **self.settings)(_tensordict(numbers).exclude(*gone))
         finally:
             handle.remove()
         if not isinstance(out, TensorDictBase | Mapping):
