@@ -14,6 +14,7 @@ from klrl.base.tables import read_table
 from klrl.doctor.aims import Aim, aims
 from klrl.doctor.problems import Problem
 from klrl.doctor.terms import TOLERANCE, Reading, factors, fit, kl_terms, read, return_terms
+from klrl.doctor.user_loss import Loss
 from klrl.kl.divergences import MEASURED
 
 
@@ -38,7 +39,7 @@ def _declared() -> dict[str, Fault]:
 FAULTS = _declared()
 #: Divergence and scope of a gradient -> code of its fault, if KL(pi||ref) is intended.
 _OF_REVERSE = {("reverse", "token"): "own_step", ("forward", "token"): "forward_kl"}
-#: Part of a loss, ``return`` or ``kl`` -> its gradient: :meth:`klrl.doctor.user_loss.Loss.parts`.
+#: Part of a loss, ``return``, ``kl`` or ``whole`` -> its gradient: see :meth:`Loss.parts`.
 Parts = Mapping[str, Tensor]
 #: Part of a loss -> terms; the part is right if it minimises any of them.
 Meant = Mapping[str, Sequence[Aim]]
@@ -57,22 +58,22 @@ class Diagnosis:
 
 
 def diagnose(
-    parts: Sequence[Parts], at_logits: Sequence[Parts], problems: Sequence[Problem], meant: Meant,
-    coef: float,
+    loss: Loss, parts: Sequence[Parts], at_logits: Sequence[Parts], problems: Sequence[Problem],
+    meant: Meant,
 ) -> Diagnosis:  # fmt: skip
     """Compare the parts of a loss with known gradients.
 
     Args:
+        loss: the loss.
         parts: for each problem, gradients with respect to the policy's table.
         at_logits: the same for each step's logits, on the first problems; empty if pi = pi_old.
         problems: the problems of ``parts``, in the same order.
         meant: the intended objective.
-        coef: coefficient of the KL, in reward per nat.
     """
     faults: list[Fault] = []
     scale: list[float] = []
     found: dict[str, Aim] = {}
-    for part in parts[0]:
+    for part in [each for each in meant if each in parts[0]]:
         gradients, at = ([each[part] for each in of] for of in (parts, at_logits))
         right, times, told = _judge(part, gradients, at, problems, meant)
         found[part] = right or meant[part][0]
@@ -81,28 +82,26 @@ def diagnose(
         if part == "kl" and "return" in parts[0]:
             ratios = [size / s for size, s in zip(sizes, scale, strict=False)]
             if ratios and max(abs(ratio - 1) for ratio in ratios) > 10 * TOLERANCE:
-                faults.append(_unbalanced(min(ratios), max(ratios)))
+                faults.append(_unbalanced(ratios, loss.coef_name))
         elif right or part == "kl":
             scale = sizes
-    if faults and "return" in parts[0] and scale:
-        wholes = [whole(each, coef) for each in parts]
-        common = factors(wholes, problems, partial(truth, found, coef))
-        if common and common[0] > 0:  # the loss is right up to a factor that depends on coef
-            return Diagnosis([], common, found, varies=True)
-    if "kl" in parts[0] and any("unknown" in fault.code for fault in faults):
-        faults = _mixture(parts, problems, meant, coef) or faults
+    unknown = any("unknown" in fault.code for fault in faults)
+    if "return" in found and "kl" in found:
+        other = _other_coef(loss, parts, problems, found)
+        wholes, true = [each["whole"] for each in parts], partial(truth, found, loss.coef)
+        if faults and other == [] and (common := factors(wholes, problems, true)):
+            return Diagnosis([], common, found, varies=True)  # right up to a factor
+        if other and (unknown or not faults):
+            faults, unknown = other, False
+    if "kl" in parts[0] and unknown:
+        faults = _mixture(parts, problems, meant, loss.coef) or faults
     return Diagnosis(faults, scale or [1.0] * len(problems), found)
-
-
-def whole(parts: Parts, coef: float) -> Tensor:
-    """Sum the parts' gradients, that of the KL times ``coef``."""
-    weighted = [coef * each if part == "kl" else each for part, each in parts.items()]
-    return torch.stack(weighted).sum(0)
 
 
 def truth(of: Mapping[str, Aim], coef: float, problem: Problem) -> Tensor:
     """Sum the true gradients of the parts' aims, that of the KL times ``coef``."""
-    return whole({part: aim.gradient(problem) for part, aim in of.items()}, coef)
+    weights = {"return": 1.0, "kl": coef}
+    return torch.stack([weights[part] * of[part].gradient(problem) for part in of]).sum(0)
 
 
 def _judge(
@@ -160,13 +159,43 @@ def _other(what: str, scope: str, right: Aim) -> Fault:
     return Fault(f"is_{what}_{scope}", words)
 
 
-def _unbalanced(low: float, high: float) -> Fault:
+def _unbalanced(ratios: Sequence[float], name: str, at: str = "") -> Fault:
     """Make the fault of a loss whose KL has a different factor than its return."""
+    low, high = min(ratios), max(ratios)
     times, why = f"{high:.3g}", "look for a factor on one of the parts"
     if high - low > TOLERANCE * high:
         times = f"{low:.3g} to {high:.3g}"
         why = "the KL is not scaled as the return is; is the advantage normalised?"
-    return Fault("scale", f"coef acts as {times} times its value: {why}")
+    return Fault("scale", f"{name} acts as {times} times its value{at}: {why}")
+
+
+def _other_coef(
+    loss: Loss, parts: Sequence[Parts], problems: Sequence[Problem], of: Mapping[str, Aim]
+) -> list[Fault] | None:
+    """Return [] if the loss is right at coef and 2 coef; None if it is no sum of its aims."""
+    wholes = (each["whole"] for each in parts)
+    twice = (loss.expected(problem, 2 * loss.coef) for problem in problems[:3])  # a few suffice
+    for gradients, at, told in ((wholes, 1, ""), (twice, 2, f" at coef={2 * loss.coef:g}")):
+        ratios = []
+        for gradient, problem in zip(gradients, problems, strict=False):
+            known = {part: aim.gradient(problem) for part, aim in of.items()}
+            if (weights := _weights(gradient, known)) is None:
+                return [FAULTS["other_coef"]] if told else None
+            ratios.append(float(weights[1]) / loss.coef / at)
+        if max(abs(ratio - 1) for ratio in ratios) > 10 * TOLERANCE:
+            return [_unbalanced(ratios, loss.coef_name, told)]
+    return []
+
+
+def _weights(gradient: Tensor, known: Mapping[str, Tensor]) -> Tensor | None:
+    """Return weights that make up a gradient, in units of the return's; None if there are none."""
+    columns = torch.stack([*known.values()], 1)
+    weights = torch.linalg.lstsq(columns, gradient, rcond=1e-9, driver="gelsd").solution
+    if (columns @ weights - gradient).norm() > TOLERANCE * gradient.norm():
+        return None
+    if "return" not in known:
+        return weights
+    return weights / weights[0] if weights[0] > TOLERANCE * weights.abs().max() else None
 
 
 def _mixture(
@@ -177,7 +206,7 @@ def _mixture(
     own, forward, both = (aims(*name)[0] for name in names)
     shares = []
     for of, problem in zip(parts, problems, strict=True):
-        gradient, step = whole(of, coef), own.gradient(problem)
+        gradient, step = of["whole"], own.gradient(problem)
         known = {
             "each step's own KL": coef * step,
             "the KL of later steps": coef * (both.gradient(problem) - step),
@@ -185,11 +214,9 @@ def _mixture(
         }
         if "return" in of:
             known = {"return": meant["return"][0].gradient(problem), **known}
-        columns = torch.stack(list(known.values()), 1)
-        weights = torch.linalg.lstsq(columns, gradient, rcond=1e-9, driver="gelsd").solution
-        if (columns @ weights - gradient).norm() > TOLERANCE * gradient.norm():
+        if (weights := _weights(gradient, known)) is None:
             return []
-        shares.append(weights / weights[0] if "return" in of else weights)
+        shares.append(weights)
     told = " + ".join(
         f"{share:.2f} x {name}"
         for name, share in zip(known, torch.stack(shares).mean(0).tolist(), strict=True)

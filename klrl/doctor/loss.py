@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from statistics import median_low
 
 import torch
+from torch import Tensor
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import generators_kept
 from klrl.base.text import text_table
 from klrl.doctor.aims import Aim, aims
-from klrl.doctor.faults import FAULTS, Fault, Meant, diagnose, truth, whole
+from klrl.doctor.faults import FAULTS, Fault, Meant, diagnose, truth
 from klrl.doctor.problems import KINDS, Problem
+from klrl.doctor.terms import TOLERANCE
 from klrl.doctor.user_loss import Loss, load
 
 #: The distance of pi from pi_old: KL(pi_old||pi) of whole episodes.
@@ -110,6 +112,9 @@ def examine_loss(
         raise ConfigError(f"--stale {stale}: give 0 or more")
     if isinstance(loss, str):
         loss = Loss(loss, load("--loss", loss), settings or {}, placement, divergence)
+    if loss.to == "old" and loss.takes_old and loss.coef and not stale:
+        told = "takes no ref_log_probs, so its penalty is on the distance to pi_old, which is 0"
+        raise ConfigError(f"{loss.setting}: {told}; add --stale 3, or take ref_log_probs")
     divergence = loss.divergence
     scope = scope or ("sequence" if divergence in ("reverse", "none") else "token")
     to, parts = loss.to if stale else "ref", {"return": "return", "kl": divergence}
@@ -133,11 +138,12 @@ def examine_loss(
 def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> KindResult:
     coef, stale = loss.coef, problems[0].stale
     parts = [loss.parts(problem) for problem in problems]
+    _require_sum(loss, problems[0], parts[0]["whole"])
     stepwise = [loss.parts(x, at_logits=True) for x in problems[: 6 if stale else 0]]
-    found = diagnose(parts, stepwise, problems, meant, coef)
+    found = diagnose(loss, parts, stepwise, problems, meant)
     padded, cosines, errors, sampled, noise, size = False, [], [], [], 0.0, 0.0
     for problem, of, factor in zip(problems, parts, found.scale, strict=True):
-        got, true = whole(of, coef), truth(found.aims, coef, problem)
+        got, true = of["whole"], truth(found.aims, coef, problem)
         some = loss.gradient(problem.numbers(problem.sample(), coef, loss.placement), coef)
         numbers = problem.numbers(problem.everything, coef, loss.placement)
         if not numbers.mask.all():
@@ -169,6 +175,16 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
         varies=found.varies and not faults,
         faults=tuple(faults),
     )
+
+
+def _require_sum(loss: Loss, problem: Problem, gradient: Tensor) -> None:
+    """Refuse a loss whose gradient is random, or depends on the order of the episodes."""
+    every, generator = problem.everything, torch.Generator().manual_seed(0)
+    other = every.rows(torch.randperm(len(every.mask), generator=generator))
+    at = loss.gradient(problem.numbers(other, loss.coef, loss.placement), loss.coef)
+    if (at - gradient).norm() > TOLERANCE * gradient.norm() + 1e-6:  # float32 in a loss: less
+        told = "is random or depends on the order of the episodes (groups? a mini-batch?)"
+        raise ConfigError(f"{loss.setting}: {told}; take the whole batch as one")
 
 
 def report_text(report: LossReport) -> str:

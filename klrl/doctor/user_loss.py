@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -26,9 +26,10 @@ from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError, LossError, with_line
 from klrl.base.imports import import_named, named_in
+from klrl.base.seeds import generators_kept
 from klrl.config.overrides import parse
 from klrl.config.own.find import arguments
-from klrl.doctor.problems import DOUBLE, Numbers, Problem
+from klrl.doctor.problems import DOUBLE, KINDS, Numbers, Problem
 
 #: Coefficient of the KL, in reward per nat.
 COEF = 0.5
@@ -63,7 +64,9 @@ class Loss:
     Attributes:
         described: its convention and arguments, in words.
         has_return: whether it has a term for the return; else it is a penalty alone.
+        coef_name: its argument for the coefficient, in words.
         coef: reward per nat; 1 if the penalty takes no coefficient, 0 if there is no penalty.
+        takes_old: whether it takes pi_old's log-probs or logits.
         to: the policy with which the penalty compares pi: ref or old.
     """
 
@@ -84,9 +87,14 @@ class Loss:
         charges = placement != "reward" and divergence != "none"  # the loss itself has a KL term
         #: Name of an argument -> its role.
         self._given = self._gives(takes, () if charges else ("coef", "reference"))
-        roles = set(self._given.values())
-        self.has_return = self.is_module or bool({"rewards", "advantages"} & roles)
-        of_old = not (self.is_module or {"ref_log_probs", "ref_logits"} & roles)
+        roles = {role: name for name, role in self._given.items()}
+        taken = roles.get("coef", "coef")
+        self.coef_name = taken if taken == "coef" else f"{taken}, taken as coef,"
+        kind = "a LossModule built with" if self.is_module else "a function of"
+        self.described = self._convention = f"{kind} {', '.join(self._given)}"
+        self.has_return = bool(roles.keys() & {"rewards", "advantages"}) or self._requires_return()
+        of_old = not (self.is_module or roles.keys() & {"ref_log_probs", "ref_logits"})
+        self.takes_old = bool(roles.keys() & {"old_log_probs", "old_logits"})
         # A KL in the rewards is always against ref.
         self.to = "old" if of_old and placement == "loss" else "ref"
         self.coef = 1.0 if charges and "coef" not in roles else COEF
@@ -98,9 +106,18 @@ class Loss:
                 "give --placement reward if the KL is in the rewards alone, or --divergence none "
                 "if there is no KL"
             )
-        kind = "a LossModule built with" if self.is_module else "a function of"
-        self.described = self._convention = f"{kind} {', '.join(self._given)}"
         self._require_penalty()
+
+    def _requires_return(self) -> bool:
+        """Return whether this is a LossModule that fails without rewards and advantages."""
+        numbers = Problem(KINDS[0], seed=0).batch
+        try:
+            with generators_kept():
+                if self.is_module:
+                    self._module(numbers, COEF, "advantage", "value_target", ("next", "reward"))
+        except (Exception, SystemExit):  # any other fault of the module is met again
+            return True
+        return False
 
     def _require_penalty(self) -> None:
         """Refuse options that contradict each other, or leave nothing to judge."""
@@ -141,17 +158,20 @@ class Loss:
     def parts(self, problem: Problem, at_logits: bool = False) -> dict[str, Tensor]:
         """Compute expected gradients: ``return`` for coef = 0; ``kl``, the change per unit of coef.
 
-        A loss that is only a penalty has no ``return``; a loss without a penalty has no ``kl``.
+        ``whole`` is the gradient at ``self.coef``. A loss that is only a penalty has no ``return``;
+        a loss without a penalty has no ``kl``.
         """
-
-        def at(coef: float) -> Tensor:
-            numbers = problem.numbers(problem.everything, coef, self.placement)
-            return self.gradient(numbers, coef, at_logits)
-
-        parts = {"return": at(0.0)} if self.has_return else {}
+        parts = {"whole": self.expected(problem, self.coef, at_logits)}
+        if self.has_return:
+            parts["return"] = self.expected(problem, 0.0, at_logits)
         if self.coef:
-            parts["kl"] = (at(self.coef) - parts.get("return", 0.0)) / self.coef
+            parts["kl"] = (parts["whole"] - parts.get("return", 0.0)) / self.coef
         return parts
+
+    def expected(self, problem: Problem, coef: float, at_logits: bool = False) -> Tensor:
+        """Compute the expected gradient at a coefficient, see :meth:`gradient`."""
+        numbers = problem.numbers(problem.everything, coef, self.placement)
+        return self.gradient(numbers, coef, at_logits)
 
     def gradient(self, numbers: Numbers, coef: float, at_logits: bool = False) -> Tensor:
         """Compute the loss's gradient with respect to the policy's table, flattened.
@@ -176,8 +196,7 @@ class Loss:
             told = "its value has no gradient in the policy; look for detach() or no_grad()"
             raise ConfigError(f"{self.setting}: {told}")
         for wrong in grad[~grad.isfinite()][:1]:
-            told = f"its gradient is {float(wrong)}; look for log 0 and 0 / 0"
-            raise ConfigError(f"{self.setting}: {told}")
+            raise ConfigError(f"{self.setting}: its gradient is {self._undefined(wrong, coef)}")
         if not at_logits:
             return grad.flatten()
         grad, log_p = grad[numbers.mask] if grad.ndim == 3 else grad, numbers.logits[numbers.mask]
@@ -188,9 +207,9 @@ class Loss:
             name: coef if role == "coef" else getattr(numbers, role).clone()
             for name, role in self._given.items()
         }
-        return self._scalar(self.call(**given, **self.settings)), numbers.logits
+        return self._scalar(self.call(**given, **self.settings), coef), numbers.logits
 
-    def _module(self, numbers: Numbers, coef: float) -> tuple[Tensor, Tensor]:
+    def _module(self, numbers: Numbers, coef: float, *gone: NestedKey) -> tuple[Tensor, Tensor]:
         """Return the sum of the module's terms, and the logits of its actor's first call."""
         problem = numbers.problem
         critic = nn.Linear(problem.kind.states, 1, dtype=DOUBLE)
@@ -205,11 +224,11 @@ class Loss:
         # A LossModule calls a copy of the network; the copy has this hook too.
         handle = problem.policy.register_forward_hook(lambda *x: seen.append(x[-1]))
         try:
-            out = self.call(**given, **self.settings)(_tensordict(numbers))
+            out = self.call(**given, **self.settings)(_tensordict(numbers).exclude(*gone))
         finally:
             handle.remove()
         if not isinstance(out, TensorDictBase | Mapping):
-            return self._scalar(out), seen[0]
+            return self._scalar(out, coef), seen[0]
         terms = [key for key in out.keys() if isinstance(key, str) and key.startswith("loss_")]
         counted = [key for key in terms if key not in NOT_COUNTED]
         left_out = [key for key in terms if key in NOT_COUNTED]
@@ -218,16 +237,21 @@ class Loss:
             raise ConfigError(f"{self.setting}: returned {told}")
         self.described = f"{self._convention}; counted: {', '.join(counted)}"
         self.described += f"; not counted: {', '.join(left_out)}" if left_out else ""
-        return torch.stack([self._scalar(out[key], f"{key} is") for key in counted]).sum(), seen[0]
+        values = [self._scalar(out[key], coef, f"{key} is") for key in counted]
+        return torch.stack(values).sum(), seen[0]
 
-    def _scalar(self, value: object, said: str = "returned") -> Tensor:
+    def _undefined(self, value: Tensor, coef: float) -> str:
+        at = "" if coef == self.coef else f" at coef={coef:g}"
+        return f"{value.item()}{at}; look for log 0 and 0 / 0"
+
+    def _scalar(self, value: object, coef: float, said: str = "returned") -> Tensor:
         if not isinstance(value, Tensor):
             told = f"{type(value).__name__}; return a tensor, the loss to be minimised"
         elif value.numel() != 1:
             shape = tuple(value.shape)
             told = f"a tensor of shape {shape}; return one number, the loss to be minimised"
         elif not value.isfinite().all():
-            told = f"{value.item()}; look for log 0 and 0 / 0"
+            told = self._undefined(value, coef)
         else:
             return value.reshape(())
         raise ConfigError(f"{self.setting}: {said} {told}")

@@ -4,6 +4,7 @@
 """
 
 import torch
+from tensordict import TensorDict
 
 
 def _to_go(x):
@@ -63,6 +64,29 @@ def whitened_shaped(log_probs, ref_log_probs, rewards, mask, coef):
     return -_sum((shaped - shaped.mean()) / shaped.std() * log_probs, mask)
 
 
+def over_coef(log_probs, ref_log_probs, rewards, mask, coef):
+    """Rewards in units of coef: 1e12 of them at coef=0."""
+    k1 = (log_probs - ref_log_probs).detach()
+    return -_sum(_to_go((rewards / (coef + 1e-12) - k1) * mask) * log_probs, mask)
+
+
+class Penalty(torch.nn.Module):
+    """A LossModule without a return: the exact KL in the sampled states."""
+
+    def __init__(self, actor, reference, coef=1.0):
+        super().__init__()
+        self.actor, self.reference, self.coef = actor, reference, coef
+
+    def forward(self, data):
+        pi, ref = (each.get_dist(data.copy()) for each in (self.actor, self.reference))
+        kl = torch.distributions.kl_divergence(pi, ref)
+        return TensorDict({"loss_kl": self.coef * kl.mean()})
+
+
+def penalty(actor, reference):
+    return Penalty(actor, reference)
+
+
 def policy_gradient(log_probs, advantages, mask):
     return -_sum(advantages * log_probs, mask)
 
@@ -73,6 +97,51 @@ def per_response(log_probs, advantages, mask):
 
 def own_step(log_probs, ref_log_probs, mask, coef):
     return coef * _sum((log_probs - ref_log_probs) ** 2 / 2, mask)
+
+
+def squared_gap(log_probs, ref_log_probs, rewards, mask, coef):
+    """(R - coef log(pi / ref) - mean)^2 / 2, as Kimi k1.5: coef times the gradient of -J."""
+    gap = (rewards - coef * (log_probs - ref_log_probs) * mask).sum(1)
+    return ((gap - gap.mean().detach()) ** 2 / 2).mean()
+
+
+def shaped(log_probs, ref_log_probs, rewards, mask, coef):
+    k1 = (log_probs - ref_log_probs).detach()
+    return -_sum(_to_go((rewards - coef * k1) * mask) * log_probs, mask)
+
+
+def times_coef(log_probs, ref_log_probs, rewards, mask, coef):
+    return coef * shaped(log_probs, ref_log_probs, rewards, mask, coef)
+
+
+# wrong ones
+
+
+def square_of_coef(log_probs, ref_log_probs, rewards, mask, coef):
+    """Right at coef=0.5 alone."""
+    return shaped(log_probs, ref_log_probs, rewards, mask, 2 * coef**2)
+
+
+def capped_coef(log_probs, ref_log_probs, rewards, mask, coef):
+    """Right up to coef=0.5; beyond, the return fades."""
+    return shaped(log_probs, ref_log_probs, rewards * (coef < 0.75), mask, coef)
+
+
+def two_weights(log_probs, old_log_probs, ref_log_probs, rewards, mask, beta, ref_coef=0.5):
+    """``beta`` weighs the KL to pi_old, ``ref_coef`` that to ref."""
+    to_old = beta * _sum(old_log_probs - log_probs, mask)
+    return to_old + shaped(log_probs, ref_log_probs, rewards, mask, ref_coef)
+
+
+def own_and_forward(log_probs, logits, ref_logits, rewards, mask, coef):
+    """Two KLs, and no gradient of the return."""
+    both = _kl(logits, ref_logits) + _kl(ref_logits, logits)
+    return coef * _sum(both, mask) - _sum(rewards * log_probs.detach(), mask)
+
+
+def convex(log_probs, ref_log_probs, rewards, mask, coef):
+    """(1 - coef) of the return, coef of the KL."""
+    return shaped(log_probs, ref_log_probs, (1 - coef) * rewards, mask, coef)
 
 
 # ------------------------------------------------------------------------- pi has moved: --stale

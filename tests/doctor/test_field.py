@@ -50,6 +50,11 @@ RIGHT = [
     ("tv_of_steps", "divergence tv", "total variation between pi and ref, of each step alone"),
     ("tv_of_sequences", "divergence tv scope sequence", "variation between pi and ref, of whole"),
     ("whitened_shaped", "", "the reverse KL(pi||ref) of whole episodes"),
+    ("over_coef", "", "the reverse KL(pi||ref) of whole episodes"),
+    ("squared_gap", "", "the reverse KL(pi||ref) of whole episodes"),
+    ("times_coef", "", "the reverse KL(pi||ref) of whole episodes"),
+    ("Penalty", "scope token", "J = - 0.5 x the reverse KL(pi||ref) of each step alone"),
+    ("penalty", "scope token", "J = - 1 x the reverse KL(pi||ref) of each step alone"),
     ("policy_gradient", "divergence none", "E[return],"),
     ("own_step", "scope token", "the reverse KL(pi||ref) of each step alone"),
     ("importance", "stale 3 divergence none", "E[return],"),
@@ -181,6 +186,11 @@ WRONG = [
     ),
     ("old_k3", "stale 3", everywhere("is_forward_token"), "add --divergence forward"),
     ("per_response", "divergence none", {MANY: ["return_length"]}, "divided by its own length"),
+    ("square_of_coef", "", everywhere("scale"), "coef acts as 2 times its value at coef=1"),
+    ("capped_coef", "", everywhere("other_coef"), "J's at coef=0.5, but not at coef=1"),
+    ("two_weights", "", everywhere("scale"), "beta, taken as coef, acts as 0.5 times its value at"),
+    ("own_and_forward", "", everywhere("no_return", "unknown"), "none that the doctor knows"),
+    ("convex", "", everywhere("scale"), "coef acts as 2 times its value: "),
 ]
 
 
@@ -234,8 +244,12 @@ def test_the_weights_of_a_loss_module_are_named() -> None:
     }
 
 
-def test_whitening_is_a_factor_that_depends_on_coef() -> None:
-    report = examine("whitened_shaped")
+@pytest.mark.parametrize("name", ["whitened_shaped", "squared_gap", "times_coef"])
+def test_a_factor_that_depends_on_coef(name: str) -> None:
+    report = examine(name)
     assert report_text(report).endswith("problem, up to a factor that depends on coef")
     assert all(kind.varies for kind in report.kinds)
+
+
+def test_no_factor_without_coef() -> None:
     assert not any(kind.varies for kind in examine("policy_gradient", "divergence none").kinds)
