@@ -118,7 +118,7 @@ class VectorGymEnv(EnvBase):
         copies = [first, *(make() for _ in range(0 if self._batch else num_envs - 1))]
         if len({id(copy.unwrapped) for copy in copies}) < len(copies):
             raise ConfigError(
-                f"{self._setting}: gives two copies the same environment; make a new one in each call"
+                f"{self._setting}: gives two copies the same environment; make a new one per call"
             )
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)
