@@ -272,15 +272,15 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         raise ConfigError(
             f"{setting}={path}: its {name} is {others}, but this run's is {own}; {choice}"
         )
+    network, other_network = (_network(c.actor) for c in (config, other))
+    if setting == "actor.init" and network != other_network:
+        raise ConfigError(f"{setting}={path}: its network is {other_network}; choose that here")
     norm, other_norm = (c.env.normalize_observation for c in (config, other))
     if setting == "actor.init" and norm != other_norm:
         raise ConfigError(
             f"{setting}={path}: its env.normalize_observation is {str(other_norm).lower()}; set "
             "that here"
         )
-    network, other_network = (_network(c.actor) for c in (config, other))
-    if setting == "actor.init" and network != other_network:
-        raise ConfigError(f"{setting}={path}: its network is {other_network}; choose that here")
 
 
 #: The settings that determine an actor's networks, and the scaling of pixels.
