@@ -18,7 +18,8 @@ from torch import Tensor
 
 from klrl.config import AdvantageConfig, CustomAdvantageConfig
 from klrl.config.own import PartError, try_part
-from klrl.control.kl import RAW_REWARD_KEY
+from klrl.control.actor import Agent
+from klrl.control.kl import RAW_REWARD_KEY, synthetic_observations
 from klrl.kl.charge import KL_KEY, weighted_reward
 
 
@@ -27,6 +28,7 @@ def gae(
     critic: TensorDictModule,
     reward_scale: float,
     normalizer: RewardNormalizer | None = None,
+    agent: Agent | None = None,
 ) -> Callable[[TensorDictBase], TensorDictBase]:
     """Make the function that estimates generalised advantages (Schulman et al. 2016).
 
@@ -85,9 +87,10 @@ def custom(
     config: CustomAdvantageConfig,
     critic: TensorDictModule,
     reward_scale: float,
-    normalizer: RewardNormalizer | None = None,
+    normalizer: RewardNormalizer | None,
+    agent: Agent,
 ) -> OwnAdvantage:
-    """``advantage=custom``: make the user's function and try it; arguments as in :func:`gae`."""
+    """``advantage=custom``: make the user's function, and try it on a batch of the agent's."""
     given = {
         "config": config,
         "critic": critic,
@@ -95,7 +98,7 @@ def custom(
         "normalizer": normalizer,
     }
     follower = deepcopy(normalizer)
-    trial, use = {"normalizer": lambda: follower}, partial(_try, critic)
+    trial, use = {"normalizer": lambda: follower}, partial(_try, agent)
     return OwnAdvantage(*try_part("advantage", config, given, object, use, trial=trial))
 
 
@@ -114,9 +117,9 @@ class OwnAdvantage:
 
 
 @torch.no_grad()
-def _try(critic: TensorDictModule, estimate: Callable[[TensorDictBase], object]) -> None:
+def _try(agent: Agent, estimate: Callable[[TensorDictBase], object]) -> None:
     """Call the user's function on a synthetic rollout [2, 3], and check what it writes."""
-    estimate(batch := _made_up(critic))
+    estimate(batch := _made_up(agent))
     for key in ("advantage", "value_target", "state_value"):
         value = batch.get(key, None)
         if value is None:
@@ -130,31 +133,36 @@ def _try(critic: TensorDictModule, estimate: Callable[[TensorDictBase], object])
             raise PartError(f"wrote values of {key} that are not finite")
 
 
-def _made_up(critic: TensorDictModule) -> TensorDict:
+def _made_up(agent: Agent) -> TensorDictBase:
     """Make a synthetic rollout [2, 3], with a terminated and a truncated episode."""
     generator = torch.Generator().manual_seed(0)
-    like = next(critic.parameters())
+    like = next(agent.critic.parameters())
+    seen = synthetic_observations(agent.layout, agent.value_net.inputs, 12).reshape(2, 2, 3, -1)
 
-    def normal(*width: int) -> Tensor:
-        return torch.randn(2, 3, *width, generator=generator).to(like)
+    def normal() -> Tensor:
+        return torch.randn(2, 3, 1, generator=generator).to(like)
 
     terminated, truncated = (torch.zeros(2, 3, 1, dtype=torch.bool) for _ in range(2))
     terminated[0, 1], truncated[1, 0] = True, True
-    no, width = torch.zeros_like(terminated), critic.module.inputs
+    no, steps = torch.zeros_like(terminated), torch.tensor([[1, 2, 1], [1, 1, 2]])[..., None]
     after = {
-        "observation": normal(width),
-        **{key: normal(1) for key in ("reward", RAW_REWARD_KEY, KL_KEY)},
+        "observation": seen[1],
+        **{key: normal() for key in ("reward", RAW_REWARD_KEY, KL_KEY, "episode_reward")},
+        "step_count": steps,
         "terminated": terminated,
         "truncated": truncated,
         "done": terminated | truncated,
     }
     root = {
-        "observation": normal(width),
-        "action_log_prob": normal(),
+        "observation": seen[0],
         **dict.fromkeys(("done", "terminated", "truncated"), no),
+        "episode_reward": normal(),
+        "step_count": steps - 1,
+        "collector": {"traj_ids": torch.tensor([[0, 0, 2], [1, 3, 3]])},
         "next": after,
     }
-    return TensorDict(root, [2, 3], device=like.device)
+    acted: TensorDictBase = agent.actor(TensorDict(root, [2, 3], device=like.device))
+    return acted
 
 
 def _values_after(

@@ -33,7 +33,7 @@ from torchrl.data import (
 )
 from torchrl.envs import EnvBase
 
-from klrl.base.errors import EnvError, NonFiniteError
+from klrl.base.errors import ConfigError, EnvError, NonFiniteError
 from klrl.base.seeds import derived_seed
 from klrl.base.time_limit import TookTooLong, within
 from klrl.control.action_space import conversion, conversion_note, require_supported
@@ -116,6 +116,10 @@ class VectorGymEnv(EnvBase):
                 self.stepped += f" ({why})"
         # A batch needs only one environment, which is reset in turn for each copy.
         copies = [first, *(make() for _ in range(0 if self._batch else num_envs - 1))]
+        if len({id(copy.unwrapped) for copy in copies}) < len(copies):
+            raise ConfigError(
+                f"{self._setting}: gives two copies the same environment; make a new one per call"
+            )
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         self._make = lambda: _make_flat(make(), self.layout)
         self._episodes: Episodes | None = None

@@ -49,7 +49,7 @@ class Demonstrations:
         steps, share = config.collector.steps, config.collector.held_out
         self._shape, self._seed = (config.env.num_envs, steps), derived_seed(config.seed, "data")
         self._folder, self._agent = _Folder(config.collector.data), agent
-        setting, frames = self._folder.setting, _frames(self._folder, config, agent, env)
+        setting, (frames, cuts) = self._folder.setting, _frames(self._folder, config, agent, env)
         sha = hashlib.sha256()
         for value in frames.values(True, True, sort=True):
             sha.update(value.contiguous().numpy())
@@ -70,7 +70,8 @@ class Demonstrations:
                 f"collector.steps={steps}: {setting} has {len(self.frames)} frames to learn from; "
                 "choose fewer"
             )
-        self.note = f"{setting}: {episodes} episodes, {len(frames):,} frames, "
+        why = f" ({cuts:,} cut where next.observation is not the next frame's observation)"
+        self.note = f"{setting}: {episodes} episodes{why * bool(cuts)}, {len(frames):,} frames, "
         self.note += f"{len(self._held):,} of them held out"
 
     def collect(self) -> TensorDictBase:
@@ -182,8 +183,10 @@ def _require_whole(folder: Path) -> None:
                     raise ValueError(f"{file.name} has {size:,} bytes, not {whole:,}")
 
 
-def _frames(folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv) -> TensorDict:
-    """Build frames [F] with the keys of a rollout."""
+def _frames(
+    folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv
+) -> tuple[TensorDict, int]:
+    """Build frames [F] with the keys of a rollout; count the running episodes that are cut."""
     spec, no = env.observation_spec_unbatched["observation"], torch.zeros(len(folder.data), 1)
     like = (spec.dtype, spec.shape[-1])
     observation = folder.read("observation", *like)
@@ -193,7 +196,12 @@ def _frames(folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv) ->
     )
     ends = done | terminated | truncated | (episode != episode.roll(-1, 0))
     ends[-1] = True
-    after = torch.where(ends, observation, observation.roll(-1, 0))
+    next_row = observation.roll(-1, 0)
+    after = torch.where(ends, observation, next_row)
+    after = folder.read(("next", "observation"), *like, missing=after)
+    # In a buffer of several copies, or one that dropped frames, the next row may be another's.
+    cut = ~ends & (after != next_row).any(1, keepdim=True)
+    ends |= cut
     reward, critic = no, config.loss.critic_coeff > 0
     try:
         reward = folder.read(_REWARD, torch.float32, 1, missing=None if critic else no)
@@ -201,12 +209,12 @@ def _frames(folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv) ->
         if critic or config.loss.name != "nll":  # else the run only records rewards
             raise
     following = {
-        "observation": folder.read(("next", "observation"), *like, missing=after),
+        "observation": after,
         "reward": reward,
         **dict(zip(_FLAGS, (ends, terminated, ends & ~terminated), strict=True)),
     }
     root = {"observation": observation, **_actions(folder, agent), "next": following}
-    return TensorDict(root, [len(folder.data)])
+    return TensorDict(root, [len(folder.data)]), int(cut.sum())
 
 
 def _actions(folder: _Folder, agent: Agent) -> dict[str, Tensor]:

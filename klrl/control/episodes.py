@@ -22,6 +22,7 @@ import torch
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
 from klrl.base.time_limit import TookTooLong, within
+from klrl.control.observation import Packed
 
 #: Longest episode that is saved, in steps.
 LONGEST = 20_000
@@ -128,19 +129,26 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
 
 def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
     """Describe a difference of two copies with the same seeds and actions; empty without one."""
-    space = copy.deepcopy(played.action_space)
+    space, rng = copy.deepcopy(played.action_space), np.random.default_rng(0)
     space.seed(0)
-    _reset(played, 0, call)
+    layout = played.layout if isinstance(played, Packed) and played.layout.masked else None
+
+    def drawn(seen: Any) -> object:
+        return space.sample() if layout is None else layout.allowed_action(seen, space, rng)
+
+    seen = _reset(played, 0, call)
     for _ in range(_PAST):
-        if any(_step(played, space.sample(), call)[2:]):
-            _reset(played, 0, call)
+        seen, answer = _step(played, drawn(seen), call)
+        if any(answer[2:]):
+            seen = _reset(played, 0, call)
     for seed in (1, 2):  # at the second seed, ``fresh`` has played too
-        if _reset(played, seed, call) != _reset(fresh, seed, call):
+        seen = _reset(played, seed, call)
+        if _as_bytes(seen) != _as_bytes(_reset(fresh, seed, call)):
             return "after the same seeded reset, a used copy differs from a new one"
         for step in range(1, _COMPARED + 1):
-            action = space.sample()
-            answer = _step(played, action, call)
-            if answer != _step(fresh, action, call):
+            action = drawn(seen)
+            seen, answer = _step(played, action, call)
+            if answer != _step(fresh, action, call)[1]:
                 return f"two copies with the same seed and actions differ in step {step}"
             if any(answer[2:]):
                 break
@@ -148,12 +156,12 @@ def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
 
 
 def _reset(env: gymnasium.Env, seed: int, call: Call) -> object:
-    return _as_bytes(call(partial(env.reset, seed=seed))[0])
+    return call(partial(env.reset, seed=seed))[0]
 
 
-def _step(env: gymnasium.Env, action: object, call: Call) -> tuple[object, ...]:
-    observation, reward, terminated, truncated, _ = call(partial(env.step, action))
-    return _as_bytes(observation), _as_bytes(reward), bool(terminated), bool(truncated)
+def _step(env: gymnasium.Env, action: object, call: Call) -> tuple[object, tuple[object, ...]]:
+    seen, reward, terminated, truncated, _ = call(partial(env.step, action))
+    return seen, (_as_bytes(seen), _as_bytes(reward), bool(terminated), bool(truncated))
 
 
 def _as_bytes(value: object) -> tuple[str, bytes]:

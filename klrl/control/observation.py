@@ -30,6 +30,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError
+from klrl.control.action_space import conversion
 from klrl.control.answers import Misfit, require_observation
 
 #: Keys of a Dict and indices of a Tuple, from the outermost inwards.
@@ -156,11 +157,15 @@ class Layout:
                 raise Misfit(f"{entry.key} allows no action, but the episode has not ended")
         return allowed
 
-    def first_allowed(self, packed: np.ndarray) -> np.ndarray:
-        """Return the first action [1, M] that a transport's mask allows, for each of M choices."""
+    def allowed_action(self, packed: np.ndarray, space: Space, rng: np.random.Generator) -> object:
+        """Draw an action of a space that a transport's mask allows."""
         (mask,) = (entry for entry in self.entries if entry.kind == "mask")
         allowed = np.split(packed[-self.masked :], np.cumsum(mask.counts)[:-1])
-        return np.array([[int(np.argmax(choice)) for choice in allowed]])
+        drawn = np.array([[rng.choice(np.flatnonzero(choice)) for choice in allowed]])
+        rows = drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
+        convert = conversion(space)
+        (action,) = rows if convert is None else convert(rows)
+        return action
 
     def random_transports(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draw transports [count, D]: normal vectors, uniform pixels and indices, masks of ones."""

@@ -102,7 +102,11 @@ class ControlParts(Parts):
         if config.env.normalize_reward:
             self._reward_normalizer = RewardNormalizer(config.advantage.gamma)
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
-            config.advantage, self.agent.critic, config.env.reward_scale, self._reward_normalizer
+            config.advantage,
+            self.agent.critic,
+            config.env.reward_scale,
+            self._reward_normalizer,
+            self.agent,
         )
         estimator = None if self.kl is None else self.kl.loss_estimator
         # A resumed run keeps its mode: with more frames, auto might choose a different mode.

@@ -31,7 +31,6 @@ from klrl.config.own import config_errors
 from klrl.control.action_space import (
     FAMILIES,
     action_signature,
-    conversion,
     is_discrete,
     joint_actions,
     require_supported,
@@ -153,10 +152,8 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         action = copy.action_space.sample()
         if layout is not None and layout.masked:
             # An environment may raise an error for an excluded action.
-            allowed = layout.first_allowed(reset[0])
-            rows = allowed[:, 0] if isinstance(copy.action_space, spaces.Discrete) else allowed
-            convert = conversion(copy.action_space)
-            (action,) = rows if convert is None else convert(rows)
+            rng = np.random.default_rng(0)
+            action = layout.allowed_action(reset[0], copy.action_space, rng)
         return reset, copy.step(action)
 
     try:
@@ -278,6 +275,12 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
     network, other_network = (_network(c.actor) for c in (config, other))
     if setting == "actor.init" and network != other_network:
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose that here")
+    norm, other_norm = (c.env.normalize_observation for c in (config, other))
+    if setting == "actor.init" and norm != other_norm:
+        raise ConfigError(
+            f"{setting}={path}: its env.normalize_observation is {str(other_norm).lower()}; set "
+            "that here"
+        )
 
 
 #: The settings that determine an actor's networks, and the scaling of pixels.

@@ -111,7 +111,7 @@ class VectorRollout:
             acting.begin(steps, copies)
         observation = self._observation
         if observation is None:
-            observation = self._base.reset_native().astype(self._dtype)
+            observation = self._reset(np.ones(copies, bool))
         for t in range(steps):
             observations[:, t] = observation
             sample = acting.sample(t, observation)
@@ -125,7 +125,7 @@ class VectorRollout:
             ended = terminal | timeout
             if ended.any():
                 terminated[:, t], truncated[:, t] = terminal, timeout
-                observation = self._base.reset_native(ended).astype(self._dtype)
+                observation = self._reset(ended)
         self._observation = observation
         ended = terminated | truncated
         no = np.zeros_like(ended)[..., None]
@@ -144,6 +144,12 @@ class VectorRollout:
             },
         }
         return TensorDict(root, [copies, steps], names=[None, "time"])
+
+    def _reset(self, mask: np.ndarray) -> np.ndarray:
+        """Reset the copies in ``mask`` [N]; the others keep the result of their step."""
+        observation = self._base.reset_native(mask).astype(self._dtype)
+        self._base.observed(np.where(mask[:, None], observation, 0), "at reset")  # refuses NaN
+        return observation
 
     def _number(self, ended: np.ndarray) -> np.ndarray:
         """Assign trajectory ids [N, T]; after an episode ends, its copy gets the next free id."""

@@ -70,6 +70,10 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
     )
     if not isinstance(name, str):
         forbidden = log_p == -torch.inf
+        # A p that rounds to 0 counts as the smallest p: where f is inf, 0 f would be NaN.
+        least = math.log(torch.finfo(log_p.dtype).tiny)
+        log_q = torch.where(log_p < least, log_q.clamp(min=least), log_q)
+        log_p = torch.where(forbidden, log_p, log_p.clamp(min=least))
         return expected(log_p, name((log_p - log_q).masked_fill(forbidden, 0.0)))
     if name == "reverse":
         return expected(log_p, log_p - log_q)

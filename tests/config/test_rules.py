@@ -14,6 +14,7 @@ from klrl.config.rules.unread import UNREAD
 #: These ask the command line too, and ``compose`` asks them.
 TYPED = {"unread"}
 FILES = sorted({each.name for each in iter_modules(rules.__path__)} - TYPED)
+ENTROPY = "loss.samples_mc_entropy"
 KEYS = sorted({key for rules in UNREAD.values() for rule in rules for key in rule.keys.split()})
 
 
@@ -31,6 +32,16 @@ def test_every_check_of_a_file_is_made(file) -> None:
 def test_a_setting_that_is_never_read_is_a_setting(key) -> None:
     nested = [name for name in settings() if name.startswith(f"{key}.")]
     assert key in settings() or key in GROUPS or nested
+
+
+@pytest.mark.parametrize("distribution", ["tanh_normal", "normal"])
+def test_a_tanh_normals_entropy_is_sampled_whatever_its_network(distribution, settings) -> None:
+    for actor in ([f"actor={distribution}"], ["actor=custom", "actor.target=torch.nn:Linear"]):
+        if len(actor) > 1:
+            actor.append(f"actor.distribution={distribution}")
+        config = settings(*actor)
+        refused = [r for r in UNREAD["control"] if r.keys == ENTROPY and r.applies(config)]
+        assert bool(refused) == (distribution == "normal"), actor
 
 
 def test_a_condition_names_settings_and_values_that_there_are() -> None:

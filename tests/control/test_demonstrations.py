@@ -154,6 +154,23 @@ def test_ends_of_episodes_and_next_observations(training) -> None:
         assert (other["next", "done"] == frames["next", "done"]).all()
 
 
+def test_copies_that_follow_one_another_in_a_buffer_are_cut_apart(training) -> None:
+    """A rollout [2, 100] without an end, flattened: frame 99 is followed by the other copy's."""
+    seen = torch.arange(202.0).reshape(2, 101, 1).expand(2, 101, 3)
+    after = {"observation": seen[:, 1:].flatten(0, 1), "reward": torch.ones(200, 1)}
+    written(observation=seen[:, :-1].flatten(0, 1), episode=None, next=after)
+    parts = training("collector.held_out=0").parts
+    frames = parts.data.frames
+    assert frames["next", "done"][:, 0].nonzero()[:, 0].tolist() == [99, 199]
+    assert frames["next", "truncated"][99].item()
+    assert "2 episodes (1 cut where next.observation is not the next frame's" in parts.data.note
+    piece = frames[98:102][None]
+    parts.estimate_advantage(piece)
+    config, value = parts.config, parts.agent.critic.module(torch.full((1, 3), 100.0)).item()
+    later = config.env.reward_scale + config.advantage.gamma * value
+    assert piece["value_target"][0, 1].item() == pytest.approx(later, rel=1e-5)
+
+
 def test_a_replay_buffers_dump_and_one_hot_actions_are_read(training) -> None:
     action = torch.randint(2, (200,))
     written(observation=torch.randn(200, 4), action=torch.eye(2)[action].bool())

@@ -13,7 +13,7 @@ from klrl.base.errors import EnvError
 from klrl.base.seeds import derived_seed
 from klrl.control.copies import VectorGymEnv
 from klrl.control.episodes import why_unrepeatable
-from tests.control.toys import Dice, Drifting, Unseeded
+from tests.control.toys import Dice, Drifting, Masked, Unseeded
 
 IDS = (
     *("Pendulum-v1", "CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "FrozenLake-v1"),
@@ -163,6 +163,22 @@ DIFFERS = "two copies with the same seed and actions differ in step 1"
 )
 def test_what_repeats_itself(make: Any, why: str) -> None:
     assert why_unrepeatable(make) == why
+
+
+class ByLuck(Masked):
+    """Pays by a generator of the operating system."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, random.SystemRandom().random(), *rest
+
+
+@pytest.mark.parametrize("where", ["observation", "info", "several"])
+@pytest.mark.parametrize(("toy", "why"), [(Masked, ""), (ByLuck, DIFFERS)])
+def test_an_environment_is_given_no_action_that_it_excludes(where: str, toy: Any, why: str) -> None:
+    mask = "info" if where == "info" else "auto"
+    env = VectorGymEnv("X", 2, make=lambda: toy(where, strict=True), action_mask=mask)
+    assert env.keep_episodes() == why
 
 
 def test_a_copy_that_fails_cannot_be_played_again_and_says_so() -> None:

@@ -16,13 +16,13 @@ from klrl.config import CNNActorConfig
 from klrl.control.acting import NumpyActing, TorchActing, arrays_of, make_acting
 from klrl.control.actor import Agent, make_agent
 from klrl.control.copies import VectorGymEnv
-from klrl.control.env import make_env
+from klrl.control.env import make_env, transformed
 from klrl.control.rollout import TorchRLRollout
 from klrl.control.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from tests.agents import agent_of, gym, moved
 from tests.conftest import marked
-from tests.control.toys import ACTIONS
+from tests.control.toys import ACTIONS, Drifting
 
 CPU = torch.device("cpu")
 COPIES, STEPS = 3, 130
@@ -258,6 +258,42 @@ def test_a_simulator_that_diverges_is_named() -> None:
     env.base_env.step_native = broken
     with pytest.raises(NonFiniteError, match=r"observation of Pendulum-v1 \(copy 1\)"):
         rollout.collect()
+
+
+class Infinite(Drifting):
+    """Its observation number ``bad``, counted from 0, is infinite."""
+
+    def __init__(self, bad: int | None, length: int) -> None:
+        self.bad, self.length, self.count = bad, length, -1
+
+    def seen(self) -> np.ndarray:
+        self.count += 1
+        return np.array([np.inf if self.count == self.bad else 0.0])
+
+    def reset(self, **how):
+        super().reset(**how)
+        return self.seen(), {}
+
+    def step(self, action):
+        super().step(action)
+        return self.seen(), 0.0, self.steps == self.length, False, {}
+
+
+@pytest.mark.parametrize("rollout", [VectorRollout, TorchRLRollout])
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ((None, 0), r"\(copy 1\) is not finite at reset"),
+        ((None, 4), r"\(copy 1\) is not finite at reset"),
+        ((3, None), r"\(copy 0\) is not finite after a step"),
+    ],
+)
+def test_a_reset_that_is_not_finite_is_named(rollout, bad, says) -> None:
+    copies = zip(bad, (4, 3), strict=True)
+    env = transformed(VectorGymEnv("X", 2, make=lambda: Infinite(*next(copies))))
+    agent = agent_of(env)
+    with pytest.raises(NonFiniteError, match=f"observation of X {says}"):
+        rollout(env, agent, 3, CPU).collect()  # copy 1 is reset after the last step
 
 
 def test_other_activations_and_modules_act_in_torch() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from klrl.base.errors import NonFiniteError
 from klrl.config.placement import DIVERGENCES
-from klrl.control.distributions import Categorical, Normal, TanhNormalFamily
+from klrl.control.distributions import EXCLUDED, Categorical, Normal, TanhNormalFamily
 from klrl.kl.divergences import LARGEST_JS, over_actions
 from klrl.kl.measure import in_unit, mean_charged
 from tests.conftest import QUICK
@@ -113,6 +113,25 @@ def test_an_expectation_under_the_policy_is_blind_where_it_has_no_mass() -> None
     )
     assert float(family.divergence("forward", narrow, away)) == pytest.approx(200)
     assert abs(float(family.divergence(own_forward, narrow, away, noise))) < 1e-6
+
+
+def test_a_probability_too_small_for_float32_counts_as_the_smallest() -> None:
+    """p = (1, e^-140), q = (1/2, 1/2): f is E[k3] = KL(p || q) = log 2, with q - p = 1/2 of it."""
+
+    def own_k3(log_ratio: Tensor) -> Tensor:
+        return torch.expm1(-log_ratio) + log_ratio
+
+    both = torch.full((1,), EXCLUDED)  # an action that both exclude adds nothing
+    p, q = (torch.cat([torch.tensor(x), both]).log_softmax(-1) for x in ([140.0, 0.0], [0.0, 0.0]))
+    for f in (own_k3, lambda x: torch.expm1(x) - x):
+        assert math.isfinite(over_actions(f, p, q))
+    found = gradient(lambda x: over_actions(own_k3, x.log_softmax(-1), q), p)
+    assert float(over_actions(own_k3, p, q)) == pytest.approx(math.log(2), rel=1e-5)
+    assert found.isfinite().all()
+    near = torch.tensor([3.0, 0.0]).log_softmax(-1)
+    assert over_actions(own_k3, near, q[:2]) == pytest.approx(
+        float(over_actions("reverse", near, q[:2]))
+    )
 
 
 @pytest.mark.integration

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 
@@ -309,3 +309,41 @@ def test_a_shared_trunk_is_optimised_once(settings) -> None:
     experiment = Training(settings("actor.share_trunk=true", "loss.separate_losses=true"))
     steps = ControlSteps(experiment.config, experiment.parts.agent)
     assert len({id(p) for p in steps.parameters}) == len(steps.parameters)
+
+
+#: Key -> shape and dtype, of the batches that ``noting`` was given.
+GIVEN: list[dict[object, object]] = []
+
+
+def kinds(batch: TensorDictBase) -> dict[object, object]:
+    return {key: (value.shape, value.dtype) for key, value in batch.items(True, True)}
+
+
+def noting(config, critic, reward_scale, normalizer):
+    """``advantage=custom``."""
+    estimate = gae(config, critic, reward_scale, normalizer)
+
+    def noted(batch: TensorDictBase) -> None:
+        GIVEN.append(kinds(batch))
+        critic.module(batch["next", "observation"])
+        estimate(batch)
+
+    return noted
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["actor=tanh_normal"],
+        ["env=gym", "env.id=tests.control.toys:klrl-test/Keyed-v0", "+env.kwargs.image=false"],
+        ["env=catch", "actor=cnn", "actor.arch=impala"],
+    ],
+)
+def test_a_custom_advantage_is_tried_on_what_a_rollout_holds(words, settings) -> None:
+    GIVEN.clear()
+    small = ("collector.steps=3", "learner.minibatches=1")
+    own = ("advantage=custom", "advantage.target=tests.train.test_learner:noting")
+    parts = Training(settings(*words, *small, *own)).parts
+    real = kinds(parts.rollout(0).collect())
+    assert ("next", "step_count") in real
+    assert {key: GIVEN[0].get(key) for key in real} == real
