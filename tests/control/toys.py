@@ -210,6 +210,17 @@ class Unseeded(Drifting):
         return random.SystemRandom().random()
 
 
+class Bounded(Drifting):
+    """Its action is a number from -most to most; 8 steps."""
+
+    def __init__(self, most: float = 1.0) -> None:
+        self.action_space = spaces.Box(-most, most, (1,), np.float32)
+
+    def step(self, action):
+        observation, reward, *_ = super().step(int(action[0]))
+        return observation, reward, self.steps == 8, False, {}
+
+
 class Dice(gymnasium.Env):
     """Starts and pays by throws of the global ``random`` and ``np.random``; 8 steps."""
 
