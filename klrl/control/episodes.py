@@ -27,6 +27,7 @@ from klrl.base.time_limit import TookTooLong, within
 LONGEST = 20_000
 #: Steps that one copy plays before the comparison, and most steps of a compared episode.
 _PAST, _COMPARED = 40, 24
+_STATE = "; its state outlives a reset, and evaluations, which play new copies, begin without it"
 
 Call = Callable[[Callable[[], Any]], Any]
 
@@ -118,33 +119,36 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
     """
     call: Call = partial(within, timeout)
     try:
-        with generators_kept(), closing(call(make)) as played, closing(call(make)) as fresh:
-            return _difference(played, fresh, call)
+        with generators_kept():
+            why = _difference(make, call, _PAST)
+            # Draws from elsewhere differ in two new copies too.
+            return why + _STATE * bool(why and not _difference(make, call, 0))
     except TookTooLong:
         return f"a step or a reset took longer than {timeout:g} s"
     except Exception as error:  # an environment may raise anything
         return f"a second copy of the environment raises an error: {first_line(error)}"
 
 
-def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
-    """Describe a difference of two copies with the same seeds and actions; empty without one."""
-    space = copy.deepcopy(played.action_space)
-    space.seed(0)
-    _reset(played, 0, call)
-    for _ in range(_PAST):
-        if any(_step(played, space.sample(), call)[2:]):
-            _reset(played, 0, call)
-    for seed in (1, 2):  # at the second seed, ``fresh`` has played too
-        if _reset(played, seed, call) != _reset(fresh, seed, call):
-            return "after the same seeded reset, a used copy differs from a new one"
-        for step in range(1, _COMPARED + 1):
-            action = space.sample()
-            answer = _step(played, action, call)
-            if answer != _step(fresh, action, call):
-                return f"two copies with the same seed and actions differ in step {step}"
-            if any(answer[2:]):
-                break
-    return ""
+def _difference(make: Callable[[], gymnasium.Env], call: Call, past: int) -> str:
+    """Describe a difference of a copy with ``past`` steps and a new one; empty without one."""
+    with closing(call(make)) as played, closing(call(make)) as fresh:
+        space, ended = copy.deepcopy(played.action_space), True
+        space.seed(0)
+        for _ in range(past):
+            if ended:
+                _reset(played, 0, call)
+            ended = any(_step(played, space.sample(), call)[2:])
+        for seed in (1, 2):  # at the second seed, ``fresh`` has played too
+            if _reset(played, seed, call) != _reset(fresh, seed, call):
+                return "after the same seeded reset, a used copy differs from a new one"
+            for step in range(1, _COMPARED + 1):
+                action = space.sample()
+                answer = _step(played, action, call)
+                if answer != _step(fresh, action, call):
+                    return f"two copies with the same seed and actions differ in step {step}"
+                if any(answer[2:]):
+                    break
+        return ""
 
 
 def _reset(env: gymnasium.Env, seed: int, call: Call) -> object:

@@ -221,6 +221,24 @@ class Bounded(Drifting):
         return observation, reward, self.steps == 8, False, {}
 
 
+class Warming(gymnasium.ObservationWrapper):
+    """Observations grow with each."""
+
+    seen = 0
+
+    def observation(self, observation):
+        self.seen += 1
+        return observation * np.float32(1 + self.seen / 1000)
+
+
+def frozen() -> gymnasium.Env:
+    """A wrapper whose statistics are known and stay."""
+    env = gymnasium.wrappers.NormalizeObservation(Drifting())
+    env.update_running_mean = False
+    env.obs_rms.var = np.float32([4 - 1e-8])
+    return env
+
+
 class Dice(gymnasium.Env):
     """Starts and pays by throws of the global ``random`` and ``np.random``; 8 steps."""
 
