@@ -20,7 +20,7 @@ from klrl.base.seeds import derived_seed
 from klrl.config import Config, DemonstrationsConfig
 from klrl.control.actor import Agent
 from klrl.control.copies import VectorGymEnv
-from klrl.control.distributions import Family, MultiCategorical, TanhNormalFamily
+from klrl.control.distributions import EXCLUDED, Family, MultiCategorical, TanhNormalFamily
 from klrl.control.env import make_env
 from klrl.control.evaluate import MAX_COPIES, MAX_STEPS
 from klrl.control.load import trained_agent
@@ -32,6 +32,7 @@ from klrl.train.schedule import Size
 
 #: Largest allowed number; the squares in a log-likelihood could overflow float32 above it.
 LARGEST = 1e15
+_ANY = torch.tensor(math.inf)
 _REWARD, _FLAGS = ("next", "reward"), ("done", "terminated", "truncated")
 
 
@@ -151,8 +152,12 @@ class _Folder:
         dtype: torch.dtype,
         *widths: int,
         missing: Tensor | None = None,
+        below: Tensor = _ANY,
     ) -> Tensor:
-        """Read an entry [F, W], W in ``widths``; return ``missing`` if the folder lacks it."""
+        """Read an entry [F, W], W in ``widths``; return ``missing`` if the folder lacks it.
+
+        Where ``below`` [W] is finite, the numbers must be whole, from 0 to below it.
+        """
         value, name = self.data.get(key, None), key if isinstance(key, str) else ".".join(key)
         other = ", or set loss=nll loss.critic_coeff=0" * (key == _REWARD)
         if value is None:
@@ -165,9 +170,16 @@ class _Folder:
                 f"its {name} has {value.shape[1]} numbers per frame, the task's has {widths[0]}; "
                 "give demonstrations of this task"
             )
-        if not (value.double().abs() <= LARGEST).all():
+        wide = value.double()
+        if not (wide.abs() <= LARGEST).all():
             raise self.error(
                 f"its {name} is not finite, or above {LARGEST:g}; drop such episodes{other}"
+            )
+        wrong = below.isfinite() & ((wide != wide.floor()) | (wide < 0) | (wide >= below))
+        if wrong.any():
+            raise self.error(
+                f"its {name} has {wide[wrong][0]:g}, which is no byte, index or mask of the task; "
+                "give what the environment gives"
             )
         return value.to(dtype)
 
@@ -189,7 +201,11 @@ def _frames(
     """Build frames [F] with the keys of a rollout; count the running episodes that are cut."""
     spec, no = env.observation_spec_unbatched["observation"], torch.zeros(len(folder.data), 1)
     like = (spec.dtype, spec.shape[-1])
-    observation = folder.read("observation", *like)
+    below = torch.full(spec.shape[-1:], math.inf)
+    for entry, place in env.layout.places() if env.layout else ():
+        limit = {"vector": math.inf, "index": entry.counts}.get(entry.kind, 256)
+        below[place] = torch.tensor(limit)
+    observation = folder.read("observation", *like, below=below)
     episode = folder.read("episode", torch.float64, 1, missing=no)
     done, terminated, truncated = (
         folder.read(("next", name), torch.bool, 1, missing=no.bool()) for name in _FLAGS
@@ -198,7 +214,7 @@ def _frames(
     ends[-1] = True
     next_row = observation.roll(-1, 0)
     after = torch.where(ends, observation, next_row)
-    after = folder.read(("next", "observation"), *like, missing=after)
+    after = folder.read(("next", "observation"), *like, missing=after, below=below)
     # In a buffer of several copies, or one that dropped frames, the next row may be another's.
     cut = ~ends & (after != next_row).any(1, keepdim=True)
     ends |= cut
@@ -213,15 +229,24 @@ def _frames(
         "reward": reward,
         **dict(zip(_FLAGS, (ends, terminated, ends & ~terminated), strict=True)),
     }
-    root = {"observation": observation, **_actions(folder, agent), "next": following}
+    actions = _actions(folder, agent, observation)
+    root = {"observation": observation, **actions, "next": following}
     return TensorDict(root, [len(folder.data)]), int(cut.sum())
 
 
-def _actions(folder: _Folder, agent: Agent) -> dict[str, Tensor]:
+def _actions(folder: _Folder, agent: Agent, observation: Tensor) -> dict[str, Tensor]:
     """Read the action, and for ``tanh_normal`` the value before tanh."""
     family, outputs = agent.family, agent.policy_net.outputs
     if "logits" in family.param_keys:
-        return {"action": _choices(folder, family, outputs)}
+        chosen = _choices(folder, family, outputs)
+        free = agent.policy_net.allowed(torch.zeros(len(chosen), outputs), observation)
+        excluded = family.log_prob({"logits": free}, chosen) < EXCLUDED / 2
+        if excluded.any():
+            raise folder.error(
+                f"its frame {int(excluded.nonzero()[0])} has the action "
+                f"{chosen[excluded][0].tolist()}, which action_mask excludes; drop such episodes"
+            )
+        return {"action": chosen}
     action = folder.read("action", torch.float32, outputs)
     if not isinstance(family, TanhNormalFamily):
         return {"action": action}
@@ -233,6 +258,11 @@ def _actions(folder: _Folder, agent: Agent) -> dict[str, Tensor]:
         )
     inverse = unit.double().clamp(-1 + 1e-6, 1 - 1e-6).atanh().float()
     inverse = folder.read("pre_tanh", torch.float32, outputs, missing=inverse)
+    if ((family.action(inverse) - action).abs() > 1e-3 * family.half_width.cpu()).any():
+        raise folder.error(
+            "its pre_tanh does not give its action within the task's bounds; drop pre_tanh, or "
+            "give demonstrations of this task"
+        )
     return {"action": action, "pre_tanh": inverse}
 
 

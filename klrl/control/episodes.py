@@ -28,6 +28,7 @@ from klrl.control.observation import Packed
 LONGEST = 20_000
 #: Steps that one copy plays before the comparison, and most steps of a compared episode.
 _PAST, _COMPARED = 40, 24
+_STATE = "; its state outlives a reset, and evaluations, which play new copies, begin without it"
 
 Call = Callable[[Callable[[], Any]], Any]
 
@@ -119,40 +120,43 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
     """
     call: Call = partial(within, timeout)
     try:
-        with generators_kept(), closing(call(make)) as played, closing(call(make)) as fresh:
-            return _difference(played, fresh, call)
+        with generators_kept():
+            why = _difference(make, call, _PAST)
+            # Draws from elsewhere differ in two new copies too.
+            return why + _STATE * bool(why and not _difference(make, call, 0))
     except TookTooLong:
         return f"a step or a reset took longer than {timeout:g} s"
     except Exception as error:  # an environment may raise anything
         return f"a second copy of the environment raises an error: {first_line(error)}"
 
 
-def _difference(played: gymnasium.Env, fresh: gymnasium.Env, call: Call) -> str:
-    """Describe a difference of two copies with the same seeds and actions; empty without one."""
-    space, rng = copy.deepcopy(played.action_space), np.random.default_rng(0)
-    space.seed(0)
-    layout = played.layout if isinstance(played, Packed) and played.layout.masked else None
+def _difference(make: Callable[[], gymnasium.Env], call: Call, past: int) -> str:
+    """Describe a difference of a copy with ``past`` steps and a new one; empty without one."""
+    with closing(call(make)) as played, closing(call(make)) as fresh:
+        space, rng = copy.deepcopy(played.action_space), np.random.default_rng(0)
+        space.seed(0)
+        layout = played.layout if isinstance(played, Packed) and played.layout.masked else None
 
-    def drawn(seen: Any) -> object:
-        return space.sample() if layout is None else layout.allowed_action(seen, space, rng)
+        def drawn(seen: Any) -> object:
+            return space.sample() if layout is None else layout.allowed_action(seen, space, rng)
 
-    seen = _reset(played, 0, call)
-    for _ in range(_PAST):
-        seen, answer = _step(played, drawn(seen), call)
-        if any(answer[2:]):
-            seen = _reset(played, 0, call)
-    for seed in (1, 2):  # at the second seed, ``fresh`` has played too
-        seen = _reset(played, seed, call)
-        if _as_bytes(seen) != _as_bytes(_reset(fresh, seed, call)):
-            return "after the same seeded reset, a used copy differs from a new one"
-        for step in range(1, _COMPARED + 1):
-            action = drawn(seen)
-            seen, answer = _step(played, action, call)
-            if answer != _step(fresh, action, call)[1]:
-                return f"two copies with the same seed and actions differ in step {step}"
-            if any(answer[2:]):
-                break
-    return ""
+        seen, ended = None, True
+        for _ in range(past):
+            seen = _reset(played, 0, call) if ended else seen
+            seen, answer = _step(played, drawn(seen), call)
+            ended = any(answer[2:])
+        for seed in (1, 2):  # at the second seed, ``fresh`` has played too
+            seen = _reset(played, seed, call)
+            if _as_bytes(seen) != _as_bytes(_reset(fresh, seed, call)):
+                return "after the same seeded reset, a used copy differs from a new one"
+            for step in range(1, _COMPARED + 1):
+                action = drawn(seen)
+                seen, answer = _step(played, action, call)
+                if answer != _step(fresh, action, call)[1]:
+                    return f"two copies with the same seed and actions differ in step {step}"
+                if any(answer[2:]):
+                    break
+        return ""
 
 
 def _reset(env: gymnasium.Env, seed: int, call: Call) -> object:

@@ -24,6 +24,16 @@ def make_one(config: EnvConfig) -> gymnasium.Env:
     env = _bare(config)
     for i, part in enumerate(config.wrappers):
         env = _in_wrapper(env, f"env.wrappers[{i}]", part)
+    inner = env
+    while isinstance(inner, gymnasium.Wrapper):
+        for name in ("observation", "reward"):
+            kind = getattr(gymnasium.wrappers, f"Normalize{name.capitalize()}")
+            if isinstance(inner, kind) and inner.update_running_mean:
+                raise ConfigError(
+                    f"{config.named}: its {kind.__name__} has statistics that evaluations begin "
+                    f"without; drop it, and set env.normalize_{name}=true"
+                )
+        inner = inner.env
     keys = config.observation_keys
     return env if keys is None else _with_keys(config.named, env, keys)
 

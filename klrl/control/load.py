@@ -144,7 +144,7 @@ def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobC
         complete_part("env", config.env)
     check_env(config.env, config.actor, frozenset())
     kind, task = policy_kind(stored.env, stored.actor), policy_kind(config.env, stored.actor)
-    for name, own, others in kind.differences(task):
+    for name, own, others in kind.differences(task._replace(bounds=kind.bounds)):
         raise ConfigError(
             f"{' '.join(overrides)}: its {name} is {others}, but the policy's is {own}; "
             f"give a task with the same {name}"

@@ -114,15 +114,19 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
 
 
 class PolicyKind(NamedTuple):
-    """The observations, actions and distribution of a policy, to compare two policies."""
+    """The observations, actions and distribution of a policy, to compare two policies.
+
+    ``bounds`` of ``tanh_normal`` map the sample to the action. On another task it keeps its own.
+    """
 
     distribution: str
     observation: object
     action: object
+    bounds: str
 
     def differences(self, other: PolicyKind) -> list[tuple[str, object, object]]:
         """List (name, own value, other value) for each field that differs."""
-        names = ("action distribution", "observation", "action")
+        names = ("action distribution", "observation", "action", "range of actions")
         triples = zip(names, self, other, strict=True)
         return [(name, here, there) for name, here, there in triples if here != there]
 
@@ -134,9 +138,12 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     family = FAMILIES.get(type(copy.action_space), chosen)
     layout = layout_of(env.named, copy.observation_space, copy.action_space, env.action_mask)
     seen = spaces.flatdim(copy.observation_space) if layout is None else layout.names
-    action = action_signature(copy.action_space)
+    action, bounds = action_signature(copy.action_space), ""
+    if family == "tanh_normal" and isinstance(space := copy.action_space, spaces.Box):
+        pairs = zip(space.low.flat, space.high.flat, strict=True)
+        bounds = " ".join(f"{low:g}..{high:g}" for low, high in pairs)
     copy.close()
-    return PolicyKind(family, seen, action)
+    return PolicyKind(family, seen, action, bounds)
 
 
 def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = None) -> None:

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 import klrl
+from klrl.api import compose
 from klrl.base.errors import ConfigError, Interrupted
 from klrl.control.step import Columns, StepParts, draw, loss_terms
 from klrl.runs.returns import final_return, last_recorded
@@ -20,6 +21,17 @@ from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of, rows_of, said, timeless
 
 SIGMA = 0.3
+U, DISCRETE = torch.ones(200, 1), torch.zeros(200, dtype=torch.long)
+PIXEL = torch.ones(200, 1764, dtype=torch.int8)
+PIXELS = ("env=catch", "actor=cnn")
+KEYED, MASKED = (
+    ("env=gym", f"env.id=tests.control.toys:klrl-test/{name}-v0") for name in ("Keyed", "Masked")
+)
+KEYED += ("env.kwargs.image=false",)
+SEVERAL = (*MASKED, "env.kwargs.where=several")
+#: Two numbers, then masks that allow the even actions.
+ALLOWED = torch.tensor([0.0, 0, 1, 0, 1, 0, 1, 0]).expand(200, 8)
+ALLOWED_TWICE = torch.cat([ALLOWED, ALLOWED[:, 2:]], 1)
 
 
 def written(folder: str = "data", episodes: int = 8, length: int = 25, **changed: object) -> str:
@@ -182,6 +194,24 @@ def test_a_replay_buffers_dump_and_one_hot_actions_are_read(training) -> None:
         assert frames["action"].tolist() == action.tolist()
 
 
+def test_bytes_indices_and_allowed_actions_are_read(training) -> None:
+    whole = torch.arange(200)[:, None].expand(200, 1764)
+    written(observation=whole.double(), action=DISCRETE)
+    frames = training(*PIXELS, "collector.held_out=0").parts.data.frames
+    assert (frames["observation"] == whole).all()
+    for name, task, seen, action in (
+        ("keyed", KEYED, torch.full((200, 6), 3.0), DISCRETE + 2),
+        ("masked", MASKED, ALLOWED, DISCRETE + 4),
+        ("several", SEVERAL, ALLOWED_TWICE, torch.stack([DISCRETE, DISCRETE + 4], 1)),
+    ):
+        written(name, observation=seen, action=action)
+        frames = Training(
+            compose(*words("collector.held_out=0", *task, data=name))
+        ).parts.data.frames
+        assert (frames["observation"] == seen).all()
+        assert (frames["action"] == action).all()
+
+
 def test_wrong_rewards_are_0_where_nothing_learns_from_them(training) -> None:
     written(next={"reward": torch.full((200, 1), math.nan)})
     frames = training("loss.critic_coeff=0").parts.data.frames
@@ -237,6 +267,50 @@ def test_statistics_are_those_of_the_data_and_stay(training) -> None:
             "has the action [2.0], and the task's are whole numbers from 0 to below [2]",
         ),
         ({"episode": None, "next": {"reward": torch.zeros(200, 1)}}, (), "holds one episode"),
+        (
+            {"action": torch.tanh(U), "pre_tanh": U},  # from bounds of 1, and the task's are 2
+            ("actor=tanh_normal",),
+            "its pre_tanh does not give its action within the task's bounds; drop pre_tanh",
+        ),
+        (
+            {"observation": torch.full((200, 1764), 0.5), "action": DISCRETE},
+            PIXELS,
+            "its observation has 0.5, which is no byte, index or mask of the task",
+        ),
+        (
+            {"observation": torch.full((200, 1764), 472), "action": DISCRETE},
+            PIXELS,
+            "its observation has 472, which",
+        ),
+        (
+            {"observation": -PIXEL, "action": DISCRETE},
+            PIXELS,
+            "its observation has -1, which",
+        ),
+        (
+            {"observation": torch.full((200, 6), 0.5), "action": DISCRETE},
+            KEYED,
+            "its observation has 0.5, which is no byte, index or mask of the task",
+        ),
+        (
+            {
+                "observation": torch.zeros(200, 6),
+                "action": DISCRETE,
+                "next": {"observation": torch.full((200, 6), 4.0), "reward": torch.zeros(200, 1)},
+            },
+            KEYED,
+            "its next.observation has 4, which",
+        ),
+        (
+            {"observation": ALLOWED, "action": DISCRETE + (torch.arange(200) == 7)},
+            MASKED,
+            "its frame 7 has the action 1, which action_mask excludes",
+        ),
+        (
+            {"observation": ALLOWED_TWICE, "action": torch.stack([DISCRETE, 2 * DISCRETE + 3], 1)},
+            SEVERAL,
+            "its frame 0 has the action [0, 3], which action_mask excludes",
+        ),
         ({}, ("collector.steps=400",), "collector.steps=400: data=data has 175 frames"),
     ],
 )

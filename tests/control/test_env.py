@@ -9,7 +9,9 @@ from torchrl.envs import check_env_specs
 from klrl.base.seeds import derived_seed
 from klrl.control.copies import VectorGymEnv
 from klrl.control.env import make_env
+from klrl.control.gym_make import make_one
 from tests.agents import gym
+from tests.control.toys import Drifting
 
 KEYS = ("reward", "terminated", "truncated", "episode_reward", "step_count")
 
@@ -73,3 +75,8 @@ def test_out_of_bounds_actions_are_clipped_for_the_simulator_only() -> None:
     stepped = env.step(far)
     assert float(stepped["action"]) == 50.0
     torch.testing.assert_close(stepped["next", "reward"], clipped.step(bound)["next", "reward"])
+
+
+def test_a_wrapper_of_fixed_statistics_is_served(settings) -> None:
+    env = make_one(settings("env=custom", "env.target=tests.control.toys:frozen").env)
+    assert env.reset(seed=3)[0] == pytest.approx(Drifting().reset(seed=3)[0] / 2)

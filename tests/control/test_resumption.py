@@ -99,7 +99,7 @@ def test_a_run_that_was_interrupted_is_the_one_that_was_not(words, capsys) -> No
         assert (manifest["repeatable"], manifest["resume"]) == ("yes", "exact")
 
 
-WRAPPED = "env.wrappers=[{target: gymnasium.wrappers:NormalizeObservation}]"
+WRAPPED = "env.wrappers=[{target: tests.control.toys:Warming}]"
 
 
 @pytest.mark.parametrize("words", [UNSEEDED, DICE, [WRAPPED]], ids=["unseeded", "dice", "wrapper"])

@@ -210,6 +210,35 @@ class Unseeded(Drifting):
         return random.SystemRandom().random()
 
 
+class Bounded(Drifting):
+    """Its action is a number from -most to most; 8 steps."""
+
+    def __init__(self, most: float = 1.0) -> None:
+        self.action_space = spaces.Box(-most, most, (1,), np.float32)
+
+    def step(self, action):
+        observation, reward, *_ = super().step(int(action[0]))
+        return observation, reward, self.steps == 8, False, {}
+
+
+class Warming(gymnasium.ObservationWrapper):
+    """Observations grow with each."""
+
+    seen = 0
+
+    def observation(self, observation):
+        self.seen += 1
+        return observation * np.float32(1 + self.seen / 1000)
+
+
+def frozen() -> gymnasium.Env:
+    """A wrapper whose statistics are known and stay."""
+    env = gymnasium.wrappers.NormalizeObservation(Drifting())
+    env.update_running_mean = False
+    env.obs_rms.var = np.float32([4 - 1e-8])
+    return env
+
+
 class Dice(gymnasium.Env):
     """Starts and pays by throws of the global ``random`` and ``np.random``; 8 steps."""
 

@@ -18,7 +18,7 @@ from klrl.control.load import trained_agent
 from klrl.kl.divergences import LARGEST_JS
 from klrl.train.policy_kl import distance, kl_between
 from tests.conftest import QUICK
-from tests.runs.commands import exits
+from tests.runs.commands import exits, said
 
 NAMES = ["reverse", "forward", "js", "tv"]
 APART = ("optim.lr=0.02", "learner.epochs=4")
@@ -183,3 +183,22 @@ def test_a_policy_of_other_actions_is_refused(cartpoles) -> None:
         ConfigError, match=r"^RUN=free: has no reference \(kl=none\); give a policy with --to"
     ):
         kl_between("free")
+
+
+@pytest.mark.integration
+def test_a_squashed_policy_of_other_bounds_is_refused(capsys) -> None:
+    """The KL of the Gaussians before tanh is no KL of the actions if the bounds differ."""
+    how = ("env=custom", "env.target=tests.control.toys:Bounded", "actor=tanh_normal")
+    trained("wide", *how, "env.args={most: 2}"), trained("narrow", *how)
+    for on in ("wide", "narrow"):
+        with pytest.raises(ConfigError, match="^--to=narrow: its range of actions is -1..1, but "):
+            kl_between("wide", "narrow", on=on)
+    for setting in ("reference=checkpoint reference.path=wide", "actor.init=wide"):
+        code, _, error = said(capsys, *QUICK, *how, *setting.split())
+        told = "=wide: its range of actions is -2..2, but this run's is -1..1; give another run"
+        assert (code, told in error) == (2, True), error
+    # A policy keeps its bounds on a task with others, where it may also act for two others.
+    trained("again", *how, "reference=checkpoint", "reference.path=narrow")
+    for words, on in (([], "narrow"), ([], "wide"), (["env.args.most=2"], "narrow")):
+        assert kl_between("narrow", "again", words, on=on, episodes=2).episodes == 2
+    assert exits("evaluate", "narrow", "env.args.most=2", "--episodes", "2") == 0
