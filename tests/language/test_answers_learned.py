@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from klrl.base.errors import ConfigError
 from klrl.language.data.prompts import read_jsonl
 from klrl.language.data.sort_digits import SortDigits
 from klrl.language.run.verify import verify_run
@@ -143,3 +145,40 @@ def test_a_last_turn_of_the_assistants_is_the_answer() -> None:
     (first, *_) = read_jsonl("turns.jsonl")
     assert first.content == [dict(turn) for turn in ROWS[0].content]
     assert first.row["answer"] == ROWS[0].row["answer"]
+
+
+def ends_with_any(model: str, eos: str = "<unk>") -> str:
+    """The model, of a tokenizer with another EOS than the template; it lists both as ends."""
+    copytree(model, "several")
+    for file, words in (
+        ("tokenizer_config", {"eos_token": eos}),
+        ("generation_config", {"eos_token_id": [1, 3]}),
+    ):
+        path = Path("several", f"{file}.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), **words}))
+    return "actor.model=several"
+
+
+def test_an_answer_ends_as_the_template_ends_a_turn(job, model) -> None:
+    written("turns.jsonl", messages=True)
+    Path("texts.jsonl").write_text('{"prompt": "531", "answer": "135"}\n' * 8, "utf-8")
+    several = ends_with_any(model)
+    tokenizer = AutoTokenizer.from_pretrained("several")
+    parts = Training(job(*sft(several, data="turns.jsonl"))).parts
+    batch = parts.rollout(0).collect()
+    prompts = parts.task.stream(tokenizer, None).take(8).prompts
+    real = batch["masks", "all_attention_mask"].bool()
+    tokens = torch.cat([batch["tokens", "prompt"], batch["tokens", "response"]], 1)
+    for row, kept, prompt in zip(tokens, real, prompts, strict=True):
+        turns = [*prompt.content, {"role": "assistant", "content": prompt.row["answer"]}]
+        whole = tokenizer.apply_chat_template(turns, return_dict=False)
+        assert row[kept].tolist() == whole[:-1], "but for the newline after the turn"
+    batch = Training(job(*sft(several, data="texts.jsonl"))).parts.rollout(0).collect()
+    assert batch["tokens", "response"].tolist() == [[9, 11, 13, 1]] * 8, "the tokenizer's EOS"
+
+
+def test_the_preflight_judges_the_end_that_is_learned(job, model, monkeypatch) -> None:
+    written("turns.jsonl", messages=True)
+    monkeypatch.setattr("klrl.language.run.checks.end_of_turn", lambda *_: 1)
+    with pytest.raises(ConfigError, match="template and mask disagree: 1"):
+        Training(job(*sft(ends_with_any(model), data="turns.jsonl")))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import dropwhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -235,6 +236,29 @@ def render(
         return dict(tokenizer.apply_chat_template([dict(t) for t in turns], **template, **own))
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(refused.format(first_line(error))) from error
+
+
+def end_of_turn(
+    tokenizer: Tokenizer, eos: Sequence[int], content: Content, template: Mapping[str, object]
+) -> int:
+    """Return the EOS after an answer: the first one that the template renders there, else eos[0].
+
+    Args:
+        tokenizer: with a chat template for conversations.
+        eos: the ids that end a response, the tokenizer's EOS first; plain text ends with that one.
+        content: the prompt.
+        template: arguments of the chat template.
+    """
+    if isinstance(content, str) or len(eos) == 1:
+        return eos[0]
+    refused = "the chat template refuses an answer ({}); let it render assistant turns"
+    one, other = (
+        render(tokenizer, [*content, {"role": "assistant", "content": answer}], template, refused)
+        for answer in "12"
+    )
+    both = zip(one["input_ids"], other["input_ids"], strict=False)
+    from_answer = dropwhile(lambda pair: pair[0] == pair[1], both)
+    return next((token for token, _ in from_answer if token in eos), eos[0])
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:

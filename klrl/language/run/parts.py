@@ -72,7 +72,7 @@ class LanguageParts(Parts):
         self.task.check(tokenizer, limit)
         if config.collector.imitates:
             for prompt in self.task.checked:
-                answer_ids(prompt, self.policy, config.collector.max_new_tokens)
+                answer_ids(prompt, self.policy, config)
         self.prompts = self.task.stream(tokenizer, limit)
         self.kl = factory("kl", config.kl, config.domain)(config.kl)
         kept = checkpointed(self.reference_rule, config)
