@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.base.errors import ConfigError
-from klrl.language.data.prompts import read_jsonl
+from klrl.language.data.prompts import parse_row, read_jsonl
 from klrl.language.data.sort_digits import SortDigits
 from klrl.language.run.verify import verify_run
 from klrl.train.learner import Coefficients
@@ -134,6 +134,24 @@ def test_a_row_without_an_answer_is_refused(exits) -> None:
     assert code == 2
     assert "env.reward=exact: env.data=rows.jsonl line 1 has no answer" in error
     assert not Path("run").exists()
+
+
+def test_an_answer_that_differs_from_the_last_turn_is_not_learned(exits) -> None:
+    turns = [{"role": "user", "content": "1569"}, {"role": "assistant", "content": "01569"}]
+    rows = [{"messages": turns, "answer": answer} for answer in ("01569", "7")]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    code, _, error = exits(*sft())
+    assert code == 2
+    assert 'env.data=rows.jsonl line 2: its answer is "7", but the assistant' in error
+    assert 'last turn is "01569"; drop one of the two' in error
+    assert not Path("run").exists()
+    prompts = read_jsonl("rows.jsonl")
+    assert [each.row["answer"] for each in prompts] == ["01569", "7"]  # rewards read it
+
+
+def test_a_null_answer_is_none() -> None:
+    turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    assert parse_row({"messages": turns, "answer": None}, "row").row["answer"] == "2"
 
 
 def zero(prompts, responses, rows):

@@ -45,11 +45,13 @@ class Prompt:
         content: plain text, or a conversation whose last turn is not the assistant's.
         row: all fields of the row, for the reward function.
         origin: where the prompt comes from, for messages.
+        turn: the assistant's turn that followed ``content``; None without one.
     """
 
     content: Content
     row: Fields = field(default_factory=dict)
     origin: str = "prompt"
+    turn: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,10 @@ def parse_row(row: object, origin: str) -> Prompt:
     if fields[0] == "messages" or isinstance(content, list):
         _check_messages(content, origin, fields[0])
         if content[-1]["role"] == "assistant":
-            answer = {"answer": content[-1]["content"], **row}
-            return Prompt(content[:-1], {**answer, fields[0]: content[:-1]}, origin)
+            turn = content[-1]["content"]
+            answer = turn if row.get("answer") is None else row["answer"]
+            rest = {"answer": answer, fields[0]: content[:-1]}
+            return Prompt(content[:-1], {**row, **rest}, origin, turn)
     elif not isinstance(content, str):
         raise ConfigError(f"{origin}: prompt is {json_type(content)}; give a text, or use messages")
     return Prompt(content, row, origin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
@@ -47,7 +49,7 @@ def answer_ids(prompt: Prompt, policy: Policy, config: LanguageConfig) -> list[i
     """Return the token ids of a prompt's answer, with EOS at the end.
 
     Raises:
-        ConfigError: the row has no answer, or it has more than ``collector.max_new_tokens`` ids.
+        ConfigError: the row has no answer, two, or one of over ``collector.max_new_tokens`` ids.
     """
     answer, tokenizer = prompt.row.get("answer"), policy.causal.tokenizer
     most = config.collector.max_new_tokens
@@ -55,6 +57,11 @@ def answer_ids(prompt: Prompt, policy: Policy, config: LanguageConfig) -> list[i
         raise ConfigError(
             f"{prompt.origin}: has no answer to learn; add a field answer with a text, or messages "
             "that end with the assistant's"
+        )
+    if prompt.turn not in (None, answer):
+        raise ConfigError(
+            f"{prompt.origin}: its answer is {json.dumps(answer)[:60]}, but the assistant's last "
+            f"turn is {json.dumps(prompt.turn)[:60]}; drop one of the two"
         )
     end = end_of_turn(tokenizer, policy.special.eos, prompt.content, template_of(config))
     ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], end]
