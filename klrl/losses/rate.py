@@ -11,7 +11,8 @@ from klrl.config import OptimConfig
 class KLAdaptiveRate:
     """KL > 2 target -> lr /= 1.5; 0 < KL < target / 2 -> lr *= 1.5; bounded.
 
-    KL(old||new), in nats per frame or token, is measured on a minibatch before its gradient step.
+    KL(old||new), in nats per frame or token, is measured on a minibatch before its gradient step,
+    from the second step on; after an update of a single step, on the rollout.
     The next step uses the new rate; in rsl_rl's PPO the same step uses it.
     """
 

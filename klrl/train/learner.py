@@ -122,7 +122,7 @@ class Learner:
         while epochs < self.config.learner.epochs:
             epochs += 1
             lr = self.rate.lr if self.rate else lr
-            metrics += self._epoch(frames, lr, kl_coef)
+            self._epoch(frames, lr, kl_coef, metrics)
             target = self.loss.target_kl
             if target and self.steps.kl_old(frames) > 1.5 * target / positions:
                 break
@@ -133,6 +133,8 @@ class Learner:
         kl_old = self.steps.kl_old(frames)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # by the KL before a line search
+        if self.rate and len(metrics) == 1:
+            self.rate.update(kl_old)  # no later minibatch measures the only step
         if searched and not self.loss.natural:
             alpha, kl_old = self._search(frames, actor_before, kl_old, dtarg)
         learned = self.loss.weighted(means, kl_coef)
@@ -156,9 +158,8 @@ class Learner:
         now, most = self.steps.actor_parameters, self.loss.max_alpha
         return line_search.search(now, before, measure, kl, target, most)
 
-    def _epoch(self, frames: Any, lr: float, kl_coef: float) -> list[Tensor]:
-        """Make one pass over the rollout; return the metrics of each step."""
-        metrics: list[Tensor] = []
+    def _epoch(self, frames: Any, lr: float, kl_coef: float, metrics: list[Tensor]) -> None:
+        """Make one pass over the rollout; append each step's metrics to the update's."""
         coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
         for minibatch in self.steps.minibatches(frames):
             metrics.append(self.steps.step(minibatch, coefficients))
@@ -167,9 +168,9 @@ class Learner:
                 kl = float(metrics[-1][self._names.index("kl/old/exact")])
                 if self.beta_rule.every_forward:
                     self.beta_rule.update(kl)
-                lr = self.rate.update(kl) if self.rate else lr
+                if self.rate and len(metrics) > 1:  # before the first step, the KL is rounding
+                    lr = self.rate.update(kl)
                 coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
-        return metrics
 
 
 def require_finite(

@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from klrl.language.data.prompts import read_jsonl
+from klrl.base.errors import ConfigError
+from klrl.language.data.batch import SCORE
+from klrl.language.data.prompts import parse_row, read_jsonl
 from klrl.language.data.sort_digits import SortDigits
 from klrl.language.run.verify import verify_run
+from klrl.losses.policy import PolicyLoss
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.runs.commands import manifest_of, rows_of, timeless
@@ -111,6 +115,13 @@ def test_rows_and_conversations_learn_the_same_and_resume_to_the_bit(exits) -> N
             ("collector.group_size=2",),
             "collector.group_size=2: a row has one answer; drop it",
         ),
+        *(
+            (
+                ("loss=custom", "loss.target=a:B", word),
+                f"{word}: a row has one answer, so it is NaN",
+            )
+            for word in ("advantage.baseline=normalized", "advantage.baseline=leave_one_out")
+        ),
         (("loss=clip",), "loss=clip: collector=answers reads actions that another policy chose"),
         (("kl=retrieve",), "kl=retrieve: is estimated from the policy's own actions"),
         (("data=none.jsonl",), "env.data=none.jsonl: No such file"),
@@ -125,13 +136,54 @@ def test_answers_that_cannot_be_learned_are_refused(words, says, exits) -> None:
 
 
 def test_a_row_without_an_answer_is_refused(exits) -> None:
-    Path("rows.jsonl").write_text('{"prompt": "1"}\n' * 4, "utf-8")
+    Path("rows.jsonl").write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(4)), "utf-8")
     code, _, error = exits(*sft("env.reward=tests.language.test_answers_learned:zero"))
     assert (code, "line 1: has no answer to learn" in error) == (2, True)
     code, _, error = exits(*sft())
     assert code == 2
     assert "env.reward=exact: env.data=rows.jsonl line 1 has no answer" in error
     assert not Path("run").exists()
+
+
+def test_an_answer_that_differs_from_the_last_turn_is_not_learned(exits) -> None:
+    turn = {"role": "assistant", "content": "01569"}
+    rows = [
+        {"messages": [{"role": "user", "content": asked}, turn], "answer": answer}
+        for asked, answer in (("10569", "01569"), ("15690", "7"))
+    ]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    code, _, error = exits(*sft())
+    assert code == 2
+    assert 'env.data=rows.jsonl line 2: its answer is "7", but the assistant' in error
+    assert 'last turn is "01569"; drop one of the two' in error
+    assert not Path("run").exists()
+    prompts = read_jsonl("rows.jsonl")
+    assert [each.row["answer"] for each in prompts] == ["01569", "7"]  # rewards read it
+
+
+def test_a_null_answer_is_none() -> None:
+    turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    assert parse_row({"messages": turns, "answer": None}, "row").row["answer"] == "2"
+
+
+def test_a_custom_loss_hears_that_the_advantage_of_a_single_answer_is_0(job) -> None:
+    written()
+    own = "loss.target=tests.language.test_answers_learned:Weighted"
+    parts = Training(job(*sft(), "loss=custom", own)).parts
+    batch = parts.rollout(0).collect()
+    parts.charge_kl(batch)
+    parts.estimate_advantage(batch)
+    assert batch[SCORE].any()
+    assert not batch["advantage"].any()
+    (line,) = (line for line in parts.preflight if line.startswith("loss=custom"))
+    assert "advantage=group is 0" in line
+
+
+class Weighted(PolicyLoss):
+    """The likelihood of the answers, each weighted by its advantage."""
+
+    def gain(self, scored, advantage, beta):
+        return scored.log_prob * advantage
 
 
 def zero(prompts, responses, rows):
@@ -143,3 +195,44 @@ def test_a_last_turn_of_the_assistants_is_the_answer() -> None:
     (first, *_) = read_jsonl("turns.jsonl")
     assert first.content == [dict(turn) for turn in ROWS[0].content]
     assert first.row["answer"] == ROWS[0].row["answer"]
+
+
+def ends_with_any(model: str, eos: str = "<unk>") -> str:
+    """The model, of a tokenizer with another EOS than the template; it lists both as ends."""
+    copytree(model, "several")
+    for file, words in (
+        ("tokenizer_config", {"eos_token": eos}),
+        ("generation_config", {"eos_token_id": [1, 3]}),
+    ):
+        path = Path("several", f"{file}.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), **words}))
+    return "actor.model=several"
+
+
+def test_an_answer_ends_as_the_template_ends_a_turn(job, model) -> None:
+    written("turns.jsonl", messages=True)
+    Path("texts.jsonl").write_text('{"prompt": "531", "answer": "135"}\n' * 8, "utf-8")
+    several = ends_with_any(model)
+    tokenizer = AutoTokenizer.from_pretrained("several")
+    parts = Training(job(*sft(several, data="turns.jsonl"))).parts
+    batch = parts.rollout(0).collect()
+    prompts = parts.task.stream(tokenizer, None).take(8).prompts
+    real = batch["masks", "all_attention_mask"].bool()
+    tokens = torch.cat([batch["tokens", "prompt"], batch["tokens", "response"]], 1)
+    for row, kept, prompt in zip(tokens, real, prompts, strict=True):
+        turns = [*prompt.content, {"role": "assistant", "content": prompt.row["answer"]}]
+        whole = tokenizer.apply_chat_template(turns, return_dict=False)
+        assert row[kept].tolist() == whole[:-1], "but for the newline after the turn"
+    batch = (
+        Training(job(*sft(several, "env.eval_share=0", data="texts.jsonl")))
+        .parts.rollout(0)
+        .collect()
+    )
+    assert batch["tokens", "response"].tolist() == [[9, 11, 13, 1]] * 8, "the tokenizer's EOS"
+
+
+def test_the_preflight_judges_the_end_that_is_learned(job, model, monkeypatch) -> None:
+    written("turns.jsonl", messages=True)
+    monkeypatch.setattr("klrl.language.run.checks.end_of_turn", lambda *_: 1)
+    with pytest.raises(ConfigError, match="template and mask disagree: 1"):
+        Training(job(*sft(ends_with_any(model), data="turns.jsonl")))

@@ -212,6 +212,18 @@ def test_a_share_is_held_out_once_and_for_every_seed() -> None:
         hold_out(prompts[:1], 0.5)
 
 
+def test_rows_of_one_prompt_are_held_out_together() -> None:
+    """The split of distinct prompts is that of a file without repeats."""
+    turns = [[{"role": "user", "content": str(i)}] for i in range(10)]
+    once, held_once = hold_out([Prompt(each) for each in turns], 0.2)
+    prompts = [Prompt(each, {"answer": j}) for j in range(4) for each in turns]
+    train, held = hold_out(prompts, 0.2)
+    assert [p.content for p in train] == [p.content for p in once] * 4
+    assert [p.content for p in held] == [p.content for p in held_once] * 4
+    with pytest.raises(ConfigError, match="a single prompt cannot be split"):
+        hold_out(prompts[::10], 0.5)
+
+
 def started(capsys, model: str, rows: list, *words: str) -> tuple[int, str, str]:
     from klrl.__main__ import main
 

@@ -18,7 +18,7 @@ from transformers import (
 from klrl.base.errors import ConfigError, RewardError
 from klrl.language.data.prompts import Prompt
 from klrl.language.data.rewards import Extras, Reward, find_reward
-from klrl.language.data.tasks import WeightedRewards
+from klrl.language.data.tasks import WeightedRewards, labels
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.runs.commands import rows_of
@@ -120,6 +120,12 @@ def test_rewards_of_one_name_are_told_apart() -> None:
     both = WeightedRewards(["a_reward:score", "b_reward:score"], [2.0, 3.0], None)
     assert list(both.parts(PROMPTS, TEXTS, REWARD_EXTRAS)) == ["a_reward.score", "b_reward.score"]
     assert both(PROMPTS, TEXTS, REWARD_EXTRAS).tolist() == [5.0] * 3
+
+
+def test_a_full_name_that_is_anothers_short_name_is_told_apart() -> None:
+    full = ["model.a.score", "a.score", "b.score"]
+    assert labels(["model:a.score", "a:score", "b:score"]) == full
+    assert labels(["model:a.score", "exact"]) == ["a.score", "exact"]
 
 
 def classifier(kind: str, pad: int | None = None, labels: int = 1) -> Path:

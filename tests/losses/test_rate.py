@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from torch import Tensor
 
 from klrl.config import OptimConfig
 from klrl.losses.policy import ClipLoss
 from klrl.losses.rate import KLAdaptiveRate
-from klrl.train.learner import Learner
+from klrl.train.learner import Coefficients, Learner
 from tests.train.test_learner import OneParameter
 
 CONFIG = OptimConfig(
@@ -33,11 +34,30 @@ def test_the_rate_is_bounded(kl: float, bound: float) -> None:
 
 
 def test_each_gradient_step_has_the_rate_of_the_minibatch_before(settings) -> None:
-    """All minibatches have a KL of 1, so each of two epochs of three steps is 1.5 times slower."""
+    """Two epochs of three steps: all minibatches have a KL of 1, the first before any step."""
     config = settings("loss=clip", "optim.lr=0.01", "optim.rate=kl_adaptive")
     steps = OneParameter(ClipLoss(config.loss))
     learner = Learner(config, steps)
     learner.update(torch.zeros(6), 0.9)
-    assert [c.lr for c in steps.asked] == pytest.approx([0.01 / 1.5**i for i in range(6)])
+    assert [c.lr for c in steps.asked] == pytest.approx([0.01 / 1.5**i for i in [0, *range(5)]])
     learned = learner.update(torch.zeros(6), 0.9)
-    assert learned["learner/lr"] == pytest.approx(0.01 / 1.5**12), "the next step's"
+    assert learned["learner/lr"] == pytest.approx(0.01 / 1.5**10), "the next step's"
+
+
+class Rounded(OneParameter):
+    """KL(old||new) is lr^2 after a step; the minibatch's, before it, is rounding."""
+
+    def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
+        self.parameter.data.zero_()
+        return super().step(minibatch, coefficients) * 1e-14
+
+
+@pytest.mark.parametrize("words", [("learner.epochs=1",), ("loss.target_kl=1e-9",)])
+@pytest.mark.parametrize(("lr", "kept"), [(0.5, 0.5 / 1.5**4), (0.01, 0.01 * 1.5**5)])
+def test_the_rate_follows_the_kl_of_a_single_step(lr, kept, words, settings) -> None:
+    config = settings(
+        "loss=clip", "optim.rate=kl_adaptive", "optim.lr_max=1", f"optim.lr={lr}", *words
+    )
+    learner = Learner(config, Rounded(ClipLoss(config.loss)))
+    rates = [learner.update(torch.zeros(1), 0.0)["learner/lr"] for _ in range(9)]
+    assert rates[-3:] == pytest.approx([kept] * 3), "kl_target / 2 < lr^2 < 2 kl_target"

@@ -106,6 +106,12 @@ def check_group_size(c: LanguageConfig) -> None:
     if c.collector.imitates:
         if size != 1:
             raise ConfigError(f"collector.group_size={size}: a row has one answer; drop it")
+        baseline = c.advantage.baseline if isinstance(c.advantage, GroupConfig) else "mean"
+        if c.loss.name == "custom" and baseline != "mean":
+            raise ConfigError(
+                f"advantage.baseline={baseline}: a row has one answer, so it is NaN; "
+                "choose mean, and let loss.target read no advantage"
+            )
     elif isinstance(c.advantage, GroupConfig) and size < 2:
         raise ConfigError(
             f"collector.group_size={size}: advantage=group compares the responses to a prompt; "

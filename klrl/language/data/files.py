@@ -77,20 +77,24 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
     """Split off random prompts for evaluation, the same in every run.
 
     Args:
-        prompts: at least two.
-        share: the share to split off, between 0 and 1; each part gets at least one prompt.
+        prompts: at least two different ones; rows of the same prompt stay together.
+        share: the share of different prompts to split off, between 0 and 1; each part gets one at
+            least.
 
     Returns:
         The training prompts and the held-out prompts, both in their original order.
     """
-    if len(prompts) < 2:
+    keys = [json.dumps(prompt.content, sort_keys=True, default=repr) for prompt in prompts]
+    distinct = list(dict.fromkeys(keys))
+    if len(distinct) < 2:
         raise ConfigError(
             f"env.eval_share={share:g}: a single prompt cannot be split; set env.eval_share=0"
         )
-    count = min(max(round(share * len(prompts)), 1), len(prompts) - 1)
-    held = set(np.random.default_rng(0).permutation(len(prompts))[:count].tolist())
-    train = [prompt for index, prompt in enumerate(prompts) if index not in held]
-    return train, [prompts[index] for index in sorted(held)]
+    count = min(max(round(share * len(distinct)), 1), len(distinct) - 1)
+    held = {distinct[i] for i in np.random.default_rng(0).permutation(len(distinct))[:count]}
+    pairs = list(zip(keys, prompts, strict=True))
+    train = [prompt for key, prompt in pairs if key not in held]
+    return train, [prompt for key, prompt in pairs if key in held]
 
 
 def rows_digest(prompts: Sequence[Prompt]) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import dropwhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -44,11 +45,13 @@ class Prompt:
         content: plain text, or a conversation whose last turn is not the assistant's.
         row: all fields of the row, for the reward function.
         origin: where the prompt comes from, for messages.
+        turn: the assistant's turn that followed ``content``; None without one.
     """
 
     content: Content
     row: Fields = field(default_factory=dict)
     origin: str = "prompt"
+    turn: str | None = None
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,10 @@ def parse_row(row: object, origin: str) -> Prompt:
     if fields[0] == "messages" or isinstance(content, list):
         _check_messages(content, origin, fields[0])
         if content[-1]["role"] == "assistant":
-            answer = {"answer": content[-1]["content"], **row}
-            return Prompt(content[:-1], {**answer, fields[0]: content[:-1]}, origin)
+            turn = content[-1]["content"]
+            answer = turn if row.get("answer") is None else row["answer"]
+            rest = {"answer": answer, fields[0]: content[:-1]}
+            return Prompt(content[:-1], {**row, **rest}, origin, turn)
     elif not isinstance(content, str):
         raise ConfigError(f"{origin}: prompt is {json_type(content)}; give a text, or use messages")
     return Prompt(content, row, origin)
@@ -235,6 +240,29 @@ def render(
         return dict(tokenizer.apply_chat_template([dict(t) for t in turns], **template, **own))
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(refused.format(first_line(error))) from error
+
+
+def end_of_turn(
+    tokenizer: Tokenizer, eos: Sequence[int], content: Content, template: Mapping[str, object]
+) -> int:
+    """Return the EOS after an answer: the first one that the template renders there, else eos[0].
+
+    Args:
+        tokenizer: with a chat template for conversations.
+        eos: the ids that end a response, the tokenizer's EOS first; plain text ends with that one.
+        content: the prompt.
+        template: arguments of the chat template.
+    """
+    if isinstance(content, str) or len(eos) == 1:
+        return eos[0]
+    refused = "the chat template refuses an answer ({}); let it render assistant turns"
+    one, other = (
+        render(tokenizer, [*content, {"role": "assistant", "content": answer}], template, refused)
+        for answer in "12"
+    )
+    both = zip(one["input_ids"], other["input_ids"], strict=False)
+    from_answer = dropwhile(lambda pair: pair[0] == pair[1], both)
+    return next((token for token, _ in from_answer if token in eos), eos[0])
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:

@@ -83,13 +83,14 @@ class WeightedRewards:
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return a label per reward: its function's or folder's name; the full name if two share it."""
+    """Return a label per reward: its function's or folder's name; the full name if two share it.
+
+    If such a full name is another's label, all labels are full names.
+    """
     short = [Path(name.partition(":")[2] or name).name for name in names]
-    count = Counter(short)
-    return [
-        each if count[each] == 1 else name.replace(":", ".")
-        for each, name in zip(short, names, strict=True)
-    ]
+    full, count = [name.replace(":", ".") for name in names], Counter(short)
+    told = [s if count[s] == 1 else f for s, f in zip(short, full, strict=True)]
+    return told if len(set(told)) == len(told) else full
 
 
 @dataclass(frozen=True)

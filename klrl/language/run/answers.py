@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
@@ -16,12 +18,12 @@ from klrl.language.data.batch import (
     response_mask,
     response_part,
 )
-from klrl.language.data.prompts import Prompt, PromptBatch
+from klrl.language.data.prompts import Prompt, PromptBatch, end_of_turn
 from klrl.language.data.tasks import Task
 from klrl.language.model.causal_lm import model_device
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.run.evaluate import places
-from klrl.language.run.load import Policy
+from klrl.language.run.load import Policy, template_of
 from klrl.language.run.rollout import PromptRollout, rescore, texts_of
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
@@ -43,19 +45,26 @@ class AnswerRollout(PromptRollout):
         return batch
 
 
-def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
+def answer_ids(prompt: Prompt, policy: Policy, config: LanguageConfig) -> list[int]:
     """Return the token ids of a prompt's answer, with EOS at the end.
 
     Raises:
-        ConfigError: the row has no answer, or the answer has more than ``most`` ids.
+        ConfigError: the row has no answer, two, or one of over ``collector.max_new_tokens`` ids.
     """
     answer, tokenizer = prompt.row.get("answer"), policy.causal.tokenizer
+    most = config.collector.max_new_tokens
     if not isinstance(answer, str):
         raise ConfigError(
             f"{prompt.origin}: has no answer to learn; add a field answer with a text, or messages "
             "that end with the assistant's"
         )
-    ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    if prompt.turn not in (None, answer):
+        raise ConfigError(
+            f"{prompt.origin}: its answer is {json.dumps(answer)[:60]}, but the assistant's last "
+            f"turn is {json.dumps(prompt.turn)[:60]}; drop one of the two"
+        )
+    end = end_of_turn(tokenizer, policy.special.eos, prompt.content, template_of(config))
+    ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], end]
     if len(ids) > most:
         raise ConfigError(
             f"collector.max_new_tokens={most}: {prompt.origin} has an answer of {len(ids)} tokens, "
@@ -67,8 +76,8 @@ def answer_ids(prompt: Prompt, policy: Policy, most: int) -> list[int]:
 @torch.no_grad()
 def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> TensorDict:
     """Return prompts and answers as a batch [B], with the policy's log-probs and hidden states."""
-    device, most = model_device(policy.model), config.collector.max_new_tokens
-    rows = [torch.tensor(answer_ids(each, policy, most)) for each in prompts.prompts]
+    device = model_device(policy.model)
+    rows = [torch.tensor(answer_ids(each, policy, config)) for each in prompts.prompts]
     tokens = pad_sequence(rows, batch_first=True, padding_value=policy.special.pad).to(device)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool().to(device)
     truncated = torch.zeros_like(mask[:, 0])

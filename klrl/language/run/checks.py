@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from klrl.base.errors import ConfigError
-from klrl.config import LanguageConfig, TextConfig
+from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
 from klrl.envs.llm.transforms.kl.tokens import MARKS_ASSISTANT
 from klrl.kl.estimators import masked_mean
@@ -24,6 +24,7 @@ from klrl.language.data.prompts import (
     Message,
     PromptBatch,
     Tokenizer,
+    end_of_turn,
     render,
 )
 from klrl.language.model.causal_lm import (
@@ -38,7 +39,7 @@ from klrl.language.model.causal_lm import (
 from klrl.language.model.plain import AGREEMENT, error_and_bound, max_difference
 from klrl.language.model.vocabulary import NextTokens, exact_token_kl, response_log_probs
 from klrl.language.run.kl import Reference
-from klrl.language.run.load import Policy
+from klrl.language.run.load import Policy, template_of
 from klrl.language.run.rollout import STATES, sample
 from klrl.language.run.sampler import CacheSampler, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout, self_check
@@ -155,8 +156,10 @@ def _checks(
     conversation = next((each for each in contents if not isinstance(each, str)), None)
     if conversation is not None:
         tokenizer = policy.causal.tokenizer
-        template = config.env.template_kwargs if isinstance(config.env, TextConfig) else {}
-        ends = tokenizer.convert_ids_to_tokens(list(policy.special.eos))
+        template, eos = template_of(config), policy.special.eos
+        if config.collector.imitates:
+            eos = (end_of_turn(tokenizer, eos, conversation, template),)
+        ends = tokenizer.convert_ids_to_tokens(list(eos))
         # A template ends turns with one of the EOS tokens: choose the EOS that fits best.
         checks = (template_marks(tokenizer, conversation, ANSWER, eos, template) for eos in ends)
         yield min(checks, key=lambda check: check.value)

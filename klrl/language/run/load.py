@@ -18,6 +18,7 @@ from klrl.config import (
     CheckpointReferenceConfig,
     LanguageConfig,
     ModelReferenceConfig,
+    TextConfig,
 )
 from klrl.config.checks import typed_choice
 from klrl.kl.reference import Loaded
@@ -61,6 +62,11 @@ class Policy:
         """The actor's and the value head's parameters."""
         critic = [] if self.value_head is None else list(self.value_head.parameters())
         return [*self.actor_parameters, *critic]
+
+
+def template_of(config: LanguageConfig) -> Mapping[str, object]:
+    """Return the arguments of the chat template."""
+    return config.env.template_kwargs if isinstance(config.env, TextConfig) else {}
 
 
 def make_policy(

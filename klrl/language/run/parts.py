@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from klrl.base.seeds import derived_seed, seed_generators
-from klrl.config import LanguageConfig, LegacyKLConfig, factory
+from klrl.config import GroupConfig, LanguageConfig, LegacyKLConfig, factory
 from klrl.kl.divergences import REVERSE
 from klrl.language.data.tasks import make_task
 from klrl.language.model import pretrained as model
@@ -72,7 +72,7 @@ class LanguageParts(Parts):
         self.task.check(tokenizer, limit)
         if config.collector.imitates:
             for prompt in self.task.checked:
-                answer_ids(prompt, self.policy, config.collector.max_new_tokens)
+                answer_ids(prompt, self.policy, config)
         self.prompts = self.task.stream(tokenizer, limit)
         self.kl = factory("kl", config.kl, config.domain)(config.kl)
         kept = checkpointed(self.reference_rule, config)
@@ -108,6 +108,12 @@ class LanguageParts(Parts):
             config, self.policy, self.reference, self.sampler, few, fresh=before is None
         )
         self.preflight = [*self.task.notes, *self.preflight]
+        own = config.loss.name == "custom" and config.collector.imitates
+        if own and isinstance(config.advantage, GroupConfig):
+            zero = (
+                "a row has one answer, so advantage=group is 0; advantage=gae has one that is not"
+            )
+            self.preflight.append(f"loss=custom: {zero}")
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config, self.policy, self.kl
         )
