@@ -68,6 +68,21 @@ def test_all_weights_as_plain_transformers_loads_them(job, authored: str) -> Non
     assert after.padding_side == before.padding_side
 
 
+def test_generate_draws_from_the_policy_at_the_runs_temperature(job, authored: str) -> None:
+    """The author's top_k and temperature would draw from another policy."""
+    Training(job(f"actor.model={authored}", "collector.temperature=0.7")).train(
+        RunFolder(Path("run"))
+    )
+    line = export_run("run", Path("out"))
+    assert line.endswith("float32; the run's policy is softmax(logits / 0.7)")
+    loaded = AutoModelForCausalLM.from_pretrained("out")
+    how = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
+    (drawn_from,) = loaded.generate(IDS, attention_mask=torch.ones_like(IDS), **how).scores
+    logits = klrl.load_policy("run").model(IDS).logits[:, -1].double()
+    assert_same(drawn_from.double().log_softmax(-1), (logits / 0.7).log_softmax(-1))
+    assert len(loaded.generate(IDS, max_new_tokens=1, num_return_sequences=64).unique()) > 8
+
+
 # peft 0.21 reads a property that transformers 5.23 deprecates.
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("merge", [False, True], ids=["adapters", "merged"])
