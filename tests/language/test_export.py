@@ -15,6 +15,7 @@ from klrl.language.run.export import export_run
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.report.toys import write_run
+from tests.transforms import llm_toys as toys
 
 pytestmark = pytest.mark.integration
 
@@ -68,11 +69,13 @@ def test_all_weights_as_plain_transformers_loads_them(job, authored: str) -> Non
     assert after.padding_side == before.padding_side
 
 
-def test_generate_draws_from_the_policy_at_the_runs_temperature(job, authored: str) -> None:
-    """The author's top_k and temperature would draw from another policy."""
-    Training(job(f"actor.model={authored}", "collector.temperature=0.7")).train(
-        RunFolder(Path("run"))
-    )
+def test_generate_draws_from_the_policy_at_the_runs_temperature(job) -> None:
+    """The author's top_k and temperature, or top_k=50, would draw from another policy."""
+    toys.network().save_pretrained("author")  # of 300 tokens
+    toys.tokenizer().save_pretrained("author")
+    Path("author/generation_config.json").write_text('{"do_sample": true, "temperature": 0.3}')
+    config = job("actor.model=author", "collector.temperature=0.7")
+    Training(config).train(RunFolder(Path("run")))
     line = export_run("run", Path("out"))
     assert line.endswith("float32; the run's policy is softmax(logits / 0.7)")
     loaded = AutoModelForCausalLM.from_pretrained("out")
