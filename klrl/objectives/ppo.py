@@ -217,6 +217,11 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         actor_network, critic_network = _networks(actor_network, critic_network, kwargs)
         if beta_update not in ("iteration", "forward"):
             raise ValueError(f"beta_update={beta_update}: choose iteration or forward")
+        if kwargs.get("delay_actor"):
+            raise ValueError(
+                "delay_actor=True: the penalised KL would not be KL(old||new), which adapts beta; "
+                "drop it, or use ClipPPOLoss"
+            )
         if not 0 < beta_min <= beta <= beta_max:
             raise ValueError(
                 f"beta={beta}: give 0 < beta_min={beta_min} <= beta <= beta_max={beta_max}"

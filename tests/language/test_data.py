@@ -289,6 +289,9 @@ TRIMS = toys.TEMPLATE.replace(
 )
 NEEDS = "{% if lang is not defined %}{{ raise_exception('lang is needed') }}{% endif %}" + TRIMS
 ONCE = "{% if messages | length > 1 %}{{ raise_exception('no second turn') }}{% endif %}" + TRIMS
+CLOCK = (
+    "{% if date is not defined %}{% set date = strftime_now('%d') %}{% endif %}{{ date }}" + TRIMS
+)
 
 
 def with_template(model: str, template: str) -> str:
@@ -304,9 +307,11 @@ def with_template(model: str, template: str) -> str:
         (TRIMS, [], None),
         (NEEDS, ["env.template_kwargs.lang=en"], None),
         (NEEDS, [], "env.data=data.jsonl line 1: the chat template refuses it (lang is needed)"),
+        (CLOCK, ["env.template_kwargs.date=21"], None),
+        (CLOCK, [], "env.data=data.jsonl line 1: the chat template reads the clock (strftime_now)"),
         (ONCE, [], "preflight: the chat template refuses an answer (no second turn); "),
     ],
-    ids=["trims", "argument", "no argument", "no answer"],
+    ids=["trims", "argument", "no argument", "date", "no date", "no answer"],
 )
 def test_the_preflight_renders_answers_as_the_template_does(
     capsys, model: str, template: str, words: list[str], told: str | None

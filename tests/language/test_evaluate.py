@@ -94,7 +94,7 @@ def trained(run: str) -> list[dict[str, float]]:
 
 def test_the_best_is_not_told_from_the_prompts_that_chose_it(exits, tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "the_length.py").write_text(LENGTHS)
+    (tmp_path / "the_length.py").write_text(LENGTHS + LENGTHS.replace("reward(", "half("))
     for name, count in (("data.jsonl", 7), ("other.jsonl", 5)):
         lines = [json.dumps({"prompt": f"{i}"}) for i in range(count)]
         Path(name).write_text("\n".join(lines))
@@ -102,5 +102,11 @@ def test_the_best_is_not_told_from_the_prompts_that_chose_it(exits, tmp_path, mo
     assert exits("experiment=text", *words, "eval.every=1", "eval.final=2")[0] == 0
     n = {which: len(evaluate_run("run", which=which).returns) for which in ("last", "best")}
     assert n == {"last": 7, "best": 3}
-    other = evaluate_run("run", ["env.eval_data=other.jsonl"], which="best")
-    assert len(other.returns) == 5
+    expected = {
+        "env.reward=the_length:half": 3,  # the same prompts, whatever scores them
+        "env.reward_weights=[2]": 3,
+        f"env.eval_data={Path('data.jsonl').absolute()}": 3,
+        "env.eval_data=other.jsonl": 5,
+    }
+    found = {word: len(evaluate_run("run", [word], which="best").returns) for word in expected}
+    assert found == expected

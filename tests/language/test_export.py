@@ -15,6 +15,7 @@ from klrl.language.run.export import export_run
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.report.toys import write_run
+from tests.transforms import llm_toys as toys
 
 pytestmark = pytest.mark.integration
 
@@ -66,6 +67,23 @@ def test_all_weights_as_plain_transformers_loads_them(job, authored: str) -> Non
     assert after.chat_template == before.chat_template
     assert after.get_vocab() == before.get_vocab()
     assert after.padding_side == before.padding_side
+
+
+def test_generate_draws_from_the_policy_at_the_runs_temperature(job) -> None:
+    """The author's top_k and temperature, or top_k=50, would draw from another policy."""
+    toys.network().save_pretrained("author")  # of 300 tokens
+    toys.tokenizer().save_pretrained("author")
+    Path("author/generation_config.json").write_text('{"do_sample": true, "temperature": 0.3}')
+    config = job("actor.model=author", "collector.temperature=0.7")
+    Training(config).train(RunFolder(Path("run")))
+    line = export_run("run", Path("out"))
+    assert line.endswith("float32; the run's policy is softmax(logits / 0.7)")
+    loaded = AutoModelForCausalLM.from_pretrained("out")
+    how = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
+    (drawn_from,) = loaded.generate(IDS, attention_mask=torch.ones_like(IDS), **how).scores
+    logits = klrl.load_policy("run").model(IDS).logits[:, -1].double()
+    assert_same(drawn_from.double().log_softmax(-1), (logits / 0.7).log_softmax(-1))
+    assert len(loaded.generate(IDS, max_new_tokens=1, num_return_sequences=64).unique()) > 8
 
 
 # peft 0.21 reads a property that transformers 5.23 deprecates.

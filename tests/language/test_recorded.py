@@ -117,3 +117,39 @@ def test_the_record_of_a_run_that_was_killed_is_true(run: Path) -> None:
     manifest = run / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"finished"', '"running"'))
     assert verify_run(run).ok
+
+
+BATCHES = """
+def shared(prompts, responses, rows):
+    return [1 / prompts.count(each) for each in prompts]
+
+
+def centred(prompts, responses, rows):
+    lengths = [len(each) for each in responses]
+    return [each - sum(lengths) / len(lengths) for each in lengths]
+"""
+
+
+@pytest.mark.parametrize("name", ["shared", "centred"])
+def test_a_score_that_depends_on_the_batch_is_not_compared(
+    job, tmp_path: Path, monkeypatch, name: str
+) -> None:
+    """The file has one response to each of four prompts; the three others of each are gone."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "of_batch.py").write_text(BATCHES)
+    config = job(f"env.reward=of_batch:{name}", "collector.samples_count=4", "frames=16")
+    Training(config).train(RunFolder(Path("run")))
+    samples = samples_of(Path("run"))
+    scored = [each for each in samples if "reward" in each]
+    assert len({str(each["prompt"]) for each in scored}) == 4
+    if name == "shared":
+        assert [each["reward"] for each in scored] == [1 / 4] * 4  # alone or together: 1
+    found = verify_run("run")
+    assert found.problems == []
+    (line,) = [line for line in found.unseen if line.startswith("rewards of samples")]
+    assert "env.reward scores a response differently in another batch" in line
+    assert not [line for line in found.looked if line.startswith("rewards")]
+    scored[0]["gold"] += 1
+    write(Path("run"), samples)
+    lines = [line for line in verify_run("run").problems if ": its gold is " in line]
+    assert [line.partition(":")[0] for line in lines] == ["samples.jsonl line 1"]

@@ -224,6 +224,7 @@ def test_a_policy_inside_a_policy_is_read_as_one() -> None:
         ({"beta": 0.0}, "beta=0.0"),
         ({"beta": 1e5}, "beta=100000.0"),
         ({"beta_update": "daily"}, "beta_update=daily"),
+        ({"delay_actor": True}, "^delay_actor=True: .*, or use ClipPPOLoss"),
         ({"ref_kl_estimator": "k4"}, "ref_kl_estimator=k4"),
         ({"entropy_coef": 1.0, "entropy_coeff": 1.0}, "entropy_coef"),
         ({"critic_coef": 1.0, "critic_coeff": 1.0}, "critic_coef"),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from klrl.base.errors import ConfigError, RewardError
+from klrl.base.files import expanded
 from klrl.base.seeds import derived_seed
 from klrl.config import (
     LANGUAGE,
@@ -165,6 +166,15 @@ class Task:
             )
         for prompt in self.checked:
             encode(prompt, tokenizer, limit, self.template)
+            if "strftime_now" in source and not isinstance(prompt.content, str):
+                try:  # a text cannot be called: this fails if the template calls it
+                    encode(prompt, tokenizer, None, {**self.template, "strftime_now": "a text"})
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"{prompt.origin}: the chat template reads the clock (strftime_now), so a "
+                        "resumed run would have other prompts; set its variable for the date by "
+                        "env.template_kwargs.NAME, or write a date into chat_template.jinja"
+                    ) from error
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:
@@ -245,3 +255,12 @@ def _splits(
     train, held_out = hold_out(prompts, config.eval_share)
     of = f"{len(held_out)} of {len(prompts)} prompts are held out for evaluation"
     return train, held_out, [f"env.eval_share={config.eval_share:g}: {of}"]
+
+
+def evaluated_on(config: LanguageEnvConfig) -> tuple[object, ...]:
+    """Return what chooses the prompts of evaluations: file, split and share; () if endless."""
+    if not isinstance(config, TextConfig):
+        return ()
+    path, split = config.eval_data, config.eval_split
+    share = config.eval_share if path is None and split is None else 0.0
+    return expanded(path or config.data).resolve(), split or config.split, share

@@ -21,7 +21,7 @@ from klrl.kl.divergences import MEASURED
 from klrl.kl.reference import NO_ADAPTERS
 from klrl.language.data.batch import response_mask
 from klrl.language.data.prompts import PromptBatch
-from klrl.language.data.tasks import Task, make_task
+from klrl.language.data.tasks import Task, evaluated_on, make_task
 from klrl.language.model.causal_lm import head, model_device
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.model.vocabulary import Against, NextTokens, token_measures
@@ -188,7 +188,7 @@ def evaluate_trained(
     base = config.actor.model
     relocated = None if base == stored.actor.model else base
     policy = trained_policy(folder, which, str(device), model=relocated)
-    chosen = which == "best" and config.env == stored.env
+    chosen = which == "best" and evaluated_on(config.env) == evaluated_on(stored.env)
     reference = None
     if config.has_reference:
         try:

@@ -36,7 +36,8 @@ def export_run(
     ``AutoModelForCausalLM`` loads the folder. With LoRA and without ``merge``, the folder has only
     the adapters, which ``PeftModel`` adds to the run's base model. The tokenizer is copied from the
     base model, and so are config and generation config if all weights are written: klrl's changes
-    (no dropout, no sampling defaults, an added pad token) and the value head are left out.
+    (no dropout, no sampling defaults, an added pad token) and the value head are left out. With
+    ``collector.temperature`` other than 1 the generation config draws from the run's policy.
 
     Args:
         run: the run folder.
@@ -70,7 +71,9 @@ def export_run(
         _write(network, config, partial, adapters_alone=adapters and not merge)
     what = "adapters" if adapters and not merge else "merged weights" if merge else "all weights"
     dtype = str(_dtype(network)).removeprefix("torch.")
-    return f"{folder}: the {which} checkpoint of {run}, {what}, {dtype}"
+    temperature = config.collector.temperature
+    policy = "" if temperature == 1 else f"; the run's policy is softmax(logits / {temperature:g})"
+    return f"{folder}: the {which} checkpoint of {run}, {what}, {dtype}{policy}"
 
 
 def _check_mergeable(model: Any, config: LanguageConfig) -> None:
@@ -101,11 +104,16 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
         # Adapters of embeddings are saved; the embeddings themselves belong to the base model.
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
+        if tempered := config.collector.temperature != 1:  # top_k=0: all tokens; else 50
+            how = {"do_sample": True, "temperature": config.collector.temperature, "top_k": 0}
+            model.generation_config.update(**how)
         model.save_pretrained(folder)
         _restore_config(folder / "config.json", source / "config.json")
-        (folder / "generation_config.json").unlink(missing_ok=True)
-        if (source / "generation_config.json").is_file():
-            shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")
+        author, ours = (each / "generation_config.json" for each in (source, folder))
+        if not tempered:
+            ours.unlink(missing_ok=True)
+            if author.is_file():
+                shutil.copyfile(author, ours)
     for file in {file for pattern in _TOKENIZER for file in source.glob(pattern)}:
         copy = folder / file.relative_to(source)
         copy.parent.mkdir(exist_ok=True)

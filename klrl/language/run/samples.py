@@ -15,8 +15,8 @@ from klrl.base.files import read_plain
 from klrl.base.text import counted
 from klrl.config import LanguageConfig
 from klrl.language.data.prompts import PromptBatch
-from klrl.language.data.rewards import Extras, response_texts
-from klrl.language.data.tasks import Task, make_task
+from klrl.language.data.rewards import Extras, Reward, response_texts
+from klrl.language.data.tasks import Task, WeightedRewards, make_task
 from klrl.language.model.pretrained import prompt_limit
 from klrl.language.run.load import Policy
 from klrl.language.run.record import shown_rows
@@ -235,22 +235,30 @@ def _counted(config: LanguageConfig, samples: Sequence[Sample], row: Row) -> Ite
 def _scores(
     task: Task, samples: Sequence[Sample], batches: Mapping[int, PromptBatch]
 ) -> Iterator[str]:
-    """Yield a problem for each reward or gold score that differs when computed again."""
-    if not samples:
-        return
-    extras = Extras(
-        [sample.truncated is True for sample in samples],
-        [sample.prompt_ids for sample in samples],
-        [sample.response_ids for sample in samples],
-    )
-    prompts = [batches[sample.line].prompts[0] for sample in samples]
-    given = prompts, [str(sample.response) for sample in samples], extras
-    for name, function in (("reward", task.reward), ("gold", task.gold)):
-        values = [] if function is None else function(*given).tolist()
-        for sample, value in zip(samples, values, strict=False):
-            recorded = getattr(sample, name)
-            if recorded is None or not _equal(recorded, value):
-                yield f"{sample}: its {name} is {recorded}, but scoring it again gives {value:g}"
+    """Yield a problem for each reward or gold score that differs when computed again.
+
+    Raises a RewardError if ``env.reward`` fails, or if a score depends on the rest of the batch.
+    """
+
+    def score(function: WeightedRewards | Reward, some: Sequence[Sample]) -> list[float]:
+        extras = Extras(
+            [sample.truncated is True for sample in some],
+            [sample.prompt_ids for sample in some],
+            [sample.response_ids for sample in some],
+        )
+        prompts = [batches[sample.line].prompts[0] for sample in some]
+        return function(prompts, [str(sample.response) for sample in some], extras).tolist()
+
+    for name, function in (("gold", task.gold), ("reward", task.reward)):
+        values = score(function, samples) if function and samples else []
+        given = [(each, getattr(each, name), v) for each, v in zip(samples, values, strict=False)]
+        wrong = [each for each in given if each[1] is None or not _equal(*each[1:])]
+        if function and wrong:  # all twice: a score may depend on how often a response occurs
+            alone = [score(function, [sample])[0] for sample in samples]
+            if not all(map(_equal, alone, score(function, [*samples, *samples]))):
+                raise RewardError("env.reward scores a response differently in another batch")
+        for sample, recorded, value in wrong:
+            yield f"{sample}: its {name} is {recorded}, but scoring it again gives {value:g}"
 
 
 def _equal(one: float, other: float) -> bool:
