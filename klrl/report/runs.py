@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, read_plain
 from klrl.config.choices import CHOICES, NAME
+from klrl.config.identity import canonical_stored
 from klrl.domains import Domain, recorded_domain
 from klrl.report.listing import walk
 from klrl.runs.folder import (
@@ -43,7 +44,8 @@ class ReadRun:
     path: Path
     status: str
     seed: int
-    settings: dict[str, Any]  # without _NOT_SETTINGS; with "numerics" from the manifest
+    #: in the form of canonical_stored, without _NOT_SETTINGS; with "numerics" from the manifest
+    settings: dict[str, Any]
     columns: dict[str, NDArray[np.float64]]  # metric -> [rows]; NaN if a row lacks it
     command: str
     manifest: dict[str, Any]  # contents of ``manifest.json``; has ``error`` if the run failed
@@ -154,7 +156,8 @@ def read_run(folder: Path) -> ReadRun:
 
 
 def _read_run(folder: Path) -> ReadRun:
-    manifest, settings = read_manifest(folder), by_override_key(read_settings(folder))
+    manifest = read_manifest(folder)
+    settings = by_override_key(canonical_stored(read_settings(folder)))
     seed = int(settings.get("seed", manifest.get("seed", 0)))
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
     settings["numerics"] = manifest["numerics"]
