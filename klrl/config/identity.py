@@ -48,11 +48,7 @@ def canonical(config: JobConfig) -> dict[str, object]:
 
 
 def canonical_stored(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return a run's stored settings in the form of :func:`canonical`, for comparisons of runs.
-
-    Unlike there, a setting with the value ``before`` is in it, even if the stored settings lack it.
-    Settings and choices that this version does not have are kept.
-    """
+    """Like :func:`canonical` of stored settings, but with ``before`` where they lack a setting."""
     return _canonical_groups(settings, fill=True)
 
 
@@ -65,10 +61,10 @@ def _canonical_groups(settings: Mapping[str, object], *, fill: bool) -> dict[str
         schema, free = (choice.schema, choice.free) if choice else (ungrouped.get(name), ())
         result[name] = {} if "*" in free else _canonical(value, schema, free, fill=fill)
     timing = settings.get("eval")
-    if isinstance(timing, Mapping) and "every" in timing:
-        known = {key: timing[key] for key in ("every", "evaluations") if key in timing}
-        if not EvalConfig(**known).on:
-            result["eval"] = {"every": 0}  # no other eval setting is read
+    known = timing if isinstance(timing, Mapping) else {}
+    when = {key: known[key] for key in ("every", "evaluations") if key in known}
+    if "every" in when and not EvalConfig(**when).on:
+        result["eval"] = {"every": 0}  # no other eval setting is read
     return result
 
 

@@ -234,21 +234,24 @@ def mark_own_seeds(
 ) -> list[dict[str, object]]:
     """Replace ``seed=N`` by ``seed=*`` in paths of trained runs, if each seed has its own path.
 
-    If seed 0 starts from ``outputs/base/seed=0`` and seed 1 from ``outputs/base/seed=1``, their
+    A hash at the end of a folder's name (:func:`klrl.sweep.jobs.make_jobs`) becomes ``-*``. If seed
+    0 starts from ``outputs/base/seed=0`` and seed 1 from ``outputs/base/seed=1``, their
     settings become equal. If both start from ``outputs/base/seed=0``, the paths are unchanged.
     """
     result = [dict(each) for each in settings]
     others = [{k: v for k, v in each.items() if k not in _PATHS} for each in settings]
     alike = [json.dumps(each, sort_keys=True, default=str) for each in others]
     for key in _PATHS:
-        together: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        together: defaultdict[tuple[str, str], set[tuple[int, str]]] = defaultdict(set)
         marked = []
         for own, seed, rest in zip(settings, seeds, alike, strict=True):
             pattern = rf"(?<![A-Za-z0-9.])seed={seed}(?!\d)"
             path, count = re.subn(pattern, "seed=*", str(own.get(key)))
+            path = re.sub(r"(seed=\*[^/]*-)[0-9a-f]{12}(?=/|$)", r"\1*", path)
             marked.append((rest, path) if count else None)
-            together[rest, path] |= {seed} if count else set()
+            together[rest, path] |= {(seed, str(own.get(key)))} if count else set()
         for each, mark in zip(result, marked, strict=True):
-            if mark and len(together[mark]) > 1:
+            # Two paths of one seed differ in the hash: they are different starts.
+            if mark and 1 < len(together[mark]) == len(dict(together[mark])):
                 each[key] = mark[1]
     return result
