@@ -40,15 +40,15 @@ def run_command(argv: list[str]) -> int:
 
 def _train(overrides: list[str], args: argparse.Namespace) -> int:
     """Resume a run, or run a sweep or a single job."""
-    resumed = _given("resume", overrides)
     if any(key_of(each) == "resume" and not value_of(each) for each in overrides):
         raise ConfigError("resume=: names no run; give a run folder, as resume=outputs/NAME")
-    if resumed is not None:
-        return _resume(resumed, overrides, args)
     if args.multirun:
         from klrl.sweep.run import run_sweep
 
         return run_sweep(args)
+    resumed = _given("resume", overrides)
+    if resumed is not None:
+        return _resume(resumed, overrides)
     return _single(overrides, args)
 
 
@@ -91,10 +91,8 @@ def _job_overrides(overrides: Sequence[str]) -> list[str]:
     return job
 
 
-def _resume(path: str, overrides: list[str], args: argparse.Namespace) -> int:
+def _resume(path: str, overrides: list[str]) -> int:
     """Resume a run in its folder, with its stored settings and the changes in ``overrides``."""
-    if args.multirun:
-        raise ConfigError(f"resume={path}: resumes one run; drop -m")
     from klrl.runs.resume import resumed_config
 
     changes = [each for each in overrides if key_of(each) != "resume"]

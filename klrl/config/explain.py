@@ -49,7 +49,7 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if match := re.search(r"Could not find '([\w/]+)/([^/']+)'", text):
         return _wrong_choice(match[1], match[2], config_dir)
     if match := re.search(r"Could not override '([^']+)'", text):
-        return _wrong_key(match[1], overrides, config_dir)
+        return wrong_key(match[1], overrides, config_dir)
     if match := re.search(r"In '(\w+)/(\w+)'.*full_key: (\w+)\.(\w+)", text, re.DOTALL):
         return _preset_against_choice(match, overrides)
     if match := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
@@ -147,7 +147,7 @@ def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
     return ConfigError(f"{argument}: not a setting; {hint}")
 
 
-def _wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
+def wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
     """Make the error for an unknown key: a setting of a different choice or group, or a typo."""
     value = next((o.lstrip("+~") for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
     known = settings()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from klrl.config.choices import CHOICES, choice_of
+from klrl.config.choices import CHOICES, NAME
+from klrl.config.fields import OwnPart, nested_schema
 from klrl.config.jobs import JobConfig
+from klrl.config.schemas.record import EvalConfig
+from klrl.config.schemas.root import Ungrouped
 
 #: The version of klrl's arithmetic. It is incremented when new code changes the recorded metrics
 #: of equal settings by more than rounding; a release alone does not increment it.
@@ -41,28 +44,45 @@ def canonical(config: JobConfig) -> dict[str, object]:
     part, and the evaluation settings of a run without evaluations. Also omits a setting with the
     value ``before``, see :func:`klrl.config.fields.added`.
     """
-    settings: dict[str, object] = {}
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        free = choice_of(f.name, value.name).free if f.name in CHOICES else ()
-        settings[f.name] = {} if "*" in free else _canonical(value, free)
-    if not config.eval.on:
-        settings["eval"] = {"every": 0}  # no other eval setting is read
-    return settings
+    return _canonical_groups(dataclasses.asdict(config), fill=False)
 
 
-def _canonical(value: object, free: Collection[str] = ()) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        every = [f for f in dataclasses.fields(value) if f.name not in free]
-        counted = [f for f in every if not f.metadata.get("free")]
-        values = {f: getattr(value, f.name) for f in counted}
-        later = [f for f in counted if "added" in f.metadata]
-        as_before = {f.name for f in later if values[f] == f.metadata["added"]}
-        return {f.name: _canonical(v) for f, v in values.items() if f.name not in as_before}
-    if isinstance(value, dict):
-        return {str(key): _canonical(each) for key, each in value.items()}
+def canonical_stored(settings: Mapping[str, object]) -> dict[str, object]:
+    """Like :func:`canonical` of stored settings, but with ``before`` where they lack a setting."""
+    return _canonical_groups(settings, fill=True)
+
+
+def _canonical_groups(settings: Mapping[str, object], *, fill: bool) -> dict[str, object]:
+    ungrouped = {f.name: nested_schema(f) for f in dataclasses.fields(Ungrouped)}
+    result: dict[str, object] = {}
+    for name, value in settings.items():
+        chosen = value.get(NAME) if isinstance(value, Mapping) else None
+        choice = CHOICES.get(name, {}).get(str(chosen))
+        schema, free = (choice.schema, choice.free) if choice else (ungrouped.get(name), ())
+        result[name] = {} if "*" in free else _canonical(value, schema, free, fill=fill)
+    timing = settings.get("eval")
+    known = timing if isinstance(timing, Mapping) else {}
+    when = {key: known[key] for key in ("every", "evaluations") if key in known}
+    if "every" in when and not EvalConfig(**when).on:
+        result["eval"] = {"every": 0}  # no other eval setting is read
+    return result
+
+
+def _canonical(
+    value: object, schema: type | None = None, free: Collection[str] = (), *, fill: bool
+) -> object:
+    if isinstance(value, Mapping):
+        known = {f.name: f for f in dataclasses.fields(schema)} if schema else {}
+        omitted = {*free, *(name for name, f in known.items() if f.metadata.get("free"))}
+        before = {k: f.metadata["added"] for k, f in known.items() if "added" in f.metadata}
+        inner = {k: OwnPart if "own" in f.metadata else nested_schema(f) for k, f in known.items()}
+        return {
+            str(key): _canonical(each, inner.get(key), fill=fill)
+            for key, each in ({**value, **before, **value} if fill else value).items()
+            if key not in omitted and (fill or key not in before or each != before[key])
+        }
     if isinstance(value, list | tuple):
-        return [_canonical(each) for each in value]
+        return [_canonical(each, schema, fill=fill) for each in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

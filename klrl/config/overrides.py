@@ -75,6 +75,8 @@ def split_overrides(overrides: Sequence[str]) -> SweepOverrides:
             name = _checked_name(value)
         elif key == "hydra.sweep.dir":
             folder = value
+        elif key == "resume" and value not in ("", "null"):
+            raise ConfigError(f"{override}: resumes one run; give it to klrl without -m")
         elif key.startswith("hydra"):
             raise ConfigError(f"{override}: {_REFUSED.get(key, 'a sweep never reads it; drop it')}")
         else:
@@ -83,7 +85,19 @@ def split_overrides(overrides: Sequence[str]) -> SweepOverrides:
         raise ConfigError(
             f"hydra.sweep.dir={folder}: sweep={name} sets the folder; drop one of the two"
         )
+    _check_swept_once(job)
     return SweepOverrides(name, folder, own, job)
+
+
+def _check_swept_once(overrides: Sequence[str]) -> None:
+    """Refuse ``kl.coef=0.1,1 kl.coef=0.5``; the last counts, but may have several values."""
+    swept: dict[str, str | None] = {}
+    for each in parse(overrides):
+        key = each.key_or_group
+        if key in swept:
+            raise ConfigError(f"{swept[key]} {each.input_line}: give {key} once")
+        if each.is_sweep_override():
+            swept[key] = each.input_line
 
 
 def _checked_name(value: str) -> str:

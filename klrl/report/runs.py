@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, read_plain
 from klrl.config.choices import CHOICES, NAME
+from klrl.config.identity import canonical_stored
 from klrl.domains import Domain, recorded_domain
 from klrl.report.listing import walk
 from klrl.runs.folder import (
@@ -43,7 +44,8 @@ class ReadRun:
     path: Path
     status: str
     seed: int
-    settings: dict[str, Any]  # without _NOT_SETTINGS; with "numerics" from the manifest
+    #: in the form of canonical_stored, without _NOT_SETTINGS; with "numerics" from the manifest
+    settings: dict[str, Any]
     columns: dict[str, NDArray[np.float64]]  # metric -> [rows]; NaN if a row lacks it
     command: str
     manifest: dict[str, Any]  # contents of ``manifest.json``; has ``error`` if the run failed
@@ -154,7 +156,8 @@ def read_run(folder: Path) -> ReadRun:
 
 
 def _read_run(folder: Path) -> ReadRun:
-    manifest, settings = read_manifest(folder), by_override_key(read_settings(folder))
+    manifest = read_manifest(folder)
+    settings = by_override_key(canonical_stored(read_settings(folder)))
     seed = int(settings.get("seed", manifest.get("seed", 0)))
     settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
     settings["numerics"] = manifest["numerics"]
@@ -231,21 +234,24 @@ def mark_own_seeds(
 ) -> list[dict[str, object]]:
     """Replace ``seed=N`` by ``seed=*`` in paths of trained runs, if each seed has its own path.
 
-    If seed 0 starts from ``outputs/base/seed=0`` and seed 1 from ``outputs/base/seed=1``, their
+    A hash at the end of a folder's name (:func:`klrl.sweep.jobs.make_jobs`) becomes ``-*``. If seed
+    0 starts from ``outputs/base/seed=0`` and seed 1 from ``outputs/base/seed=1``, their
     settings become equal. If both start from ``outputs/base/seed=0``, the paths are unchanged.
     """
     result = [dict(each) for each in settings]
     others = [{k: v for k, v in each.items() if k not in _PATHS} for each in settings]
     alike = [json.dumps(each, sort_keys=True, default=str) for each in others]
     for key in _PATHS:
-        together: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        together: defaultdict[tuple[str, str], set[tuple[int, str]]] = defaultdict(set)
         marked = []
         for own, seed, rest in zip(settings, seeds, alike, strict=True):
             pattern = rf"(?<![A-Za-z0-9.])seed={seed}(?!\d)"
             path, count = re.subn(pattern, "seed=*", str(own.get(key)))
+            path = re.sub(r"(seed=\*[^/]*-)[0-9a-f]{12}(?=/|$)", r"\1*", path)
             marked.append((rest, path) if count else None)
-            together[rest, path] |= {seed} if count else set()
+            together[rest, path] |= {(seed, str(own.get(key)))} if count else set()
         for each, mark in zip(result, marked, strict=True):
-            if mark and len(together[mark]) > 1:
+            # Two paths of one seed differ in the hash: they are different starts.
+            if mark and 1 < len(together[mark]) == len(dict(together[mark])):
                 each[key] = mark[1]
     return result

@@ -124,7 +124,7 @@ def show(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     if isinstance(value, list | dict):
         return json.dumps(value)
     return printable(str(value))

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.text import warn
 from klrl.config import JobConfig
 from klrl.config.checks import check_plain, to_config, typed
 from klrl.config.identity import settings_hash
-from klrl.config.overrides import key_of
+from klrl.config.overrides import key_of, parse
 from klrl.config.own import own_parts
 from klrl.config.own.trust import check_known
 from klrl.runs.find import find_run
@@ -104,8 +102,14 @@ def _change(cfg: DictConfig, override: str, changeable: Sequence[str]) -> None:
         raise ConfigError(
             f"{override}: a resumed run keeps it; only {', '.join(changeable)} may change"
         )
+    (parsed,) = parse([override])
+    if parsed.is_sweep_override():
+        raise ConfigError(f"{override}: give one value")
     try:
-        value = OverridesParser.create().parse_override(override).value()
-        OmegaConf.update(cfg, key, value, merge=False)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{override}: {first_line(error)}") from error
+        OmegaConf.update(cfg, key, parsed.value(), merge=False)
+    except OmegaConfBaseException as error:
+        from klrl.config.explain import expected, wrong_key
+
+        if isinstance(error, ConfigAttributeError | ConfigKeyError):
+            raise wrong_key(key, [override], None) from error
+        raise ConfigError(f"{override}: {expected(error, key, parsed.value())}") from error

@@ -29,10 +29,9 @@ def print_plan(args: argparse.Namespace) -> int:
     if not args.multirun and (sweep.own or sweep.name):
         raise ConfigError(f"{(sweep.own or ['sweep'])[0]}: only a sweep reads it; add -m")
     if isinstance(search, OptunaConfig):
-        from klrl.sweep.search import space_of  # imports optuna
+        from klrl.sweep.search import checked_space  # imports optuna
 
-        space = space_of(sweep.job)
-        check_jobs(space.ends(), args)
+        space = checked_space(sweep.job, search, args)
         print(f"{search.trials} trials, with {len(space.seeds)} seeds each; {_at_once(launcher)}")
         return 0
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)

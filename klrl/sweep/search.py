@@ -22,8 +22,11 @@ from optuna.trial import BaseTrial, TrialState
 
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import to_append
+from klrl.base.text import nearest
 from klrl.config import LauncherConfig, OptunaConfig
 from klrl.config.overrides import SweepOverrides, expand, parse
+from klrl.domains import domain_of
+from klrl.runs.metrics import PART, metrics_of
 from klrl.runs.returns import last_recorded
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import Job, Outcome, make_jobs
@@ -95,12 +98,28 @@ def _dimension(override: Override) -> BaseDistribution:
     return FloatDistribution(low, high, log=log)
 
 
+def checked_space(
+    overrides: Sequence[str], config: OptunaConfig, args: argparse.Namespace
+) -> Space:
+    """Return the space of a search; refuse wrong values, and a metric that a trial would lack."""
+    space, name = space_of(overrides), config.metric
+    for _, job in check_jobs(space.ends(), args):
+        known = metrics_of(domain_of(job))
+        if name not in known and not name.startswith(PART):
+            meant = nearest(name, known) or "; klrl/runs/metrics.yaml has them"
+            raise ConfigError(f"search.metric={name}: no such metric{meant}")
+        if name.startswith("eval/") and not job.eval.on:
+            off = f"eval.{'evaluations' if job.eval.every is None else 'every'}=0"
+            said = f"{off} never evaluates; drop that, or search by reward/episode"
+            raise ConfigError(f"search.metric={name}: {said}")
+    return space
+
+
 def run_search(
     sweep: SweepOverrides, config: OptunaConfig, launcher: LauncherConfig, args: argparse.Namespace
 ) -> int:
     """Run trials until the study has ``search.trials``; return 0 if all jobs finished, else 1."""
-    space = space_of(sweep.job)
-    check_jobs(space.ends(), args)
+    space = checked_space(sweep.job, config, args)
     with sweep_folder(sweep) as folder:
         search = Search(folder, config, space, args)
         ledger = Ledger(folder, command_of(args))

@@ -171,7 +171,7 @@ def test_the_identity_is_over_settings_that_count() -> None:
     assert settings_hash(shown) == settings_hash(unshown)
 
 
-def test_a_setting_that_is_added_orphans_no_sweep() -> None:
+def test_a_setting_that_is_added_orphans_no_sweep(monkeypatch) -> None:
 
     @dataclasses.dataclass
     class Later(OptimConfig):
@@ -179,6 +179,8 @@ def test_a_setting_that_is_added_orphans_no_sweep() -> None:
 
     config = job_config([])
     before = canonical(config)
+    adam = dataclasses.replace(CHOICES["optim"]["adam"], schema=Later)
+    monkeypatch.setitem(CHOICES["optim"], "adam", adam)
     fields = {f.name: getattr(config.optim, f.name) for f in dataclasses.fields(config.optim)}
     config.optim = Later(**fields)
     assert canonical(config) == before

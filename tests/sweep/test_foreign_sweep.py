@@ -14,7 +14,10 @@ from klrl.sweep import queue, slurm
 from klrl.sweep.jobs import make_jobs
 from tests.sweep.commands import FOLDER, SLURM, jobs_of, sweep, told
 
-SEARCH = ("search=optuna", "kl.coef=interval(0.05,0.2)", "search.trials=1", "search.at_once=1")
+SEARCH = (
+    *("search=optuna", "search.metric=reward/raw", "kl.coef=interval(0.05,0.2)"),
+    *("search.trials=1", "search.at_once=1"),
+)
 
 
 @pytest.fixture

@@ -58,7 +58,14 @@ def test_the_setting_with_the_fewest_seeds_says_what_is_missed(capsys) -> None:
 
 def test_a_search_is_told_by_its_trials(capsys) -> None:
     pytest.importorskip("optuna", reason="needs klrl[optuna]")
-    words = ("-m", *QUICK, "search=optuna", "kl.coef=interval(0,1)", "seed=0,1,2")
+    words = (
+        "-m",
+        *QUICK,
+        "search=optuna",
+        "search.metric=reward/raw",
+        "kl.coef=interval(0,1)",
+        "seed=0,1,2",
+    )
     told = "20 trials, with 3 seeds each; launcher=local, 1 at a time\n"
     assert planned(capsys, *words) == told
 

@@ -15,7 +15,7 @@ from tests.sweep.commands import sweep as exits
 
 pytestmark = pytest.mark.integration
 
-SEARCH = ("search=optuna", "kl.coef=tag(log, interval(0.001, 10))", "seed=0,1,2")
+SEARCH = ("search=optuna", "eval.every=1", "kl.coef=tag(log, interval(0.001, 10))", "seed=0,1,2")
 
 
 def score(config) -> float:
@@ -101,6 +101,7 @@ def test_a_seed_that_fails_fails_its_trial_alone(runs, monkeypatch, capfd) -> No
 
 def test_choices_and_minimising(runs) -> None:
     given = ("search=optuna", "kl=legacy,retrieve", "kl.coef=interval(0.05,0.2)", "seed=0")
+    given = (*given, "eval.every=1")
     assert exits(*given, "search.trials=6", "search.at_once=3", "search.direction=minimize") == 0
     assert {t.params["kl"] for t in study().trials} <= {"legacy", "retrieve"}
     assert study().direction.name == "MINIMIZE"
