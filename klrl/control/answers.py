@@ -38,6 +38,12 @@ def require_observation(
         raise Misfit(f"{name} has shape {array.shape}, but its space has shape {tuple(shape)}")
 
 
+def require_integers(value: object, name: str = "observation") -> None:
+    """Refuse floats where the space has integers: they would be cut to whole numbers."""
+    if (given := np.asarray(value).dtype).kind == "f":
+        raise Misfit(f"{name} is {given}, but its space has integers; change one of them")
+
+
 def require_picture(picture: object) -> np.ndarray:
     """Require an RGB picture, uint8 [height, width, 3].
 

@@ -31,7 +31,7 @@ from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError
 from klrl.control.action_space import conversion
-from klrl.control.answers import Misfit, require_observation
+from klrl.control.answers import Misfit, require_integers, require_observation
 
 #: Keys of a Dict and indices of a Tuple, from the outermost inwards.
 Path = tuple[str | int, ...]
@@ -348,6 +348,8 @@ def _named(entry: ObservationPart) -> str:
 def _from_zero(entry: ObservationPart, value: object) -> np.ndarray:
     """Flatten an entry's value; shift the values of an index to start at 0."""
     flat = np.asarray(value).reshape(-1)
+    if entry.kind != "vector":
+        require_integers(flat, _named(entry))
     if entry.kind != "index":
         return flat
     counted = flat - np.array(entry.starts)

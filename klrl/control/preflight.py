@@ -35,7 +35,13 @@ from klrl.control.action_space import (
     joint_actions,
     require_supported,
 )
-from klrl.control.answers import Misfit, require_flag, require_number, require_observation
+from klrl.control.answers import (
+    Misfit,
+    require_flag,
+    require_integers,
+    require_number,
+    require_observation,
+)
 from klrl.control.gym_make import make_one
 from klrl.control.observation import MASK, Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
@@ -169,6 +175,9 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         reset, after = within(limit, step)
         if isinstance(env, CustomEnvConfig):
             _check_answers(copy.observation_space, reset, after)
+        space = copy.observation_space
+        if layout is None and isinstance(space, spaces.Box) and space.dtype.kind != "f":
+            require_integers(reset[0])
         masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
         choices = isinstance(copy.action_space, spaces.Discrete | spaces.MultiDiscrete)
         if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:

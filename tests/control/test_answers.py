@@ -10,6 +10,7 @@ from gymnasium import spaces
 from klrl.base.errors import FAILURES, ConfigError, EnvError, NonFiniteError
 from klrl.config import EnvConfig
 from klrl.control.copies import VectorGymEnv
+from klrl.control.observation import Packed, layout_of
 from klrl.control.preflight import _check_a_step
 
 ACTION = np.zeros((2, 1), np.float32)
@@ -138,3 +139,15 @@ def test_one_that_hangs_at_its_first_step_is_refused_beforehand() -> None:
     config = EnvConfig("Slow", {}, 1, True, 1.0, step_timeout=0.2, name="gym")
     with pytest.raises(ConfigError, match=r"env.step_timeout=0.2: the first step of env.id=Slow"):
         _check_a_step(config, Slow())
+
+
+@pytest.mark.parametrize("image", [False, True])
+def test_floats_in_a_space_of_integers_are_refused(image: bool, monkeypatch) -> None:
+    """They would be cut to whole numbers: 0.7 would be 0."""
+    shape = (5, 4, 3) if image else (3,)
+    monkeypatch.setattr(Faulty, "observation_space", spaces.Box(0, 255, shape, np.uint8))
+    copy = Faulty({"reset": np.full(shape, 0.7)})
+    layout = layout_of("env.id=X", copy.observation_space, copy.action_space)
+    config = EnvConfig("Faulty", {}, 1, True, 1.0, step_timeout=None, name="gym")
+    with pytest.raises(ConfigError, match="its first step: observation is float64, but its space"):
+        _check_a_step(config, copy if layout is None else Packed(copy, layout), layout)
