@@ -164,8 +164,7 @@ class Layout:
         drawn = np.array([[rng.choice(np.flatnonzero(choice)) for choice in allowed]])
         rows = drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
         convert = conversion(space)
-        (action,) = rows if convert is None else convert(rows)
-        return action
+        return next(iter(rows if convert is None else convert(rows)))
 
     def random_transports(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draw transports [count, D]: normal vectors, uniform pixels and indices, masks of ones."""

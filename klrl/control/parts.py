@@ -101,13 +101,9 @@ class ControlParts(Parts):
         self._reward_normalizer: RewardNormalizer | None = None
         if config.env.normalize_reward:
             self._reward_normalizer = RewardNormalizer(config.advantage.gamma)
-        self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
-            config.advantage,
-            self.agent.critic,
-            config.env.reward_scale,
-            self._reward_normalizer,
-            self.agent,
-        )
+        make_advantage = factory("advantage", config.advantage, config.domain)
+        given = (self.agent.critic, config.env.reward_scale, self._reward_normalizer, self.agent)
+        self.estimate_advantage = make_advantage(config.advantage, *given)
         estimator = None if self.kl is None else self.kl.loss_estimator
         # A resumed run keeps its mode: with more frames, auto might choose a different mode.
         mode = (before or {}).get("compile") or config.learner.compile

@@ -165,8 +165,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         action = copy.action_space.sample()
         if layout is not None and layout.masked:
             # An environment may raise an error for an excluded action.
-            rng = np.random.default_rng(0)
-            action = layout.allowed_action(reset[0], copy.action_space, rng)
+            action = layout.allowed_action(reset[0], copy.action_space, np.random.default_rng(0))
         return reset, copy.step(action)
 
     try:
@@ -291,12 +290,9 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
     network, other_network = (_network(c.actor) for c in (config, other))
     if setting == "actor.init" and network != other_network:
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose that here")
-    norm, other_norm = (c.env.normalize_observation for c in (config, other))
-    if setting == "actor.init" and norm != other_norm:
-        raise ConfigError(
-            f"{setting}={path}: its env.normalize_observation is {str(other_norm).lower()}; set "
-            "that here"
-        )
+    norm = other.env.normalize_observation
+    if setting == "actor.init" and norm != config.env.normalize_observation:
+        raise ConfigError(f"{setting}={path}: its env.normalize_observation={norm}; set that here")
 
 
 #: The settings that determine an actor's networks, and the scaling of pixels.
