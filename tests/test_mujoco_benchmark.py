@@ -11,10 +11,10 @@ from benchmarks.mujoco import sb3, search
 from benchmarks.mujoco import second as edition
 from benchmarks.mujoco.cells import COMPARABLE, ZOO, Line, job_identity
 from benchmarks.mujoco.losses import loss_beside_loss, over_tasks
-from benchmarks.mujoco.page import correlation
 from benchmarks.mujoco.peers import against_published, chance_interval
 from benchmarks.mujoco.published import SOURCES, best
 from benchmarks.mujoco.runs import ACTION, CLIP, HELD, KLPEN, MAIN, TRPO, known
+from benchmarks.mujoco.swimmer import correlation
 from benchmarks.results import ROOT
 from klrl.report.statistics import chance_of_more
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.mujoco import losses, peers, second
+from benchmarks.mujoco import losses, peers, second, swimmer
 from benchmarks.mujoco.cells import END, SB3, Line
 from benchmarks.mujoco.curves import draw_curves
 from benchmarks.mujoco.published import NAMES
@@ -121,7 +121,7 @@ def _sections(cells: Known, rows: Sequence[Row], about: Line, folder: Path) -> l
         markdown(rows, MEASURES),
         INTERVAL.format(seeds="the"),
         *_two_outcomes(cells),
-        *_early(cells),
+        *swimmer.first(cells),
         *_ended_early(cells),
         *losses.sections(cells),
         *peers.beside_sb3(cells),
@@ -169,58 +169,6 @@ def _two_outcomes(cells: Known) -> list[str]:
                 f"klpen_held's runs, {' and '.join(groups)}."
             )
     return told
-
-
-#: Swimmer's gaits: what separates a run's returns, in training and at its end.
-FAST = 200
-#: Frames at which its runs are looked at, before and after they part.
-EARLY, PARTED = 61_440, 163_840
-
-
-def correlation(x: Sequence[float], y: Sequence[float]) -> str:
-    """Pearson's, with the 95 % interval by Fisher's z; as in ``0.52 [-0.16, 0.87]``."""
-    r = float(np.corrcoef(x, y)[0, 1])
-    ends = np.tanh(np.arctanh(r) + np.array([-1.96, 1.96]) / np.sqrt(len(x) - 3))
-    return f"{r:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
-
-
-def _early(cells: Known) -> list[str]:
-    """When Swimmer's outcome shows, and in what."""
-    task = "swimmer"
-    held = cells[HELD].get(task, ())
-    if len(held) < SEEDS[HELD]:
-        return []
-    end = values(cells, HELD, task)
-
-    def at(line: Line, frames: int) -> float:
-        points = line["curve"]
-        return float(points["return"][points["frames"].index(frames)])
-
-    told = [
-        f"{correlation([at(line, frames) for line in held], list(end))} at {frames:,} frames"
-        for frames in (EARLY, PARTED)
-    ]
-    early = [
-        np.mean([kl for kl, frames in zip(c["kl_old"], c["frames"], strict=True) if frames < 1e5])
-        for c in (line["curve"] for line in held)
-    ]
-    runs = [line for by_task in cells.values() for line in by_task.get(task, ())]
-    fast, slow = (
-        sorted(line["return"] for line in runs if (at(line, PARTED) > FAST) == above)
-        for above in (True, False)
-    )
-    late = [each for each in slow if each > FAST]
-    return [
-        "The outcome shows in training after some 100,000 frames, not earlier: the correlation of "
-        "klpen_held's final return with its return in training is "
-        f"{told[0]}, and {told[1]}. Of all {len(runs)} runs, "
-        f"{len(fast)} return more than {FAST} in training at {PARTED:,} frames, and end at "
-        f"{fast[0]:.0f} to {fast[-1]:.0f}; of the other {len(slow)}, {len(late)} end above {FAST} "
-        f"({', '.join(f'{each:.0f}' for each in late)}). The size of the steps does not predict "
-        "it: the correlation of the final return with the mean KL(old||new) before 100,000 frames "
-        "is "
-        f"{correlation(early, list(end))}."
-    ]
 
 
 def _ended_early(cells: Known) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.mujoco import losses, search
+from benchmarks.mujoco import losses, search, swimmer
 from benchmarks.mujoco.cells import ZOO, Cell, Line, Lines
 from benchmarks.mujoco.curves import draw_curves
 from benchmarks.mujoco.peers import AIM, LEAST
@@ -112,6 +112,7 @@ def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -
         f"![Training return over frames, a line per seed and setting, on {len(shown)} tasks]"
         "(second.png)",
         markdown(rows, measures),
+        *swimmer.second(found),
         *_judged(first, found),
     ]
 
