@@ -39,9 +39,10 @@ def require_observation(
 
 
 def require_integers(value: object, name: str = "observation") -> None:
-    """Refuse floats where the space has integers: they would be cut to whole numbers."""
-    if (given := np.asarray(value).dtype).kind == "f":
-        raise Misfit(f"{name} is {given}, but its space has integers; change one of them")
+    """Refuse fractions where the space has integers: they would be cut to whole numbers."""
+    array = np.asarray(value)
+    if array.dtype.kind == "f" and (array != np.floor(array)).any():
+        raise Misfit(f"{name} has fractions, but its space has integers; change one of them")
 
 
 def require_picture(picture: object) -> np.ndarray:

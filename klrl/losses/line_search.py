@@ -3,7 +3,7 @@
 theta <- theta_old + alpha (theta - theta_old), for the actor only. For small alpha the KL d grows
 like alpha^2, so the search first tries sqrt(dtarg / d). Secant steps in log d and log alpha follow;
 a step out of the interval that contains the target is replaced by the interval's middle. The search
-keeps the alpha whose measured d is nearest to dtarg.
+keeps the alpha whose measured d is nearest to dtarg; one with d > 1.5 dtarg only if all are.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def search(
             break
         last, alpha = alpha, following
         kls[alpha] = kl_at(alpha)
-    best = min(kls, key=away)
+    best = min(kls, key=lambda alpha: (kls[alpha] > 1.5 * target, away(alpha), alpha))
     if best != alpha:
         move(best)
-    return best, kls[best]
+    return best, kls[best] if kls[best] < 1e12 else math.inf
 
 
 def _bounded(kl: float) -> float:

@@ -142,12 +142,16 @@ def test_one_that_hangs_at_its_first_step_is_refused_beforehand() -> None:
 
 
 @pytest.mark.parametrize("image", [False, True])
-def test_floats_in_a_space_of_integers_are_refused(image: bool, monkeypatch) -> None:
+def test_fractions_in_a_space_of_integers_are_refused(image: bool, monkeypatch) -> None:
     """They would be cut to whole numbers: 0.7 would be 0."""
     shape = (5, 4, 3) if image else (3,)
     monkeypatch.setattr(Faulty, "observation_space", spaces.Box(0, 255, shape, np.uint8))
     copy = Faulty({"reset": np.full(shape, 0.7)})
     layout = layout_of("env.id=X", copy.observation_space, copy.action_space)
     config = EnvConfig("Faulty", {}, 1, True, 1.0, step_timeout=None, name="gym")
-    with pytest.raises(ConfigError, match="its first step: observation is float64, but its space"):
+    with pytest.raises(ConfigError, match="its first step: observation has fractions, but its"):
         _check_a_step(config, copy if layout is None else Packed(copy, layout), layout)
+    whole = np.full(shape, 7.0)
+    monkeypatch.setattr(Faulty, "step", lambda self, action: (whole, 0.5, False, False, {}))
+    copy = Faulty({"reset": whole})
+    _check_a_step(config, copy if layout is None else Packed(copy, layout), layout)

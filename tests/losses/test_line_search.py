@@ -67,7 +67,8 @@ def test_at_a_cliff_it_ends_at_the_nearest_kl_that_it_measured(steep: float) -> 
         return seen.setdefault(alpha, kl_at(alpha))
 
     alpha, found = line_search.search([parameter], [torch.zeros(1)], measure, kl_at(1), 0.01, 4.0)
-    nearest = min(seen.values(), key=lambda kl: abs(math.log(kl / 0.01)))
+    below = [kl for kl in seen.values() if kl <= 0.015]
+    nearest = min(below, key=lambda kl: abs(math.log(kl / 0.01)))
     assert found == nearest == seen[float(parameter.detach())]
     assert float(parameter.detach()) == pytest.approx(alpha)
     assert len(seen) <= 6
@@ -84,6 +85,23 @@ def test_a_step_whose_kl_is_no_number_is_shortened(beyond: float) -> None:
 
     _, found = line_search.search([parameter], [torch.zeros(1)], measure, 1e-3, 0.01, 4.0)
     assert 1e-3 < found < 2.25e-3
+    alpha, found = line_search.search(
+        [parameter], [torch.zeros(1)], lambda: beyond, beyond, 0.01, 4.0
+    )
+    assert alpha < 1e-6, "the shortest step of those tried"
+    assert found == math.inf
+
+
+def test_a_kl_far_above_the_target_is_kept_only_if_all_are() -> None:
+    parameter = torch.nn.Parameter(torch.ones(1))
+
+    def measure() -> float:
+        alpha = float(parameter.detach())
+        return 1e-5 * alpha**2 if alpha < 0.3 else 5.0
+
+    alpha, found = line_search.search([parameter], [torch.zeros(1)], measure, 5.0, 0.01, 2.0)
+    assert alpha < 0.3
+    assert found < 1e-6
 
 
 def test_when_it_runs() -> None:
