@@ -112,11 +112,11 @@ class Learner:
         # Only a line search reads this copy of the actor's weights.
         searched = self.loss.line_search != "none"
         actor_before = [p.detach().clone() for p in self.steps.actor_parameters if searched]
-        alpha = 1.0
+        alpha, kl_old = 1.0, 0.0
         if self.loss.natural:
             self.steps.natural_step(frames, kl_coef, dtarg)
             # The critic's steps then measure the policy that the search keeps.
-            alpha, _ = self._search(frames, actor_before, self.steps.kl_old(frames), dtarg)
+            alpha, kl_old = self._search(frames, actor_before, self.steps.kl_old(frames), dtarg)
         metrics: list[Tensor] = []
         epochs = 0
         while epochs < self.config.learner.epochs:
@@ -130,7 +130,8 @@ class Learner:
         cause = "loss.dtarg" if self.loss.natural else "optim.lr"
         require_finite(table, self._names, self.config.learner.minibatches, cause)
         means = dict(zip(self._names, table.mean(0).tolist(), strict=True))
-        kl_old = self.steps.kl_old(frames)
+        if not self.loss.natural:
+            kl_old = self.steps.kl_old(frames)
         if not self.beta_rule.every_forward:
             self.beta_rule.update(kl_old)  # by the KL before a line search
         if self.rate and len(metrics) == 1:

@@ -4,7 +4,6 @@ import json
 import math
 from pathlib import Path
 
-import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
@@ -378,69 +377,6 @@ def test_it_ends_early_is_finished_true_and_begins_reinforcement_learning(capsys
     assert exits("kl", "near", "--to", "run", "--episodes", "2") == 0
 
 
-# ------------------------------------------------------------------------------------ recording
-
-
-@pytest.mark.integration
-def test_a_file_that_was_cut_is_refused_and_stays_as_it_is(capsys) -> None:
-    written()
-    cut = Path("data/observation.memmap")
-    cut.write_bytes(cut.read_bytes()[:100])
-    code, _, error = said(capsys, *words())
-    assert (code, cut.stat().st_size) == (2, 100)
-    assert "data=data: cannot be read (observation.memmap has 100 bytes, not 2,400)" in error
-
-
-def test_a_recording_that_is_stopped_leaves_nothing(monkeypatch, capsys) -> None:
-    small = ("env=cartpole", "env.num_envs=2", "frames=128", "collector.steps=64", "logger=none")
-    klrl.run(*small, "actor.hidden=[8]", "learner.epochs=1", "eval.every=0", folder="run")
-    whole = TensorDict.memmap
-
-    def stopped(data: TensorDict, folder: Path, *more: object) -> None:
-        whole(data, folder, *more)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TensorDict, "memmap", stopped)
-    assert exits("record", "run", "--episodes", "2") == 130
-    assert not [path for path in Path("run").iterdir() if "demonstrations" in path.name]
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_recorded_frames_are_what_gymnasium_answers(sampled, capsys) -> None:
-    small = ("env.num_envs=2", "frames=256", "collector.steps=64", "actor.hidden=[8]")
-    klrl.run(
-        "env=cartpole", *small, "learner.epochs=1", "eval.every=0", "logger=none", folder="run"
-    )
-    how = ("--sampled",) if sampled else ()
-    code, out, _ = said(capsys, "record", "run", "--episodes", "5", *how, "--json")
-    assert code == 0
-    told = json.loads(out)
-    data = TensorDict.load_memmap(told["data"])
-    env = gymnasium.make("CartPole-v1").unwrapped
-    returns = []
-    for number in range(5):
-        frames = data[data["episode"] == number]
-        assert frames["next", "done"][:, 0].nonzero().flatten().tolist() == [len(frames) - 1]
-        for frame in frames:
-            env.reset()
-            env.state = frame["observation"].double().numpy()
-            after, reward, terminated, _, _ = env.step(int(frame["action"]))
-            torch.testing.assert_close(torch.from_numpy(after), frame["next", "observation"])
-            assert float(frame["next", "reward"]) == reward
-            assert bool(frame["next", "terminated"]) == terminated
-        returns.append(float(frames["next", "reward"].sum()))
-    assert told["eval/return"] == sum(returns) / 5
-    policy = klrl.load_policy("run")
-    best = policy(TensorDict({"observation": data["observation"]}, [len(data)]))["logits"].argmax(
-        -1
-    )
-    assert bool((best == data["action"]).all()) is not sampled
-    code, _, error = said(capsys, "record", "run")
-    assert (code, "exists already" in error) == (2, True)
-    clone = ("env=cartpole", "experiment=clone", "data=run/demonstrations", "frames=4096")
-    assert exits(*clone, "eval.every=0", "logger=none", "actor.hidden=[8]") == 0
-
-
 def test_pre_tanh_that_was_recorded_is_read_where_the_action_is_saturated(training) -> None:
     u = torch.full((200, 1), 9.0)
     written(action=2 * torch.tanh(u))
@@ -456,3 +392,13 @@ def test_other_data_are_an_error_in_python(training) -> None:
     with pytest.raises(ConfigError, match="its frames have changed"):
         data.load_state_dict({"data": "0"})
     data.load_state_dict(data.state_dict())
+
+
+@pytest.mark.integration
+def test_a_file_that_was_cut_is_refused_and_stays_as_it_is(capsys) -> None:
+    written()
+    cut = Path("data/observation.memmap")
+    cut.write_bytes(cut.read_bytes()[:100])
+    code, _, error = said(capsys, *words())
+    assert (code, cut.stat().st_size) == (2, 100)
+    assert "data=data: cannot be read (observation.memmap has 100 bytes, not 2,400)" in error

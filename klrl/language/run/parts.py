@@ -107,13 +107,7 @@ class LanguageParts(Parts):
         self.layouts, self.preflight = preflight_checks(
             config, self.policy, self.reference, self.sampler, few, fresh=before is None
         )
-        self.preflight = [*self.task.notes, *self.preflight]
-        own = config.loss.name == "custom" and config.collector.imitates
-        if own and isinstance(config.advantage, GroupConfig):
-            zero = (
-                "a row has one answer, so advantage=group is 0; advantage=gae has one that is not"
-            )
-            self.preflight.append(f"loss=custom: {zero}")
+        self.preflight = [*self.task.notes, *self.preflight, *_zero_advantages(config)]
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config, self.policy, self.kl
         )
@@ -207,3 +201,12 @@ class LanguageParts(Parts):
         if self.reference is not None and self.reference.checkpointed:
             components["reference"] = Weights(self.reference.module, whole=True)
         return components
+
+
+def _zero_advantages(config: LanguageConfig) -> list[str]:
+    """Return a line if a custom loss imitates with advantages that are all 0; else []."""
+    own = config.loss.name == "custom" and config.collector.imitates
+    if not own or not isinstance(config.advantage, GroupConfig):
+        return []
+    zero = "a row has one answer, so advantage=group is 0; advantage=gae has one that is not"
+    return [f"loss=custom: {zero}"]
