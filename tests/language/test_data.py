@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from klrl.base.errors import ConfigError
 from klrl.config import TextConfig
 from klrl.language.data.files import hold_out, read_prompts
-from klrl.language.data.prompts import Prompt, PromptStream
+from klrl.language.data.prompts import Prompt, PromptStream, render
 from klrl.language.data.tasks import text
+from klrl.language.model.pretrained import load_causal_lm
 from tests.language.test_refusals import text_job
 from tests.transforms import llm_toys as toys
 
@@ -290,7 +292,8 @@ TRIMS = toys.TEMPLATE.replace(
 NEEDS = "{% if lang is not defined %}{{ raise_exception('lang is needed') }}{% endif %}" + TRIMS
 ONCE = "{% if messages | length > 1 %}{{ raise_exception('no second turn') }}{% endif %}" + TRIMS
 CLOCK = (
-    "{% if date is not defined %}{% set date = strftime_now('%d') %}{% endif %}{{ date }}" + TRIMS
+    "{% if date is not defined %}{% set date = strftime_now('%y%m%d') %}{% endif %}{{ date }}"
+    + TRIMS
 )
 
 
@@ -300,6 +303,27 @@ def with_template(model: str, template: str) -> str:
     return "with_template"
 
 
+def test_the_clock_of_a_chat_template_says_one_day(model: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(with_template(model, CLOCK))
+    turns = [{"role": "user", "content": "21"}]
+    for template, day in (({}, "240726"), ({"date": "21"}, "21")):
+        text = tokenizer.decode(render(tokenizer, turns, template, "{}")["input_ids"])
+        assert "".join(text.split()).startswith(day + "<|im_start|>"), text
+
+
+def test_of_several_chat_templates_the_default_is_used(model: str) -> None:
+    folder = Path(with_template(model, TRIMS))
+    (folder / "chat_template.jinja").unlink()
+    file = folder / "tokenizer_config.json"
+    both = [{"name": name, "template": of} for name, of in (("default", CLOCK), ("rag", TRIMS))]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": both}))
+    assert isinstance(AutoTokenizer.from_pretrained(folder).chat_template, dict)
+    assert load_causal_lm(folder, chat=True).tokenizer.chat_template == CLOCK
+    file.write_text(file.read_text().replace('"default"', '"other"'))
+    with pytest.raises(ConfigError, match="has no chat template"):
+        load_causal_lm(folder, chat=True)
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("template", "words", "told"),
@@ -307,11 +331,10 @@ def with_template(model: str, template: str) -> str:
         (TRIMS, [], None),
         (NEEDS, ["env.template_kwargs.lang=en"], None),
         (NEEDS, [], "env.data=data.jsonl line 1: the chat template refuses it (lang is needed)"),
-        (CLOCK, ["env.template_kwargs.date=21"], None),
-        (CLOCK, [], "env.data=data.jsonl line 1: the chat template reads the clock (strftime_now)"),
+        (CLOCK, [], None),
         (ONCE, [], "preflight: the chat template refuses an answer (no second turn); "),
     ],
-    ids=["trims", "argument", "no argument", "date", "no date", "no answer"],
+    ids=["trims", "argument", "no argument", "clock", "no answer"],
 )
 def test_the_preflight_renders_answers_as_the_template_does(
     capsys, model: str, template: str, words: list[str], told: str | None

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import partial
 from itertools import dropwhile
 from pathlib import Path
@@ -218,6 +219,17 @@ _JINJA = Environment(extensions=["jinja2.ext.loopcontrols"])
 _MARKS = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
 
 
+#: What chat templates read from the clock: one day, so that all runs have the same prompts. It is
+#: the day that Llama 3's templates say without a clock.
+TODAY = date(2024, 7, 26)
+# transformers passes no function to a template, so the call is replaced in its text.
+_CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+
+
+def _day(call: re.Match[str]) -> str:
+    return repr(TODAY.strftime(call[2]))
+
+
 def render(
     tokenizer: Tokenizer,
     turns: Sequence[Message],
@@ -235,8 +247,9 @@ def render(
             by the reason.
         how: options of ``apply_chat_template``, such as ``return_assistant_tokens_mask=True``.
     """
-    own = {"tokenize": True, "return_dict": True, **how}
+    own: dict[str, Any] = {"tokenize": True, "return_dict": True, **how}
     try:
+        own["chat_template"] = _CLOCK.sub(_day, tokenizer.get_chat_template())
         return dict(tokenizer.apply_chat_template([dict(t) for t in turns], **template, **own))
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(refused.format(first_line(error))) from error

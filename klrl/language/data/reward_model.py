@@ -23,7 +23,7 @@ from klrl.base.context import context_of
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import expanded
 from klrl.language.data.model_files import check_weights, read_weights
-from klrl.language.data.prompts import Content, Fields, Tokenizer
+from klrl.language.data.prompts import NO_ARGUMENTS, Content, Fields, Tokenizer, render
 
 #: Texts per forward; texts of similar length are computed together.
 BATCH_SIZE = 32
@@ -123,8 +123,7 @@ class RewardModel:
             ids = list(self._tokenizer(prompt + response)["input_ids"])
         else:
             turns = [*prompt, {"role": "assistant", "content": response}]
-            rendered = self._tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True)
-            ids = list(rendered["input_ids"])
+            ids = render(self._tokenizer, turns, NO_ARGUMENTS, "{}")["input_ids"]
         most = context_of(self._config.get_text_config())
         if not ids or (most is not None and len(ids) > most):
             what = f"more than the classifier's {most}" if ids else "none to score"

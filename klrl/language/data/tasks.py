@@ -166,15 +166,6 @@ class Task:
             )
         for prompt in self.checked:
             encode(prompt, tokenizer, limit, self.template)
-            if "strftime_now" in source and not isinstance(prompt.content, str):
-                try:  # a text cannot be called: this fails if the template calls it
-                    encode(prompt, tokenizer, None, {**self.template, "strftime_now": "a text"})
-                except ConfigError as error:
-                    raise ConfigError(
-                        f"{prompt.origin}: the chat template reads the clock (strftime_now), so a "
-                        "resumed run would have other prompts; set its variable for the date by "
-                        "env.template_kwargs.NAME, or write a date into chat_template.jinja"
-                    ) from error
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:
