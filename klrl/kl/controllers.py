@@ -284,7 +284,7 @@ class HeldKLController(_MultipliedKLController):
 
     def _damp(self, kl: float) -> None:
         """Halve s at the end of a swing, or if the KL is negative by more than rounding."""
-        # At a bound of coef the KL stays on one side of its target.
+        # At a bound of coef the KL stays on one side of its target, which is then a threshold.
         high = self.SWING if self.coef > self.coef_min else 1.0
         low = self.SWING if self.coef < self.coef_max else 1.0
         swung = self.above and kl < self.target / low

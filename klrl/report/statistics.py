@@ -82,9 +82,9 @@ def log_ratios(pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]]) -> list
 
 
 def least_seen(seeds: int) -> float:
-    """Return the difference of two means over ``seeds`` runs each that has p < 5 % with POWER.
+    """Return the difference of two means, each over ``seeds`` runs, that a test finds with POWER.
 
-    In standard deviations between seeds; the runs are independent, with equal spreads.
+    In standard deviations between seeds, at p < 5 %; runs are independent, with equal spreads.
     """
     return _contrasts([(0.0, math.sqrt(2 / seeds), 2.0 * seeds - 2)])[0].least
 
