@@ -163,7 +163,7 @@ def table() -> str:
 
 
 def draw(path: Path) -> None:
-    """The returns of the policies on both tasks: the mean with its interval, a dot per seed."""
+    """Draw the policies' returns on both tasks: the mean with its interval, a dot per seed."""
     from benchmarks.shipped.draw import BLUE, ORANGE, dots, panels
     from benchmarks.shipped.tables import Row
 
@@ -185,7 +185,7 @@ def draw(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer", metavar="PYTHON", help="of an environment with imitation in it")
-    parser.add_argument("--table", action="store_true", help="print and draw what is there")
+    parser.add_argument("--table", action="store_true", help="print and draw the finished cells")
     args = parser.parse_args()
     if not args.table:
         import gymnasium

@@ -91,9 +91,9 @@ class Cell:
 _composer = Composer()
 
 
-#: Numerics whose cells stand for today's. Since 3 the seeds of resets are drawn otherwise, which
-#: changes every row and no expectation. 5 changes line searches that miss their target, of which
-#: the runs of 4 have none; the rounding of TRPO's steps; and metrics that are not in a cell.
+#: Older numerics whose cells still count. Numerics 3 changed the seeds of resets, which changes
+#: every row but no expectation. Numerics 5 changed line searches that miss their target (the runs
+#: of 4 have none), the rounding of TRPO's steps, and metrics that a cell does not have.
 COMPARABLE = (2, 4)
 
 

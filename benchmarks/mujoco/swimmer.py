@@ -1,4 +1,4 @@
-"""Swimmer's two outcomes: when they part, and in what they show before."""
+"""Swimmer's two outcomes: how many runs have each, and how early training shows it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from benchmarks.mujoco.cells import Line
 from benchmarks.mujoco.runs import HELD, SEEDS, Known, title, values
 
 TASK = "swimmer"
-#: What separates a run's returns, in training and at its end.
+#: The return above which a run is fast, in training and at its end.
 FAST = 200
-#: Frames at which the runs are looked at, before and after they part.
+#: Frames at which the runs are compared: before and after the outcomes part.
 EARLY, PARTED = 61_440, 163_840
 
 
 def correlation(x: Sequence[float], y: Sequence[float], means: int = 1) -> str:
-    """Pearson's, with the 95 % interval by Fisher's z; as in ``0.52 [-0.16, 0.87]``.
+    """Format Pearson's r and its 95 % interval by Fisher's z, as in ``0.52 [-0.16, 0.87]``.
 
     ``means`` is the number of means that were subtracted.
     """
@@ -27,7 +27,7 @@ def correlation(x: Sequence[float], y: Sequence[float], means: int = 1) -> str:
 
 
 def first(cells: Known) -> list[str]:
-    """The first edition's: klpen_held's correlations, and all runs on both sides."""
+    """The first edition: klpen_held's correlations, and how fast and slow runs end."""
     held = cells[HELD].get(TASK, ())
     if len(held) < SEEDS[HELD]:
         return []
@@ -41,16 +41,16 @@ def first(cells: Known) -> list[str]:
         for c in (line["curve"] for line in held)
     ]
     return [
-        "How early the outcome shows in training: the correlation of klpen_held's final return "
+        "How early training shows the outcome: the correlation of klpen_held's final return "
         "with its return in training is "
         f"{told[0]}, and {told[1]}. {_sides(cells)} The size of the steps is not shown to predict "
-        "it: the correlation of the final return with the mean KL(old||new) before 100,000 frames "
-        f"is {correlation(early, end)}."
+        "the outcome: the correlation of the final return with the mean KL(old||new) before "
+        f"100,000 frames is {correlation(early, end)}."
     ]
 
 
 def second(found: Known) -> list[str]:
-    """The second edition's: how many runs of each setting end well, and when it shows."""
+    """The second edition: how many runs of each setting end fast, and how early it shows."""
     settings = {title(name): tasks[TASK] for name, tasks in found.items() if TASK in tasks}
     if min((len(lines) for lines in settings.values()), default=0) < 2:
         return []
@@ -65,7 +65,7 @@ def second(found: Known) -> list[str]:
     ]
     early, parted, end = np.concatenate([each - each.mean(0) for each in centred]).T
     return [
-        f"Swimmer's runs that return more than {FAST}: {well}. {_sides(found)} Within settings, "
+        f"Runs of Swimmer that end above {FAST}: {well}. {_sides(found)} Within a setting, "
         "the correlation of the final return with the return in training is "
         f"{correlation(early, end, len(settings))} at {EARLY:,} frames, and "
         f"{correlation(parted, end, len(settings))} at {PARTED:,} frames."
@@ -78,7 +78,7 @@ def _at(line: Line, frames: int) -> float:
 
 
 def _sides(cells: Known) -> str:
-    """Tell how the runs end that are fast, or slow, at PARTED frames."""
+    """Report how the runs end that are fast, or slow, at PARTED frames."""
     runs = [line for by_task in cells.values() for line in by_task.get(TASK, ())]
     fast, slow = (
         sorted(line["return"] for line in runs if (_at(line, PARTED) > FAST) == above)

@@ -3,8 +3,8 @@
     klrl plan -m sweep=NAME kl=legacy,retrieve seed=0,1,2 launcher=joblib
 
 Takes the arguments of klrl and checks every job. Prints the jobs that would run, the finished jobs,
-the number of jobs that run at a time, and the least difference between two settings that their
-seeds can show. Writes nothing.
+the number of jobs that run at a time, and the difference between two settings that a t-test finds
+with as many seeds. Writes nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ def plan_command(argv: list[str]) -> int:
     elif seeds:
         from klrl.report.statistics import POWER, least_seen
 
-        missed = f"a difference below {least_seen(seeds):.1f} standard deviations between seeds"
-        print(f"{seeds} seeds per setting: {missed} is likely missed (power {POWER:g})")
+        found = f"a difference of {least_seen(seeds):.1f} standard deviations between seeds"
+        print(f"{seeds} seeds per setting: a t-test finds {found} with power {POWER:g}")
     return 0

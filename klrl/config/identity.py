@@ -48,7 +48,7 @@ def canonical(config: JobConfig) -> dict[str, object]:
 
 
 def canonical_stored(settings: Mapping[str, object]) -> dict[str, object]:
-    """Like :func:`canonical` of stored settings, but with ``before`` where they lack a setting."""
+    """Do the same for stored settings, and fill in ``before`` for each setting that they lack."""
     return _canonical_groups(settings, fill=True)
 
 

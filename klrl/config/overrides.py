@@ -90,7 +90,7 @@ def split_overrides(overrides: Sequence[str]) -> SweepOverrides:
 
 
 def _check_swept_once(overrides: Sequence[str]) -> None:
-    """Refuse ``kl.coef=0.1,1 kl.coef=0.5``; the last counts, but may have several values."""
+    """Refuse to set a swept key again, as in ``kl.coef=0.1,1 kl.coef=0.5``."""
     swept: dict[str, str | None] = {}
     for each in parse(overrides):
         key = each.key_or_group

@@ -90,7 +90,7 @@ def custom(
     normalizer: RewardNormalizer | None,
     agent: Agent,
 ) -> OwnAdvantage:
-    """``advantage=custom``: make the user's function, and try it on a batch of the agent's."""
+    """``advantage=custom``: make the user's function, and try it on a synthetic rollout."""
     given = {
         "config": config,
         "critic": critic,

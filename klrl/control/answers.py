@@ -39,7 +39,7 @@ def require_observation(
 
 
 def require_integers(value: object, name: str = "observation") -> None:
-    """Refuse fractions where the space has integers: they would be cut to whole numbers."""
+    """Refuse fractions in a space of integers, since a cast would truncate them."""
     array = np.asarray(value)
     if array.dtype.kind == "f" and (array != np.floor(array)).any():
         raise Misfit(f"{name} has fractions, but its space has integers; change one of them")

@@ -156,7 +156,7 @@ class _Folder:
     ) -> Tensor:
         """Read an entry [F, W], W in ``widths``; return ``missing`` if the folder lacks it.
 
-        Where ``below`` [W] is finite, the numbers must be whole, from 0 to below it.
+        Where ``below`` [W] is finite, values must be integers with 0 <= value < ``below``.
         """
         value, name = self.data.get(key, None), key if isinstance(key, str) else ".".join(key)
         other = ", or set loss=nll loss.critic_coeff=0" * (key == _REWARD)
@@ -179,7 +179,7 @@ class _Folder:
         if wrong.any():
             raise self.error(
                 f"its {name} has {wide[wrong][0]:g}, which is no byte, index or mask of the task; "
-                "give what the environment gives"
+                "give the environment's own values"
             )
         return value.to(dtype)
 
@@ -198,7 +198,7 @@ def _require_whole(folder: Path) -> None:
 def _frames(
     folder: _Folder, config: Config, agent: Agent, env: VectorGymEnv
 ) -> tuple[TensorDict, int]:
-    """Build frames [F] with the keys of a rollout; count the running episodes that are cut."""
+    """Return frames [F] with the keys of a rollout, and the number of episodes that are cut."""
     spec, no = env.observation_spec_unbatched["observation"], torch.zeros(len(folder.data), 1)
     like = (spec.dtype, spec.shape[-1])
     below = torch.full(spec.shape[-1:], math.inf)
@@ -215,7 +215,7 @@ def _frames(
     next_row = observation.roll(-1, 0)
     after = torch.where(ends, observation, next_row)
     after = folder.read(("next", "observation"), *like, missing=after, below=below)
-    # In a buffer of several copies, or one that dropped frames, the next row may be another's.
+    # If a buffer has several copies or dropped frames, the next row may be of another episode.
     cut = ~ends & (after != next_row).any(1, keepdim=True)
     ends |= cut
     reward, critic = no, config.loss.critic_coeff > 0
@@ -260,7 +260,7 @@ def _actions(folder: _Folder, agent: Agent, observation: Tensor) -> dict[str, Te
     inverse = folder.read("pre_tanh", torch.float32, outputs, missing=inverse)
     if ((family.action(inverse) - action).abs() > 1e-3 * family.half_width.cpu()).any():
         raise folder.error(
-            "its pre_tanh does not give its action within the task's bounds; drop pre_tanh, or "
+            "its pre_tanh and its action disagree within the task's bounds; drop pre_tanh, or "
             "give demonstrations of this task"
         )
     return {"action": action, "pre_tanh": inverse}

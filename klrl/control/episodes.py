@@ -28,7 +28,7 @@ from klrl.control.observation import Packed
 LONGEST = 20_000
 #: Steps that one copy plays before the comparison, and most steps of a compared episode.
 _PAST, _COMPARED = 40, 24
-_STATE = "; its state outlives a reset, and evaluations, which play new copies, begin without it"
+_STATE = "; it keeps state across resets, which the new copies of an evaluation lack"
 
 Call = Callable[[Callable[[], Any]], Any]
 
@@ -122,7 +122,7 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
     try:
         with generators_kept():
             why = _difference(make, call, _PAST)
-            # Draws from elsewhere differ in two new copies too.
+            # If even two new copies differ, the cause is draws from elsewhere, not state.
             return why + _STATE * bool(why and not _difference(make, call, 0))
     except TookTooLong:
         return f"a step or a reset took longer than {timeout:g} s"
@@ -131,7 +131,7 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
 
 
 def _difference(make: Callable[[], gymnasium.Env], call: Call, past: int) -> str:
-    """Describe a difference of a copy with ``past`` steps and a new one; empty without one."""
+    """Say how a copy that has played ``past`` steps differs from a new one; empty if equal."""
     with closing(call(make)) as played, closing(call(make)) as fresh:
         space, rng = copy.deepcopy(played.action_space), np.random.default_rng(0)
         space.seed(0)

@@ -199,7 +199,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
             continue
         stored = control_config(path)
         kind = policy_kind(stored.env, stored.actor)
-        if setting == "RUN":  # the bounds of the task and of the acting policy do not matter
+        if setting == "RUN":  # compare with this policy's bounds, not with the task's
             on = on._replace(bounds=kind.bounds)
         for name, theirs, here in kind.differences(on):
             told = f"its {name} is {theirs}, but this comparison requires {here}"

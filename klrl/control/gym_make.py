@@ -30,8 +30,8 @@ def make_one(config: EnvConfig) -> gymnasium.Env:
             kind = getattr(gymnasium.wrappers, f"Normalize{name.capitalize()}")
             if isinstance(inner, kind) and inner.update_running_mean:
                 raise ConfigError(
-                    f"{config.named}: its {kind.__name__} has statistics that evaluations begin "
-                    f"without; drop it, and set env.normalize_{name}=true"
+                    f"{config.named}: its {kind.__name__} learns statistics that evaluations "
+                    f"lack; drop it, and set env.normalize_{name}=true"
                 )
         inner = inner.env
     keys = config.observation_keys

@@ -78,7 +78,7 @@ def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
     env = make_env(config.env, seed=0, num_envs=1)
     checked = None if described is None else str(run)
     if checked and isinstance(config.reference, CheckpointReferenceConfig):
-        checked = config.reference.path  # the run whose code the user called or trusted
+        checked = config.reference.path  # the run whose code the user may have named or trusted
     agent = agent_like(described or describe_policy(config), env, checked)
     env.close()
     return agent

@@ -122,7 +122,7 @@ def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> Non
 class PolicyKind(NamedTuple):
     """The observations, actions and distribution of a policy, to compare two policies.
 
-    ``bounds`` of ``tanh_normal`` map the sample to the action. On another task it keeps its own.
+    ``bounds``: the action bounds of ``tanh_normal``; on a different task a policy keeps its own.
     """
 
     distribution: str
@@ -290,9 +290,10 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
     network, other_network = (_network(c.actor) for c in (config, other))
     if setting == "actor.init" and network != other_network:
         raise ConfigError(f"{setting}={path}: its network is {other_network}; choose that here")
-    norm = other.env.normalize_observation
-    if setting == "actor.init" and norm != config.env.normalize_observation:
-        raise ConfigError(f"{setting}={path}: its env.normalize_observation={norm}; set that here")
+    on = other.env.normalize_observation
+    if setting == "actor.init" and on != config.env.normalize_observation:
+        told = f"env.normalize_observation={str(on).lower()}"
+        raise ConfigError(f"{setting}={path}: the run has {told}; set that here")
 
 
 #: The settings that determine an actor's networks, and the scaling of pixels.

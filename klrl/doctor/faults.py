@@ -172,7 +172,7 @@ def _unbalanced(ratios: Sequence[float], name: str, at: str = "") -> Fault:
 def _other_coef(
     loss: Loss, parts: Sequence[Parts], problems: Sequence[Problem], of: Mapping[str, Aim]
 ) -> list[Fault] | None:
-    """Return [] if the loss is right at coef and 2 coef; None if it is no sum of its aims."""
+    """Return faults of coef at coef and 2 coef; None if no sum of the aims is the gradient."""
     wholes = (each["whole"] for each in parts)
     twice = (loss.expected(problem, 2 * loss.coef) for problem in problems[:3])  # a few suffice
     for gradients, at, told in ((wholes, 1, ""), (twice, 2, f" at coef={2 * loss.coef:g}")):
@@ -188,7 +188,7 @@ def _other_coef(
 
 
 def _weights(gradient: Tensor, known: Mapping[str, Tensor]) -> Tensor | None:
-    """Return weights that make up a gradient, in units of the return's; None if there are none."""
+    """Write a gradient as a sum of ``known``; return its weights / the return's, else None."""
     columns = torch.stack([*known.values()], 1)
     weights = torch.linalg.lstsq(columns, gradient, rcond=1e-9, driver="gelsd").solution
     if (columns @ weights - gradient).norm() > TOLERANCE * gradient.norm():

@@ -182,7 +182,7 @@ def _require_sum(loss: Loss, problem: Problem, gradient: Tensor) -> None:
     every, generator = problem.everything, torch.Generator().manual_seed(0)
     other = every.rows(torch.randperm(len(every.mask), generator=generator))
     at = loss.gradient(problem.numbers(other, loss.coef, loss.placement), loss.coef)
-    if (at - gradient).norm() > TOLERANCE * gradient.norm() + 1e-6:  # float32 in a loss: less
+    if (at - gradient).norm() > TOLERANCE * gradient.norm() + 1e-6:  # float32 rounds by less
         told = "is random or depends on the order of the episodes (groups? a mini-batch?)"
         raise ConfigError(f"{loss.setting}: {told}; take the whole batch as one")
 

@@ -115,7 +115,7 @@ class Loss:
             with generators_kept():
                 if self.is_module:
                     self._module(numbers, COEF, "advantage", "value_target", ("next", "reward"))
-        except (Exception, SystemExit):  # any other fault of the module is met again
+        except (Exception, SystemExit):  # other errors of the module are raised again later
             return True
         return False
 

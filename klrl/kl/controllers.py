@@ -221,9 +221,9 @@ class HeldKLController(_MultipliedKLController):
     reaches :data:`RELEASE` * target, ln KL rises by less than :data:`RISE` over :data:`WINDOW`
     updates, or :data:`PATIENCE` updates have passed.
 
-    A bound of coef cuts a step. The part cut off, up to P x, is added to the next step: else coef
-    would leave the bound whenever the KL falls, and never stay there. At coef_max a swing ends at
-    the target itself, at coef_min it begins there.
+    If a bound of coef cuts a step, the part cut off (at most P x) is added to the next step.
+    Otherwise coef would leave the bound whenever the KL falls. At coef_max a swing ends at the
+    target itself; at coef_min it begins there.
 
     Args:
         coef: the initial coefficient, > 0.
@@ -279,12 +279,12 @@ class HeldKLController(_MultipliedKLController):
             self.cut = _clip(cut, min(most, 0.0), max(most, 0.0))
 
     def row(self) -> dict[str, float]:
-        """Return ``kl/ref/at_bound``, as the base class, once coef may change."""
+        """Return ``kl/ref/at_bound`` as in the base class, but only once coef may change."""
         return {} if self.frozen else super().row()
 
     def _damp(self, kl: float) -> None:
         """Halve s at the end of a swing, or if the KL is negative by more than rounding."""
-        # A bound of coef bounds the KL, on one side of its target.
+        # At a bound of coef the KL stays on one side of its target, which is then a threshold.
         high = self.SWING if self.coef > self.coef_min else 1.0
         low = self.SWING if self.coef < self.coef_max else 1.0
         swung = self.above and kl < self.target / low

@@ -63,14 +63,14 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
     Returns:
         [...], nats (tv: unitless), float32 or wider; reverse and forward may be infinite.
     """
-    # Log-probs that were rounded to half precision do not sum to 1: normalise them again.
+    # Probabilities in half precision do not sum to 1: normalise them again.
     log_p, log_q = (
         x.float().log_softmax(-1) if x.dtype in (torch.bfloat16, torch.float16) else x
         for x in (log_p, log_q)
     )
     if not isinstance(name, str):
         forbidden = log_p == -torch.inf
-        # A p that rounds to 0 counts as the smallest p: where f is inf, 0 f would be NaN.
+        # A p that rounds to 0 counts as the smallest float: if f is inf, 0 * f would be NaN.
         least = math.log(torch.finfo(log_p.dtype).tiny)
         log_q = torch.where(log_p < least, log_q.clamp(min=least), log_q)
         log_p = torch.where(forbidden, log_p, log_p.clamp(min=least))

@@ -165,11 +165,11 @@ def _require_same_actions(dist: Any, ref_dist: Any) -> None:
     both = (dist, ref_dist)
     count, ref_count = (each.logits.shape[-1] for each in both)
     if count != ref_count:
-        raise ValueError(f"categoricals of {count} and {ref_count} actions: must be the same")
-    # Logit k of TorchRL's sparse categoricals is that of action indices[k], which they keep here.
+        raise ValueError(f"categoricals of {count} and {ref_count} actions: must be equal")
+    # Logit k of TorchRL's sparse categoricals is of action indices[k]; _mask has the indices.
     one, other = (each._mask if getattr(each, "_sparse_mask", False) else None for each in both)
     if one is not other and (one is None or other is None or bool((one != other).any())):
-        raise ValueError("categoricals with indices that differ: their actions must be the same")
+        raise ValueError("categoricals with different indices: their actions must be the same")
 
 
 def _require_same_bounds(dist: TanhNormal, ref_dist: TanhNormal) -> None:

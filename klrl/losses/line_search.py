@@ -1,9 +1,9 @@
 """Line search: shorten or lengthen an update so that KL(old||new) ends near its target.
 
 theta <- theta_old + alpha (theta - theta_old), for the actor only. For small alpha the KL d grows
-like alpha^2, so the search first tries sqrt(dtarg / d). Secant steps in log d and log alpha follow;
-a step out of the interval that contains the target is replaced by the interval's middle. The search
-keeps the alpha whose measured d is nearest to dtarg; one with d > 1.5 dtarg only if all are.
+like alpha^2, so the search first tries sqrt(dtarg / d). Secant steps in log d and log alpha follow.
+If a step leaves the interval that contains the target, the interval is bisected instead. The search
+keeps the alpha whose d is nearest to dtarg; one with d > 1.5 dtarg only if every measured d is.
 """
 
 from __future__ import annotations

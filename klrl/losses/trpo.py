@@ -31,7 +31,7 @@ def natural_direction(
 
 
 def twice_differentiable() -> AbstractContextManager[None]:
-    """Make torch's attention take the kernel that has a second derivative."""
+    """Make torch's attention use the kernel that has a second derivative."""
     context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
     return context
 

@@ -368,11 +368,11 @@ class BetaHook:
 
 @contextmanager
 def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
-    """Keep TorchRL's forward from changing beta, and give it a copy for its gradient."""
+    """Keep TorchRL's forward from changing beta; let its graph refer to a copy of beta."""
     # With dtarg = NaN, TorchRL's comparisons are false, so its forward does not write to beta.
     # torch.compile could not compile such a write.
     dtarg, loss.dtarg = loss.dtarg, math.nan
-    # The backward pass reads beta, and update_beta may change it in place before.
+    # The backward pass reads beta, which update_beta may have changed in place by then.
     beta, loss.beta = loss.beta, loss.beta.clone()
     try:
         yield

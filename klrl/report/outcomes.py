@@ -81,7 +81,7 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
 
 
 def remarks(settings: Sequence[Setting]) -> list[str]:
-    """Return remarks on runs that differ in more than their settings and seeds say."""
+    """Return remarks on runs that differ in more than settings and seeds."""
     resumed = "; ".join(
         f"{each.name} seed {run.seed} (frames={', then '.join(map(str, run.manifest['planned']))})"
         for each in settings

@@ -251,7 +251,7 @@ def mark_own_seeds(
             marked.append((rest, path) if count else None)
             together[rest, path] |= {(seed, str(own.get(key)))} if count else set()
         for each, mark in zip(result, marked, strict=True):
-            # Two paths of one seed differ in the hash: they are different starts.
+            # Two paths of one seed, which differ in the hash, stay apart.
             if mark and 1 < len(together[mark]) == len(dict(together[mark])):
                 each[key] = mark[1]
     return result

@@ -82,9 +82,9 @@ def log_ratios(pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]]) -> list
 
 
 def least_seen(seeds: int) -> float:
-    """Return the difference of two means, each over ``seeds`` runs, that is seen with POWER.
+    """Return the difference of two means, each over ``seeds`` runs, that a test finds with POWER.
 
-    In standard deviations between seeds, of independent runs and equal spreads; p < 5 %.
+    In standard deviations between seeds, at p < 5 %; runs are independent, with equal spreads.
     """
     return _contrasts([(0.0, math.sqrt(2 / seeds), 2.0 * seeds - 2)])[0].least
 

@@ -131,7 +131,7 @@ class Checkpoints:
         return entry.metadata
 
     def drop_best(self, after: int) -> bool:
-        """Remove ``best`` entries of rows that a resume cuts off; return whether one is left."""
+        """Remove ``best`` entries of more than ``after`` frames; return whether one is left."""
         entries = _newest_first(self._folder / "best")
         later = [path for path in entries if int(path.name.removeprefix("frames-")) > after]
         for path in later:

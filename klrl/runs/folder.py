@@ -240,7 +240,7 @@ class RunFolder:
             "wandb_id": before.get("wandb_id", uuid4().hex[:12]),
             "started": before.get("started", start["time"]),
             "resumed": [*before.get("resumed", []), start] if before else [],
-            # The settings of ``frames``, over which the learning rate decayed.
+            # All values of ``frames`` so far; the learning rate decayed over them in turn.
             "planned": planned + [config.frames] * (planned[-1:] != [config.frames]),
             **more,
         }

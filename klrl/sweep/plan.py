@@ -19,7 +19,7 @@ from klrl.sweep.run import check_jobs, named, sweep_settings
 def print_plan(args: argparse.Namespace) -> int:
     """Check all jobs; print each job's state, and how many jobs would run at a time.
 
-    Returns the least number of seeds of a setting; 0 where fewer than two settings are listed.
+    Returns the smallest number of seeds of any setting; 0 if there are fewer than two settings.
 
     Raises:
         ConfigError: a job is refused.

@@ -101,12 +101,12 @@ def _dimension(override: Override) -> BaseDistribution:
 def checked_space(
     overrides: Sequence[str], config: OptunaConfig, args: argparse.Namespace
 ) -> Space:
-    """Return the space of a search; refuse wrong values, and a metric that a trial would lack."""
+    """Return the space of a search; refuse wrong values, and a metric that a trial lacks."""
     space, name = space_of(overrides), config.metric
     for _, job in check_jobs(space.ends(), args):
         known = metrics_of(domain_of(job))
         if name not in known and not name.startswith(PART):
-            meant = nearest(name, known) or "; klrl/runs/metrics.yaml has them"
+            meant = nearest(name, known) or "; klrl/runs/metrics.yaml lists them"
             raise ConfigError(f"search.metric={name}: no such metric{meant}")
         if name.startswith("eval/") and not job.eval.on:
             off = f"eval.{'evaluations' if job.eval.every is None else 'every'}=0"

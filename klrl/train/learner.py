@@ -115,7 +115,7 @@ class Learner:
         alpha, kl_old = 1.0, 0.0
         if self.loss.natural:
             self.steps.natural_step(frames, kl_coef, dtarg)
-            # The critic's steps then measure the policy that the search keeps.
+            # Search first, so that the critic's steps measure the policy that is kept.
             alpha, kl_old = self._search(frames, actor_before, self.steps.kl_old(frames), dtarg)
         metrics: list[Tensor] = []
         epochs = 0
@@ -150,7 +150,7 @@ class Learner:
     def _search(
         self, frames: Any, before: Sequence[Tensor], kl: float, target: float
     ) -> tuple[float, float]:
-        """Scale the actor's step from ``before`` if it is due; return alpha and KL(old||new)."""
+        """Run the line search from ``before`` if due; return alpha and KL(old||new)."""
         from klrl.losses import line_search
 
         if not line_search.due(self.loss.line_search, kl, target):
@@ -160,7 +160,7 @@ class Learner:
         return line_search.search(now, before, measure, kl, target, most)
 
     def _epoch(self, frames: Any, lr: float, kl_coef: float, metrics: list[Tensor]) -> None:
-        """Make one pass over the rollout; append each step's metrics to the update's."""
+        """Make one pass over the rollout; append each step's metrics."""
         coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
         for minibatch in self.steps.minibatches(frames):
             metrics.append(self.steps.step(minibatch, coefficients))

@@ -292,7 +292,7 @@ class Training:
         return Checkpoints(files.checkpoints, components, self.parts.device)
 
     def _check_best(self, checkpoints: Checkpoints, marks: Mapping[str, Any]) -> None:
-        """Forget the best return if its checkpoint is gone, or if it was evaluated differently."""
+        """Forget the best return if its checkpoint is gone, or if settings of ``eval`` changed."""
         how = self.evaluations.how
         if not checkpoints.drop_best(self.counters.frames) or marks.get("eval", how) != how:
             self.counters.best_return = None

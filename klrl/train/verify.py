@@ -76,7 +76,7 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
 
 
 def whole_rows(folder: Path, config: JobConfig, record: Record) -> list[Row]:
-    """Read the finite values of rows with iteration and frames; add a problem for all others."""
+    """Return finite values of rows with iteration and frames; report others as problems."""
     rows, needed = [], {"iteration", domain_of(config).axis}
     for number, read in enumerate(rows_so_far(folder), 1):
         row = {k: v for k, v in read.items() if v is not None and math.isfinite(v)}

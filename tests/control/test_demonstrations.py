@@ -269,7 +269,7 @@ def test_statistics_are_those_of_the_data_and_stay(training) -> None:
         (
             {"action": torch.tanh(U), "pre_tanh": U},  # from bounds of 1, and the task's are 2
             ("actor=tanh_normal",),
-            "its pre_tanh does not give its action within the task's bounds; drop pre_tanh",
+            "its pre_tanh and its action disagree within the task's bounds; drop pre_tanh",
         ),
         (
             {"observation": torch.full((200, 1764), 0.5), "action": DISCRETE},

@@ -144,7 +144,7 @@ class Reseeding(Drifting):
 
 BEGINS = "after the same seeded reset, a used copy differs from a new one"
 DIFFERS = "two copies with the same seed and actions differ in step 1"
-STATE = "; its state outlives a reset, and evaluations, which play new copies, begin without it"
+STATE = "; it keeps state across resets, which the new copies of an evaluation lack"
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_rows_and_conversations_learn_the_same_and_resume_to_the_bit(exits) -> N
         *(
             (
                 ("loss=custom", "loss.target=a:B", word),
-                f"{word}: a row has one answer, so it is NaN",
+                f"{word}: a row has one answer, so the advantage is NaN",
             )
             for word in ("advantage.baseline=normalized", "advantage.baseline=leave_one_out")
         ),
@@ -176,7 +176,7 @@ def test_a_custom_loss_hears_that_the_advantage_of_a_single_answer_is_0(job) -> 
     assert batch[SCORE].any()
     assert not batch["advantage"].any()
     (line,) = (line for line in parts.preflight if line.startswith("loss=custom"))
-    assert "advantage=group is 0" in line
+    assert "advantage=group gives 0" in line
 
 
 class Weighted(PolicyLoss):

@@ -147,7 +147,7 @@ def test_a_score_that_depends_on_the_batch_is_not_compared(
     found = verify_run("run")
     assert found.problems == []
     (line,) = [line for line in found.unseen if line.startswith("rewards of samples")]
-    assert "env.reward scores a response differently in another batch" in line
+    assert "env.reward scores a response differently in a different batch" in line
     assert not [line for line in found.looked if line.startswith("rewards")]
     scored[0]["gold"] += 1
     write(Path("run"), samples)

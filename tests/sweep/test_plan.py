@@ -37,17 +37,17 @@ def test_it_names_every_job_and_writes_nothing(capsys) -> None:
         "  kl.coef=1,seed=0  to start\n"
         "  kl.coef=1,seed=1  to start\n"
         "4 jobs, 4 to start; launcher=joblib, 3 at a time\n"
-        "2 seeds per setting: a difference below 5.4 standard deviations between seeds "
-        "is likely missed (power 0.8)\n"
+        "2 seeds per setting: a t-test finds a difference of 5.4 standard deviations between seeds "
+        "with power 0.8\n"
     )
     assert planned(capsys, *QUICK).endswith("1 job, 1 to start; launcher=local, 1 at a time\n")
     assert not Path("outputs").exists()
 
 
-def test_the_setting_with_the_fewest_seeds_says_what_is_missed(capsys) -> None:
+def test_the_setting_with_the_fewest_seeds_says_what_is_found(capsys) -> None:
     """Of settings that a report compares; the figures are R's, ``pwr.t.test(n, power=.8)``."""
     settings = ("-m", *QUICK, "kl.coef=0,1", "frames=64,128")
-    assert "below 2.0 standard" in planned(capsys, *settings, "seed=range(5)")
+    assert "finds a difference of 2.0 standard" in planned(capsys, *settings, "seed=range(5)")
     assert "one seed per setting: a report cannot tell" in planned(capsys, *settings)
     assert "one seed per" in planned(capsys, *settings, "seed=0,0")
     assert "3 seeds per" in planned(capsys, *settings, "++seed=0,1,2")

@@ -45,7 +45,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
             remedy = f"add {setting}.args.{name}=..., or give it a default"
             if whole := setting.partition("[")[0] * setting.endswith("]"):
                 written = f"{whole}=[{{target: {part.target}, args: {{{name}: ...}}}}]"
-                remedy = f"give it, as in {written}, or give it a default"
+                remedy = f"write {written}, or give {name} a default"
             if setting == "--to":
                 remedy = f"give it a default, or wrap {part.target} in a function without {name}"
             raise NoValueError(

@@ -109,8 +109,8 @@ def check_group_size(c: LanguageConfig) -> None:
         baseline = c.advantage.baseline if isinstance(c.advantage, GroupConfig) else "mean"
         if c.loss.name == "custom" and baseline != "mean":
             raise ConfigError(
-                f"advantage.baseline={baseline}: a row has one answer, so it is NaN; "
-                "choose mean, and let loss.target read no advantage"
+                f"advantage.baseline={baseline}: a row has one answer, so the advantage is "
+                "NaN; choose mean, and read no advantage in loss.target"
             )
     elif isinstance(c.advantage, GroupConfig) and size < 2:
         raise ConfigError(

@@ -78,8 +78,8 @@ def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], lis
 
     Args:
         prompts: at least two different ones; rows of the same prompt stay together.
-        share: the share of different prompts to split off, between 0 and 1; each part gets one at
-            least.
+        share: the share of different prompts to split off, between 0 and 1; each part gets at
+            least one.
 
     Returns:
         The training prompts and the held-out prompts, both in their original order.

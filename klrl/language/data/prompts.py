@@ -219,10 +219,10 @@ _JINJA = Environment(extensions=["jinja2.ext.loopcontrols"])
 _MARKS = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
 
 
-#: What chat templates read from the clock: one day, so that all runs have the same prompts. It is
-#: the day that Llama 3's templates say without a clock.
+#: The date that chat templates get from the clock, so that all runs have the same prompts: the
+#: default date of Llama 3's templates.
 TODAY = date(2024, 7, 26)
-# transformers passes no function to a template, so the call is replaced in its text.
+# transformers defines this function itself, so the call is replaced in the template's text.
 _CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
 
@@ -262,7 +262,7 @@ def end_of_turn(
 
     Args:
         tokenizer: with a chat template for conversations.
-        eos: the ids that end a response, the tokenizer's EOS first; plain text ends with that one.
+        eos: the ids that end a response, the tokenizer's EOS first; plain text ends with eos[0].
         content: the prompt.
         template: arguments of the chat template.
     """

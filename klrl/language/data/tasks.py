@@ -86,7 +86,7 @@ class WeightedRewards:
 def labels(names: Sequence[str]) -> list[str]:
     """Return a label per reward: its function's or folder's name; the full name if two share it.
 
-    If such a full name is another's label, all labels are full names.
+    If two of these labels are equal, all labels are full names.
     """
     short = [Path(name.partition(":")[2] or name).name for name in names]
     full, count = [name.replace(":", ".") for name in names], Counter(short)
@@ -249,7 +249,7 @@ def _splits(
 
 
 def evaluated_on(config: LanguageEnvConfig) -> tuple[object, ...]:
-    """Return what chooses the prompts of evaluations: file, split and share; () if endless."""
+    """Return the settings that choose evaluation prompts: file, split, share; () if endless."""
     if not isinstance(config, TextConfig):
         return ()
     path, split = config.eval_data, config.eval_split

@@ -255,7 +255,7 @@ def load_tokenizer(
             f"{setting}: its tokenizer has no EOS token, so no response could end; set eos_token "
             "in its tokenizer_config.json"
         )
-    if isinstance(tokenizer.chat_template, dict):  # several by name, as Command R's
+    if isinstance(tokenizer.chat_template, dict):  # templates by name, as of Command R
         tokenizer.chat_template = tokenizer.chat_template.get("default")
     if chat and not tokenizer.chat_template:
         raise ConfigError(

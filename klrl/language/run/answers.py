@@ -49,7 +49,7 @@ def answer_ids(prompt: Prompt, policy: Policy, config: LanguageConfig) -> list[i
     """Return the token ids of a prompt's answer, with EOS at the end.
 
     Raises:
-        ConfigError: the row has no answer, two, or one of over ``collector.max_new_tokens`` ids.
+        ConfigError: no answer, two different ones, or more than ``collector.max_new_tokens`` ids.
     """
     answer, tokenizer = prompt.row.get("answer"), policy.causal.tokenizer
     most = config.collector.max_new_tokens

@@ -37,7 +37,7 @@ def export_run(
     the adapters, which ``PeftModel`` adds to the run's base model. The tokenizer is copied from the
     base model, and so are config and generation config if all weights are written: klrl's changes
     (no dropout, no sampling defaults, an added pad token) and the value head are left out. With
-    ``collector.temperature`` other than 1 the generation config draws from the run's policy.
+    ``collector.temperature`` other than 1 the generation config samples from the run's policy.
 
     Args:
         run: the run folder.
@@ -104,7 +104,7 @@ def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: 
         # Adapters of embeddings are saved; the embeddings themselves belong to the base model.
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
-        if tempered := config.collector.temperature != 1:  # top_k=0: all tokens; else 50
+        if tempered := config.collector.temperature != 1:  # top_k=0: all; default 50
             how = {"do_sample": True, "temperature": config.collector.temperature, "top_k": 0}
             model.generation_config.update(**how)
         model.save_pretrained(folder)

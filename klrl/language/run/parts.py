@@ -208,5 +208,5 @@ def _zero_advantages(config: LanguageConfig) -> list[str]:
     own = config.loss.name == "custom" and config.collector.imitates
     if not own or not isinstance(config.advantage, GroupConfig):
         return []
-    zero = "a row has one answer, so advantage=group is 0; advantage=gae has one that is not"
+    zero = "a row has one answer, so advantage=group gives 0; advantage=gae does not"
     return [f"loss=custom: {zero}"]

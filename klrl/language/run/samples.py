@@ -256,7 +256,7 @@ def _scores(
         if function and wrong:  # all twice: a score may depend on how often a response occurs
             alone = [score(function, [sample])[0] for sample in samples]
             if not all(map(_equal, alone, score(function, [*samples, *samples]))):
-                raise RewardError("env.reward scores a response differently in another batch")
+                raise RewardError("env.reward scores a response differently in a different batch")
         for sample, recorded, value in wrong:
             yield f"{sample}: its {name} is {recorded}, but scoring it again gives {value:g}"
 
