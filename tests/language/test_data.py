@@ -1,6 +1,7 @@
 """Data sets: JSON lines, and what datasets reads; splits; template arguments."""
 
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from klrl.language.data.files import hold_out, read_prompts
 from klrl.language.data.prompts import Prompt, PromptStream, render
 from klrl.language.data.tasks import text
 from klrl.language.model.pretrained import load_causal_lm
+from klrl.language.run.verify import verify_run
 from tests.language.test_refusals import text_job
+from tests.runs.commands import samples_of
 from tests.transforms import llm_toys as toys
 
 TURNS = [{"role": "user", "content": "sort 3 1"}]
@@ -256,6 +259,16 @@ def test_evaluation_gets_the_share_and_training_never_does(capsys, model: str) -
     assert trained
     assert asked
     assert not trained & asked
+
+
+@pytest.mark.integration
+def test_samples_have_role_and_content_of_each_turn(capsys, model: str) -> None:
+    """Other fields may have values that JSON lacks: NaN, or a date of parquet."""
+    turn = {"role": "user", "content": "21"}
+    code, _, err = started(capsys, model, [{"messages": [{**turn, "toxicity": math.nan}]}])
+    assert (code, err) == (0, "")
+    assert all(sample["prompt"] == [turn] for sample in samples_of(Path("run")))
+    assert verify_run("run").problems == []
 
 
 THINKS = toys.TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}no{% endif %}"

@@ -1,6 +1,7 @@
 """Prompts: JSON lines, rendering against plain transformers, padding, epochs, groups."""
 
 import json
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from klrl.language.data.prompts import (
     ShuffledEpochs,
     encode,
     left_pad,
+    parse_row,
     read_jsonl,
 )
 from tests.transforms import llm_toys as toys
@@ -75,6 +77,19 @@ def test_a_bad_line_is_told_by_its_number(line: object, told: str) -> None:
     with pytest.raises(ConfigError, match=f"env.data=data.jsonl {told}") as caught:
         read_jsonl(write(GOOD, line))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"prompt": date(2026, 1, 1)}, "prompt is a date"),
+        ({"prompt": b"a"}, "prompt is a bytes"),
+        ({"messages": [{"role": "user", "at": date(2026, 1, 1)}]}, "turn 1 needs a role"),
+    ],
+)
+def test_a_bad_row_of_parquet_is_told_by_its_type(row: dict, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"row 1: {told}"):
+        parse_row(row, "row 1")
 
 
 def test_a_line_that_is_no_utf8_is_told_by_its_number() -> None:

@@ -54,6 +54,13 @@ class Prompt:
     origin: str = "prompt"
     turn: str | None = None
 
+    @property
+    def recorded(self) -> str | list[dict[str, str]]:
+        """The text, or role and content of each turn; its other fields may not fit into JSON."""
+        if isinstance(self.content, str):
+            return self.content
+        return [{"role": turn["role"], "content": turn["content"]} for turn in self.content]
+
 
 @dataclass(frozen=True)
 class PromptBatch:
@@ -146,7 +153,7 @@ def _check_messages(messages: object, origin: str, name: str) -> None:
         if not texts or not all(isinstance(text, str) for text in texts):
             raise ConfigError(
                 f"{origin}: turn {turn} needs a role and a content, both texts; it is "
-                f"{json.dumps(message)[:60]}"
+                f"{json.dumps(message, default=repr)[:60]}"
             )
     if messages[-1]["role"] == "assistant" and len(messages) == 1:
         raise ConfigError(
@@ -160,7 +167,8 @@ def json_type(value: object) -> str:
     if isinstance(value, list | dict) and not value:
         return "empty"
     names = {str: "a text", list: "a list", dict: "an object", bool: "a boolean"}
-    return "null" if value is None else names.get(type(value), "a number")
+    names |= {int: "a number", float: "a number", type(None): "null"}
+    return names.get(type(value), f"a {type(value).__name__}")
 
 
 # ---------------------------------------------------------------------------------------- rendering

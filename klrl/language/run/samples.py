@@ -188,8 +188,7 @@ def _differs(
         "truncated": ids[-1] not in eos,
     }
     if prompt is not None:
-        content = prompt.prompts[0].content
-        true["prompt"] = content if isinstance(content, str) else [dict(turn) for turn in content]
+        true["prompt"] = prompt.prompts[0].recorded
         true["prompt_ids"] = prompt.ids[0][prompt.mask[0]].tolist()
     for name, value in true.items():
         if getattr(sample, name) != value:
