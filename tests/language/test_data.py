@@ -55,8 +55,7 @@ def test_a_folder_without_splits_is_read_whole() -> None:
         read_prompts("empty")
 
 
-def test_a_json_list_is_read_by_datasets() -> None:
-    pytest.importorskip("datasets")
+def test_a_json_list_is_read_without_any_package() -> None:
     Path("data.json").write_text("\n" + json.dumps(ROWS, indent=1))
     assert [p.row for p in read_prompts("data.json")] == ROWS
     assert read_prompts("data.json")[3].origin == "env.data=data.json row 4"
@@ -81,12 +80,11 @@ def test_what_describes_a_data_set_is_none_of_its_data() -> None:
         read_prompts("described")
 
 
-@pytest.mark.parametrize(("file", "content"), [("d.parquet", "PAR1"), ("d.json", "[]")])
-def test_what_only_datasets_reads_is_refused_without_it(monkeypatch, file, content) -> None:
-    Path(file).write_text(content)
+def test_what_only_datasets_reads_is_refused_without_it(monkeypatch) -> None:
+    Path("d.parquet").write_text("PAR1")
     monkeypatch.setattr("klrl.language.data.files.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"{file}: .* datasets is not .*klrl\[data\]"):
-        read_prompts(file)
+    with pytest.raises(ConfigError, match=r"d.parquet: .* datasets is not .*klrl\[data\]"):
+        read_prompts("d.parquet")
 
 
 def parquet(rows: list[dict], file: str) -> None:

@@ -80,42 +80,39 @@ class PromptBatch:
 # ------------------------------------------------------------------------------------------ reading
 
 
-def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
-    """Read one prompt per line; skip blank lines.
+def read_json_file(path: str | Path, setting: str = "env.data") -> list[Prompt]:
+    """Read JSON lines, or a ``.json`` file with a list; skip blank lines.
 
-    A line is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
+    A row is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
     A conversation is a list of turns {"role", "content"}. If the last turn is the assistant's, it
     is removed from the prompt; it becomes the row's ``answer`` if the row has none.
     """
-    file = expanded(path)
+    file, where = expanded(path), f"{setting}={path}"
     try:
-        lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror or error}; give a JSONL file") from error
+    if file.suffix == ".json" and content.lstrip().startswith(b"["):
+        rows = [(f"{where} row {i}", row) for i, row in enumerate(_loaded(content, where), 1)]
+    else:
+        lines = ((f"{where} line {i}", line) for i, line in enumerate(content.split(b"\n"), 1))
+        rows = [(origin, _loaded(line, origin)) for origin, line in lines if line.strip()]
+    if not rows:
         raise ConfigError(
-            f"{setting}={path}: {error.strerror or error}; give a JSONL file"
-        ) from error
-    prompts = [
-        _parse(line, f"{setting}={path} line {number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
-    if not prompts:
-        raise ConfigError(
-            f'{setting}={path}: has no prompts; write lines as {{"prompt": "..."}} or '
-            '{"messages": [...]}'
+            f'{where}: has no prompts; write lines as {{"prompt": "..."}} or {{"messages": [...]}}'
         )
-    return prompts
+    return [parse_row(row, origin) for origin, row in rows]
 
 
-def _parse(line: bytes, origin: str) -> Prompt:
+def _loaded(text: bytes, origin: str) -> Any:
     try:
-        row = json.loads(line.decode())
+        loaded = json.loads(text.decode())
         # encode() raises a ValueError for half a surrogate pair, which no tokenizer accepts.
-        json.dumps(row, ensure_ascii=False).encode()
+        json.dumps(loaded, ensure_ascii=False).encode()
     # json.loads also raises a ValueError for a number with thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
-    return parse_row(row, origin)
+    return loaded
 
 
 #: The fields of a row that may contain the prompt.

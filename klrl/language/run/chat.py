@@ -32,7 +32,6 @@ from klrl.language.data.batch import (
     REF_LOG_PROBS,
     REWARD,
     SCORE,
-    check_batch,
     pad_to_full,
     prompt_length,
 )
@@ -193,5 +192,4 @@ class ChatRollout(PromptRollout):
         batch = TensorDict({key: tensordict[key] for key in _DRAWN}, size, device)
         batch.rename_key_(_CUT, _TRUNCATED)
         batch["next", "done"] = torch.ones_like(batch[_TRUNCATED])
-        check_batch(batch)
         return batch
