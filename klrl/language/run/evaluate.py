@@ -28,9 +28,9 @@ from klrl.language.model.vocabulary import Against, NextTokens, token_measures
 from klrl.language.run.checks import PROMPTS, more_padding
 from klrl.language.run.kl import Reference, checkpointed
 from klrl.language.run.load import (
+    BaseDigest,
     Policy,
     Weights,
-    base_digest,
     check_base,
     language_config,
     make_policy,
@@ -303,7 +303,7 @@ def trained_reference(
     network = make_policy(network_of_reference(run, config), say=lambda _: None).model
     kept = checkpointed(rule, config)
     # A reference that checkpoints do not store has the base model's weights: compare digests.
-    weights = Weights(network, whole=True) if kept else base_digest(network, model)
+    weights = Weights(network, whole=True) if kept else BaseDigest(network, model)
     component = "reference" if kept else "agent"
     load_component(run, which, component, weights, torch.device(device), say=lambda _: None)
     return Reference(rule, network)

@@ -29,7 +29,7 @@ from klrl.language.run.kl import (
     checkpointed,
     measure,
 )
-from klrl.language.run.load import Weights, base_digest, load_reference
+from klrl.language.run.load import BaseDigest, Weights, load_reference
 from klrl.language.run.record import ShownSamples, rewards_of
 from klrl.language.run.rollout import REF_STATES, STATES, PromptRollout, make_sampler, rescore
 from klrl.language.run.update import LanguageSteps, prompts_at_a_time
@@ -79,7 +79,7 @@ class LanguageParts(Parts):
         # A checkpoint depends on the base weights if it contains only adapters, or if the reference
         # is made from the base weights.
         needed = config.actor.lora.r or (self.kl is not None and not kept)
-        base = base_digest(self.policy.model, config.actor.model) if needed else None
+        base = BaseDigest(self.policy.model, config.actor.model) if needed else None
         self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
