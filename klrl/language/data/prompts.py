@@ -180,13 +180,8 @@ def encode(
     """Return a prompt's token ids.
 
     The chat template renders a conversation, up to the start of the assistant's turn. Plain text
-    gets the tokenizer's special tokens, except an EOS at the end, since a response follows.
-
-    Args:
-        prompt: plain text or a conversation.
-        tokenizer: with a chat template for conversations.
-        limit: maximum length in tokens, which leaves room for a response; None for no limit.
-        template: arguments of the chat template.
+    gets the tokenizer's special tokens, except an EOS at the end, since a response follows. A
+    prompt of more than ``limit`` tokens is refused, since it leaves no room for a response.
     """
     if isinstance(prompt.content, str):
         ids = list(tokenizer(prompt.content)["input_ids"])
@@ -248,8 +243,7 @@ def render(
         tokenizer: with a chat template.
         turns: the conversation.
         template: arguments of the chat template.
-        refused: message of the error if the template refuses the conversation; ``{}`` is replaced
-            by the reason.
+        refused: message if the template refuses the conversation, with ``{}`` for the reason.
         how: options of ``apply_chat_template``, such as ``return_assistant_tokens_mask=True``.
     """
     own: dict[str, Any] = {"tokenize": True, "return_dict": True, **how}
@@ -265,11 +259,7 @@ def end_of_turn(
 ) -> int:
     """Return the EOS after an answer: the first one that the template renders there, else eos[0].
 
-    Args:
-        tokenizer: with a chat template for conversations.
-        eos: the ids that end a response, the tokenizer's EOS first; plain text ends with that one.
-        content: the prompt.
-        template: arguments of the chat template.
+    ``eos`` are the ids that end a response, the tokenizer's EOS first, which ends plain text.
     """
     if isinstance(content, str) or len(eos) == 1:
         return eos[0]
@@ -284,11 +274,7 @@ def end_of_turn(
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Stack N rows of token ids, padded on the left.
-
-    Returns:
-        ids [N, P] int64 and mask [N, P] bool; P is the length of the longest row.
-    """
+    """Stack N rows of token ids, padded on the left: ids [N, P] int64 and mask [N, P] bool."""
     stack = partial(pad_sequence, batch_first=True, padding_side="left")
     ids = stack([torch.tensor(row, dtype=torch.int64) for row in rows], padding_value=pad)
     return ids, stack([torch.ones(len(row), dtype=torch.bool) for row in rows])
@@ -298,12 +284,7 @@ def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 
 class ShuffledEpochs:
-    """Maps i to the i-th prompt of endless epochs over a data set, each epoch in a new order.
-
-    Args:
-        prompts: the data set.
-        seed: fixes the order, together with the epoch's number.
-    """
+    """Maps i to the i-th prompt of endless epochs; seed and epoch give the order of each."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
         self._prompts, self._seed = prompts, seed
@@ -345,8 +326,7 @@ class PromptStream:
     def take(self, count: int) -> PromptBatch:
         """Return the next ``count`` prompts, encoded."""
         prompts = [self._prompt_at(self.served + i) for i in range(count)]
-        how = (self._tokenizer, self._limit, self._template)
-        rows = [encode(prompt, *how) for prompt in prompts]
+        rows = [encode(p, self._tokenizer, self._limit, self._template) for p in prompts]
         self.served += count
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
 

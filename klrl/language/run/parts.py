@@ -17,7 +17,6 @@ from klrl.kl.divergences import REVERSE
 from klrl.language.data.tasks import make_task
 from klrl.language.model import pretrained as model
 from klrl.language.model.causal_lm import head, in_low_precision
-from klrl.language.model.pretrained import prompt_limit
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run.answers import answer_ids, held_out
 from klrl.language.run.checks import PROMPTS, preflight_checks
@@ -68,7 +67,7 @@ class LanguageParts(Parts):
         make_policy = factory("actor", config.actor, config.domain)
         self.policy = make_policy(config, chat=self.task.chat, say=_say)
         tokenizer = self.policy.causal.tokenizer
-        limit = prompt_limit(self.policy.causal.context, config.collector.max_new_tokens)
+        limit = self.policy.causal.prompt_limit(config.collector.max_new_tokens)
         self.task.check(tokenizer, limit)
         if config.collector.imitates:
             for prompt in self.task.checked:
@@ -104,7 +103,7 @@ class LanguageParts(Parts):
         if sum(p.nbytes for p in self.policy.model.parameters()) > model.LARGE:
             _say("preflight: testing the run's ways to sample and score on a few responses")
         few = self.task.trial_batch(tokenizer, limit, PROMPTS)
-        self.layouts, self.preflight = preflight_checks(
+        self.layout, self.reference_layout, self.preflight = preflight_checks(
             config, self.policy, self.reference, self.sampler, few, fresh=before is None
         )
         self.preflight = [*self.task.notes, *self.preflight, *_zero_advantages(config)]
@@ -113,9 +112,7 @@ class LanguageParts(Parts):
         )
         charged = None if self.kl is None else self.kl.loss_estimator
         divergence = REVERSE if self.kl is None else self.kl.divergence
-        steps = LanguageSteps(
-            config, self.policy, self.layouts.policy, self.reference, charged, divergence
-        )
+        steps = LanguageSteps(config, self.policy, self.layout, self.reference, charged, divergence)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
 
     # ------------------------------------------------------------------------------ the steps
@@ -125,10 +122,9 @@ class LanguageParts(Parts):
         measured, model = {}, self.policy.model
         temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
         if in_low_precision(model):
-            layout = self.layouts.policy
-            self._rounding = rescore(batch, model, layout, at_a_time, temperature)
+            self._rounding = rescore(batch, model, self.layout, at_a_time, temperature)
         if self.reference is not None:
-            states = self.reference.states(batch, self.layouts.reference, at_a_time)
+            states = self.reference.states(batch, self.reference_layout, at_a_time)
             batch[REF_STATES] = states
             policy = NextTokens(batch[STATES], head(model), temperature)
             assert self.kl is not None
