@@ -92,6 +92,12 @@ def test_a_bad_row_of_parquet_is_told_by_its_type(row: dict, told: str) -> None:
         parse_row(row, "row 1")
 
 
+def test_a_path_with_braces_is_told_as_it_is() -> None:
+    refusing = toys.tokenizer(template="{{ raise_exception('no') }}")
+    with pytest.raises(ConfigError, match=r"^\{x\} line 1: the chat template refuses it \(no\); "):
+        encode(Prompt(TURNS[:2], origin="{x} line 1"), refusing)
+
+
 def test_a_line_that_is_no_utf8_is_told_by_its_number() -> None:
     Path("data.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
     with pytest.raises(ConfigError, match="line 2: not JSON"):

@@ -251,7 +251,7 @@ def render(
         own["chat_template"] = _CLOCK.sub(_day, tokenizer.get_chat_template())
         return dict(tokenizer.apply_chat_template([dict(t) for t in turns], **template, **own))
     except (TemplateError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(refused.format(first_line(error))) from error
+        raise ConfigError(refused.replace("{}", first_line(error))) from error
 
 
 def end_of_turn(

@@ -210,7 +210,7 @@ def template_marks(
     name = "positions where template and mask disagree"
     refused = (
         "preflight: the chat template refuses an answer ({}); let it render assistant turns, "
-        "or remove its {{% generation %}} marks"
+        "or remove its {% generation %} marks"
     )
     rendered = partial(render, tokenizer, template=template, refused=refused)
     eos = tokenizer.eos_token if eos is None else eos

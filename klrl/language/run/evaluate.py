@@ -285,12 +285,8 @@ def trained_reference(
 ) -> Reference:
     """Load a run's reference from its checkpoint, or make it from the run's base model.
 
-    Args:
-        run: the run folder.
-        which: last or best.
-        policy: the run's policy; ``reference=adapter_off`` uses its model without the adapters.
-        model: current folder of the run's base model.
-        device: where to put the reference.
+    ``reference=adapter_off`` uses the model of the run's policy. ``model`` is the current folder of
+    the run's base model.
 
     Raises:
         ConfigError: the base model is missing, or its weights have changed since the run started.
