@@ -159,8 +159,8 @@ def load_reference(
 ) -> Loaded:
     """Load the model of another run, or of a folder, as pi_ref for this run's policy.
 
-    On resume, the manifest has ``described`` the reference. Its weights then come from this run's
-    checkpoint, so the other run's folder may be gone.
+    On resume, ``described`` is the manifest's description of the reference. Its weights then come
+    from this run's checkpoint, so the other run's folder may be gone.
     """
     reference = config.reference
     assert isinstance(reference, CheckpointReferenceConfig | ModelReferenceConfig)
