@@ -28,7 +28,6 @@ from klrl.control.networks import PolicyNet, ValueNet
 from klrl.control.step import BETA1, Columns
 from klrl.language.data import batch as layout
 from klrl.language.model.causal_lm import ValueHead
-from klrl.language.run.checks import Layouts
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES
 from klrl.language.run.scoring import ScoringLayout
@@ -326,7 +325,7 @@ def language_training(config: JobConfig, policy: Policy) -> Training:
     instead = {
         "make_task": lambda *_: task,
         "make_sampler": lambda *_: None,
-        "preflight_checks": lambda *_, **__: (Layouts(packed, packed), []),
+        "preflight_checks": lambda *_, **__: (packed, packed, []),
     }
     make_policy = patch("klrl.language.run.load.make_policy", lambda *_, **__: policy)
     with make_policy, patch.multiple("klrl.language.run.parts", **instead):

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.base.errors import ConfigError
 from klrl.language.data.batch import SCORE
-from klrl.language.data.prompts import parse_row, read_jsonl
+from klrl.language.data.prompts import parse_row, read_json_file
 from klrl.language.data.sort_digits import SortDigits
 from klrl.language.run.verify import verify_run
 from klrl.losses.policy import PolicyLoss
@@ -157,7 +157,7 @@ def test_an_answer_that_differs_from_the_last_turn_is_not_learned(exits) -> None
     assert 'env.data=rows.jsonl line 2: its answer is "7", but the assistant' in error
     assert 'last turn is "01569"; drop one of the two' in error
     assert not Path("run").exists()
-    prompts = read_jsonl("rows.jsonl")
+    prompts = read_json_file("rows.jsonl")
     assert [each.row["answer"] for each in prompts] == ["01569", "7"]  # rewards read it
 
 
@@ -192,7 +192,7 @@ def zero(prompts, responses, rows):
 
 def test_a_last_turn_of_the_assistants_is_the_answer() -> None:
     written("turns.jsonl", messages=True)
-    (first, *_) = read_jsonl("turns.jsonl")
+    (first, *_) = read_json_file("turns.jsonl")
     assert first.content == [dict(turn) for turn in ROWS[0].content]
     assert first.row["answer"] == ROWS[0].row["answer"]
 

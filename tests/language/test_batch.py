@@ -10,7 +10,6 @@ from klrl.language.data.batch import (
     LOG_PROBS,
     SCORE,
     Responses,
-    check_batch,
     make_batch,
     pad_to_full,
     response_part,
@@ -68,39 +67,6 @@ def test_the_layout_by_hand() -> None:
     set_scores(batch, torch.arange(4.0))
     assert batch[SCORE].shape == (4, 1, 1)
     assert take_prompts(batch, torch.tensor([1]), 2)[SCORE].flatten().tolist() == [2, 3]
-
-
-FAULTS = {
-    "row 2: its prompt has no tokens": lambda b: b[ATTENTION][2, :2].fill_(False),
-    "row 1: its response has no tokens": lambda b: b[ASSISTANT][1].fill_(False),
-    "row 3: its prompt is not left-padded": lambda b: b[ATTENTION][3].copy_(
-        torch.tensor([1, 0, 1, 1, 1]).bool()
-    ),
-    "row 0: its response is not right-padded": lambda b: b[ASSISTANT][0, 2].fill_(False),
-    "row 1: its two masks differ": lambda b: b[ATTENTION][1, 3].fill_(True),
-    "row 0: its prompt is marked as response": lambda b: b[ASSISTANT][0, 1].fill_(True),
-    "row 2: .* is not 0 outside": lambda b: b[LOG_PROBS][2, 0].fill_(-1.0),
-    "row 1: .* is not prompt and response": lambda b: b["tokens", "full"][1, 2].fill_(9),
-}
-
-
-@pytest.mark.parametrize("words", FAULTS)
-def test_each_fault_is_named(words) -> None:
-    batch = make_batch(*small(), 2)
-    FAULTS[words](batch)
-    with pytest.raises(ValueError, match=words):
-        check_batch(batch)
-
-
-def test_wrong_shapes_and_types_are_named() -> None:
-    batch = make_batch(*small(), 2)
-    batch[LOG_PROBS] = batch[LOG_PROBS][:, 1:]
-    with pytest.raises(ValueError, match=r"log_probs.*\(4, 4\), not \(4, 5\)"):
-        check_batch(batch)
-    batch = make_batch(*small(), 2)
-    batch[ATTENTION] = batch[ATTENTION].long()
-    with pytest.raises(ValueError, match="int64, not bool"):
-        check_batch(batch)
 
 
 def sampled_batch(temperature=1.0, model=None, special=SPECIAL):

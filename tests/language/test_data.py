@@ -1,6 +1,7 @@
 """Data sets: JSON lines, and what datasets reads; splits; template arguments."""
 
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from klrl.language.data.files import hold_out, read_prompts
 from klrl.language.data.prompts import Prompt, PromptStream, render
 from klrl.language.data.tasks import text
 from klrl.language.model.pretrained import load_causal_lm
+from klrl.language.run.verify import verify_run
 from tests.language.test_refusals import text_job
+from tests.runs.commands import samples_of
 from tests.transforms import llm_toys as toys
 
 TURNS = [{"role": "user", "content": "sort 3 1"}]
@@ -52,8 +55,7 @@ def test_a_folder_without_splits_is_read_whole() -> None:
         read_prompts("empty")
 
 
-def test_a_json_list_is_read_by_datasets() -> None:
-    pytest.importorskip("datasets")
+def test_a_json_list_is_read_without_any_package() -> None:
     Path("data.json").write_text("\n" + json.dumps(ROWS, indent=1))
     assert [p.row for p in read_prompts("data.json")] == ROWS
     assert read_prompts("data.json")[3].origin == "env.data=data.json row 4"
@@ -78,12 +80,11 @@ def test_what_describes_a_data_set_is_none_of_its_data() -> None:
         read_prompts("described")
 
 
-@pytest.mark.parametrize(("file", "content"), [("d.parquet", "PAR1"), ("d.json", "[]")])
-def test_what_only_datasets_reads_is_refused_without_it(monkeypatch, file, content) -> None:
-    Path(file).write_text(content)
+def test_what_only_datasets_reads_is_refused_without_it(monkeypatch) -> None:
+    Path("d.parquet").write_text("PAR1")
     monkeypatch.setattr("klrl.language.data.files.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"{file}: .* datasets is not .*klrl\[data\]"):
-        read_prompts(file)
+    with pytest.raises(ConfigError, match=r"d.parquet: .* datasets is not .*klrl\[data\]"):
+        read_prompts("d.parquet")
 
 
 def parquet(rows: list[dict], file: str) -> None:
@@ -256,6 +257,16 @@ def test_evaluation_gets_the_share_and_training_never_does(capsys, model: str) -
     assert trained
     assert asked
     assert not trained & asked
+
+
+@pytest.mark.integration
+def test_samples_have_role_and_content_of_each_turn(capsys, model: str) -> None:
+    """Other fields may have values that JSON lacks: NaN, or a date of parquet."""
+    turn = {"role": "user", "content": "21"}
+    code, _, err = started(capsys, model, [{"messages": [{**turn, "toxicity": math.nan}]}])
+    assert (code, err) == (0, "")
+    assert all(sample["prompt"] == [turn] for sample in samples_of(Path("run")))
+    assert verify_run("run").problems == []
 
 
 THINKS = toys.TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}no{% endif %}"

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from klrl.base.errors import ConfigError
 from klrl.language.data.model_files import find_model
-from klrl.language.model.pretrained import load_causal_lm, prompt_limit
+from klrl.language.model.pretrained import CausalLM, load_causal_lm
 from tests.language.families import tiny
 from tests.transforms import llm_toys as toys
 
@@ -314,7 +314,7 @@ def test_a_hub_that_cannot_be_reached_is_told_in_one_line(
 
 
 def test_the_longest_response_is_taken_off_the_context() -> None:
-    assert prompt_limit(256, 100) == 156
-    assert prompt_limit(None, 100) is None
+    assert CausalLM(None, None, 256, ()).prompt_limit(100) == 156
+    assert CausalLM(None, None, None, ()).prompt_limit(100) is None
     with pytest.raises(ConfigError, match="collector.max_new_tokens=256: leaves no room"):
-        prompt_limit(256, 256)
+        CausalLM(None, None, 256, ()).prompt_limit(256)

@@ -1,6 +1,7 @@
 """Prompts: JSON lines, rendering against plain transformers, padding, epochs, groups."""
 
 import json
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from klrl.language.data.prompts import (
     ShuffledEpochs,
     encode,
     left_pad,
-    read_jsonl,
+    parse_row,
+    read_json_file,
 )
 from tests.transforms import llm_toys as toys
 
@@ -34,7 +36,7 @@ def write(*lines: object) -> Path:
 
 def test_plain_prompts_conversations_and_their_other_fields_are_read() -> None:
     path = write({"prompt": "hello", "answer": 3}, "", {"messages": TURNS})
-    first, second = read_jsonl(path)
+    first, second = read_json_file(path)
     assert first.content == "hello"
     assert first.row["answer"] == 3
     assert second.content == TURNS
@@ -43,7 +45,7 @@ def test_plain_prompts_conversations_and_their_other_fields_are_read() -> None:
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_error() -> None:
     Path("data.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
-    assert [p.content for p in read_jsonl("data.jsonl")] == ["a", "b"]
+    assert [p.content for p in read_json_file("data.jsonl")] == ["a", "b"]
 
 
 GOOD = {"prompt": "a"}
@@ -73,21 +75,40 @@ USER = {"role": "user", "content": "a"}
 )
 def test_a_bad_line_is_told_by_its_number(line: object, told: str) -> None:
     with pytest.raises(ConfigError, match=f"env.data=data.jsonl {told}") as caught:
-        read_jsonl(write(GOOD, line))
+        read_json_file(write(GOOD, line))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"prompt": date(2026, 1, 1)}, "prompt is a date"),
+        ({"prompt": b"a"}, "prompt is a bytes"),
+        ({"messages": [{"role": "user", "at": date(2026, 1, 1)}]}, "turn 1 needs a role"),
+    ],
+)
+def test_a_bad_row_of_parquet_is_told_by_its_type(row: dict, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"row 1: {told}"):
+        parse_row(row, "row 1")
+
+
+def test_a_path_with_braces_is_told_as_it_is() -> None:
+    refusing = toys.tokenizer(template="{{ raise_exception('no') }}")
+    with pytest.raises(ConfigError, match=r"^\{x\} line 1: the chat template refuses it \(no\); "):
+        encode(Prompt(TURNS[:2], origin="{x} line 1"), refusing)
 
 
 def test_a_line_that_is_no_utf8_is_told_by_its_number() -> None:
     Path("data.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
     with pytest.raises(ConfigError, match="line 2: not JSON"):
-        read_jsonl("data.jsonl")
+        read_json_file("data.jsonl")
 
 
 def test_no_file_and_no_prompt_are_refused() -> None:
     with pytest.raises(ConfigError, match="env.data=none.jsonl: No such file"):
-        read_jsonl("none.jsonl")
+        read_json_file("none.jsonl")
     with pytest.raises(ConfigError, match="env.data=data.jsonl: has no prompts"):
-        read_jsonl(write("", "  "))
+        read_json_file(write("", "  "))
 
 
 def test_a_conversation_is_rendered_as_transformers_does_and_ends_ready_for_an_answer() -> None:
@@ -135,7 +156,7 @@ def test_a_template_that_refuses_a_conversation_is_told_with_its_line() -> None:
 
 
 def test_a_prompt_beyond_the_context_tells_line_length_and_limit() -> None:
-    prompts = read_jsonl(write({"prompt": "a b"}, {"prompt": "x" * 9}))
+    prompts = read_json_file(write({"prompt": "a b"}, {"prompt": "x" * 9}))
     tokenizer = toys.tokenizer()
     lengths = [len(tokenizer(p.content)["input_ids"]) for p in prompts]
     for limit in (9, None):

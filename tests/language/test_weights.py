@@ -12,7 +12,7 @@ from benchmarks.sort_digits_base import build
 from klrl.base.errors import ConfigError
 from klrl.config import LoraConfig
 from klrl.language.model.pretrained import add_lora
-from klrl.language.run.load import base_digest
+from klrl.language.run.load import BaseDigest
 from tests.language.conftest import QUICK, QUICK_MODEL
 from tests.runs.commands import exits, manifest_of, said
 from tests.transforms.llm_toys import network
@@ -75,16 +75,16 @@ def test_a_checkpoint_that_holds_everything_needs_no_base(capsys, words: list[st
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_digest_is_that_of_the_base_and_not_of_its_adapters(dtype: torch.dtype) -> None:
     model = add_lora(network().to(dtype), LoraConfig(r=2, alpha=16.0, target_modules="all-linear"))
-    found = base_digest(model, "model")
+    found = BaseDigest(model, "model")
     sha = hashlib.sha256()
     for name, p in model.named_parameters():
         if "lora" not in name:
             sha.update(f"{name} {p.dtype} {tuple(p.shape)}".encode())
             sha.update(bytes(p.detach().contiguous().view(torch.uint8).flatten().tolist()))
     assert bytes(found.digest.tolist()) == sha.digest()
-    assert found.dtype == str(dtype).removeprefix("torch.")
+    assert list(found.state_dict()) == [f"base_sha256.{dtype}".replace("torch.", "")]
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora" in name:
                 p.add_(1.0)
-    assert torch.equal(base_digest(model, "model").digest, found.digest)
+    assert torch.equal(BaseDigest(model, "model").digest, found.digest)

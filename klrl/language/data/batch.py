@@ -58,19 +58,9 @@ class Responses:
 def make_batch(
     prompt: Tensor, prompt_mask: Tensor, responses: Responses, group_size: int
 ) -> TensorDict:
-    """Make the batch of a rollout, without scores.
+    """Make the batch of a rollout, without scores, from N left-padded prompts [N, P].
 
-    Args:
-        prompt: N prompts [N, P] int64, left-padded.
-        prompt_mask: [N, P], nonzero at real tokens.
-        responses: N x G rows.
-        group_size: G.
-
-    Returns:
-        A batch [B].
-
-    Raises:
-        ValueError: shapes or masks break the layout of this module.
+    ``prompt_mask`` [N, P] is nonzero at real tokens.
     """
     prompt = prompt.repeat_interleave(group_size, 0)
     prompt_mask = prompt_mask.bool().repeat_interleave(group_size, 0)
@@ -84,7 +74,6 @@ def make_batch(
     batch[LOG_PROBS] = pad_to_full(batch, responses.log_probs)
     batch["next", "done"] = torch.ones(size, 1, dtype=torch.bool, device=prompt.device)
     batch["next", "truncated"] = responses.truncated.unsqueeze(-1)
-    check_batch(batch)
     return batch
 
 
@@ -114,54 +103,6 @@ def set_scores(batch: TensorDictBase, scores: Tensor) -> None:
 
 
 def take_prompts(batch: TensorDictBase, prompts: Tensor, group_size: int) -> TensorDictBase:
-    """Select all G rows of some prompts.
-
-    Args:
-        batch: [N x G].
-        prompts: indices of the prompts, [n] int64.
-        group_size: G.
-
-    Returns:
-        A copy [n x G]; P and R are unchanged.
-    """
+    """Return a copy of all rows of the prompts with these indices [n], [n x G]."""
     rows = prompts[:, None] * group_size + torch.arange(group_size, device=prompts.device)
     return batch[rows.reshape(-1)]
-
-
-def check_batch(batch: TensorDictBase) -> None:
-    """Refuse a batch that breaks the layout of this module.
-
-    Raises:
-        ValueError: an entry or a row is wrong; the message names the first fault.
-    """
-    tokens, size = batch["tokens"], batch.batch_size[0]
-    width = prompt_length(batch) + tokens["response"].shape[1]
-    for key in (("tokens", "full"), ATTENTION, ASSISTANT, LOG_PROBS):
-        if batch[key].shape != (size, width):
-            raise ValueError(f"{key} is {tuple(batch[key].shape)}, not {(size, width)}")
-    for key in (ATTENTION, ASSISTANT):
-        if batch[key].dtype != torch.bool:
-            raise ValueError(f"{key} is {batch[key].dtype}, not bool")
-    attention, mask = batch[ATTENTION], response_mask(batch)
-    prompt_mask = attention[:, : prompt_length(batch)]
-    joined = torch.cat([tokens["prompt"], tokens["response"]], 1)
-    outside = batch[LOG_PROBS].masked_fill(batch[ASSISTANT], 0.0)
-    produced = batch[ASSISTANT][:, : prompt_length(batch)]
-    faults = {
-        "its prompt has no tokens": ~prompt_mask.any(1),
-        "its response has no tokens": ~mask.any(1),
-        "its prompt is not left-padded": _falls(prompt_mask),
-        "its response is not right-padded": _falls(mask.flip(1)),
-        "its two masks differ on the response": (response_part(batch, ATTENTION) != mask).any(1),
-        "its prompt is marked as response": produced.any(1),
-        f"{LOG_PROBS} is not 0 outside the response": (outside != 0).any(1),
-        "('tokens', 'full') is not prompt and response": (tokens["full"] != joined).any(1),
-    }
-    for what, wrong in faults.items():
-        if wrong.any():
-            raise ValueError(f"row {int(wrong.nonzero()[0])}: {what}")
-
-
-def _falls(mask: Tensor) -> Tensor:
-    """Return for each row whether it changes from True to False somewhere, [B]."""
-    return (mask[:, :-1] & ~mask[:, 1:]).any(1)

@@ -1,7 +1,6 @@
 """Reads the prompts of a split from a file or a folder.
 
-The package ``datasets`` reads all formats except JSON lines. Nothing is downloaded: ``env.data`` is
-a path on this machine.
+The package ``datasets`` reads what is not JSON. Nothing is downloaded: ``env.data`` is a path.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded
-from klrl.language.data.prompts import CONTENT, Fields, Prompt, parse_row, read_jsonl
+from klrl.language.data.prompts import CONTENT, Fields, Prompt, parse_row, read_json_file
 
 #: Suffixes of data files.
 _SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -41,7 +40,7 @@ def read_prompts(
     """Read the prompts of a data set.
 
     A row has ``prompt`` (a text or a conversation) or ``messages`` (a conversation), and any other
-    fields; see :func:`klrl.language.data.prompts.read_jsonl`.
+    fields; see :func:`klrl.language.data.prompts.read_json_file`.
 
     Args:
         path: a file of JSON lines, a JSON list (``.json``) or parquet; a folder of such files;
@@ -65,7 +64,7 @@ def read_prompts(
             chosen.check(set(saved) if isinstance(saved, dict) else set())
             return saved[split] if isinstance(saved, dict) else saved
 
-        return _prompts(_table(where, of_split), where)
+        return _prompts(_rows(where, of_split), where)
     found = (file for file in folder.rglob("*") if file.suffix in _SUFFIXES)
     files = sorted(file for file in found if file.name not in _DESCRIBING)
     if not files:
@@ -111,21 +110,12 @@ def rows_digest(prompts: Sequence[Prompt]) -> str:
 
 def _read_file(path: str | Path, setting: str) -> list[Prompt]:
     file, where = expanded(path), f"{setting}={path}"
-    if not file.is_file() or not (file.suffix == ".parquet" or _is_list(file)):
-        return read_jsonl(path, setting)
-    read = "from_parquet" if file.suffix == ".parquet" else "from_json"
+    if not file.is_file() or file.suffix != ".parquet":
+        return read_json_file(path, setting)
     with tempfile.TemporaryDirectory() as cache:
         how = {"cache_dir": cache, "keep_in_memory": True}
-        table = _table(where, lambda datasets: getattr(datasets.Dataset, read)(str(file), **how))
-    return _prompts(table, where)
-
-
-def _is_list(file: Path) -> bool:
-    """Return whether a file is a JSON list; other ``.json`` files are JSON lines."""
-    if file.suffix != ".json":
-        return False
-    with file.open("rb") as content:
-        return content.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        rows = _rows(where, lambda datasets: datasets.Dataset.from_parquet(str(file), **how))
+    return _prompts(rows, where)
 
 
 def _prompts(rows: Sequence[Fields], where: str) -> list[Prompt]:
@@ -229,7 +219,7 @@ class _Split:
 # ----------------------------------------------------------------------------- through datasets
 
 
-def _table(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
+def _rows(where: str, read: Callable[[Any], Any]) -> Sequence[Fields]:
     """Call ``read`` with the package ``datasets``, without progress bars and logs; return rows."""
     if find_spec("datasets") is None:
         raise ConfigError(

@@ -54,6 +54,13 @@ class Prompt:
     origin: str = "prompt"
     turn: str | None = None
 
+    @property
+    def recorded(self) -> str | list[dict[str, str]]:
+        """The text, or role and content of each turn; its other fields may not fit into JSON."""
+        if isinstance(self.content, str):
+            return self.content
+        return [{"role": turn["role"], "content": turn["content"]} for turn in self.content]
+
 
 @dataclass(frozen=True)
 class PromptBatch:
@@ -73,42 +80,39 @@ class PromptBatch:
 # ------------------------------------------------------------------------------------------ reading
 
 
-def read_jsonl(path: str | Path, setting: str = "env.data") -> list[Prompt]:
-    """Read one prompt per line; skip blank lines.
+def read_json_file(path: str | Path, setting: str = "env.data") -> list[Prompt]:
+    """Read JSON lines, or a ``.json`` file with a list; skip blank lines.
 
-    A line is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
+    A row is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
     A conversation is a list of turns {"role", "content"}. If the last turn is the assistant's, it
     is removed from the prompt; it becomes the row's ``answer`` if the row has none.
     """
-    file = expanded(path)
+    file, where = expanded(path), f"{setting}={path}"
     try:
-        lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror or error}; give a JSONL file") from error
+    if file.suffix == ".json" and content.lstrip().startswith(b"["):
+        rows = [(f"{where} row {i}", row) for i, row in enumerate(_loaded(content, where), 1)]
+    else:
+        lines = ((f"{where} line {i}", line) for i, line in enumerate(content.split(b"\n"), 1))
+        rows = [(origin, _loaded(line, origin)) for origin, line in lines if line.strip()]
+    if not rows:
         raise ConfigError(
-            f"{setting}={path}: {error.strerror or error}; give a JSONL file"
-        ) from error
-    prompts = [
-        _parse(line, f"{setting}={path} line {number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
-    if not prompts:
-        raise ConfigError(
-            f'{setting}={path}: has no prompts; write lines as {{"prompt": "..."}} or '
-            '{"messages": [...]}'
+            f'{where}: has no prompts; write lines as {{"prompt": "..."}} or {{"messages": [...]}}'
         )
-    return prompts
+    return [parse_row(row, origin) for origin, row in rows]
 
 
-def _parse(line: bytes, origin: str) -> Prompt:
+def _loaded(text: bytes, origin: str) -> Any:
     try:
-        row = json.loads(line.decode())
+        loaded = json.loads(text.decode())
         # encode() raises a ValueError for half a surrogate pair, which no tokenizer accepts.
-        json.dumps(row, ensure_ascii=False).encode()
+        json.dumps(loaded, ensure_ascii=False).encode()
     # json.loads also raises a ValueError for a number with thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{origin}: not JSON ({error}); write one object per line") from error
-    return parse_row(row, origin)
+    return loaded
 
 
 #: The fields of a row that may contain the prompt.
@@ -146,7 +150,7 @@ def _check_messages(messages: object, origin: str, name: str) -> None:
         if not texts or not all(isinstance(text, str) for text in texts):
             raise ConfigError(
                 f"{origin}: turn {turn} needs a role and a content, both texts; it is "
-                f"{json.dumps(message)[:60]}"
+                f"{json.dumps(message, default=repr)[:60]}"
             )
     if messages[-1]["role"] == "assistant" and len(messages) == 1:
         raise ConfigError(
@@ -160,7 +164,8 @@ def json_type(value: object) -> str:
     if isinstance(value, list | dict) and not value:
         return "empty"
     names = {str: "a text", list: "a list", dict: "an object", bool: "a boolean"}
-    return "null" if value is None else names.get(type(value), "a number")
+    names |= {int: "a number", float: "a number", type(None): "null"}
+    return names.get(type(value), f"a {type(value).__name__}")
 
 
 # ---------------------------------------------------------------------------------------- rendering
@@ -175,13 +180,8 @@ def encode(
     """Return a prompt's token ids.
 
     The chat template renders a conversation, up to the start of the assistant's turn. Plain text
-    gets the tokenizer's special tokens, except an EOS at the end, since a response follows.
-
-    Args:
-        prompt: plain text or a conversation.
-        tokenizer: with a chat template for conversations.
-        limit: maximum length in tokens, which leaves room for a response; None for no limit.
-        template: arguments of the chat template.
+    gets the tokenizer's special tokens, except an EOS at the end, since a response follows. A
+    prompt of more than ``limit`` tokens is refused, since it leaves no room for a response.
     """
     if isinstance(prompt.content, str):
         ids = list(tokenizer(prompt.content)["input_ids"])
@@ -243,8 +243,7 @@ def render(
         tokenizer: with a chat template.
         turns: the conversation.
         template: arguments of the chat template.
-        refused: message of the error if the template refuses the conversation; ``{}`` is replaced
-            by the reason.
+        refused: message if the template refuses the conversation, with ``{}`` for the reason.
         how: options of ``apply_chat_template``, such as ``return_assistant_tokens_mask=True``.
     """
     own: dict[str, Any] = {"tokenize": True, "return_dict": True, **how}
@@ -252,7 +251,7 @@ def render(
         own["chat_template"] = _CLOCK.sub(_day, tokenizer.get_chat_template())
         return dict(tokenizer.apply_chat_template([dict(t) for t in turns], **template, **own))
     except (TemplateError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(refused.format(first_line(error))) from error
+        raise ConfigError(refused.replace("{}", first_line(error))) from error
 
 
 def end_of_turn(
@@ -260,11 +259,7 @@ def end_of_turn(
 ) -> int:
     """Return the EOS after an answer: the first one that the template renders there, else eos[0].
 
-    Args:
-        tokenizer: with a chat template for conversations.
-        eos: the ids that end a response, the tokenizer's EOS first; plain text ends with eos[0].
-        content: the prompt.
-        template: arguments of the chat template.
+    ``eos`` are the ids that end a response, the tokenizer's EOS first, which ends plain text.
     """
     if isinstance(content, str) or len(eos) == 1:
         return eos[0]
@@ -279,11 +274,7 @@ def end_of_turn(
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Stack N rows of token ids, padded on the left.
-
-    Returns:
-        ids [N, P] int64 and mask [N, P] bool; P is the length of the longest row.
-    """
+    """Stack N rows of token ids, padded on the left: ids [N, P] int64 and mask [N, P] bool."""
     stack = partial(pad_sequence, batch_first=True, padding_side="left")
     ids = stack([torch.tensor(row, dtype=torch.int64) for row in rows], padding_value=pad)
     return ids, stack([torch.ones(len(row), dtype=torch.bool) for row in rows])
@@ -293,12 +284,7 @@ def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 
 class ShuffledEpochs:
-    """Maps i to the i-th prompt of endless epochs over a data set, each epoch in a new order.
-
-    Args:
-        prompts: the data set.
-        seed: fixes the order, together with the epoch's number.
-    """
+    """Maps i to the i-th prompt of endless epochs; seed and epoch give the order of each."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
         self._prompts, self._seed = prompts, seed
@@ -340,8 +326,7 @@ class PromptStream:
     def take(self, count: int) -> PromptBatch:
         """Return the next ``count`` prompts, encoded."""
         prompts = [self._prompt_at(self.served + i) for i in range(count)]
-        how = (self._tokenizer, self._limit, self._template)
-        rows = [encode(prompt, *how) for prompt in prompts]
+        rows = [encode(p, self._tokenizer, self._limit, self._template) for p in prompts]
         self.served += count
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
 

@@ -63,15 +63,7 @@ class RewardModel:
         self._model: Any = None
 
     def prepare(self, chat: bool = False) -> None:
-        """Read the weights.
-
-        Args:
-            chat: whether the model will score conversations.
-
-        Raises:
-            ConfigError: weights cannot be read or are missing, or the tokenizer lacks the chat
-                template that conversations need.
-        """
+        """Read the weights; refuse a tokenizer without the chat template that ``chat`` needs."""
         if chat and not self._tokenizer.chat_template:
             raise ConfigError(
                 f"{self._setting}: its tokenizer has no chat template, but prompts are "
@@ -97,13 +89,7 @@ class RewardModel:
         rows: Sequence[Fields],
         device: torch.device | None = None,
     ) -> Tensor:
-        """Compute B logits; return them on the CPU, [B].
-
-        Args:
-            prompts: B texts or conversations.
-            responses: B texts.
-            rows: unused.
-            device: where to compute; default: the CPU.
+        """Compute the logits [B] of B prompts with their responses, on ``device``; ignore ``rows``.
 
         Raises:
             ValueError: prompt and response exceed the classifier's context, or have no token.

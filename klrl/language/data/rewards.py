@@ -154,14 +154,7 @@ class Reward:
         self._extras = requested_extras(self._function)
 
     def prepare(self, chat: bool = False) -> None:
-        """Load the weights, if the function is a reward model.
-
-        Args:
-            chat: whether the function will score conversations.
-
-        Raises:
-            ConfigError: the weights cannot be read, or the model cannot score conversations.
-        """
+        """Call :meth:`RewardModel.prepare`, if the function is a reward model."""
         prepare = getattr(self._function, "prepare", None)
         if prepare is not None:
             prepare(chat)
@@ -169,16 +162,7 @@ class Reward:
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> Tensor:
-        """Score B responses.
-
-        Args:
-            prompts: B prompts, one per response.
-            responses: B texts.
-            extras: data that the function may request.
-
-        Returns:
-            [B] float32 on the CPU, all finite.
-        """
+        """Score B responses, each to its prompt: [B] float32 on the CPU, all finite."""
         try:
             returned = self._call(prompts, responses, extras)
         except FAILURES as error:
@@ -222,15 +206,11 @@ class Reward:
     def _describe(self, error: BaseException) -> str:
         if isinstance(error, TookTooLong):
             return f"took more than {self._timeout:g} s"
-        try:
-            text = in_one_line(error)
-        except FAILURES:  # __str__ may be the user's code too
-            text = type(error).__name__
-        hint = ""
+        text = in_one_line(error)
         if self._timeout is not None and "main thread" in text:
             # The error of a function that sets a signal handler outside the main thread.
-            hint = "; env.reward_timeout=null calls it on the main thread"
-        return f"raised {text}{hint}"
+            text += "; env.reward_timeout=null calls it on the main thread"
+        return f"raised {text}"
 
     def _checked(
         self, prompts: Sequence[Prompt], responses: Sequence[str], returned: object
@@ -300,17 +280,9 @@ def _number(value: Any) -> float:
 def response_texts(
     tokenizer: Tokenizer, rows: Sequence[list[int]], eos: Collection[int]
 ) -> list[str]:
-    """Decode responses for a reward function.
+    """Decode B responses for a reward function, without padding and final EOS.
 
     Special tokens inside a response stay in its text, so that the reward can depend on them.
-
-    Args:
-        tokenizer: the policy's tokenizer.
-        rows: token ids of B responses, without padding.
-        eos: ids that end a response.
-
-    Returns:
-        B texts, without their final EOS.
     """
     ended = [row[:-1] if row and row[-1] in eos else row for row in rows]
     return list(tokenizer.batch_decode(ended, skip_special_tokens=False))

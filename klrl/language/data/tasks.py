@@ -130,17 +130,15 @@ class Task:
     ) -> PromptBatch:
         """Encode the shortest and longest prompt of ``checked``, and the first prompts of a split.
 
-        Args:
-            tokenizer: the policy's tokenizer.
-            limit: maximum length of a prompt, in tokens; None for no limit.
-            count: number of prompts, at least 2.
-            split: train or eval.
+        The ``count`` >= 2 prompts have three more columns on the left, so that each has padding.
         """
         prompt_at = self.train if split == "train" else self.evaluate
         by_length = sorted(self.checked, key=lambda prompt: len(str(prompt.content)))
         extremes = [*by_length[:1], *by_length[-1:]]
         prompts = [*extremes, *map(prompt_at, range(count - len(extremes)))]
-        return PromptStream(prompts.__getitem__, tokenizer, limit, self.template).take(count)
+        few = PromptStream(prompts.__getitem__, tokenizer, limit, self.template).take(count)
+        ids, mask = (torch.nn.functional.pad(each, (3, 0)) for each in (few.ids, few.mask))
+        return PromptBatch(ids, mask, few.prompts)
 
     @cached_property
     def _digests(self) -> Mapping[str, str]:

@@ -43,11 +43,8 @@ AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-2, torc
 def error_and_bound(model: nn.Module, measure: Callable[[], float]) -> tuple[float, float]:
     """Return the largest error of a method of sampling or scoring, and the allowed error, in nats.
 
-    A mixed-precision model is first measured in float32, since bfloat16's bound would hide errors.
-
-    Args:
-        model: a causal LM.
-        measure: returns the largest difference from plain log-probs; called at each precision.
+    ``measure`` returns the largest difference from plain log-probs. A mixed model is first measured
+    in float32, since bfloat16's bound would hide errors.
     """
     if model_dtype(model) != next(model.parameters()).dtype:
         with in_full_precision(model):
@@ -101,12 +98,7 @@ def choose_way(
 def plain_log_probs(model: nn.Module, batch: TensorDictBase) -> Tensor:
     """Compute the response tokens' log-probs at temperature 1, one unpadded row per forward.
 
-    Args:
-        model: a causal LM.
-        batch: [B].
-
-    Returns:
-        [B, R], float64, nats; 0 at padding.
+    Return [B, R], float64, nats; 0 at padding.
     """
     network = unwrapped(model)
     tokens, mask = batch["tokens", "full"], response_mask(batch)
@@ -152,14 +144,8 @@ def packed_states(model: nn.Module, batch: TensorDictBase) -> Tensor:
     """Compute hidden states by the plain forward, one row per response, all padding on the right.
 
     A causal model ignores later tokens, so no mask and no position ids are needed. Padding on the
-    left would change the state of a recurrent model.
-
-    Args:
-        model: a causal LM.
-        batch: [B].
-
-    Returns:
-        States that predict the response tokens, [B, R, D], differentiable; undefined at padding.
+    left would change the state of a recurrent model. Return the states that predict the response
+    tokens, [B, R, D], differentiable; undefined at padding.
 
     Raises:
         ValueError: a row is longer than the model's context.

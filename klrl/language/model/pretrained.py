@@ -36,15 +36,10 @@ from klrl.language.model.causal_lm import compute_in_bfloat16, unwrapped, weight
 
 
 def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
-    """Freeze a model's weights and add trainable LoRA adapters.
+    """Freeze a model's weights and add trainable LoRA adapters; return a ``PeftModel`` around it.
 
-    Args:
-        network: a causal LM; changed in place.
-        settings: ``actor.lora.*`` with r >= 1. The adapters have no dropout: sampling would not
-            apply it, so the importance ratio would differ from 1 before the first update.
-
-    Returns:
-        A ``PeftModel`` around the network.
+    The adapters have no dropout: sampling would not apply it, so the importance ratio would differ
+    from 1 before the first update.
     """
     import peft  # check_language_packages has checked that it is installed
 
@@ -75,13 +70,9 @@ def add_lora(network: PreTrainedModel, settings: LoraConfig) -> PreTrainedModel:
 
 @contextmanager
 def adapter_off(model: Any) -> Iterator[nn.Module]:
-    """Context manager for ``reference=adapter_off``: the model computes without its adapters.
+    """Context manager for ``reference=adapter_off``: a ``PeftModel`` computes without its adapters.
 
-    No weight is copied. Inside, gradients are off and the model is in evaluation mode. At exit,
-    adapters and mode are restored, even after an error.
-
-    Args:
-        model: a ``PeftModel``, from :func:`add_lora`.
+    No weight is copied. Inside, gradients are off and the model is in evaluation mode.
     """
     if not hasattr(model, "disable_adapter"):
         raise ConfigError(
@@ -112,6 +103,17 @@ class CausalLM:
     tokenizer: Tokenizer
     context: int | None
     eos: tuple[int, ...]
+
+    def prompt_limit(self, response: int) -> int | None:
+        """Return the number of tokens that a response of ``max_new_tokens`` leaves for a prompt."""
+        if self.context is None:
+            return None
+        if response >= self.context:
+            raise ConfigError(
+                f"collector.max_new_tokens={response}: leaves no room for a prompt in the model's "
+                f"context of {self.context} tokens; choose fewer"
+            )
+        return self.context - response
 
 
 def load_causal_lm(
@@ -199,36 +201,13 @@ def _checkpoint_activations(network: PreTrainedModel, kind: str, setting: str) -
         raise ConfigError(f"{asked}: {setting} does not support it; set it to false") from error
 
 
-def prompt_limit(context: int | None, response: int) -> int | None:
-    """Return the maximum length of a prompt, in tokens, that leaves room for the response.
-
-    Args:
-        context: the model's context, in tokens; None for no limit.
-        response: the maximum length of a response, ``collector.max_new_tokens``.
-    """
-    if context is None:
-        return None
-    if response >= context:
-        raise ConfigError(
-            f"collector.max_new_tokens={response}: leaves no room for a prompt in the model's "
-            f"context of {context} tokens; choose fewer"
-        )
-    return context - response
-
-
 def load_tokenizer(
     folder: Path, *, chat: bool, setting: str, say: Callable[[str], None] = print
 ) -> Tokenizer:
-    """Load a model's tokenizer, and set it to pad on the left.
+    """Load a model's tokenizer, with a chat template if ``chat``, and set it to pad on the left.
 
     If the tokenizer has no pad token, EOS becomes the pad token. This is safe, since klrl finds
-    padding by position, not by token id.
-
-    Args:
-        folder: the model's folder.
-        chat: whether to require a chat template.
-        setting: the setting that gives the folder, for messages.
-        say: called with a line to print if EOS becomes the pad token.
+    padding by position, not by token id. The arguments are those of :func:`load_causal_lm`.
     """
     file = folder / "tokenizer_config.json"
     settings = read_json(file, setting) if file.is_file() else {}
@@ -277,12 +256,6 @@ def end_tokens(
     The generation config of a chat model lists several ids: that of Llama 3 lists the ends of a
     turn, of a tool message and of a text. A single id that is not in a list is ignored: it may be a
     default of ``transformers`` (2 for Llama) that does not fit the tokenizer.
-
-    Args:
-        tokenizer: has an EOS.
-        eos_token_id: the entry of the model's generation config: a list, an id or None.
-        setting: the setting that gives the model, for messages.
-        say: called with a line to print if there are several ids.
     """
     listed = list(eos_token_id) if isinstance(eos_token_id, list | tuple) else []
     known = tokenizer.get_vocab().values()

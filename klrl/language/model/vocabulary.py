@@ -87,7 +87,8 @@ def token_measures(
         logits = policy.head(states)
         tables = [q.other.head(s) for q, s in zip(against, other_states, strict=True)]
         closed = all(name in CLOSED_FORM for q in against for name in q.names)
-        of_logits = log_probs_and_kls if closed and not _learned(tables) else _by_autograd
+        learned = any(table.requires_grad for table in tables)
+        of_logits = log_probs_and_kls if closed and not learned else _by_autograd
         others = [
             Other(table, q.other.temperature, q.names)
             for table, q in zip(tables, against, strict=True)
@@ -98,10 +99,6 @@ def token_measures(
     rows = iter(over_tokens(of_chunk, inputs, mask, policy.chunk))
     log_prob = next(rows)
     return log_prob, [Compared(next(rows), {n: next(rows) for n in q.names}) for q in against]
-
-
-def _learned(tables: Sequence[Tensor]) -> bool:
-    return any(table.requires_grad for table in tables)
 
 
 def _by_autograd(

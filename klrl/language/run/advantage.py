@@ -42,14 +42,7 @@ def baseline(*names: str) -> Callable[[Baseline], Baseline]:
 def group_normalized(score: Tensor, group_size: int) -> Tensor:
     """(s_i - mean) / std over the G scores of a prompt (GRPO: Shao et al. 2024, section 4.1.2).
 
-    std is :func:`group_spread`. A group whose scores are all equal gives 0.
-
-    Args:
-        score: [B].
-        group_size: G.
-
-    Returns:
-        [B].
+    std is :func:`group_spread`. A group whose scores are all equal gives 0; [B] -> [B].
     """
     std, flat = _spread(score, group_size)
     return (_centred(score, group_size) / std).masked_fill(flat, 0.0).flatten()
@@ -169,8 +162,7 @@ Advantage = Callable[[TensorDictBase], TensorDictBase]
 def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
     """``advantage=gae``: GAE per token, with the value head.
 
-    Returns:
-        A function that writes ``advantage``, ``value_target`` and ``state_value``, [B, R, 1] each.
+    The function writes ``advantage``, ``value_target`` and ``state_value``, [B, R, 1] each.
     """
     advantage, value_head = config.advantage, policy.value_head
     assert isinstance(advantage, AdvantageConfig)
@@ -193,11 +185,7 @@ def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advan
 
 
 def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
-    """``advantage=group``: the score relative to the scores of the prompt's group.
-
-    Returns:
-        A function that writes ``advantage`` [B, R, 1].
-    """
+    """``advantage=group``: the score relative to the scores of the prompt's group, [B, R, 1]."""
     assert isinstance(config.advantage, GroupConfig)
     baseline, weight = config.advantage.baseline, config.advantage.reward_weight
     group_size = config.collector.group_size

@@ -21,16 +21,11 @@ from klrl.language.data.batch import (
 from klrl.language.data.prompts import Prompt, PromptBatch, end_of_turn
 from klrl.language.data.tasks import Task
 from klrl.language.model.causal_lm import model_device
-from klrl.language.model.pretrained import prompt_limit
-from klrl.language.run.evaluate import places
+from klrl.language.run.evaluate import LAYOUT, ROWS, places
 from klrl.language.run.load import Policy, template_of
 from klrl.language.run.rollout import PromptRollout, rescore, texts_of
-from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 from klrl.train.evaluate import IN_RUN
-
-#: Layout and number of rows per forward for log-probs of answers: each row contains one answer.
-_LAYOUT, _ROWS = ScoringLayout(1, False), 32
 
 
 class AnswerRollout(PromptRollout):
@@ -83,7 +78,7 @@ def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> Te
     truncated = torch.zeros_like(mask[:, 0])
     unscored = Responses(tokens, mask, torch.zeros(tokens.shape, device=device), truncated)
     batch = make_batch(prompts.ids.to(device), prompts.mask.to(device), unscored, 1)
-    rescore(batch, policy.model, _LAYOUT, _ROWS, config.collector.temperature)
+    rescore(batch, policy.model, LAYOUT, ROWS, config.collector.temperature)
     return batch
 
 
@@ -93,7 +88,7 @@ def held_out(policy: Policy, task: Task, config: LanguageConfig) -> Row:
     Uses the prompts of evaluations during the run, but at most as many as a rollout has.
     """
     place = places(IN_RUN, config.frames_per_iteration, task.evaluations)
-    limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
+    limit = policy.causal.prompt_limit(config.collector.max_new_tokens)
     prompts = task.stream(policy.causal.tokenizer, limit, "eval")
     prompts.served = place.start
     batch = answered(policy, prompts.take(len(place)), config)

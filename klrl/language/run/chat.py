@@ -32,11 +32,10 @@ from klrl.language.data.batch import (
     REF_LOG_PROBS,
     REWARD,
     SCORE,
-    check_batch,
     pad_to_full,
     prompt_length,
 )
-from klrl.language.data.prompts import Message, Prompt, PromptBatch
+from klrl.language.data.prompts import PromptBatch
 from klrl.language.model.causal_lm import model_device
 from klrl.language.run.kl import CHARGED, Reference
 from klrl.language.run.load import Policy
@@ -68,13 +67,6 @@ def in_environment(
         transform = KLRewardTransform(ref, out_keys=["reward", KL_KEY, REF_LOG_PROBS[1:]], **how)
         coef = (transform, "coef")
     return ReferenceKL(coef, kl.estimator, kl.placement, transform, online=True)
-
-
-def _turns(prompt: Prompt) -> list[Message]:
-    """Return a prompt as a conversation; a plain text becomes the user's turn."""
-    if isinstance(prompt.content, str):
-        return [{"role": "user", "content": prompt.content}]
-    return [{"role": turn["role"], "content": turn["content"]} for turn in prompt.content]
 
 
 def _wrapped(kind: Any, network: Any, *, policy: Policy, **how: Any) -> Any:
@@ -176,7 +168,9 @@ class ChatRollout(PromptRollout):
         """Yield the next prompts and their token ids, for the environment's DataLoadingPrimer."""
         while True:
             self._taken = prompts = self.prompts.take(self.config.collector.prompts)
-            query = History.from_chats([_turns(prompt) for prompt in prompts.prompts])
+            said = (prompt.recorded for prompt in prompts.prompts)
+            turns = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in said]
+            query = History.from_chats(turns)
             ids = {"tokens": {"prompt": prompts.ids}, "masks": {ATTENTION[1]: prompts.mask}}
             yield TensorDict({"query": query, **ids}, [len(query)])
 
@@ -198,5 +192,4 @@ class ChatRollout(PromptRollout):
         batch = TensorDict({key: tensordict[key] for key in _DRAWN}, size, device)
         batch.rename_key_(_CUT, _TRUNCATED)
         batch["next", "done"] = torch.ones_like(batch[_TRUNCATED])
-        check_batch(batch)
         return batch

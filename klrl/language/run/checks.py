@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 
@@ -53,14 +52,6 @@ ANSWER = "1234"
 SHOWN_FLOOR = 1e-6
 
 
-@dataclass(frozen=True)
-class Layouts:
-    """The scoring layouts of the policy and of the reference, which may be a different network."""
-
-    policy: ScoringLayout
-    reference: ScoringLayout
-
-
 def preflight_checks(
     config: LanguageConfig,
     policy: Policy,
@@ -69,7 +60,7 @@ def preflight_checks(
     prompts: PromptBatch,
     *,
     fresh: bool,
-) -> tuple[Layouts, list[str]]:
+) -> tuple[ScoringLayout, ScoringLayout, list[str]]:
     """Sample a few responses, and compare their log-probs in all ways that the run will use.
 
     Args:
@@ -81,53 +72,46 @@ def preflight_checks(
         fresh: whether the run is new; the policy of a resumed run may differ from its reference.
 
     Returns:
-        The layouts that the run must use, and the lines to print when the run begins.
+        The layouts that policy and reference must use, and the lines to print when the run begins.
     """
     notes: list[Check | str] = []
     group_size = config.collector.group_size
-    prompts = more_padding(prompts)
     try:
         device = model_device(policy.model)
         ids, mask = prompts.ids.to(device), prompts.mask.to(device)
         notes.append(sampler.self_check(ids, mask, group_size))
         batch = sample(policy, sampler, prompts, config, seed=0)
-        layout = self_check(policy.model, batch, group_size)
-        layouts = Layouts(layout, layout)
+        layout = of_reference = self_check(policy.model, batch, group_size)
         if reference is not None and reference.own:
-            layouts = Layouts(layout, self_check(reference.module, batch, group_size))
+            of_reference = self_check(reference.module, batch, group_size)
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"actor.model={config.actor.model}: {error}") from error
     notes.append(layout.reason)
-    checks = _checks(config, policy, reference, layouts, batch, prompts, fresh)
-    return layouts, run_checks([*notes, *checks])
-
-
-def more_padding(prompts: PromptBatch) -> PromptBatch:
-    """Add three columns on the left of the prompts, so that each row has padding."""
-    ids, mask = (torch.nn.functional.pad(x, (3, 0)) for x in (prompts.ids, prompts.mask))
-    return replace(prompts, ids=ids, mask=mask)
+    checks = _checks(config, policy, layout, reference, of_reference, batch, prompts, fresh)
+    return layout, of_reference, run_checks([*notes, *checks])
 
 
 @torch.no_grad()
 def _checks(
     config: LanguageConfig,
     policy: Policy,
+    layout: ScoringLayout,
     reference: Reference | None,
-    layouts: Layouts,
+    of_reference: ScoringLayout,
     batch: TensorDictBase,
     prompts: PromptBatch,
     fresh: bool,
 ) -> Iterator[Check | str]:
     dtype, mask = model_dtype(policy.model), response_mask(batch)
     temperature = config.collector.temperature
-    scored = layouts.policy.next_tokens(policy.model, batch, temperature)
+    scored = layout.next_tokens(policy.model, batch, temperature)
     recomputed = response_log_probs(scored, batch["tokens", "response"], mask)
     sampled = response_part(batch, LOG_PROBS)
     yield sampled_against_recomputed(sampled, recomputed, mask, dtype)
     if checkpoints_gradients(policy.model):
-        yield _training_mode(policy.model, layouts.policy, batch)
+        yield _training_mode(policy.model, layout, batch)
     kept = NextTokens(batch[STATES], head(policy.model), temperature)
     floor = float(masked_mean(exact_token_kl(kept, scored, mask), mask))
     if floor > SHOWN_FLOOR:
@@ -142,7 +126,7 @@ def _checks(
         yield f"{len(empty):,} of {rows:,} vocabulary ids have no token, so no text; {words}"
     measured = scored if in_low_precision(policy.model) else kept
     if reference is not None:
-        states = reference.states(batch, layouts.reference, PROMPTS)
+        states = reference.states(batch, of_reference, PROMPTS)
         ref = reference.next_tokens(states, temperature)
         source = reference.rule.source
         untrained = source == NO_ADAPTERS and config.actor.init is None  # init loads adapters
@@ -219,21 +203,14 @@ def template_marks(
 ) -> Check:
     """Count positions where the template's assistant mask and the mask by position disagree.
 
-    The mask by position is 0 at the rendered conversation and its generation prompt, 1 at the
-    tokens of the answer and at the EOS. A template without ``{% generation %}`` marks nothing: the
-    check then passes and says that only positions are used.
-
-    Args:
-        tokenizer: a tokenizer of ``transformers`` with a chat template.
-        messages: the conversation before the answer.
-        answer: the text of the assistant's turn.
-        eos: the text of the EOS; None for the tokenizer's EOS.
-        template: arguments of the chat template.
+    The mask by position is 0 at the rendered ``messages`` and their generation prompt, 1 at the
+    tokens of the answer and at the EOS (by default the tokenizer's). A template without
+    ``{% generation %}`` marks nothing: the check then passes and says that only positions are used.
     """
     name = "positions where template and mask disagree"
     refused = (
         "preflight: the chat template refuses an answer ({}); let it render assistant turns, "
-        "or remove its {{% generation %}} marks"
+        "or remove its {% generation %} marks"
     )
     rendered = partial(render, tokenizer, template=template, refused=refused)
     eos = tokenizer.eos_token if eos is None else eos

@@ -23,14 +23,13 @@ from klrl.language.data.batch import response_mask
 from klrl.language.data.prompts import PromptBatch
 from klrl.language.data.tasks import Task, evaluated_on, make_task
 from klrl.language.model.causal_lm import head, model_device
-from klrl.language.model.pretrained import prompt_limit
 from klrl.language.model.vocabulary import Against, NextTokens, token_measures
-from klrl.language.run.checks import PROMPTS, more_padding
+from klrl.language.run.checks import PROMPTS
 from klrl.language.run.kl import Reference, checkpointed
 from klrl.language.run.load import (
+    BaseDigest,
     Policy,
     Weights,
-    base_digest,
     check_base,
     language_config,
     make_policy,
@@ -57,7 +56,7 @@ from klrl.train.policy_kl import Parties
 from klrl.train.schedule import Size
 
 #: Layout and number of rows per forward in evaluations: each row contains one response.
-_LAYOUT, _ROWS = ScoringLayout(1, False), 32
+LAYOUT, ROWS = ScoringLayout(1, False), 32
 #: Batch -> the next-token distributions at its response tokens.
 Scored: TypeAlias = Callable[[TensorDictBase], NextTokens]
 #: Prompts per call of the sampler.
@@ -85,8 +84,8 @@ class Player:
     @classmethod
     def of_trained(cls, config: LanguageConfig, policy: Policy, task: Task) -> Player:
         """Make a player for a trained policy, with a sampler that has passed its self-check."""
-        limit = prompt_limit(policy.causal.context, config.collector.max_new_tokens)
-        few = more_padding(task.trial_batch(policy.causal.tokenizer, limit, PROMPTS, "eval"))
+        limit = policy.causal.prompt_limit(config.collector.max_new_tokens)
+        few = task.trial_batch(policy.causal.tokenizer, limit, PROMPTS, "eval")
         device, sampler = model_device(policy.model), make_sampler(policy)
         try:
             sampler.self_check(few.ids.to(device), few.mask.to(device), config.collector.group_size)
@@ -134,7 +133,7 @@ class Player:
     ) -> Iterator[tuple[PromptBatch, TensorDict]]:
         """Yield at most :data:`CHUNK` prompts at a time, and a batch with one response to each."""
         causal, config = self.policy.causal, self.config
-        limit = prompt_limit(causal.context, config.collector.max_new_tokens)
+        limit = causal.prompt_limit(config.collector.max_new_tokens)
         prompts = self.task.stream(causal.tokenizer, limit, "eval")
         prompts.served = place.start
         decoding, sampler = decoding_of(config, greedy=not sampled), self.sampler.without_states()
@@ -260,13 +259,13 @@ def scored_by(policy: Policy, temperature: float) -> Scored:
     """Return a function that computes a policy's next-token distributions on batches."""
     own = head(policy.model)
     return lambda batch: NextTokens(
-        _LAYOUT.rollout_states(policy.model, batch, _ROWS), own, temperature
+        LAYOUT.rollout_states(policy.model, batch, ROWS), own, temperature
     )
 
 
 def scored_by_reference(reference: Reference, temperature: float) -> Scored:
     """Return a function that computes a reference's next-token distributions on batches."""
-    return lambda batch: reference.next_tokens(reference.states(batch, _LAYOUT, _ROWS), temperature)
+    return lambda batch: reference.next_tokens(reference.states(batch, LAYOUT, ROWS), temperature)
 
 
 def other_policy(
@@ -286,12 +285,8 @@ def trained_reference(
 ) -> Reference:
     """Load a run's reference from its checkpoint, or make it from the run's base model.
 
-    Args:
-        run: the run folder.
-        which: last or best.
-        policy: the run's policy; ``reference=adapter_off`` uses its model without the adapters.
-        model: current folder of the run's base model.
-        device: where to put the reference.
+    ``reference=adapter_off`` uses the model of the run's policy. ``model`` is the current folder of
+    the run's base model.
 
     Raises:
         ConfigError: the base model is missing, or its weights have changed since the run started.
@@ -303,7 +298,7 @@ def trained_reference(
     network = make_policy(network_of_reference(run, config), say=lambda _: None).model
     kept = checkpointed(rule, config)
     # A reference that checkpoints do not store has the base model's weights: compare digests.
-    weights = Weights(network, whole=True) if kept else base_digest(network, model)
+    weights = Weights(network, whole=True) if kept else BaseDigest(network, model)
     component = "reference" if kept else "agent"
     load_component(run, which, component, weights, torch.device(device), say=lambda _: None)
     return Reference(rule, network)

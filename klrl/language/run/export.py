@@ -7,9 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, replace_file, replacing
 from klrl.config import LanguageConfig
@@ -70,7 +67,8 @@ def export_run(
         partial.mkdir()
         _write(network, config, partial, adapters_alone=adapters and not merge)
     what = "adapters" if adapters and not merge else "merged weights" if merge else "all weights"
-    dtype = str(_dtype(network)).removeprefix("torch.")
+    lora = [p.dtype for name, p in network.named_parameters() if "lora_" in name]
+    dtype = str((lora or [network.dtype])[0]).removeprefix("torch.")
     temperature = config.collector.temperature
     policy = "" if temperature == 1 else f"; the run's policy is softmax(logits / {temperature:g})"
     return f"{folder}: the {which} checkpoint of {run}, {what}, {dtype}{policy}"
@@ -86,12 +84,6 @@ def _check_mergeable(model: Any, config: LanguageConfig) -> None:
             f"--merge: actor.lora.target_modules={config.actor.lora.target_modules} adapts only "
             "one of embedding and head, which share a weight in this model; drop --merge"
         )
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    """Return the dtype of the weights that are written."""
-    trained = [p.dtype for name, p in model.named_parameters() if "lora_" in name]
-    return trained[0] if trained else next(model.parameters()).dtype
 
 
 def _write(model: Any, config: LanguageConfig, folder: Path, *, adapters_alone: bool) -> None:

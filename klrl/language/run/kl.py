@@ -116,13 +116,9 @@ def annotate(
 ) -> None:
     """Write log pi_ref of the response tokens, and the exact KLs at these tokens.
 
-    Args:
-        batch: [B]; gets ("next", "ref_log_probs", "full") [B, P+R], ("kl", "exact") and
-            ("kl", "forward") [B, R]; and ("kl", "divergence") [B, R], if the charged divergence
-            is not the reverse KL.
-        policy: the distributions that the batch was sampled from.
-        reference: the distributions of pi_ref at the same tokens.
-        divergence: the charged divergence.
+    The batch [B] gets ("next", "ref_log_probs", "full") [B, P+R], and at :data:`EXACT`,
+    :data:`FORWARD` and, if the charged divergence is not the reverse KL, :data:`DIVERGENCE` [B, R].
+    ``policy`` has the distributions that the batch was sampled from.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     names: dict[tuple[str, str], Which] = {EXACT: "reverse", FORWARD: "forward"}
@@ -139,11 +135,8 @@ def annotate(
 def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
     """Write the reward of every token [B, R, 1]: the score at the last token, minus any coef * KL.
 
-    If the environment already charged the KL, the reward is left unchanged.
-
-    Args:
-        batch: [B] with scores and, if ``kl`` is given, the entries of :func:`annotate`.
-        kl: how to charge; None: nothing is charged.
+    The batch [B] has scores and, with a ``kl``, the entries of :func:`annotate`. If the environment
+    already charged the KL, the reward is left unchanged.
     """
     if kl is not None and kl.online:
         return
@@ -163,13 +156,7 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 def measure(batch: TensorDictBase) -> dict[str, Tensor]:
     """Apply :func:`klrl.kl.measure.mean_kl` to a rollout that :func:`annotate` has completed.
 
-    Returns:
-        Means over valid tokens, nats; under names with ``_seq``, sums over a response's tokens,
-        averaged over responses. If the charged divergence is not the reverse KL, also the means of
-        :func:`klrl.kl.measure.mean_charged`.
-
-    Raises:
-        NonFiniteError: a mean is NaN or infinite.
+    If the charged divergence is not the reverse KL, also :func:`klrl.kl.measure.mean_charged`.
     """
     mask = response_mask(batch)
     log_ratio = response_part(batch, LOG_PROBS) - response_part(batch, REF_LOG_PROBS)

@@ -78,11 +78,7 @@ def make_policy(
 ) -> Policy:
     """Load the base model and, with ``advantage=gae``, make a new value head.
 
-    Args:
-        config: the job.
-        chat: whether prompts are conversations, which need a chat template.
-        say: called with each line to print, such as automatic choices.
-        key: the setting that names the model, for messages.
+    The other arguments are those of :func:`load_causal_lm`.
     """
     actor, device = config.actor, device_of(config.device)
     if config.mixed and config.learner.dtype is None:
@@ -146,7 +142,7 @@ def trained_policy(
     config.device = device
     policy = make_policy(config, say=lambda _: None)  # the run printed these lines when it began
     compared = config.actor.lora.r or model is not None
-    base = base_digest(policy.model, config.actor.model) if compared else None
+    base = BaseDigest(policy.model, config.actor.model) if compared else None
     weights = Weights(policy.model, policy.value_head, base=base)
     load_component(folder, which, "agent", weights, torch.device(device))
     policy.model.requires_grad_(False).eval()
@@ -161,23 +157,18 @@ def trained_causal_lm(run: str | Path, which: str = "last", device: str = "cpu")
 def load_reference(
     config: LanguageConfig, policy: Policy, described: Mapping[str, Any] | None
 ) -> Loaded:
-    """Load the model of another run, or of a folder, as pi_ref.
+    """Load the model of another run, or of a folder, as pi_ref for this run's policy.
 
-    Args:
-        config: the job, with ``reference=checkpoint`` or ``model``.
-        policy: the policy of this run; the reference must have the same vocabulary.
-        described: on resume, the manifest's description of the reference. Its weights then come
-            from this run's checkpoint, so the other run's folder may be gone.
-
-    Returns:
-        The model, and its description for the manifest.
+    On resume, ``described`` is the manifest's description of the reference. Its weights then come
+    from this run's checkpoint, so the other run's folder may be gone.
     """
     reference = config.reference
     assert isinstance(reference, CheckpointReferenceConfig | ModelReferenceConfig)
     if isinstance(reference, ModelReferenceConfig):
         described = {"actor": asdict(of_model(config, reference.path).actor)}
     if described is not None:
-        network = _computing_as(with_network(config, described), config)
+        network = replace(config, actor=typed_choice("actor", described))
+        network = _computing_as(network, config)
         other = make_policy(network, say=lambda _: None, key=_PATH)
     else:
         assert isinstance(reference, CheckpointReferenceConfig)
@@ -212,11 +203,6 @@ def of_model(config: LanguageConfig, model: str) -> LanguageConfig:
     return replace(config, actor=replace(config.actor, model=model, lora=lora, init=None))
 
 
-def with_network(config: LanguageConfig, described: Mapping[str, Any]) -> LanguageConfig:
-    """Return the job with the network that a manifest's ``reference`` entry describes."""
-    return replace(config, actor=typed_choice("actor", described))
-
-
 def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
     """Return ``config`` with the reference's network, if the reference is another run or model.
 
@@ -224,9 +210,10 @@ def network_of_reference(run: Path, config: LanguageConfig) -> LanguageConfig:
     """
     if not isinstance(config.reference, CheckpointReferenceConfig | ModelReferenceConfig):
         return config
-    other = with_network(config, RunFolder(run).manifest["reference"])
-    same = other.actor.model == language_config(run).actor.model
-    return with_model(other, config.actor.model) if same else other
+    actor = typed_choice("actor", RunFolder(run).manifest["reference"])
+    if actor.model == language_config(run).actor.model:
+        actor = replace(actor, model=config.actor.model)
+    return replace(config, actor=actor)
 
 
 def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConfig:
@@ -261,47 +248,40 @@ BASE = "base_sha256."
 _HEAD = "value_head."
 
 
-@dataclass(frozen=True)
 class BaseDigest:
     """SHA-256 of the base weights that a run starts from, for checkpoints without these weights.
 
-    ``digest`` is [32] uint8, ``model`` is ``actor.model``, ``dtype`` is the dtype of the weights. A
-    digest in a checkpoint is compared with this one only if it is for the same dtype.
+    A digest in a checkpoint is compared with this one only if it is for the same dtype.
+
+    Args:
+        network: a new causal LM; with LoRA, all weights except the adapters are frozen. The digest
+            is that of the frozen weights, or of all if none is frozen.
+        model: ``actor.model``.
     """
 
-    model: str | None
-    dtype: str
-    digest: Tensor
+    def __init__(self, network: nn.Module, model: str | None) -> None:
+        named = list(network.named_parameters())
+        frozen = [(name, p) for name, p in named if not p.requires_grad] or named
+        sha = hashlib.sha256()
+        for name, parameter in frozen:
+            sha.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+            sha.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        self._model = model
+        self._key = BASE + str(frozen[0][1].dtype).removeprefix("torch.")
+        self.digest = torch.tensor(list(sha.digest()), dtype=torch.uint8)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the digest under a key that names its dtype."""
-        return {BASE + self.dtype: self.digest}
+        """Return the digest [32] under a key that names its dtype."""
+        return {self._key: self.digest}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Raise a RuntimeError if the base model's weights differ from those of the run."""
-        stored = state.get(BASE + self.dtype)
+        stored = state.get(self._key)
         if stored is not None and not torch.equal(stored.cpu(), self.digest):
             raise RuntimeError(
-                f"actor.model={self.model or 'null'} no longer has the weights that the run "
+                f"actor.model={self._model or 'null'} no longer has the weights that the run "
                 "started from; restore its original files"
             )
-
-
-def base_digest(network: nn.Module, model: str | None) -> BaseDigest:
-    """Compute the digest of a new network's frozen weights, or of all weights if none is frozen.
-
-    Args:
-        network: a causal LM; with LoRA, all weights except the adapters are frozen.
-        model: ``actor.model``.
-    """
-    named = list(network.named_parameters())
-    frozen = [(name, p) for name, p in named if not p.requires_grad] or named
-    sha = hashlib.sha256()
-    for name, parameter in frozen:
-        sha.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        sha.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    dtype = str(frozen[0][1].dtype).removeprefix("torch.")
-    return BaseDigest(model, dtype, torch.tensor(list(sha.digest()), dtype=torch.uint8))
 
 
 class Weights:
@@ -374,12 +354,7 @@ def with_model(config: LanguageConfig, model: str | None) -> LanguageConfig:
 
 
 def check_base(config: LanguageConfig, remedy: str = "--model FOLDER") -> None:
-    """Refuse a stored run whose base model is missing.
-
-    Args:
-        config: the run's settings.
-        remedy: the option that gives the model's new folder, for the message.
-    """
+    """Refuse a stored run whose base model is missing; ``remedy`` gives the model's new folder."""
     model = config.actor.model
     if model is None or model == smollm.NAME:
         return

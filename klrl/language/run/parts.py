@@ -17,7 +17,6 @@ from klrl.kl.divergences import REVERSE
 from klrl.language.data.tasks import make_task
 from klrl.language.model import pretrained as model
 from klrl.language.model.causal_lm import head, in_low_precision
-from klrl.language.model.pretrained import prompt_limit
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run.answers import answer_ids, held_out
 from klrl.language.run.checks import PROMPTS, preflight_checks
@@ -29,7 +28,7 @@ from klrl.language.run.kl import (
     checkpointed,
     measure,
 )
-from klrl.language.run.load import Weights, base_digest, load_reference
+from klrl.language.run.load import BaseDigest, Weights, load_reference
 from klrl.language.run.record import ShownSamples, rewards_of
 from klrl.language.run.rollout import REF_STATES, STATES, PromptRollout, make_sampler, rescore
 from klrl.language.run.update import LanguageSteps, prompts_at_a_time
@@ -68,7 +67,7 @@ class LanguageParts(Parts):
         make_policy = factory("actor", config.actor, config.domain)
         self.policy = make_policy(config, chat=self.task.chat, say=_say)
         tokenizer = self.policy.causal.tokenizer
-        limit = prompt_limit(self.policy.causal.context, config.collector.max_new_tokens)
+        limit = self.policy.causal.prompt_limit(config.collector.max_new_tokens)
         self.task.check(tokenizer, limit)
         if config.collector.imitates:
             for prompt in self.task.checked:
@@ -79,7 +78,7 @@ class LanguageParts(Parts):
         # A checkpoint depends on the base weights if it contains only adapters, or if the reference
         # is made from the base weights.
         needed = config.actor.lora.r or (self.kl is not None and not kept)
-        base = base_digest(self.policy.model, config.actor.model) if needed else None
+        base = BaseDigest(self.policy.model, config.actor.model) if needed else None
         self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
         if config.actor.init is not None and before is None:
             run = find_run(config.actor.init, "actor.init")
@@ -104,7 +103,7 @@ class LanguageParts(Parts):
         if sum(p.nbytes for p in self.policy.model.parameters()) > model.LARGE:
             _say("preflight: testing the run's ways to sample and score on a few responses")
         few = self.task.trial_batch(tokenizer, limit, PROMPTS)
-        self.layouts, self.preflight = preflight_checks(
+        self.layout, self.reference_layout, self.preflight = preflight_checks(
             config, self.policy, self.reference, self.sampler, few, fresh=before is None
         )
         self.preflight = [*self.task.notes, *self.preflight, *_zero_advantages(config)]
@@ -113,9 +112,7 @@ class LanguageParts(Parts):
         )
         charged = None if self.kl is None else self.kl.loss_estimator
         divergence = REVERSE if self.kl is None else self.kl.divergence
-        steps = LanguageSteps(
-            config, self.policy, self.layouts.policy, self.reference, charged, divergence
-        )
+        steps = LanguageSteps(config, self.policy, self.layout, self.reference, charged, divergence)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
 
     # ------------------------------------------------------------------------------ the steps
@@ -125,10 +122,9 @@ class LanguageParts(Parts):
         measured, model = {}, self.policy.model
         temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
         if in_low_precision(model):
-            layout = self.layouts.policy
-            self._rounding = rescore(batch, model, layout, at_a_time, temperature)
+            self._rounding = rescore(batch, model, self.layout, at_a_time, temperature)
         if self.reference is not None:
-            states = self.reference.states(batch, self.layouts.reference, at_a_time)
+            states = self.reference.states(batch, self.reference_layout, at_a_time)
             batch[REF_STATES] = states
             policy = NextTokens(batch[STATES], head(model), temperature)
             assert self.kl is not None

@@ -124,7 +124,7 @@ class ShownSamples(Callback):
         tokenizer, size = training.parts.policy.causal.tokenizer, self._config.frames_per_iteration
         place = {"iteration": iteration, "samples": iteration * size}
         lines = [
-            {**place, "prompt": prompt.content, "response": text, **_line(batch[[i]], tokenizer)}
+            {**place, "prompt": prompt.recorded, "response": text, **_line(batch[[i]], tokenizer)}
             for i, prompt, text in shown
         ]
         drawn_by = {"weights": (iteration - 1) * size}

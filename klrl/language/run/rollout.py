@@ -168,15 +168,8 @@ def rescore(
 ) -> Row:
     """Replace a rollout's states and log-probs from sampling by those computed in ``layout``.
 
-    Args:
-        batch: [B], sampled from the model with its current weights.
-        model: the policy.
-        layout: the rows that the model computes.
-        prompts: number of prompts per forward.
-        temperature: the sampling temperature.
-
-    Returns:
-        :func:`rounding` of the log-probs from sampling and the new log-probs.
+    The model has the weights that sampled the batch [B]; it computes ``prompts`` prompts per
+    forward. Return the :func:`rounding` of old and new log-probs.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     sampled = response_part(batch, LOG_PROBS)
@@ -187,16 +180,10 @@ def rescore(
 
 
 def rounding(sampled: Tensor, scored: Tensor, mask: Tensor) -> Row:
-    """Measure the rounding difference between two computations of the same log-probs.
+    """Compare log-probs [B, R], nats, from sampling with those from scoring whole responses.
 
-    Args:
-        sampled: log pi of the tokens, computed while they were sampled, [B, R], nats.
-        scored: log pi of the same tokens, computed from whole responses, [B, R], nats.
-        mask: [B, R] bool.
-
-    Returns:
-        ``kl/ref/floor``, k3's estimate of KL(sampled||scored), which would be 0 without rounding;
-        and ``policy/gap``, the largest absolute difference of log-probs, in nats.
+    Return ``kl/ref/floor``, k3's estimate of KL(sampled||scored), which would be 0 without
+    rounding, and ``policy/gap``, the largest absolute difference, in nats.
     """
     sampled, scored = sampled.double(), scored.double()
     floor = masked_mean(estimate_kl(sampled, scored, "k3", mask), mask)

@@ -257,18 +257,10 @@ class CacheSampler:
         decoding: Decoding,
         generator: torch.Generator | None = None,
     ) -> Responses:
-        """Sample G responses for each of N prompts.
+        """Sample G responses for each of N left-padded prompts [N, P]: N x G rows.
 
-        Args:
-            prompt: [N, P] int64, left-padded.
-            prompt_mask: [N, P], nonzero at real tokens.
-            group_size: G.
-            decoding: how tokens are chosen.
-            generator: a generator on the model's device; None: torch's global generator.
-
-        Returns:
-            N x G rows, a prompt's rows adjacent. Log-probs are those of softmax(logits /
-            temperature), even if decoding is greedy.
+        ``prompt_mask`` [N, P] is nonzero at real tokens. Log-probs are those of softmax(logits /
+        temperature), even if decoding is greedy.
 
         Raises:
             ValueError: the longest prompt plus ``max_new_tokens`` exceeds the model's context.
@@ -291,10 +283,8 @@ class CacheSampler:
     def self_check(self, prompt: Tensor, prompt_mask: Tensor, group_size: int) -> Check:
         """Switch to the fastest way that reproduces the plain forward's log-probs of a few tokens.
 
-        The current way is tried first, then slower ways.
-
-        Returns:
-            The check of the chosen way; its detail says why faster ways were rejected.
+        The current way is tried first, then slower ways. The check's detail says why faster ways
+        were rejected.
 
         Raises:
             ValueError: each way fails or has wrong log-probs.

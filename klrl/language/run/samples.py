@@ -17,7 +17,6 @@ from klrl.config import LanguageConfig
 from klrl.language.data.prompts import PromptBatch
 from klrl.language.data.rewards import Extras, Reward, response_texts
 from klrl.language.data.tasks import Task, WeightedRewards, make_task
-from klrl.language.model.pretrained import prompt_limit
 from klrl.language.run.load import Policy
 from klrl.language.run.record import shown_rows
 from klrl.runs.folder import RunFolder
@@ -165,7 +164,7 @@ def _prompts_of(
 ) -> dict[int, PromptBatch]:
     """Map a sample's line number to its prompt; leave out surplus samples of an iteration."""
     collector, prompts = config.collector, {}
-    limit = prompt_limit(policy.causal.context, collector.max_new_tokens)
+    limit = policy.causal.prompt_limit(collector.max_new_tokens)
     stream = task.stream(policy.causal.tokenizer, limit)
     for iteration, samples in found.items():
         places: Iterable[int] = range(len(samples))  # after training, each prompt has one response
@@ -188,8 +187,7 @@ def _differs(
         "truncated": ids[-1] not in eos,
     }
     if prompt is not None:
-        content = prompt.prompts[0].content
-        true["prompt"] = content if isinstance(content, str) else [dict(turn) for turn in content]
+        true["prompt"] = prompt.prompts[0].recorded
         true["prompt_ids"] = prompt.ids[0][prompt.mask[0]].tolist()
     for name, value in true.items():
         if getattr(sample, name) != value:

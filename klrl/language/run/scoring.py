@@ -39,13 +39,7 @@ from klrl.language.model.vocabulary import NextTokens, response_log_probs
 def shared_states(model: nn.Module, batch: TensorDictBase, group_size: int) -> Tensor:
     """Compute the same states as :func:`packed_states`, in one row per prompt.
 
-    Args:
-        model: a causal LM whose attention takes a 4-D mask.
-        batch: [N x G], a prompt's rows adjacent.
-        group_size: G.
-
-    Returns:
-        [B, R, D], differentiable; undefined at padding.
+    The model's attention takes a 4-D mask.
 
     Raises:
         ValueError: a prompt with its response is longer than the model's context.
@@ -185,14 +179,6 @@ NAMES = {
 @torch.no_grad()
 def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> ScoringLayout:
     """Choose the fastest layout whose log-probs of a few responses equal the plain forward's.
-
-    Args:
-        model: a causal LM.
-        batch: [N x G].
-        group_size: G.
-
-    Returns:
-        The shared layout if the model allows it and its error is within the bound; else the packed.
 
     Raises:
         ValueError: each layout fails or has wrong log-probs.

@@ -148,13 +148,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def loss_terms(
         self, batch: TensorDictBase, coefficients: Coefficients, spread: Tensor | None = None
     ) -> LossTerms:
-        """Compute the loss of a minibatch [B].
-
-        Args:
-            batch: the minibatch.
-            coefficients: the coefficients of the loss's terms.
-            spread: the number that the advantages were divided by, see :class:`PolicyLoss`.
-        """
+        """Compute the loss of a minibatch [B]; ``spread`` is explained in :class:`PolicyLoss`."""
         scored = self.score(batch)
         beta, kl_coef = scored.log_prob.new_tensor([coefficients.beta, coefficients.kl_ref])
         return self.loss(scored, beta, kl_coef, spread)
@@ -241,13 +235,7 @@ def prompts_at_a_time(config: LanguageConfig) -> int:
 
 
 class Optimizer(torch.optim.AdamW):
-    """Adam or AdamW with gradient clipping.
-
-    Args:
-        config: the optim group.
-        parameters: the trained parameters, each once.
-        weight_decay: decoupled from the gradient; 0 gives plain Adam.
-    """
+    """Adam or AdamW with gradient clipping; a ``weight_decay`` of 0 gives plain Adam."""
 
     def __init__(
         self, config: OptimConfig, parameters: list[nn.Parameter], weight_decay: float

@@ -30,9 +30,9 @@ from klrl.language.model.plain import AGREEMENT
 from klrl.language.run.kl import checkpointed
 from klrl.language.run.load import (
     BASE,
+    BaseDigest,
     Policy,
     Weights,
-    base_digest,
     check_base,
     computing_in,
     language_config,
@@ -248,7 +248,7 @@ class Sources:
         self._entries = {entry.frames: entry for entry in reversed(entries)}
         newest = next(iter(self._entries.values()), None)
         self.policy = make_policy(config, say=lambda _: None)
-        model, base = self.policy.model, base_digest(self.policy.model, config.actor.model)
+        model, base = self.policy.model, BaseDigest(self.policy.model, config.actor.model)
         self._weights = Weights(model, self.policy.value_head, base=base)
         _in_float(model)
         rule = factory("reference", config.reference, LANGUAGE)(config.reference)
