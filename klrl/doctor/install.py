@@ -23,7 +23,7 @@ from klrl.runs.machine import cxx
 PURPOSES = {
     "": "control, with MuJoCo and wandb",
     "language": "language policies",
-    "data": "env.data in Parquet, CSV, lists in JSON",
+    "data": "env.data in Parquet, JSON lists, save_to_disk",
     "smollm": "actor.model=smollm2",
     "box2d": "env=lunar_lander, bipedal_walker",
     "atari": "env=atari",
