@@ -110,7 +110,7 @@ def _checked_name(value: str) -> str:
 
 
 def quote_paths(overrides: Sequence[str]) -> list[str]:
-    """Quote values that are existing paths with ``=`` or ``,``, as in the folder names of jobs.
+    """Quote values that are existing paths with ``=``, ``,`` or ``(``, as in folder names of jobs.
 
     Without quotes Hydra refuses ``actor.init=outputs/base/seed=0``, and reads a comma as a sweep.
     An interpolation in a path, such as ``${seed}``, matches any text.
@@ -118,7 +118,7 @@ def quote_paths(overrides: Sequence[str]) -> list[str]:
     quoted = []
     for override in overrides:
         key, _, value = override.partition("=")
-        if set("=,") & set(value) and value[:1] not in ("'", '"', "[", "{"):
+        if set("=,(") & set(value) and value[:1] not in ("'", '"', "[", "{"):
             parts = re.split(r"\$\{[^}]*\}", str(expanded(value)))
             # Path.glob accepts no absolute pattern.
             if glob.glob("*".join(map(glob.escape, parts))):  # noqa: PTH207

@@ -23,6 +23,7 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import make_folder, sync
 from klrl.base.text import warn
 from klrl.runs.entry import CheckpointEntry, DamagedEntry, write_entry
+from klrl.runs.find import no_checkpoint
 from klrl.runs.folder import run_id
 from klrl.runs.one_run import other_run_error
 from klrl.runs.owner import STAGING, remove_leftovers
@@ -169,7 +170,7 @@ def load_component(
     """
     folder = run / "checkpoints" / which
     if not _newest_first(folder):
-        raise ConfigError(f"{run}: has no checkpoint '{which}'; choose last or best")
+        raise no_checkpoint(str(run), which)
     _refuse_foreign(folder, run_id(run), str(run))
     entry, _ = _load(folder, {name: module}, device, say, str(run))
     return entry.frames

@@ -25,6 +25,12 @@ def _has_checkpoint(run: Path, which: str) -> bool:
     return any(run.glob(f"checkpoints/{which}/*/manifest.json"))
 
 
+def no_checkpoint(what: str, which: str) -> ConfigError:
+    """Make the error for a run without the checkpoint ``which``."""
+    others = " or ".join(name for name in ("last", "best") if name != which)
+    return ConfigError(f"{what}: has no checkpoint '{which}'; choose {others}")
+
+
 def find_manifest(path: str, setting: str) -> Path:
     """Return the run folder at ``path``; refuse a folder without a readable manifest."""
     run = expanded(path)
@@ -52,6 +58,6 @@ def other_runs(config: JobConfig) -> list[tuple[str, str, Path]]:
     for setting, path, which in sources:
         run = find_run(path, setting)
         if not _has_checkpoint(run, which):
-            raise ConfigError(f"{setting}={path}: has no checkpoint '{which}'; choose last or best")
+            raise no_checkpoint(f"{setting}={path}", which)
         runs.append((setting, path, run))
     return runs

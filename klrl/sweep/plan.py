@@ -49,4 +49,5 @@ def print_plan(args: argparse.Namespace) -> int:
 
 def _at_once(launcher: LauncherConfig) -> str:
     number = launcher.at_once(cuda_devices())
-    return f"launcher={launcher.name}, {number or 'as many as fit'} at a time"
+    some = "all" if launcher.name == "submitit" else "as many as fit"
+    return f"launcher={launcher.name}, {number or some} at a time"

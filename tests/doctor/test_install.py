@@ -41,6 +41,15 @@ def test_every_extra_has_its_purpose_unless_it_only_joins_others() -> None:
     assert alone - {"klrl[box2d]"} <= reached("all"), "all is what users need, piece by piece"
 
 
+def test_the_page_and_the_doctor_give_an_extra_one_purpose() -> None:
+    page = CONSTRAINTS.with_name("docs") / "install.md"
+    lines = [line.replace("`", "").split("|") for line in page.read_text("utf-8").splitlines()]
+    told = {cells[1].strip(): cells[2].strip() for cells in lines if len(cells) == 7}
+    shared = told.keys() & PURPOSES.keys()
+    assert shared >= {"language", "data", "smollm", "tensorboard", "video"}
+    assert [name for name in shared if not told[name].startswith(PURPOSES[name])] == []
+
+
 def reached(extra: str) -> set[str]:
     """The extras that one joins, with theirs."""
     names = set()

@@ -41,6 +41,8 @@ def test_it_names_every_job_and_writes_nothing(capsys) -> None:
         "with power 0.8\n"
     )
     assert planned(capsys, *QUICK).endswith("1 job, 1 to start; launcher=local, 1 at a time\n")
+    here = ("launcher=submitit", "launcher.cluster=local")
+    assert "launcher=submitit, all at a time\n" in planned(capsys, "-m", *QUICK, "seed=0,1", *here)
     assert not Path("outputs").exists()
 
 

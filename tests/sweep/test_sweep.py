@@ -81,6 +81,8 @@ def test_paths_of_job_folders_need_no_quotes() -> None:
     here = "outputs/base/kl=legacy,seed="
     assert quote_paths([f"actor.init={here}0"]) == [f"actor.init='{here}0'"]
     assert quote_paths([f"actor.init={here}${{seed}}"]) == [f"actor.init='{here}${{seed}}'"]
+    Path("run (copy)").mkdir()
+    assert quote_paths(["actor.init=run (copy)"]) == ["actor.init='run (copy)'"]
     untouched = ["kl=legacy,retrieve", "actor.hidden=[8,8]", f"actor.init={here}7", "seed=0"]
     assert quote_paths(untouched) == untouched
 
