@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from klrl.report.measures import Line
 from klrl.report.runs import ReadRun
 from klrl.report.settings import Setting, count, group_runs, names_of
+from klrl.runs.folder import planned_frames
 
 #: Score of a failed run: its own final value (last), or the lowest of any run of the task (worst).
 FAILED = ("last", "worst")
@@ -83,10 +84,10 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
 def remarks(settings: Sequence[Setting]) -> list[str]:
     """Return remarks on runs that differ in more than their settings and seeds say."""
     resumed = "; ".join(
-        f"{each.name} seed {run.seed} (frames={', then '.join(map(str, run.manifest['planned']))})"
+        f"{each.name} seed {run.seed} ({planned})"
         for each in settings
         for run in each.runs
-        if len(run.manifest.get("planned") or []) > 1
+        if (planned := planned_frames(run.manifest))
     )
     found = [f"Learning rates differed until a resume changed frames: {resumed}."] * bool(resumed)
     runs = [run for setting in settings for run in setting.runs if "eval/return" in run.columns]

@@ -94,6 +94,12 @@ def read_manifest(run: Path) -> dict[str, Any]:
     return manifest
 
 
+def planned_frames(manifest: Manifest) -> str:
+    """Format the values that ``frames`` had, if a resume changed it: ``frames=64, then 128``."""
+    planned = manifest.get("planned") or []
+    return f"frames={', then '.join(map(str, planned))}" if len(planned) > 1 else ""
+
+
 def run_id(run: Path) -> str | None:
     """Return the id in a run folder's manifest; None if the manifest or the id cannot be read."""
     try:
