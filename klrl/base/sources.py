@@ -22,7 +22,7 @@ _DIGITS = 12
 _PACKAGES = {"site-packages", "dist-packages"}
 #: Names of folders inside a package that do not belong to its source.
 _NOT_SOURCE = {"__pycache__", "outputs", "site-packages", "node_modules"}
-#: ``module.inner:Name``; the regex group is the top-level module.
+#: ``module.inner:Name``, as in Gymnasium's ``entry_point``: an import of the group, ``module``.
 _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*)[\w.]*:[A-Za-z_]\w*")
 
 
@@ -153,10 +153,7 @@ def _files(place: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _imported(file: Path) -> set[str]:
-    """Return the top-level modules that a file imports, except by relative imports.
-
-    A string like ``module:Name``, as in Gymnasium's ``entry_point``, counts as an import.
-    """
+    """Return the top-level modules that a file imports, except by relative imports."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):

@@ -17,6 +17,7 @@ from klrl.report.measures import (
     final,
     kl_metric,
     line_value,
+    measures,
     reward_metric,
 )
 from klrl.report.runs import ReadRun
@@ -32,15 +33,6 @@ POINTS = 60
 MOST = 1e100
 #: Significant digits of the values that the page shows for a point.
 DIGITS = 3
-
-#: Name of a score's metric -> ``Measure.key`` of its final value.
-_SCORE_KEYS = {
-    "reward/episode": "return",
-    "reward/raw": "return",
-    "eval/return": "eval_return",
-    "reward/gold": "gold",
-    "eval/gold": "eval_gold",
-}
 
 
 class Point(NamedTuple):
@@ -87,13 +79,14 @@ def learning_curves(lines: Sequence[Line]) -> list[Chart]:
     runs = [run for line in lines for run in line.setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
+    scores = {each.metric.name: each.key for each in measures(runs) if each.score}
     charts = []
     for declared in metrics_of(domain).values():
         if declared.panel is None:
             continue
         metric = metric_of(compared_by(runs, declared.name), domain)
         log, result = PANELS[declared.panel].log, declared.panel == "score"
-        series = _series(lines, metric.name, log=log)
+        series = _series(lines, metric.name, scores.get(metric.name), log=log)
         title, digits = _title(metric), _digits(axis, metric)
         if series:
             chart = Chart(title, axis.title, metric.unit, digits, lines, series, log, result=result)
@@ -113,9 +106,15 @@ def _digits(*of: Metric) -> list[int]:
     return [DIGITS if each.digits is None else min(each.digits, DIGITS) for each in of]
 
 
-def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
-    """Map a setting's index to its points that can be drawn; skip settings without the metric."""
-    curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
+def _series(
+    lines: Sequence[Line], metric: str, key: str | None, *, log: bool
+) -> dict[int, list[Point]]:
+    """Map a setting's index to its points that can be drawn; skip settings without the metric.
+
+    If ``metric`` is a score, ``key`` is its measure.
+    """
+    ends = [_ends(line, metric, key) for line in lines]
+    curves = {i: curve(line.setting, metric, ends[i]) for i, line in enumerate(lines)}
     return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
 
 
@@ -125,13 +124,10 @@ def _fits(point: Point, *, log: bool = False) -> bool:
     return not (np.abs(numbers) > MOST).any() and (not log or point.y.value > 0)
 
 
-def _ends(line: Line, metric: str) -> list[float]:
+def _ends(line: Line, metric: str, key: str | None) -> list[float]:
     """For each run, return its value in the curve after it failed; NaN if it did not fail."""
     runs = line.setting.runs
-    key = _SCORE_KEYS.get(metric)
-    values = line.values.get(key or "")
-    if values is None:
-        values = np.array([final(run, metric) for run in runs])
+    values = line.values[key] if key else np.array([final(run, metric) for run in runs])
     return [float(value) if run.failed else np.nan for run, value in zip(runs, values, strict=True)]
 
 

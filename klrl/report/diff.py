@@ -10,9 +10,8 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.report.measures import final, recorded_metrics
-from klrl.report.runs import ReadRun, read_run
+from klrl.report.runs import ReadRun
 from klrl.report.settings import differing, show
-from klrl.runs.find import find_manifest
 from klrl.runs.metrics import TIMES, Metric, Row, metric_of
 from klrl.runs.rows import read_rows
 
@@ -88,11 +87,6 @@ def as_text(parts: Iterable[Part]) -> str:
         rows = part.rows or [("nothing differs", "", "", "")]
         blocks.append(f"{part.title}:\n{text_table(rows, right=(1, 2), indent=2)}")
     return "\n\n".join(blocks)
-
-
-def read(path: str) -> ReadRun:
-    """Read a run from its folder."""
-    return read_run(find_manifest(path, "RUN"))
 
 
 #: Checkpoint components to compare: all parameters, and the optimizer's moments.

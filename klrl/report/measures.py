@@ -19,6 +19,8 @@ WARM_UP = 10
 
 #: Keys of the measures that are a return or a score.
 SCORES = ("return", "eval_return", "eval_best", "gold", "eval_gold")
+#: Keys of the measures that are left out if no run recorded their metric.
+_IF_RECORDED = ("eval_error", "eval_best", "gold", "eval_gold", "eval_kl")
 
 EPISODE_REWARD = "reward/episode"
 _REWARDS = (EPISODE_REWARD, "reward/raw")
@@ -111,7 +113,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
         _of("eval_gold", "eval/gold", "last", runs),
         _of("kl_ref", kl, "final", runs),
         # The sum over a response grows with its length; the mean per token does not.
-        _of("kl_ref_token", kl.removesuffix("_seq"), "final", runs),
+        *([_of("kl_ref_token", kl[:-4], "final", runs)] if kl.endswith("_seq") else []),
         _of("eval_kl", "eval/kl_ref", "last", runs),
         _of("kl_old", "kl/old/exact", "final", runs),
         _of("coef", "kl/ref/coef", "last", runs),
@@ -121,12 +123,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
         Measure("seconds", metric_of("time/iteration", domain), "sum", seconds),
     ]
     recorded = {name for run in runs for name in run.columns}
-    unused = set() if recorded & {"reward/gold", "eval/gold"} else {"gold", "eval_gold"}
-    unused |= set() if "eval/best_return" in recorded else {"eval_best"}
-    unused |= set() if "eval/return_se" in recorded else {"eval_error"}
-    unused |= set() if "eval/kl_ref" in recorded else {"eval_kl"}
-    unused |= set() if kl.endswith("_seq") else {"kl_ref_token"}
-    return [measure for measure in columns if measure.key not in unused]
+    return [m for m in columns if m.key not in _IF_RECORDED or m.metric.name in recorded]
 
 
 def _of(key: str, name: str, how: str, runs: Sequence[ReadRun]) -> Measure:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from klrl.base.text import counted
 from klrl.report.measures import Line
 from klrl.report.runs import ReadRun
-from klrl.report.settings import Setting, count, group_runs, names_of
+from klrl.report.settings import Setting, group_runs, names_of
 from klrl.runs.folder import planned_frames
-
-#: Score of a failed run: its own final value (last), or the lowest of any run of the task (worst).
-FAILED = ("last", "worst")
 
 
 @dataclass(frozen=True)
@@ -20,24 +18,21 @@ class Counted:
 
     settings: list[Setting]
     replaced: list[ReadRun]  # runs left out, since another run of the same job is included
-    failed: str  # the score of a failed run: one of FAILED
 
 
-def count_runs(
-    runs: Sequence[ReadRun], *, failed: str = "last", unfinished: bool = False
-) -> Counted:
-    """Select the runs for the statistics, and group them; ``failed`` is one of :data:`FAILED`.
+def count_runs(runs: Sequence[ReadRun], *, unfinished: bool = False) -> Counted:
+    """Select the runs for the statistics, and group them.
 
     Includes finished runs with rows; failed runs, even without rows, since divergence is a result;
     and, if ``unfinished``, interrupted and running runs with rows.
     """
-    counted = [
+    every = [
         run for run in runs if run.failed or (run.rows and (unfinished or run.status == "finished"))
     ]
-    settings, replaced = group_runs(counted, names_of(runs))
+    settings, replaced = group_runs(every, names_of(runs))
     # Leave out tasks without a recorded row.
     recorded = {setting.task for setting in settings if any(run.rows for run in setting.runs)}
-    return Counted([each for each in settings if each.task in recorded], replaced, failed)
+    return Counted([each for each in settings if each.task in recorded], replaced)
 
 
 def seeds_text(setting: Setting) -> str:
@@ -95,4 +90,4 @@ def remarks(settings: Sequence[Setting]) -> list[str]:
     if not 0 < sampled < len(runs):
         return found
     others = f"{runs[0].domain.mode} in {len(runs) - sampled}"
-    return [*found, f"Evaluations sample actions in {count(sampled, 'run')} and are {others}."]
+    return [*found, f"Evaluations sample actions in {counted(sampled, 'run')} and are {others}."]

@@ -23,7 +23,6 @@ from klrl.report.listing import walk
 from klrl.runs.folder import (
     UNREADABLE,
     RunFolder,
-    by_dotted_key,
     read_manifest,
     read_settings,
     why_unreadable,
@@ -75,17 +74,12 @@ class ReadRun:
     @property
     def task(self) -> str:
         """The name of the environment; runs of different tasks never share a chart."""
-        return task_of(self.settings)
+        return str(self.settings.get("env.id") or self.settings.get("env") or "task")
 
     @property
     def axis(self) -> str:
         """The metric on the x-axis: frames or samples."""
         return self.domain.axis
-
-
-def task_of(settings: Mapping[str, object]) -> str:
-    """Return the name of the environment in a run's settings."""
-    return str(settings.get("env.id") or settings.get("env") or "task")
 
 
 @dataclass(frozen=True)
@@ -148,35 +142,30 @@ def read_run(folder: Path) -> ReadRun:
         ConfigError: a file of the run is missing or broken.
     """
     try:
-        return _read_run(folder)
+        manifest = read_manifest(folder)
+        settings = by_override_key(canonical_stored(read_settings(folder)))
+        seed = int(settings.get("seed", manifest.get("seed", 0)))
+        settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
+        settings["numerics"] = manifest["numerics"]
+        metrics, domain = folder / "metrics.jsonl", recorded_domain(manifest)
+        columns = read_columns(metrics) if metrics.is_file() else {}
+        if columns and domain.axis not in columns:
+            raise ConfigError(f"{metrics}: its rows have no {domain.axis}")
+        return ReadRun(
+            path=folder,
+            status=RunFolder(folder).status,
+            seed=seed,
+            settings=settings,
+            columns=columns,
+            command=command_line(manifest.get("argv", [])),
+            manifest=manifest,
+            domain=domain,
+            typed=_presets(manifest.get("argv", []), settings),
+        )
     except ConfigError:
         raise
     except UNREADABLE as error:
         raise ConfigError(f"{folder}: {why_unreadable(error)}") from error
-
-
-def _read_run(folder: Path) -> ReadRun:
-    manifest = read_manifest(folder)
-    settings = by_override_key(canonical_stored(read_settings(folder)))
-    seed = int(settings.get("seed", manifest.get("seed", 0)))
-    settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
-    settings["numerics"] = manifest["numerics"]
-    metrics = folder / "metrics.jsonl"
-    columns = read_columns(metrics) if metrics.is_file() else {}
-    domain = recorded_domain(manifest)
-    if columns and domain.axis not in columns:
-        raise ConfigError(f"{metrics}: its rows have no {domain.axis}")
-    return ReadRun(
-        path=folder,
-        status=RunFolder(folder).status,
-        seed=seed,
-        settings=settings,
-        columns=columns,
-        command=command_line(manifest.get("argv", [])),
-        manifest=manifest,
-        domain=domain,
-        typed=_presets(manifest.get("argv", []), settings),
-    )
 
 
 def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
@@ -187,11 +176,14 @@ def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, s
     return {key: value for key, value in typed.items() if value.startswith(f"{settings.get(key)}_")}
 
 
-def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:
+def by_override_key(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Flatten settings to the command line's keys, such as ``loss`` and ``kl.coef``."""
-    flat = by_dotted_key(dict(config))
-    choices = {f"{group}.{NAME}": group for group in CHOICES}
-    return {choices.get(key, key): value for key, value in flat.items()}
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        whole = above if key == NAME and above in CHOICES else f"{above}.{key}".lstrip(".")
+        nested = by_override_key(value, whole) if isinstance(value, dict) else {}
+        flat |= nested or {whole: value}  # an empty dictionary is a value
+    return flat
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:

@@ -6,13 +6,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from klrl.base.text import printable
 from klrl.config.choices import CHOICES
-from klrl.report.runs import Inventory, ReadRun, task_of
+from klrl.report.runs import Inventory, ReadRun
 from klrl.sweep.sweep_file import JobEntry
 
 _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
@@ -24,12 +24,11 @@ class Setting:
 
     name: str  # the values that distinguish it, such as ``kl.coef=0.1``
     runs: list[ReadRun]  # one per seed, in order of seeds
-    settings: dict[str, Any] = field(repr=False)
 
     @property
     def task(self) -> str:
         """The name of the environment."""
-        return task_of(self.settings)
+        return self.runs[0].task
 
 
 def group_runs(
@@ -52,10 +51,10 @@ def group_runs(
         if run.seed in seeds:
             replaced.append(seeds[run.seed])
         seeds[run.seed] = run
-    settings = []
-    for key, seeds in groups.items():
-        members = [seeds[seed] for seed in sorted(seeds)]
-        settings.append(Setting(names[key], members, members[0].settings))
+    settings = [
+        Setting(names[key], [seeds[seed] for seed in sorted(seeds)])
+        for key, seeds in groups.items()
+    ]
     return sorted(settings, key=lambda setting: _by_size(setting.name)), replaced
 
 
@@ -192,8 +191,3 @@ def count_states(jobs: Iterable[LeftOut]) -> str:
     """Format the number of jobs per state: ``2 failed, 1 waiting``."""
     counts = Counter(job.state for job in jobs)
     return ", ".join(f"{number} {state}" for state, number in counts.items())
-
-
-def count(number: int, what: str) -> str:
-    """Format a count: ``1 run`` or ``2 runs``."""
-    return f"{number} {what}{'s' * (number != 1)}"

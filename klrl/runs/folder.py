@@ -290,17 +290,6 @@ def _as_text(manifest: Manifest) -> str:
     return json.dumps(manifest, indent=2) + "\n"
 
 
-def by_dotted_key(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted keys; an empty mapping is a value."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat |= by_dotted_key(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def new_path(suffix: str = "") -> Path:
     """Return the path ``outputs/<now>`` + ``suffix``; do not make the folder."""
     return Path("outputs") / (datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f") + suffix)

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from klrl.config import JoblibConfig, LauncherConfig
 from klrl.runs.machine import cuda_devices
 from klrl.sweep.jobs import Job, Notice, Outcome
-from klrl.sweep.supervisor import Backend, Event, Lost, supervise
+from klrl.sweep.supervisor import Backend, Event, Lost, Supervisor
 from klrl.sweep.worker import run_for, run_job
 
 
@@ -36,7 +36,7 @@ def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[
     if slots:
         yield Notice(f"jobs at once: {n_jobs}, on {', '.join(f'cuda:{d}' for d in slots)}")
     with TemporaryDirectory(prefix="klrl-locks-") as locks:
-        yield from supervise(_Pool(n_jobs, Path(locks), slots), jobs, folder)
+        yield from Supervisor(_Pool(n_jobs, Path(locks), slots), folder).run(jobs)
 
 
 class _Pool(Backend):

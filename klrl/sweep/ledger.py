@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from klrl.base.text import text_table
+from klrl.base.text import counted, text_table
 from klrl.domains import Domain, domain_of
 from klrl.runs.folder import run_id
 from klrl.runs.metrics import METRICS, Row, metric_of
@@ -102,7 +102,7 @@ class Ledger:
         print(self.table())
         states = sorted(self.status(name) for name in self.jobs)
         parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
-        jobs = f"{len(states)} job{'s' * (len(states) != 1)}"
+        jobs = counted(len(states), "job")
         print(f"{head}{jobs}: {', '.join(parts)}; sweep folder: {self._folder}", flush=True)
 
 

@@ -31,7 +31,15 @@ from klrl.config import LauncherConfig, SubmititConfig
 from klrl.runs.folder import RunFolder
 from klrl.sweep import slurm
 from klrl.sweep.jobs import Job, Notice, Outcome, Queued
-from klrl.sweep.supervisor import Backend, Event, Lost, done, supervise, why_failed, without_outcome
+from klrl.sweep.supervisor import (
+    Backend,
+    Event,
+    Lost,
+    Supervisor,
+    done,
+    why_failed,
+    without_outcome,
+)
 from klrl.sweep.sweep_file import SweepFile
 from klrl.sweep.worker import STOP_FILE, run_logged
 
@@ -63,7 +71,7 @@ def check_queue(config: LauncherConfig) -> None:
 def submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
     """``launcher=submitit``: run jobs with submitit, in SLURM's queue or on this machine."""
     kind = _Slurm if uses_slurm(config) else _StandIn
-    return supervise(kind(config, folder), jobs, folder)
+    return Supervisor(kind(config, folder), folder).run(jobs)
 
 
 class _StandIn(Backend):
@@ -348,10 +356,8 @@ def _run(job: Job, folder: Path, queue: str, *, on_slurm: bool) -> Outcome:
 
 
 def _run_warned(job: Job) -> Outcome:
-    """Run a job so that a signal at any time ends it with a checkpoint.
-
-    submitit's own handler would requeue the job at once, without a checkpoint.
-    """
+    """Run a job so that a signal at any time ends it with a checkpoint."""
+    # submitit's own handler would requeue the job at once, without a checkpoint.
     for each in (*WARNINGS, signal.SIGCONT):
         signal.signal(each, signal.SIG_DFL)
     try:

@@ -66,16 +66,7 @@ class Backend(Protocol):
         """End all jobs that are still running."""
 
 
-def supervise(backend: Backend, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """Run jobs on a backend until each has an outcome.
-
-    Raises:
-        WorkerError: no machine is left to run jobs.
-    """
-    yield from _Supervisor(backend, folder).run(jobs)
-
-
-class _Supervisor:
+class Supervisor:
     """Starts jobs on a backend until each has an outcome; restarts lost jobs."""
 
     def __init__(self, backend: Backend, folder: Path) -> None:
@@ -87,6 +78,7 @@ class _Supervisor:
         self._starts: dict[str, list[int]] = defaultdict(list)  # frames at each start
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
+        """Run jobs; raise a WorkerError if no machine is left to run them."""
         # Clear ``queued`` for restarts: only the first start finds jobs already in SLURM's queue.
         self._open = {job.name: dataclasses.replace(job, queued=None) for job in jobs}
         asked = False

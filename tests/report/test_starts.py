@@ -50,7 +50,8 @@ def test_paths_that_differ_in_the_runs_own_seed_make_one_setting(
     write(tmp_path / "own", init=init, reference=reference, seeds=seeds)
     (setting,) = settings_of(tmp_path)
     assert [run.seed for run in setting.runs] == seeds
-    found = setting.settings.get("actor.init"), setting.settings.get("reference.path")
+    settings = setting.runs[0].settings
+    found = settings.get("actor.init"), settings.get("reference.path")
     assert found == told
     write(tmp_path / "none", seeds=seeds)
     assert [[run.seed for run in each.runs] for each in settings_of(tmp_path)] == [seeds, seeds]
