@@ -54,7 +54,8 @@ def source_of(module: str, folders: Sequence[str] = ()) -> Source:
     if not places:
         raise ImportError(f"{top} has no source file")
     digest = None if _released(top, places[0]) else _digest(top, folders)
-    return Source(str(places[0].parent), digest, _version(top, installed=_installed(places[0])))
+    found = _distribution(top, by_name=not _installed(places[0]))
+    return Source(str(places[0].parent), digest, found.version if found else None)
 
 
 def find(top: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
@@ -167,11 +168,6 @@ def _imported(file: Path) -> set[str]:
         elif isinstance(node, ast.Constant) and (named := _ENTRY_POINT.fullmatch(str(node.value))):
             names.add(named[1])
     return names
-
-
-def _version(top: str, *, installed: bool) -> str | None:
-    found = _distribution(top, by_name=not installed)
-    return found.version if found else None
 
 
 def _distribution(top: str, *, by_name: bool = False) -> importlib.metadata.Distribution | None:

@@ -141,18 +141,13 @@ def curve(setting: Setting, metric: str, ends: Sequence[float] | None = None) ->
     if not runs:
         return []
     grid = _grid(runs, metric)
-    seeds = np.stack([_seed(grid, run, metric) for run in setting.runs])
+    at = ((column(run, run.axis), column(run, metric)) for run in setting.runs)
+    seeds = np.stack([_at(grid, x, y) for x, y in at])
     if ends is not None:
         after = grid > np.array([run.end for run in setting.runs])[:, None]
         seeds = np.where(after & np.isnan(seeds), np.asarray(ends, float)[:, None], seeds)
     columns = zip(grid, estimate_curve(seeds), seeds.T.tolist(), strict=True)
     return [Point(float(x), y, each) for x, y, each in columns if y is not None]
-
-
-def _seed(grid: NDArray[np.float64], run: ReadRun, metric: str) -> NDArray[np.float64]:
-    if metric not in run.columns:
-        return np.full(len(grid), np.nan)
-    return _at(grid, column(run, run.axis), column(run, metric))
 
 
 def _grid(runs: Sequence[ReadRun], metric: str) -> NDArray[np.float64]:
@@ -178,7 +173,7 @@ def _at(
     held = np.maximum.accumulate(np.where(counts > 0, np.arange(len(grid)), -1))
     means = sums / np.maximum(counts, 1)
     # Intervals that begin at or after the run's end get no value.
-    alive = (held >= 0) & (np.r_[-np.inf, grid[:-1]] < x.max())
+    alive = (held >= 0) & (np.r_[-np.inf, grid[:-1]] < x.max(initial=-np.inf))
     answer[alive] = means[held[alive]]
     return answer
 

@@ -109,7 +109,8 @@ def draw_chart(chart: Chart, key: str) -> Drawing:
     ]
     y = chart.y if chart.front is not None else f"{chart.title}, {chart.y}"
     data = {"x": f"{chart.x}: ", "y": f"{y}: ", "series": series}
-    return Drawing(key, chart.title, description, svg, _box(figure), data)
+    box = f"0 0 {figure.bbox.width:g} {figure.bbox.height:g}"
+    return Drawing(key, chart.title, description, svg, box, data)
 
 
 def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> list[str]:
@@ -192,10 +193,6 @@ def _attributes(style: re.Match[str]) -> str:
     pairs = (each.split(": ", 1) for each in style[1].split("; "))
     kept = ((k, _NAMES.get(v, v)) for k, v in pairs if k not in ("font", "font-family"))
     return "".join(f' {name}="{value}"' for name, value in kept)
-
-
-def _box(figure: Any) -> str:
-    return f"0 0 {figure.bbox.width:g} {figure.bbox.height:g}"
 
 
 def _points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> list[list[Any]]:

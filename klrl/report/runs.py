@@ -136,11 +136,7 @@ def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[
 
 
 def read_run(folder: Path) -> ReadRun:
-    """Read one run folder.
-
-    Raises:
-        ConfigError: a file of the run is missing or broken.
-    """
+    """Read one run folder; refuse it if a file of the run is missing or broken."""
     try:
         manifest = read_manifest(folder)
         settings = by_override_key(canonical_stored(read_settings(folder)))
@@ -190,9 +186,6 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
     """Read ``metrics.jsonl`` as metric -> values, [rows]; a list of rows would take more memory.
 
     Lines that are no rows of the run are skipped and reported by :func:`klrl.runs.rows.each_row`.
-
-    Raises:
-        ConfigError: the file cannot be read.
     """
     try:
         lines = read_plain(path).split(b"\n")

@@ -171,7 +171,7 @@ def other_jobs(
             place, seed, rows = str(run.path), str(run.seed), str(run.rows)
             jobs.append(LeftOut(place, state, name, seed, rows, error, counts))
     jobs += [_never_begun(run.path, job) for run, job in planned if not run.exists]
-    return sorted(jobs, key=_rank)
+    return sorted(jobs, key=lambda job: [not job.state.startswith(each) for each in _ORDER])
 
 
 def _never_begun(folder: Path, job: JobEntry) -> LeftOut:
@@ -180,11 +180,6 @@ def _never_begun(folder: Path, job: JobEntry) -> LeftOut:
     overrides = " ".join(each for each in job.overrides if not each.startswith("seed="))
     gone = "" if job.status in ("failed", "refused", "waiting") else ", but there is no run folder"
     return LeftOut(str(folder), job.status + gone, overrides, seed, "", job.error or "")
-
-
-def _rank(job: LeftOut) -> int:
-    ranks = [i for i, state in enumerate(_ORDER) if job.state.startswith(state)]
-    return ranks[0] if ranks else len(_ORDER)
 
 
 def count_states(jobs: Iterable[LeftOut]) -> str:

@@ -195,11 +195,7 @@ class RunFolder:
                 self._claim = None
 
     def check_owned(self) -> None:
-        """Check that the folder exists, and that no other process took it over.
-
-        Raises:
-            OwnerError: the check failed.
-        """
+        """Check the folder by :meth:`klrl.runs.owner.Claim.check`, if this object owns it."""
         if self._claim is not None:
             self._claim.check()
 

@@ -104,11 +104,7 @@ def read_owner(run: Path) -> Owner | None:
 
 
 def refuse_owned(run: Path, setting: str) -> None:
-    """Refuse a run folder whose owner is alive.
-
-    Raises:
-        OwnedElsewhere: the owner is alive.
-    """
+    """Refuse a run folder whose owner is alive, by an OwnedElsewhere."""
     owner = read_owner(run)
     if owner is not None and owner.alive:
         raise _refusal(run, setting, owner)

@@ -265,14 +265,8 @@ def settle(
 ) -> tuple[Sequence[Job], list[str]]:
     """Adopt or cancel the jobs that an earlier process of the sweep left in SLURM's queue.
 
-    Args:
-        folder: the sweep's folder.
-        jobs: the jobs of this command.
-        before: the earlier contents of ``sweep.json``.
-        config: the launcher; if it does not use SLURM, no job is adopted.
-
-    Returns:
-        The jobs, with ``queued`` set for adopted jobs; and lines for the user.
+    Returns the jobs of this command, with ``queued`` set for adopted jobs, and lines for the user.
+    ``before``: the earlier contents of ``sweep.json``. Only a launcher that uses SLURM adopts jobs.
     """
     if not submissions(folder).is_dir():
         return jobs, []
