@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from klrl.base.text import printable
+from klrl.base.text import escaped
 from klrl.config.choices import CHOICES
 from klrl.report.runs import Inventory, ReadRun
 from klrl.sweep.sweep_file import JobEntry
@@ -126,7 +126,7 @@ def show(value: object) -> str:
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     if isinstance(value, list | dict):
         return json.dumps(value)
-    return printable(str(value))
+    return escaped(str(value))
 
 
 # ------------------------------------------------------------------------ jobs that are not counted

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -310,28 +310,24 @@ _STATUS = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules
 
 def _git_commit() -> str | None:
     """Return the working directory's commit, with a + if files have changed; None outside git."""
+    # The repository may be a stranger's; switch off its settings that can run programs. Do so by
+    # environment variables: after ``git -c``, git would cut a setting's name at its first =.
+    off = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
     try:
-        commit = _git("rev-parse", "HEAD")
-        return commit + ("+" if _git(*_STATUS) else "")
+        for scope in ("--local", "--worktree"):
+            words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp")
+            for name in filter(None, _git(*words, r"^filter\.", check=False).split("\0")):
+                off[name] = "false" if name.endswith(".required") else ""
+        env = {**os.environ, "GIT_CONFIG_COUNT": str(len(off))}
+        for i, (name, value) in enumerate(off.items()):
+            env |= {f"GIT_CONFIG_KEY_{i}": name, f"GIT_CONFIG_VALUE_{i}": value}
+        commit = _git("rev-parse", "HEAD", env=env)
+        return commit + "+" * bool(_git("--no-optional-locks", *_STATUS, env=env))
     except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return None
 
 
-def _git(*argv: str) -> str:
-    # The repository may be a stranger's; switch off its settings that can run programs. Do so by
-    # environment variables: after ``git -c``, git would cut a setting's name at its first =.
-    off = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
-    for scope in ("--local", "--worktree"):
-        words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp", r"^filter\.")
-        for name in filter(None, _run("git", *words, check=False).split("\0")):
-            off[name] = "false" if name.endswith(".required") else ""
-    variables = {"GIT_CONFIG_COUNT": str(len(off))}
-    for i, (name, value) in enumerate(off.items()):
-        variables |= {f"GIT_CONFIG_KEY_{i}": name, f"GIT_CONFIG_VALUE_{i}": value}
-    return _run("git", "--no-optional-locks", *argv, more=variables)
-
-
-def _run(*command: str, check: bool = True, more: Mapping[str, str] | None = None) -> str:
-    env = {**os.environ, **(more or {})}
+def _git(*words: str, check: bool = True, env: dict[str, str] | None = None) -> str:
+    command = ("git", *words)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=check, timeout=5)
     return done.stdout.strip()

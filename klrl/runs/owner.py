@@ -83,11 +83,6 @@ class Owner:
             return False  # the queue restarted the job as this process
         return this.heartbeat - self.heartbeat < SILENT_SECONDS
 
-    @property
-    def how_to_stop(self) -> str:
-        """Text for messages: the command that stops the process, and the machine to run it on."""
-        return f"kill {self.pid} on {self.host} ends it, with a checkpoint"
-
     def __str__(self) -> str:
         job = f"job {self.job}, " if self.job else ""
         seen = max(int(time.time()) - self.heartbeat, 0)

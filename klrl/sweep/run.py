@@ -155,7 +155,8 @@ def _opened(
     print(f"sweep {folder}: {counted(status)}", flush=True)
     owners = [(job.name, read_owner(job.folder)) for job in status[ELSEWHERE]]
     notes += [*ledger.notes, *(job.note for job in status[NEW] if job.note)]
-    notes += [f"{name}: {owner.how_to_stop}" for name, owner in owners if owner]
+    ends = "ends it, with a checkpoint"
+    notes += [f"{name}: kill {of.pid} on {of.host} {ends}" for name, of in owners if of]
     for line in [*notes[:10], *[f"... and {len(notes) - 10} more"] * (len(notes) > 10)]:
         print(escaped(line), flush=True)
     return todo
