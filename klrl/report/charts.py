@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from klrl.report.differences import Difference, front
 from klrl.report.measures import (
+    SCORES,
     Line,
     column,
     compared_by,
@@ -79,7 +80,7 @@ def learning_curves(lines: Sequence[Line]) -> list[Chart]:
     runs = [run for line in lines for run in line.setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
-    scores = {each.metric.name: each.key for each in measures(runs) if each.score}
+    scores = {each.metric.name: each.key for each in measures(runs) if each.key in SCORES}
     charts = []
     for declared in metrics_of(domain).values():
         if declared.panel is None:

@@ -17,7 +17,7 @@ BAND = 1.5
 #: :func:`in_band` leaves out this many iterations at the start of a run.
 WARM_UP = 10
 
-#: Keys of the measures that are a return or a score.
+#: Keys of the returns and scores; a failed run may get the lowest value of the task's runs.
 SCORES = ("return", "eval_return", "eval_best", "gold", "eval_gold")
 #: Keys of the measures that are left out if no run recorded their metric.
 _IF_RECORDED = ("eval_error", "eval_best", "gold", "eval_gold", "eval_kl")
@@ -44,7 +44,6 @@ class Measure:
     metric: Metric
     how: str  # reduction over iterations: final, last, median or sum; empty for in_band
     of: Callable[[ReadRun], float]  # computes a run's number; NaN if the run has none
-    score: bool = False  # True if a failed run may get the lowest value of the task's runs
 
 
 def column(run: ReadRun, metric: str) -> Array:
@@ -130,7 +129,7 @@ def _of(key: str, name: str, how: str, runs: Sequence[ReadRun]) -> Measure:
     """Make a measure of a metric: its final mean or its last value."""
     ways: dict[str, Callable[[ReadRun, str], float]] = {"final": final, "last": _last}
     of = metric_of(name, runs[0].domain)
-    return Measure(key, of, how, lambda run: ways[how](run, name), key in SCORES)
+    return Measure(key, of, how, lambda run: ways[how](run, name))
 
 
 def _last(run: ReadRun, metric: str) -> float:
@@ -203,10 +202,8 @@ def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Lin
         {m.key: np.array([m.of(run) for run in setting.runs], float) for m in columns}
         for setting in settings
     ]
-    for measure in columns:
-        if measure.score:
-            each = [values[measure.key] for values in every]
-            _let_failed_count(each, settings, failed)
+    for key in SCORES:
+        _let_failed_count([of[key] for of in every if key in of], settings, failed)
     return [
         Line(setting, values, {key: estimate(each) for key, each in values.items()})
         for setting, values in zip(settings, every, strict=True)

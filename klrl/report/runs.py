@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, read_plain
 from klrl.config.choices import CHOICES, NAME
-from klrl.config.identity import canonical_stored
+from klrl.config.identity import canonical
 from klrl.domains import Domain, recorded_domain
 from klrl.report.listing import walk
 from klrl.runs.folder import (
@@ -43,7 +43,7 @@ class ReadRun:
     path: Path
     status: str
     seed: int
-    #: in the form of canonical_stored, without _NOT_SETTINGS; with "numerics" from the manifest
+    #: in the form of canonical, without _NOT_SETTINGS; with "numerics" from the manifest
     settings: dict[str, Any]
     columns: dict[str, NDArray[np.float64]]  # metric -> [rows]; NaN if a row lacks it
     command: str
@@ -139,7 +139,7 @@ def read_run(folder: Path) -> ReadRun:
     """Read one run folder; refuse it if a file of the run is missing or broken."""
     try:
         manifest = read_manifest(folder)
-        settings = by_override_key(canonical_stored(read_settings(folder)))
+        settings = by_override_key(canonical(read_settings(folder)))
         seed = int(settings.get("seed", manifest.get("seed", 0)))
         settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
         settings["numerics"] = manifest["numerics"]

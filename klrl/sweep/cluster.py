@@ -22,7 +22,7 @@ from klrl.base.ray_start import start_ray
 from klrl.config import LauncherConfig, RayLauncherConfig
 from klrl.runs.owner import read_owner
 from klrl.sweep.jobs import Job, Notice, Outcome
-from klrl.sweep.supervisor import Backend, Event, Lost, Supervisor, without_outcome
+from klrl.sweep.supervisor import Backend, Event, Lost, Supervisor, outcome_of
 from klrl.sweep.worker import run_logged
 
 #: Seconds between polls for outcomes, and between checks of the machines.
@@ -124,7 +124,7 @@ class _Tasks(Backend):
         ):
             return Lost(job)
         except errors.TaskCancelledError:  # ``stop`` cancelled the task
-            return without_outcome(job)
+            return outcome_of(job)
         except errors.RayError as error:
             told = f"{type(error).__name__}: {last_line(error)}; see {job.log.name}"
             return Outcome(job.name, "failed", told)

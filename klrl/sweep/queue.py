@@ -31,15 +31,7 @@ from klrl.config import LauncherConfig, SubmititConfig
 from klrl.runs.folder import RunFolder
 from klrl.sweep import slurm
 from klrl.sweep.jobs import Job, Notice, Outcome, Queued
-from klrl.sweep.supervisor import (
-    Backend,
-    Event,
-    Lost,
-    Supervisor,
-    done,
-    why_failed,
-    without_outcome,
-)
+from klrl.sweep.supervisor import Backend, Event, Lost, Supervisor, done, outcome_of, why_failed
 from klrl.sweep.sweep_file import SweepFile
 from klrl.sweep.worker import STOP_FILE, run_logged
 
@@ -197,10 +189,10 @@ class _Slurm(Backend):
             why = f"ended by SLURM ({state})"
             return Lost(job, why, _starts(folder, queue), state == "TIMEOUT", "interrupted")
         if state == "CANCELLED" or self._stopping:
-            return without_outcome(job, None if self._stopping else _CANCELLED)
+            return outcome_of(job, None if self._stopping else _CANCELLED)
         told = f"SLURM says {state}" if state else "SLURM has no record of the reason"
         error = f"it left the queue without an outcome ({told})"
-        outcome = without_outcome(job)
+        outcome = outcome_of(job)
         return outcome if outcome.status == "finished" else Outcome(job.name, "failed", error)
 
     def stop(self) -> Sequence[Event]:
@@ -358,7 +350,7 @@ def _run_warned(job: Job) -> Outcome:
         with stop_signals(_stopped):
             outcome = run_logged(job)
     except Interrupted as stop:  # the signal came before the run began, or after it ended
-        finished = without_outcome(job).status == "finished"
+        finished = outcome_of(job).status == "finished"
         outcome = Outcome(job.name, "finished" if finished else "interrupted", signum=stop.signum)
     # Ignore SLURM's signals from now on: they would also end scontrol, which requeues the job.
     for each in (*WARNINGS, signal.SIGTERM, signal.SIGCONT, signal.SIGINT):

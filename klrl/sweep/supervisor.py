@@ -92,7 +92,7 @@ class Supervisor:
                 yield from self._start_again()
         except WorkerError:
             for job in self._open.values():
-                yield without_outcome(job, "no machine is left for it")
+                yield outcome_of(job, "no machine is left for it")
             if not self._stopping:
                 raise
         finally:
@@ -125,7 +125,7 @@ class Supervisor:
     def _ended_by(self, lost: Lost) -> Outcome | None:
         """Return the outcome of a lost job; None if it will be restarted."""
         if self._stopping:
-            return without_outcome(lost.job)
+            return outcome_of(lost.job)
         starts = self._starts[lost.job.name] if lost.starts is None else lost.starts
         error = why_failed(lost.job, starts, lost.at_limit)
         if error is None:
@@ -158,14 +158,14 @@ class Supervisor:
             owner = read_owner(job.folder)
             if self._stopping:
                 del self._held[name], self._open[name]
-                yield without_outcome(job)
+                yield outcome_of(job)
             elif owner is None or not owner.alive:
                 jobs.append(self._held.pop(name))
         if jobs:
             yield from self._start(jobs)
 
 
-def without_outcome(job: Job, error: str | None = None) -> Outcome:
+def outcome_of(job: Job, error: str | None = None) -> Outcome:
     """Derive a job's outcome from its folder, since its process returned none."""
     run = RunFolder(job.folder)
     if run.exists and run.status == "finished":
