@@ -67,7 +67,9 @@ def test_paths_with_a_hash_make_one_setting_if_each_seed_has_one_path(tmp_path):
         write(tmp_path, 2.0, seeds=[seed], init=f"base/seed={{}},kl.coef=1-{digits}")
         write(tmp_path, 3.0, seeds=[seed], init="base/seed={}")
         write(tmp_path / "too", 3.0, seeds=[seed], init=f"base/seed={{}}-{digits}")
-    found = [(each.settings["actor.init"], len(each.runs)) for each in settings_of(tmp_path)]
+    found = [
+        (each.runs[0].settings["actor.init"], len(each.runs)) for each in settings_of(tmp_path)
+    ]
     assert found == [
         ("base/seed=*-*/", 2),
         ("base/seed=*,kl.coef=1-*", 2),
@@ -92,7 +94,7 @@ def test_paths_with_a_hash_make_one_setting_if_each_seed_has_one_path(tmp_path):
 def test_paths_that_differ_otherwise_are_settings_of_their_own(paths, tmp_path):
     for seed, path in enumerate(paths):
         write(tmp_path, seeds=[seed], init=path)
-    assert [each.settings["actor.init"] for each in settings_of(tmp_path)] == sorted(paths)
+    assert [each.runs[0].settings["actor.init"] for each in settings_of(tmp_path)] == sorted(paths)
 
 
 def test_seeds_that_start_from_runs_of_their_own_are_paired(tmp_path):
