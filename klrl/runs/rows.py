@@ -27,7 +27,6 @@ class RowFile:
     The first row creates the file, since not every run has samples.
 
     Args:
-        path: the file.
         axis: the metric that counts frames: the domain's ``axis``.
         after: on resume, the frames of the checkpoint; later rows are cut off, since the resumed
             run computes them again.
