@@ -11,6 +11,7 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -171,7 +172,12 @@ class Run(os.PathLike[str]):
         """
         from klrl.train.policy_kl import kl_between
 
-        return kl_between(self.folder, other, overrides, on=on, episodes=episodes, **how)
+        try:
+            return kl_between(self.folder, other, overrides, on=on, episodes=episodes, **how)
+        except ConfigError as error:  # names the options of ``klrl kl``: --to is ``other``
+            names = {"--to": "other", "--on": "on"}
+            told = re.sub(r"(?<!\S)--(to|on)\b", lambda option: names[option[0]], str(error))
+            raise ConfigError(told) from error
 
     def figure(self) -> Figure:
         """Plot return, KLs and coefficients, as in the run's ``curves.png``."""

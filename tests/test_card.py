@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.sort_digits_base import build
-from klrl.config.catalogue import choices
+from klrl.config.catalogue import described
 from tests.config.test_yaml import installed
 from tests.conftest import QUICK
 from tests.language.conftest import LENGTHS, QUICK_MODEL
 from tests.language.conftest import QUICK as LANGUAGE
 from tests.runs.commands import exits, manifest_of, rows_of, timeless, wandb_records
 
-PRESETS = choices("env")
+PRESETS = described("env")
 #: Of the presets that need more than their name.
 WORDS = {
     "gym": ("env.id=MountainCarContinuous-v0",),

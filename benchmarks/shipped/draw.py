@@ -90,7 +90,7 @@ def learning_curve(
 
 def _curve(runs: Sequence[ReadRun], metric: str) -> tuple[list[float], list[float]]:
     """Thousand frames, and the mean over runs at each."""
-    points = curve(Setting("", list(runs), runs[0].settings), metric)
+    points = curve(Setting("", list(runs)), metric)
     assert points, f"{metric} was not recorded"
     return [point.x / 1000 for point in points], [point.y.value for point in points]
 

@@ -17,11 +17,7 @@ from klrl.base.text import nearest
 
 
 def lazy_attribute(module: str, where: Mapping[str, str], name: str) -> object:
-    """Import ``name`` from its module in ``where``, for the ``__getattr__`` of ``module``.
-
-    Raises:
-        AttributeError: ``where`` lacks the name.
-    """
+    """Import ``name`` from its module in ``where``, for the ``__getattr__`` of ``module``."""
     if name not in where:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     return getattr(importlib.import_module(where[name]), name)

@@ -22,7 +22,7 @@ _DIGITS = 12
 _PACKAGES = {"site-packages", "dist-packages"}
 #: Names of folders inside a package that do not belong to its source.
 _NOT_SOURCE = {"__pycache__", "outputs", "site-packages", "node_modules"}
-#: ``module.inner:Name``; the regex group is the top-level module.
+#: ``module.inner:Name``, as in Gymnasium's ``entry_point``: an import of the group, ``module``.
 _ENTRY_POINT = re.compile(r"([A-Za-z_]\w*)[\w.]*:[A-Za-z_]\w*")
 
 
@@ -54,7 +54,8 @@ def source_of(module: str, folders: Sequence[str] = ()) -> Source:
     if not places:
         raise ImportError(f"{top} has no source file")
     digest = None if _released(top, places[0]) else _digest(top, folders)
-    return Source(str(places[0].parent), digest, _version(top, installed=_installed(places[0])))
+    found = _distribution(top, by_name=not _installed(places[0]))
+    return Source(str(places[0].parent), digest, found.version if found else None)
 
 
 def find(top: str, folders: Sequence[str] = ()) -> ModuleSpec | None:
@@ -153,10 +154,7 @@ def _files(place: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _imported(file: Path) -> set[str]:
-    """Return the top-level modules that a file imports, except by relative imports.
-
-    A string like ``module:Name``, as in Gymnasium's ``entry_point``, counts as an import.
-    """
+    """Return the top-level modules that a file imports, except by relative imports."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
@@ -170,11 +168,6 @@ def _imported(file: Path) -> set[str]:
         elif isinstance(node, ast.Constant) and (named := _ENTRY_POINT.fullmatch(str(node.value))):
             names.add(named[1])
     return names
-
-
-def _version(top: str, *, installed: bool) -> str | None:
-    found = _distribution(top, by_name=not installed)
-    return found.version if found else None
 
 
 def _distribution(top: str, *, by_name: bool = False) -> importlib.metadata.Distribution | None:

@@ -39,15 +39,10 @@ def escaped(text: str) -> str:
     )
 
 
-def printable(text: str) -> str:
-    """Replace each control character by ``?``."""
-    return "".join("?" if unicodedata.category(c) == "Cc" else c for c in text)
-
-
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:
     """Format a table; columns are as wide as their widest cell and two spaces apart.
 
-    Control characters in a cell become ``?``, since they could move the terminal's cursor.
+    Control characters in a cell are escaped, since they could move the terminal's cursor.
 
     Args:
         rows: the cells of each line, with the heads first; a short row is padded with empty cells.
@@ -55,7 +50,7 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
         indent: number of spaces before each line.
     """
     count = max(map(len, rows), default=0)
-    filled = [[*map(printable, row), *[""] * (count - len(row))] for row in rows]
+    filled = [[*map(escaped, row), *[""] * (count - len(row))] for row in rows]
     widths = [max(len(row[i]) for row in filled) for i in range(count)]
     return "\n".join(
         " " * indent

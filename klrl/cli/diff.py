@@ -9,17 +9,15 @@ def diff_command(argv: list[str]) -> int:
     """Print the differences between two runs; return 0, even if there are some."""
     args = parser().parse_args(argv)
 
+    from klrl.report.diff import as_text, compare, compare_bits
+    from klrl.report.runs import read_run
+    from klrl.runs.find import find_manifest
+
+    first, second = (find_manifest(run, "RUN") for run in args.runs)
     if args.bits:
-        from klrl.report.diff import compare_bits
-        from klrl.runs.find import find_manifest
-
-        print(compare_bits(*(find_manifest(run, "RUN") for run in args.runs))[1])
-        return 0
-
-    from klrl.report.diff import as_text, compare, read
-
-    first, second = map(read, args.runs)
-    print(as_text(compare(first, second)))
+        print(compare_bits(first, second)[1])
+    else:
+        print(as_text(compare(read_run(first), read_run(second))))
     return 0
 
 

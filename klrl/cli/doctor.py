@@ -60,19 +60,13 @@ def _installed() -> _Report:
     from klrl.doctor.install import uses
 
     found = uses()
-    rows = [
-        (use.purpose, f"no: {_few(use.missing)}", use.remedy)
-        if use.missing
-        else (use.purpose, "yes")
-        for use in found
-    ]
+    rows = []
+    for use in found:
+        few = ", ".join(use.missing[:3])
+        more = f" and {len(use.missing) - 3} more" * (len(use.missing) > 3)
+        rows.append((use.purpose, f"no: {few}{more}" if few else "yes", use.remedy * bool(few)))
     text = text_table([("for", "installed", "install it with"), *rows])
     return [use._asdict() for use in found], text, not found[0].missing
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def _loss(args: Namespace) -> _Report:

@@ -57,17 +57,15 @@ def run_command(name: str, argv: list[str]) -> int:
 _IMPORTING = ("run", "evaluate", "record", "kl", "export", "verify", "plan")
 
 
-def execute(name: str, argv: Sequence[str] | None = None) -> None:
-    """Run a command on ``argv``, by default ``sys.argv[1:]``; exit if the exit code is not 0."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    code = exit_code(f"klrl {name}", partial(run_command, name), arguments)
-    if code != DONE:
-        sys.exit(code)
-
-
 def as_module(command: str, name: str) -> Callable[..., None]:
-    """Make the function ``main`` of the module ``name``; call it at once under ``python -m``."""
-    main = partial(execute, command)
+    """Make ``main(argv)`` of the module ``name``; call it on ``sys.argv`` under ``python -m``."""
+
+    def main(argv: Sequence[str] | None = None) -> None:
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        code = exit_code(f"klrl {command}", partial(run_command, command), arguments)
+        if code != DONE:
+            sys.exit(code)
+
     if name == "__main__":
         main()
     return main

@@ -25,16 +25,6 @@ class KnownSetting:
     type: str  # the declared type, such as ``list[int]``
     schemas: tuple[str, ...] = ()  # choices that have the setting; empty if it is in no group
 
-    @property
-    def group(self) -> str:
-        """The part of the key before the first dot; empty if there is no dot."""
-        return self.key.partition(".")[0] if "." in self.key else ""
-
-    @property
-    def name(self) -> str:
-        """The part of the key after the last dot."""
-        return self.key.rpartition(".")[2]
-
 
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
     """Map the names of a group's YAML files to paths; klrl's files override the user's."""
@@ -61,11 +51,6 @@ def declared_in(group: str) -> list[str]:
     return [*files, *["klrl/config/objectives.py"] * (group in PRESETS), f"conf/{group}"]
 
 
-def choices(group: str, config_dir: str | None = None) -> list[str]:
-    """List the names that ``group=`` accepts."""
-    return list(described(group, config_dir))
-
-
 @cache
 def settings() -> dict[str, KnownSetting]:
     """Return all settings that users can set, by key."""
@@ -77,7 +62,8 @@ def settings() -> dict[str, KnownSetting]:
                 before = by_key[key].schemas if key in by_key else ()
                 by_key[key] = KnownSetting(key, str(each.type), (*before, schema))
     by_key |= {name: KnownSetting(name, str(each.type)) for name, each in _fields(Ungrouped)}
-    return {key: by_key[key] for key in sorted(by_key) if by_key[key].name not in SET_BY_KLRL}
+    settable = (key for key in sorted(by_key) if key.rpartition(".")[2] not in SET_BY_KLRL)
+    return {key: by_key[key] for key in settable}
 
 
 def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[object]]]:

@@ -10,15 +10,9 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config import SWEEP_GROUPS
-from klrl.config.catalogue import (
-    choices,
-    chosen,
-    declared_in,
-    defaults,
-    described,
-    settings,
-)
+from klrl.config.catalogue import chosen, declared_in, defaults, described, settings
 from klrl.config.choices import ALL_GROUPS
+from klrl.config.placement import OWN
 
 
 def help_text(config_dir: str | None = None) -> str:
@@ -39,7 +33,7 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     """Turn an exception of ``hydra.compose`` into a one-line error with a remedy."""
     text = str(error)
     if match := re.search(r"In '(\w+)/(\w+)': Could not load '(\w+)/(\w+)'", text):
-        meant = nearest(match[4], choices(match[3], config_dir)) or "; name another"
+        meant = nearest(match[4], described(match[3], config_dir)) or "; name another"
         return ConfigError(
             f"{match[1]}={match[2]}: starts from {match[3]}={match[4]}, which does not exist{meant}"
         )
@@ -60,7 +54,7 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if "Config group override must be" in text:  # the value is null or a number
         for override in overrides:
             group, _, name = override.lstrip("+").partition("=")
-            if group in ALL_GROUPS and name not in choices(group, config_dir):
+            if group in ALL_GROUPS and name not in described(group, config_dir):
                 return _wrong_choice(group, name, config_dir)
     if "Ambiguous value" in text:
         match = re.search(r"argument '([^']+)'", text)
@@ -96,7 +90,8 @@ def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> Co
     """Make the error for a YAML that sets a key which the choice's schema lacks."""
     kind, name, group, key = match.groups()
     if kind == group:
-        meant = nearest(key, [each.name for each in settings().values() if each.group == group])
+        known = (each.partition(".") for each in settings())
+        meant = nearest(key, [name for of, _, name in known if of == group])
         return ConfigError(
             f"{kind}={name}: its YAML sets {group}.{key}, which its schema does not have"
             f"{meant or '; drop it'}"
@@ -131,7 +126,7 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
         )
     if name in _ANSWERS:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
-    known = choices(group, config_dir)
+    known = described(group, config_dir)
     meant = nearest(name, known) or ";"
     where = ", ".join(declared_in(group))
     return ConfigError(
@@ -141,7 +136,7 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
     """Make the error for an argument without ``=``; it may be a choice without its group."""
-    groups = [group for group in ALL_GROUPS if argument in choices(group, config_dir)]
+    groups = [group for group in ALL_GROUPS if argument in described(group, config_dir)]
     meant = " or ".join(f"{group}={argument}" for group in groups)
     hint = f"did you mean {meant}?" if meant else "write KEY=VALUE or GROUP=CHOICE, see --help"
     return ConfigError(f"{argument}: not a setting; {hint}")
@@ -162,8 +157,8 @@ def wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Con
     hint = _ANSWERS.get(key.rpartition(".")[2].removesuffix("_steps"), "")
     hint = hint or _elsewhere(key)
     rest = key.partition(".")[2]
-    if current == _OWN and rest.isidentifier() and not hint:
-        names = [each.key.partition(".")[2] for each in known.values() if each.group == group]
+    if current == OWN and rest.isidentifier() and not hint:
+        names = [each.partition(".")[2] for each in known if each.startswith(f"{group}.")]
         close = difflib.get_close_matches(rest, names, n=1, cutoff=0.8)
         hint = f"; did you mean {group}.{close[0] if close else f'args.{rest}'}?"
     hint = hint or nearest(key, [*ALL_GROUPS, "sweep", *known])
@@ -171,14 +166,10 @@ def wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> Con
     return ConfigError(f"{value}: no such setting{hint or '; see --help'}")
 
 
-#: The name of a group's choice for the user's own class or function.
-_OWN = "custom"
-
-
 def _elsewhere(key: str) -> str:
     """Suggest settings of the same name in other groups; empty if there are none."""
     end = f".{key.partition('.')[2] or key}"
-    known = [each.key for each in settings().values() if each.schemas != (_OWN,)]
+    known = [each.key for each in settings().values() if each.schemas != (OWN,)]
     same = sorted((each for each in known if f".{each}".endswith(end)), key=len)
     close = difflib.get_close_matches(key, same, n=1, cutoff=0.8)
     return f"; did you mean {', or '.join(close or same)}?" if same else ""

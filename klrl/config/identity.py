@@ -37,29 +37,22 @@ def settings_hash(config: JobConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def canonical(config: JobConfig) -> dict[str, object]:
+def canonical(config: JobConfig | Mapping[str, object]) -> dict[str, object]:
     """Return the settings that change a job's results, in a form in which 1 and 1.0 are equal.
 
     Omits settings that change no result: those marked ``free``, such as the folder of a custom
     part, and the evaluation settings of a run without evaluations. Also omits a setting with the
-    value ``before``, see :func:`klrl.config.fields.added`.
+    value ``before``, see :func:`klrl.config.fields.added`; stored settings get it if they lack it.
     """
-    return _canonical_groups(dataclasses.asdict(config), fill=False)
-
-
-def canonical_stored(settings: Mapping[str, object]) -> dict[str, object]:
-    """Do the same for stored settings, and fill in ``before`` for each setting that they lack."""
-    return _canonical_groups(settings, fill=True)
-
-
-def _canonical_groups(settings: Mapping[str, object], *, fill: bool) -> dict[str, object]:
+    stored = isinstance(config, Mapping)
+    settings = config if isinstance(config, Mapping) else dataclasses.asdict(config)
     ungrouped = {f.name: nested_schema(f) for f in dataclasses.fields(Ungrouped)}
     result: dict[str, object] = {}
     for name, value in settings.items():
         chosen = value.get(NAME) if isinstance(value, Mapping) else None
         choice = CHOICES.get(name, {}).get(str(chosen))
         schema, free = (choice.schema, choice.free) if choice else (ungrouped.get(name), ())
-        result[name] = {} if "*" in free else _canonical(value, schema, free, fill=fill)
+        result[name] = {} if "*" in free else _canonical(value, schema, free, fill=stored)
     timing = settings.get("eval")
     known = timing if isinstance(timing, Mapping) else {}
     when = {key: known[key] for key in ("every", "evaluations") if key in known}

@@ -61,14 +61,10 @@ def diagnose(
     loss: Loss, parts: Sequence[Parts], at_logits: Sequence[Parts], problems: Sequence[Problem],
     meant: Meant,
 ) -> Diagnosis:  # fmt: skip
-    """Compare the parts of a loss with known gradients.
+    """Compare the parts of a loss with known gradients, and with ``meant``, its objective.
 
-    Args:
-        loss: the loss.
-        parts: for each problem, gradients with respect to the policy's table.
-        at_logits: the same for each step's logits, on the first problems; empty if pi = pi_old.
-        problems: the problems of ``parts``, in the same order.
-        meant: the intended objective.
+    ``parts`` has gradients with respect to the policy's table, for each problem; ``at_logits`` has
+    those for each step's logits, on the first problems, and is empty if pi = pi_old.
     """
     faults: list[Fault] = []
     scale: list[float] = []

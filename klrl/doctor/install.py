@@ -51,11 +51,7 @@ class Use(NamedTuple):
 
 
 def uses(package: str = "klrl") -> list[Use]:
-    """List the uses of klrl: its core, its extras, and uses that require other programs.
-
-    Raises:
-        ConfigError: klrl is not installed.
-    """
+    """List the uses of klrl: its core, its extras, and uses that require other programs."""
     pip, root = pip_install(), _short(CONSTRAINTS.parent)
     if (klrl := _found(package)) is None:
         raise ConfigError(f"--install: {package} is not installed; {pip} -e {root}")

@@ -101,10 +101,7 @@ def _one_step() -> Iterator[KnownNumber]:
 
 
 def _parity() -> Iterator[KnownNumber]:
-    """Yield the largest differences of ``kl=legacy`` and ``kl=retrieve`` on the same batch.
-
-    In the batch, a policy that differs from its reference acts for 200 steps in 4 Pendulums.
-    """
+    """Yield the largest differences of ``kl=legacy`` and ``kl=retrieve`` on the same batch."""
     config = EnvConfig("Pendulum-v1", {}, 4, True, 1.0, name="gym")
     modes = (
         LegacyKLConfig(0.5, "rollout", name="legacy"),

@@ -137,10 +137,7 @@ class Loss:
     def _gives(
         self, takes: Mapping[str, inspect.Parameter], optional: Sequence[str]
     ) -> dict[str, str]:
-        """Return name -> role of the arguments that the doctor passes.
-
-        Critics and ``optional`` roles are passed only to arguments without a default.
-        """
+        """Return name -> role; critics and ``optional`` roles only where there is no default."""
         open_ = {name: p.default is p.empty for name, p in takes.items()}
         given = {}
         for role, others in self._roles.items():

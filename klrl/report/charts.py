@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from klrl.report.differences import Difference, front
 from klrl.report.measures import (
+    SCORES,
     Line,
     column,
     compared_by,
     final,
     kl_metric,
     line_value,
+    measures,
     reward_metric,
 )
 from klrl.report.runs import ReadRun
@@ -32,15 +34,6 @@ POINTS = 60
 MOST = 1e100
 #: Significant digits of the values that the page shows for a point.
 DIGITS = 3
-
-#: Name of a score's metric -> ``Measure.key`` of its final value.
-_SCORE_KEYS = {
-    "reward/episode": "return",
-    "reward/raw": "return",
-    "eval/return": "eval_return",
-    "reward/gold": "gold",
-    "eval/gold": "eval_gold",
-}
 
 
 class Point(NamedTuple):
@@ -87,13 +80,14 @@ def learning_curves(lines: Sequence[Line]) -> list[Chart]:
     runs = [run for line in lines for run in line.setting.runs]
     domain = runs[0].domain
     axis = metric_of(domain.axis, domain)
+    scores = {each.metric.name: each.key for each in measures(runs) if each.key in SCORES}
     charts = []
     for declared in metrics_of(domain).values():
         if declared.panel is None:
             continue
         metric = metric_of(compared_by(runs, declared.name), domain)
         log, result = PANELS[declared.panel].log, declared.panel == "score"
-        series = _series(lines, metric.name, log=log)
+        series = _series(lines, metric.name, scores.get(metric.name), log=log)
         title, digits = _title(metric), _digits(axis, metric)
         if series:
             chart = Chart(title, axis.title, metric.unit, digits, lines, series, log, result=result)
@@ -113,9 +107,15 @@ def _digits(*of: Metric) -> list[int]:
     return [DIGITS if each.digits is None else min(each.digits, DIGITS) for each in of]
 
 
-def _series(lines: Sequence[Line], metric: str, *, log: bool) -> dict[int, list[Point]]:
-    """Map a setting's index to its points that can be drawn; skip settings without the metric."""
-    curves = {i: curve(line.setting, metric, _ends(line, metric)) for i, line in enumerate(lines)}
+def _series(
+    lines: Sequence[Line], metric: str, key: str | None, *, log: bool
+) -> dict[int, list[Point]]:
+    """Map a setting's index to its points that can be drawn; skip settings without the metric.
+
+    If ``metric`` is a score, ``key`` is its measure.
+    """
+    ends = [_ends(line, metric, key) for line in lines]
+    curves = {i: curve(line.setting, metric, ends[i]) for i, line in enumerate(lines)}
     return {i: [p for p in of if _fits(p, log=log)] for i, of in curves.items() if of}
 
 
@@ -125,13 +125,10 @@ def _fits(point: Point, *, log: bool = False) -> bool:
     return not (np.abs(numbers) > MOST).any() and (not log or point.y.value > 0)
 
 
-def _ends(line: Line, metric: str) -> list[float]:
+def _ends(line: Line, metric: str, key: str | None) -> list[float]:
     """For each run, return its value in the curve after it failed; NaN if it did not fail."""
     runs = line.setting.runs
-    key = _SCORE_KEYS.get(metric)
-    values = line.values.get(key or "")
-    if values is None:
-        values = np.array([final(run, metric) for run in runs])
+    values = line.values[key] if key else np.array([final(run, metric) for run in runs])
     return [float(value) if run.failed else np.nan for run, value in zip(runs, values, strict=True)]
 
 
@@ -145,18 +142,13 @@ def curve(setting: Setting, metric: str, ends: Sequence[float] | None = None) ->
     if not runs:
         return []
     grid = _grid(runs, metric)
-    seeds = np.stack([_seed(grid, run, metric) for run in setting.runs])
+    at = ((column(run, run.axis), column(run, metric)) for run in setting.runs)
+    seeds = np.stack([_at(grid, x, y) for x, y in at])
     if ends is not None:
         after = grid > np.array([run.end for run in setting.runs])[:, None]
         seeds = np.where(after & np.isnan(seeds), np.asarray(ends, float)[:, None], seeds)
     columns = zip(grid, estimate_curve(seeds), seeds.T.tolist(), strict=True)
     return [Point(float(x), y, each) for x, y, each in columns if y is not None]
-
-
-def _seed(grid: NDArray[np.float64], run: ReadRun, metric: str) -> NDArray[np.float64]:
-    if metric not in run.columns:
-        return np.full(len(grid), np.nan)
-    return _at(grid, column(run, run.axis), column(run, metric))
 
 
 def _grid(runs: Sequence[ReadRun], metric: str) -> NDArray[np.float64]:
@@ -182,7 +174,7 @@ def _at(
     held = np.maximum.accumulate(np.where(counts > 0, np.arange(len(grid)), -1))
     means = sums / np.maximum(counts, 1)
     # Intervals that begin at or after the run's end get no value.
-    alive = (held >= 0) & (np.r_[-np.inf, grid[:-1]] < x.max())
+    alive = (held >= 0) & (np.r_[-np.inf, grid[:-1]] < x.max(initial=-np.inf))
     answer[alive] = means[held[alive]]
     return answer
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.report.measures import final, recorded_metrics
-from klrl.report.runs import ReadRun, read_run
+from klrl.report.runs import ReadRun
 from klrl.report.settings import differing, show
-from klrl.runs.find import find_manifest
 from klrl.runs.metrics import TIMES, Metric, Row, metric_of
 from klrl.runs.rows import read_rows
 
@@ -23,26 +21,18 @@ _FACTS = (
 )
 
 
-@dataclass(frozen=True)
-class Part:
-    """One table of the comparison."""
-
-    title: str
-    rows: list[tuple[str, str, str, str]]  # name, value in each run, difference (only of metrics)
+#: Rows of a table: name, value in each run, difference (only of metrics).
+Rows = list[tuple[str, str, str, str]]
 
 
-def compare(first: ReadRun, second: ReadRun) -> list[Part]:
+def compare(first: ReadRun, second: ReadRun) -> dict[str, Rows]:
     """Tabulate the settings and versions that differ, and the final value of every metric."""
-    return [
-        Part("settings", _unequal(_settings(first), _settings(second))),
-        Part("circumstances", _unequal(_facts(first), _facts(second))),
-        Part("metrics, mean of the last tenth of the iterations", _metrics(first, second)),
-    ]
-
-
-def _settings(run: ReadRun) -> dict[str, object]:
-    """Return a run's settings without ``numerics``, which :func:`_facts` returns."""
-    return {key: value for key, value in run.settings.items() if key != "numerics"}
+    settings = _unequal(first.settings, second.settings)
+    return {
+        "settings": [row for row in settings if row[0] != "numerics"],
+        "circumstances": _unequal(_facts(first), _facts(second)),
+        "metrics, mean of the last tenth of the iterations": _metrics(first, second),
+    }
 
 
 def _facts(run: ReadRun) -> dict[str, object]:
@@ -56,9 +46,7 @@ def _facts(run: ReadRun) -> dict[str, object]:
     return {**facts, "status": run.status, "seed": run.seed, **run.manifest.get("versions", {})}
 
 
-def _unequal(
-    first: Mapping[str, object], second: Mapping[str, object]
-) -> list[tuple[str, str, str, str]]:
+def _unequal(first: Mapping[str, object], second: Mapping[str, object]) -> Rows:
     rows = []
     for key in differing([dict(first), dict(second)]):
         left, right = (show(each[key]) if key in each else "-" for each in (first, second))
@@ -66,7 +54,7 @@ def _unequal(
     return rows
 
 
-def _metrics(first: ReadRun, second: ReadRun) -> list[tuple[str, str, str, str]]:
+def _metrics(first: ReadRun, second: ReadRun) -> Rows:
     """Tabulate all metrics of either run; the difference is the second minus the first."""
     rows = []
     for name in recorded_metrics([first, second]):
@@ -81,18 +69,12 @@ def _shown(metric: Metric, value: float | None) -> str:
     return "-" if value is None else metric.show(value)
 
 
-def as_text(parts: Iterable[Part]) -> str:
+def as_text(tables: Mapping[str, Rows]) -> str:
     """Format the tables as text with aligned columns."""
-    blocks = []
-    for part in parts:
-        rows = part.rows or [("nothing differs", "", "", "")]
-        blocks.append(f"{part.title}:\n{text_table(rows, right=(1, 2), indent=2)}")
-    return "\n\n".join(blocks)
-
-
-def read(path: str) -> ReadRun:
-    """Read a run from its folder."""
-    return read_run(find_manifest(path, "RUN"))
+    return "\n\n".join(
+        f"{title}:\n{text_table(rows or [('nothing differs',)], right=(1, 2), indent=2)}"
+        for title, rows in tables.items()
+    )
 
 
 #: Checkpoint components to compare: all parameters, and the optimizer's moments.

@@ -53,10 +53,9 @@ def equal_kl(lines: Sequence[Line]) -> EqualKL:
         for name, seeds in families.items()
     }
     usable = {name: seeds for name, seeds in usable.items() if seeds}
-    if not usable:
-        return EqualKL([], {}, kl, reward)
     covered = [points[:, 0] for seeds in usable.values() for points in seeds]
-    low, high = max(each.min() for each in covered), min(each.max() for each in covered)
+    low = max((each.min() for each in covered), default=0.0)
+    high = min((each.max() for each in covered), default=0.0)
     if low >= high:
         return EqualKL([], {}, kl, reward)
     levels = low + (high - low) * np.array([0.25, 0.5, 0.75])

@@ -137,37 +137,31 @@ def _job(run: RunFolder, job: JobEntry) -> Entry:
 
 
 def _run(folder: Path) -> Entry:
+    run = RunFolder(folder)
     try:
-        return _read_run(folder)
+        manifest, state = run.manifest, run.status
+        notes = [str(manifest.get("error") or "").partition("\n")[0]]
+        left_out: list[str] = []
+        row = last_values(run.metrics, left_out.append)
+        notes += [f"{run.metrics.name}: bad rows near its end were skipped"] * bool(left_out)
+        domain, frames = recorded_domain(manifest), read_settings(folder).get("frames")
+        return Entry(
+            folder,
+            state,
+            unit=domain.axis,
+            domain=domain,
+            done=int(row.get(domain.axis, 0)),
+            total=None if frames is None else int(float(frames)),
+            score=final_return(row),
+            error=row.get("eval/return_se") if "eval/return" in row else None,
+            best=row.get("eval/best_return"),
+            best_error=row.get("eval/best_return_se"),
+            kl=row.get("eval/kl_ref", row.get("kl/ref/exact")),
+            started=manifest.get("started"),
+            note="; ".join(filter(None, notes)),
+        )
     except UNREADABLE as error:
         return Entry(folder, BROKEN, note=why_unreadable(error))
-
-
-def _read_run(folder: Path) -> Entry:
-    run = RunFolder(folder)
-    manifest, state = run.manifest, run.status
-    settings = read_settings(folder)
-    notes = [str(manifest.get("error") or "").partition("\n")[0]]
-    left_out: list[str] = []
-    row = last_values(run.metrics, left_out.append)
-    notes += [f"{run.metrics.name}: bad rows near its end were skipped"] * bool(left_out)
-    domain = recorded_domain(manifest)
-    frames = settings.get("frames")
-    return Entry(
-        folder,
-        state,
-        unit=domain.axis,
-        domain=domain,
-        done=int(row.get(domain.axis, 0)),
-        total=None if frames is None else int(float(frames)),
-        score=final_return(row),
-        error=row.get("eval/return_se") if "eval/return" in row else None,
-        best=row.get("eval/best_return"),
-        best_error=row.get("eval/best_return_se"),
-        kl=row.get("eval/kl_ref", row.get("kl/ref/exact")),
-        started=manifest.get("started"),
-        note="; ".join(filter(None, notes)),
-    )
 
 
 def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:

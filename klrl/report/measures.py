@@ -17,8 +17,10 @@ BAND = 1.5
 #: :func:`in_band` leaves out this many iterations at the start of a run.
 WARM_UP = 10
 
-#: Keys of the measures that are a return or a score.
+#: Keys of the returns and scores; a failed run may get the lowest value of the task's runs.
 SCORES = ("return", "eval_return", "eval_best", "gold", "eval_gold")
+#: Keys of the measures that are left out if no run recorded their metric.
+_IF_RECORDED = ("eval_error", "eval_best", "gold", "eval_gold", "eval_kl")
 
 EPISODE_REWARD = "reward/episode"
 _REWARDS = (EPISODE_REWARD, "reward/raw")
@@ -42,7 +44,6 @@ class Measure:
     metric: Metric
     how: str  # reduction over iterations: final, last, median or sum; empty for in_band
     of: Callable[[ReadRun], float]  # computes a run's number; NaN if the run has none
-    score: bool = False  # True if a failed run may get the lowest value of the task's runs
 
 
 def column(run: ReadRun, metric: str) -> Array:
@@ -111,7 +112,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
         _of("eval_gold", "eval/gold", "last", runs),
         _of("kl_ref", kl, "final", runs),
         # The sum over a response grows with its length; the mean per token does not.
-        _of("kl_ref_token", kl.removesuffix("_seq"), "final", runs),
+        *([_of("kl_ref_token", kl[:-4], "final", runs)] if kl.endswith("_seq") else []),
         _of("eval_kl", "eval/kl_ref", "last", runs),
         _of("kl_old", "kl/old/exact", "final", runs),
         _of("coef", "kl/ref/coef", "last", runs),
@@ -121,19 +122,14 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
         Measure("seconds", metric_of("time/iteration", domain), "sum", seconds),
     ]
     recorded = {name for run in runs for name in run.columns}
-    unused = set() if recorded & {"reward/gold", "eval/gold"} else {"gold", "eval_gold"}
-    unused |= set() if "eval/best_return" in recorded else {"eval_best"}
-    unused |= set() if "eval/return_se" in recorded else {"eval_error"}
-    unused |= set() if "eval/kl_ref" in recorded else {"eval_kl"}
-    unused |= set() if kl.endswith("_seq") else {"kl_ref_token"}
-    return [measure for measure in columns if measure.key not in unused]
+    return [m for m in columns if m.key not in _IF_RECORDED or m.metric.name in recorded]
 
 
 def _of(key: str, name: str, how: str, runs: Sequence[ReadRun]) -> Measure:
     """Make a measure of a metric: its final mean or its last value."""
     ways: dict[str, Callable[[ReadRun, str], float]] = {"final": final, "last": _last}
     of = metric_of(name, runs[0].domain)
-    return Measure(key, of, how, lambda run: ways[how](run, name), key in SCORES)
+    return Measure(key, of, how, lambda run: ways[how](run, name))
 
 
 def _last(run: ReadRun, metric: str) -> float:
@@ -206,10 +202,8 @@ def summary_lines(settings: Sequence[Setting], failed: str = "last") -> list[Lin
         {m.key: np.array([m.of(run) for run in setting.runs], float) for m in columns}
         for setting in settings
     ]
-    for measure in columns:
-        if measure.score:
-            each = [values[measure.key] for values in every]
-            _let_failed_count(each, settings, failed)
+    for key in SCORES:
+        _let_failed_count([of[key] for of in every if key in of], settings, failed)
     return [
         Line(setting, values, {key: estimate(each) for key, each in values.items()})
         for setting, values in zip(settings, every, strict=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from klrl.base.text import counted
 from klrl.report.measures import Line
 from klrl.report.runs import ReadRun
-from klrl.report.settings import Setting, count, group_runs, names_of
-
-#: Score of a failed run: its own final value (last), or the lowest of any run of the task (worst).
-FAILED = ("last", "worst")
+from klrl.report.settings import Setting, group_runs, names_of
+from klrl.runs.folder import planned_frames
 
 
 @dataclass(frozen=True)
@@ -19,24 +18,21 @@ class Counted:
 
     settings: list[Setting]
     replaced: list[ReadRun]  # runs left out, since another run of the same job is included
-    failed: str  # the score of a failed run: one of FAILED
 
 
-def count_runs(
-    runs: Sequence[ReadRun], *, failed: str = "last", unfinished: bool = False
-) -> Counted:
-    """Select the runs for the statistics, and group them; ``failed`` is one of :data:`FAILED`.
+def count_runs(runs: Sequence[ReadRun], *, unfinished: bool = False) -> Counted:
+    """Select the runs for the statistics, and group them.
 
     Includes finished runs with rows; failed runs, even without rows, since divergence is a result;
     and, if ``unfinished``, interrupted and running runs with rows.
     """
-    counted = [
+    every = [
         run for run in runs if run.failed or (run.rows and (unfinished or run.status == "finished"))
     ]
-    settings, replaced = group_runs(counted, names_of(runs))
+    settings, replaced = group_runs(every, names_of(runs))
     # Leave out tasks without a recorded row.
     recorded = {setting.task for setting in settings if any(run.rows for run in setting.runs)}
-    return Counted([each for each in settings if each.task in recorded], replaced, failed)
+    return Counted([each for each in settings if each.task in recorded], replaced)
 
 
 def seeds_text(setting: Setting) -> str:
@@ -83,10 +79,10 @@ def short_runs(settings: Sequence[Setting]) -> dict[int, int]:
 def remarks(settings: Sequence[Setting]) -> list[str]:
     """Return remarks on runs that differ in more than settings and seeds."""
     resumed = "; ".join(
-        f"{each.name} seed {run.seed} (frames={', then '.join(map(str, run.manifest['planned']))})"
+        f"{each.name} seed {run.seed} ({planned})"
         for each in settings
         for run in each.runs
-        if len(run.manifest.get("planned") or []) > 1
+        if (planned := planned_frames(run.manifest))
     )
     found = [f"Learning rates differed until a resume changed frames: {resumed}."] * bool(resumed)
     runs = [run for setting in settings for run in setting.runs if "eval/return" in run.columns]
@@ -94,4 +90,4 @@ def remarks(settings: Sequence[Setting]) -> list[str]:
     if not 0 < sampled < len(runs):
         return found
     others = f"{runs[0].domain.mode} in {len(runs) - sampled}"
-    return [*found, f"Evaluations sample actions in {count(sampled, 'run')} and are {others}."]
+    return [*found, f"Evaluations sample actions in {counted(sampled, 'run')} and are {others}."]

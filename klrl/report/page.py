@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
+from klrl.base.text import counted
 from klrl.domains import Domain
 from klrl.report import tables
 from klrl.report.charts import Chart
@@ -21,7 +22,7 @@ from klrl.report.measures import Line, Measure, measures
 from klrl.report.outcomes import remarks, short_runs
 from klrl.report.pictures import Drawing, boxes
 from klrl.report.runs import Inventory
-from klrl.report.settings import LeftOut, Setting, count, count_states
+from klrl.report.settings import LeftOut, Setting, count_states
 from klrl.report.statistics import ENOUGH
 from klrl.runs.metrics import heading
 
@@ -62,9 +63,9 @@ def make_page(tasks: Sequence[TaskSection], jobs: Sequence[LeftOut], inventory: 
     """Make the page's HTML; the template escapes all text that was read from a folder."""
     script, style = _file("page.js"), _file("page.css")
     drawings = [drawing for task in tasks for _, drawing in task.charts]
-    counted = sum(len(line.setting.runs) for task in tasks for line in task.lines)
+    number = sum(len(line.setting.runs) for task in tasks for line in task.lines)
     left_out = [job for job in jobs if not job.counted]
-    runs = f"{count(counted, 'run')} counted of {len(inventory.runs)}"
+    runs = f"{counted(number, 'run')} counted of {len(inventory.runs)}"
     versions = sorted({str(run.manifest.get("klrl", "?")) for run in inventory.runs}) or ["?"]
     commands = [each.commands[-1] for each in inventory.sweeps]
     commands += [each.command for each in inventory.runs]
@@ -102,12 +103,10 @@ def _file(name: str) -> Markup:
 
 def _policy(script: str, style: str) -> Markup:
     """Make the content security policy: allow only this script, this style, and inline images."""
+    # https://www.w3.org/TR/CSP3/#grammardef-hash-source
+    digests = (hashlib.sha256(each.encode()).digest() for each in (script, style))
+    of_script, of_style = (f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
     return Markup(
-        f"default-src 'none'; script-src {_source_hash(script)}; "
-        f"style-src {_source_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {of_script}; style-src {of_style}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _source_hash(text: str) -> str:
-    """Format a text's hash for the policy: https://www.w3.org/TR/CSP3/#grammardef-hash-source."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

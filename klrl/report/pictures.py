@@ -109,7 +109,8 @@ def draw_chart(chart: Chart, key: str) -> Drawing:
     ]
     y = chart.y if chart.front is not None else f"{chart.title}, {chart.y}"
     data = {"x": f"{chart.x}: ", "y": f"{y}: ", "series": series}
-    return Drawing(key, chart.title, description, svg, _box(figure), data)
+    box = f"0 0 {figure.bbox.width:g} {figure.bbox.height:g}"
+    return Drawing(key, chart.title, description, svg, box, data)
 
 
 def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> list[str]:
@@ -135,13 +136,16 @@ def draw_charts(charts: Sequence[Chart], shown: Sequence[int], stem: Path) -> li
         for i, name in names.items():
             colour, line, shape, *_ = look_of(i)
             marks.append(Line2D([], [], label=name, color=colour, linestyle=line, marker=shape))
-        figure.legend(handles=marks, ncols=columns, **_BELOW)
-        return _save(figure, stem)
+        figure.legend(handles=marks, ncols=columns, loc="outside lower center", frameon=False)
+        _lay_out(figure)
+        files = [f"{stem.name}.{kind}" for kind in ("png", "svg")]
+        for name in files:
+            with replacing(stem.with_name(name)) as partial:
+                figure.savefig(partial, dpi=130, metadata={"Date": None} if "svg" in name else None)
+        return files
 
 
 # ----------------------------------------------------------------------------------------- figures
-
-_BELOW = {"loc": "outside lower center", "frameon": False}
 
 
 @contextmanager
@@ -156,15 +160,6 @@ def _lay_out(figure: Any) -> None:
     figure.set_layout_engine("constrained")
     figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")
-
-
-def _save(figure: Any, stem: Path) -> list[str]:
-    _lay_out(figure)
-    names = [f"{stem.name}.{kind}" for kind in ("png", "svg")]
-    for name in names:
-        with replacing(stem.with_name(name)) as partial:
-            figure.savefig(partial, dpi=130, metadata={"Date": None} if "svg" in name else None)
-    return names
 
 
 def _inline(figure: Any) -> Markup:
@@ -194,18 +189,6 @@ def _attributes(style: re.Match[str]) -> str:
     return "".join(f' {name}="{value}"' for name, value in kept)
 
 
-def _box(figure: Any) -> str:
-    return f"0 0 {figure.bbox.width:g} {figure.bbox.height:g}"
-
-
-def _points(axes: Any, points: Sequence[tuple[float, float, str, str]]) -> list[list[Any]]:
-    """Convert points to SVG coordinates (y grows downwards) within the axes; keep their texts."""
-    at = axes.transData.transform([point[:2] for point in points])
-    at = np.clip(np.nan_to_num(at), axes.bbox.min, axes.bbox.max)
-    at[:, 1] = axes.figure.bbox.height - at[:, 1]
-    return [[*place, *p[2:]] for place, p in zip(at.round(1).tolist(), points, strict=True)]
-
-
 class _Short(EngFormatter):
     """Formats 10,000 as 10k and two million as 2M; leaves small numbers unchanged."""
 
@@ -224,14 +207,17 @@ def _tooltips(axes: Any, chart: Chart, i: int, points: Sequence[Point]) -> list[
     """Return each point's position, the text of its x, and the text of its y and seeds."""
     finished, tooltips = seeds_text(chart.lines[i].setting), []
     of_x, of_y = chart.digits
-    for point in points:
+    at = axes.transData.transform([(point.x, point.y.value) for point in points])
+    at = np.clip(np.nan_to_num(at), axes.bbox.min, axes.bbox.max)
+    at[:, 1] = axes.figure.bbox.height - at[:, 1]  # in SVG, y grows downwards
+    for point, place in zip(points, at.round(1).tolist(), strict=True):
         x = _span(point.across, of_x) if point.across else number(point.x, of_x)
         n = f"{point.y.seeds} seeds"
         what = f"range of {n}" if point.y.low is None else f"95 % interval over {n}"
         what = "1 seed" if point.y.seeds == 1 else what
         what += f"; {finished} finished" if "of" in finished else ""
-        tooltips.append((point.x, point.y.value, x, f"{_span(point.y, of_y)}\n{what}"))
-    return _points(axes, tooltips)
+        tooltips.append([*place, x, f"{_span(point.y, of_y)}\n{what}"])
+    return tooltips
 
 
 def _span(of: Estimate, digits: int) -> str:

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, read_plain
 from klrl.config.choices import CHOICES, NAME
-from klrl.config.identity import canonical_stored
+from klrl.config.identity import canonical
 from klrl.domains import Domain, recorded_domain
 from klrl.report.listing import walk
 from klrl.runs.folder import (
     UNREADABLE,
     RunFolder,
-    by_dotted_key,
     read_manifest,
     read_settings,
     why_unreadable,
@@ -44,7 +43,7 @@ class ReadRun:
     path: Path
     status: str
     seed: int
-    #: in the form of canonical_stored, without _NOT_SETTINGS; with "numerics" from the manifest
+    #: in the form of canonical, without _NOT_SETTINGS; with "numerics" from the manifest
     settings: dict[str, Any]
     columns: dict[str, NDArray[np.float64]]  # metric -> [rows]; NaN if a row lacks it
     command: str
@@ -75,17 +74,12 @@ class ReadRun:
     @property
     def task(self) -> str:
         """The name of the environment; runs of different tasks never share a chart."""
-        return task_of(self.settings)
+        return str(self.settings.get("env.id") or self.settings.get("env") or "task")
 
     @property
     def axis(self) -> str:
         """The metric on the x-axis: frames or samples."""
         return self.domain.axis
-
-
-def task_of(settings: Mapping[str, object]) -> str:
-    """Return the name of the environment in a run's settings."""
-    return str(settings.get("env.id") or settings.get("env") or "task")
 
 
 @dataclass(frozen=True)
@@ -142,41 +136,32 @@ def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[
 
 
 def read_run(folder: Path) -> ReadRun:
-    """Read one run folder.
-
-    Raises:
-        ConfigError: a file of the run is missing or broken.
-    """
+    """Read one run folder; refuse it if a file of the run is missing or broken."""
     try:
-        return _read_run(folder)
+        manifest = read_manifest(folder)
+        settings = by_override_key(canonical(read_settings(folder)))
+        seed = int(settings.get("seed", manifest.get("seed", 0)))
+        settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
+        settings["numerics"] = manifest["numerics"]
+        metrics, domain = folder / "metrics.jsonl", recorded_domain(manifest)
+        columns = read_columns(metrics) if metrics.is_file() else {}
+        if columns and domain.axis not in columns:
+            raise ConfigError(f"{metrics}: its rows have no {domain.axis}")
+        return ReadRun(
+            path=folder,
+            status=RunFolder(folder).status,
+            seed=seed,
+            settings=settings,
+            columns=columns,
+            command=command_line(manifest.get("argv", [])),
+            manifest=manifest,
+            domain=domain,
+            typed=_presets(manifest.get("argv", []), settings),
+        )
     except ConfigError:
         raise
     except UNREADABLE as error:
         raise ConfigError(f"{folder}: {why_unreadable(error)}") from error
-
-
-def _read_run(folder: Path) -> ReadRun:
-    manifest = read_manifest(folder)
-    settings = by_override_key(canonical_stored(read_settings(folder)))
-    seed = int(settings.get("seed", manifest.get("seed", 0)))
-    settings = {k: v for k, v in settings.items() if k.split(".")[0] not in _NOT_SETTINGS}
-    settings["numerics"] = manifest["numerics"]
-    metrics = folder / "metrics.jsonl"
-    columns = read_columns(metrics) if metrics.is_file() else {}
-    domain = recorded_domain(manifest)
-    if columns and domain.axis not in columns:
-        raise ConfigError(f"{metrics}: its rows have no {domain.axis}")
-    return ReadRun(
-        path=folder,
-        status=RunFolder(folder).status,
-        seed=seed,
-        settings=settings,
-        columns=columns,
-        command=command_line(manifest.get("argv", [])),
-        manifest=manifest,
-        domain=domain,
-        typed=_presets(manifest.get("argv", []), settings),
-    )
 
 
 def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
@@ -187,20 +172,20 @@ def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, s
     return {key: value for key, value in typed.items() if value.startswith(f"{settings.get(key)}_")}
 
 
-def by_override_key(config: Mapping[str, Any]) -> dict[str, Any]:
+def by_override_key(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Flatten settings to the command line's keys, such as ``loss`` and ``kl.coef``."""
-    flat = by_dotted_key(dict(config))
-    choices = {f"{group}.{NAME}": group for group in CHOICES}
-    return {choices.get(key, key): value for key, value in flat.items()}
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        whole = above if key == NAME and above in CHOICES else f"{above}.{key}".lstrip(".")
+        nested = by_override_key(value, whole) if isinstance(value, dict) else {}
+        flat |= nested or {whole: value}  # an empty dictionary is a value
+    return flat
 
 
 def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
     """Read ``metrics.jsonl`` as metric -> values, [rows]; a list of rows would take more memory.
 
     Lines that are no rows of the run are skipped and reported by :func:`klrl.runs.rows.each_row`.
-
-    Raises:
-        ConfigError: the file cannot be read.
     """
     try:
         lines = read_plain(path).split(b"\n")

@@ -6,13 +6,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from klrl.base.text import printable
+from klrl.base.text import escaped
 from klrl.config.choices import CHOICES
-from klrl.report.runs import Inventory, ReadRun, task_of
+from klrl.report.runs import Inventory, ReadRun
 from klrl.sweep.sweep_file import JobEntry
 
 _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
@@ -24,12 +24,11 @@ class Setting:
 
     name: str  # the values that distinguish it, such as ``kl.coef=0.1``
     runs: list[ReadRun]  # one per seed, in order of seeds
-    settings: dict[str, Any] = field(repr=False)
 
     @property
     def task(self) -> str:
         """The name of the environment."""
-        return task_of(self.settings)
+        return self.runs[0].task
 
 
 def group_runs(
@@ -52,10 +51,10 @@ def group_runs(
         if run.seed in seeds:
             replaced.append(seeds[run.seed])
         seeds[run.seed] = run
-    settings = []
-    for key, seeds in groups.items():
-        members = [seeds[seed] for seed in sorted(seeds)]
-        settings.append(Setting(names[key], members, members[0].settings))
+    settings = [
+        Setting(names[key], [seeds[seed] for seed in sorted(seeds)])
+        for key, seeds in groups.items()
+    ]
     return sorted(settings, key=lambda setting: _by_size(setting.name)), replaced
 
 
@@ -127,7 +126,7 @@ def show(value: object) -> str:
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     if isinstance(value, list | dict):
         return json.dumps(value)
-    return printable(str(value))
+    return escaped(str(value))
 
 
 # ------------------------------------------------------------------------ jobs that are not counted
@@ -172,7 +171,7 @@ def other_jobs(
             place, seed, rows = str(run.path), str(run.seed), str(run.rows)
             jobs.append(LeftOut(place, state, name, seed, rows, error, counts))
     jobs += [_never_begun(run.path, job) for run, job in planned if not run.exists]
-    return sorted(jobs, key=_rank)
+    return sorted(jobs, key=lambda job: [not job.state.startswith(each) for each in _ORDER])
 
 
 def _never_begun(folder: Path, job: JobEntry) -> LeftOut:
@@ -183,17 +182,7 @@ def _never_begun(folder: Path, job: JobEntry) -> LeftOut:
     return LeftOut(str(folder), job.status + gone, overrides, seed, "", job.error or "")
 
 
-def _rank(job: LeftOut) -> int:
-    ranks = [i for i, state in enumerate(_ORDER) if job.state.startswith(state)]
-    return ranks[0] if ranks else len(_ORDER)
-
-
 def count_states(jobs: Iterable[LeftOut]) -> str:
     """Format the number of jobs per state: ``2 failed, 1 waiting``."""
     counts = Counter(job.state for job in jobs)
     return ", ".join(f"{number} {state}" for state, number in counts.items())
-
-
-def count(number: int, what: str) -> str:
-    """Format a count: ``1 run`` or ``2 runs``."""
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -133,12 +133,10 @@ def chance_of_more(a: Array, b: Array) -> float:
     return float(((a[:, None] > b).mean() + (a[:, None] >= b).mean()) / 2)
 
 
-def iqm(values: Array, axis: int = 0) -> Array:
-    """Compute the mean along an axis without the floor(n / 4) smallest and largest of n values."""
-    ordered = np.sort(values, axis=axis)
-    n = ordered.shape[axis]
-    cut = n // 4
-    return np.take(ordered, range(cut, n - cut), axis=axis).mean(axis=axis)
+def iqm(values: Array) -> Array:
+    """Compute the mean over axis 0 without the floor(n / 4) smallest and largest of n values."""
+    cut = len(values) // 4
+    return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
 
 
 def estimate(values: Array) -> Estimate | None:

@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 
 from klrl.base.digits import number, places, span
 from klrl.base.digits import show as show_number
+from klrl.base.text import counted
 from klrl.domains import Domain
 from klrl.report.differences import Difference, OverTasks, shown
 from klrl.report.equal_kl import EqualKL
@@ -24,7 +25,7 @@ from klrl.report.measures import (
 )
 from klrl.report.outcomes import returns_text, seeds_text
 from klrl.report.runs import ReadRun
-from klrl.report.settings import LeftOut, count, differing, show
+from klrl.report.settings import LeftOut, differing, show
 from klrl.report.statistics import POWER, Estimate
 from klrl.runs.metrics import metric_of
 from klrl.runs.returns import with_error
@@ -114,7 +115,7 @@ def _run_row(line: Line, i: int, evaluated: Sequence[str]) -> list[str]:
     cells = [with_error(row, name, run.domain) if name in row else "" for name in evaluated]
     if "eval/return" in row:
         sampled = run.domain.evaluation.startswith("sampled")
-        episodes = count(int(row.get("eval/episodes", 0)), run.domain.episode)
+        episodes = counted(int(row.get("eval/episodes", 0)), run.domain.episode)
         how = "sampled" if sampled else run.domain.mode
         cells[0] = stacked(cells[0], f"{episodes}, {how}")
     return [line.setting.name, str(run.seed), state, score, *cells]
@@ -199,7 +200,7 @@ def show_p(p: float) -> str:
 
 def what_differs(lines: Sequence[Line]) -> Table:
     """Tabulate the keys whose values differ between settings; no rows if all are equal."""
-    every = [line.setting.settings for line in lines]
+    every = [line.setting.runs[0].settings for line in lines]
     keys, value = differing(every), Markup('<span class="value">{}</span>')
     rows = [
         [line.setting.name, *(value.format(show(of[k])) if k in of else "" for k in keys)]

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from klrl.base.files import make_folder, replace_file
-from klrl.base.text import escaped
+from klrl.base.text import counted, escaped
 from klrl.report.charts import against_kl, first_shown, learning_curves
 from klrl.report.differences import Difference, differences_of
 from klrl.report.measures import summary_lines
-from klrl.report.outcomes import Counted, count_runs
+from klrl.report.outcomes import count_runs
 from klrl.report.page import TaskSection, make_page
 from klrl.report.pictures import draw_chart, draw_charts
 from klrl.report.runs import Inventory
-from klrl.report.settings import LeftOut, Setting, count, count_states, names_of, other_jobs
+from klrl.report.settings import LeftOut, Setting, count_states, names_of, other_jobs
 
 
 def write_report(
@@ -29,19 +29,23 @@ def write_report(
         inventory: the runs and sweeps.
         folder: the output folder; made if missing.
         unfinished: if True, the statistics include interrupted and running runs.
-        failed: the score of a failed run: one of :data:`klrl.report.outcomes.FAILED`.
+        failed: the score of a failed run: its own final value (last), or the lowest of any run of
+            the task (worst).
     """
-    counted = count_runs(inventory.runs, failed=failed, unfinished=unfinished)
-    stems = _stems(dict.fromkeys(setting.task for setting in counted.settings))
+    of = count_runs(inventory.runs, unfinished=unfinished)
+    stems = _stems(dict.fromkeys(setting.task for setting in of.settings))
     make_folder(folder)
-    tasks = [_task(name, counted, folder / stem) for name, stem in stems.items()]
-    runs = [run for setting in counted.settings for run in setting.runs]
-    jobs = other_jobs(inventory, runs, counted.replaced, names_of(inventory.runs))
+    tasks = [
+        _task(name, [each for each in of.settings if each.task == name], folder / stem, failed)
+        for name, stem in stems.items()
+    ]
+    runs = [run for setting in of.settings for run in setting.runs]
+    jobs = other_jobs(inventory, runs, of.replaced, names_of(inventory.runs))
     page = folder / "report.html"
     replace_file(page, make_page(tasks, jobs, inventory))
     _write_summary(tasks, folder / "summary.csv")
     _write_differences(tasks, folder / "differences.csv")
-    print(_summary(page, counted.settings, jobs))
+    print(_summary(page, of.settings, jobs))
     return page
 
 
@@ -49,7 +53,7 @@ def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[LeftOut]) -
     """Summarise the page's contents in a line."""
     runs = sum(len(setting.runs) for setting in settings)
     left_out = [job for job in jobs if not job.counted]
-    parts = [f"{escaped(str(page))}: {count(runs, 'run')} in {count(len(settings), 'setting')}"]
+    parts = [f"{escaped(str(page))}: {counted(runs, 'run')} in {counted(len(settings), 'setting')}"]
     if left_out:
         parts.append(f"not counted: {count_states(left_out)}")
     if not runs and any(job.iterations not in ("", "0") for job in left_out):
@@ -67,10 +71,9 @@ def _stems(names: Iterable[str]) -> dict[str, str]:
     return stems
 
 
-def _task(name: str, counted: Counted, stem: Path) -> TaskSection:
+def _task(name: str, settings: Sequence[Setting], stem: Path, failed: str) -> TaskSection:
     """Make one task's section of the page; draw its charts."""
-    members = [setting for setting in counted.settings if setting.task == name]
-    lines = summary_lines(members, counted.failed)
+    lines = summary_lines(settings, failed)
     keys = [key for key in ("return", "gold", "eval_return") if key in lines[0].values]
     differences: dict[str, list[Difference]] = {key: differences_of(lines, key) for key in keys}
     curves, fronts = learning_curves(lines), against_kl(lines, differences)

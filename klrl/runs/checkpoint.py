@@ -120,15 +120,12 @@ class Checkpoints:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
-    def load_last(self, device: torch.device, say: Say = warn) -> State:
-        """Restore all components from the newest intact entry of ``last``; return its metadata.
-
-        Calls ``say`` with a line for each damaged entry that was skipped.
-        """
+    def load_last(self, device: torch.device) -> State:
+        """Restore all components from the newest intact entry of ``last``; return its metadata."""
         for which in _KEPT:
             _refuse_foreign(self._folder / which, run_id(self._folder.parent), "resume")
         folder = self._folder / "last"
-        entry, self._refused = _load(folder, self._components, device, say, "resume")
+        entry, self._refused = _load(folder, self._components, device, warn, "resume")
         return entry.metadata
 
     def drop_best(self, after: int) -> bool:

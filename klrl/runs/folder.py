@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -92,6 +92,12 @@ def read_manifest(run: Path) -> dict[str, Any]:
             "version of klrl"
         )
     return manifest
+
+
+def planned_frames(manifest: Manifest) -> str:
+    """Format the values that ``frames`` had, if a resume changed it: ``frames=64, then 128``."""
+    planned = manifest.get("planned") or []
+    return f"frames={', then '.join(map(str, planned))}" if len(planned) > 1 else ""
 
 
 def run_id(run: Path) -> str | None:
@@ -189,11 +195,7 @@ class RunFolder:
                 self._claim = None
 
     def check_owned(self) -> None:
-        """Check that the folder exists, and that no other process took it over.
-
-        Raises:
-            OwnerError: the check failed.
-        """
+        """Check the folder by :meth:`klrl.runs.owner.Claim.check`, if this object owns it."""
         if self._claim is not None:
             self._claim.check()
 
@@ -284,17 +286,6 @@ def _as_text(manifest: Manifest) -> str:
     return json.dumps(manifest, indent=2) + "\n"
 
 
-def by_dotted_key(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted keys; an empty mapping is a value."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat |= by_dotted_key(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def new_path(suffix: str = "") -> Path:
     """Return the path ``outputs/<now>`` + ``suffix``; do not make the folder."""
     return Path("outputs") / (datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f") + suffix)
@@ -319,28 +310,24 @@ _STATUS = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules
 
 def _git_commit() -> str | None:
     """Return the working directory's commit, with a + if files have changed; None outside git."""
+    # The repository may be a stranger's; switch off its settings that can run programs. Do so by
+    # environment variables: after ``git -c``, git would cut a setting's name at its first =.
+    off = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
     try:
-        commit = _git("rev-parse", "HEAD")
-        return commit + ("+" if _git(*_STATUS) else "")
+        for scope in ("--local", "--worktree"):
+            words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp")
+            for name in filter(None, _git(*words, r"^filter\.", check=False).split("\0")):
+                off[name] = "false" if name.endswith(".required") else ""
+        env = {**os.environ, "GIT_CONFIG_COUNT": str(len(off))}
+        for i, (name, value) in enumerate(off.items()):
+            env |= {f"GIT_CONFIG_KEY_{i}": name, f"GIT_CONFIG_VALUE_{i}": value}
+        commit = _git("rev-parse", "HEAD", env=env)
+        return commit + "+" * bool(_git("--no-optional-locks", *_STATUS, env=env))
     except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return None
 
 
-def _git(*argv: str) -> str:
-    # The repository may be a stranger's; switch off its settings that can run programs. Do so by
-    # environment variables: after ``git -c``, git would cut a setting's name at its first =.
-    off = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
-    for scope in ("--local", "--worktree"):
-        words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp", r"^filter\.")
-        for name in filter(None, _run("git", *words, check=False).split("\0")):
-            off[name] = "false" if name.endswith(".required") else ""
-    variables = {"GIT_CONFIG_COUNT": str(len(off))}
-    for i, (name, value) in enumerate(off.items()):
-        variables |= {f"GIT_CONFIG_KEY_{i}": name, f"GIT_CONFIG_VALUE_{i}": value}
-    return _run("git", "--no-optional-locks", *argv, more=variables)
-
-
-def _run(*command: str, check: bool = True, more: Mapping[str, str] | None = None) -> str:
-    env = {**os.environ, **(more or {})}
+def _git(*words: str, check: bool = True, env: dict[str, str] | None = None) -> str:
+    command = ("git", *words)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=check, timeout=5)
     return done.stdout.strip()

@@ -121,14 +121,12 @@ class _TensorboardLogger(Logger):
                 self.log(row)
 
     def log(self, row: Row) -> None:
-        """Log each metric against frames or samples."""
         self._at = int(row[self._axis])
         for name, value in row.items():
             if value is not None:
                 self._logger.log_scalar(name, value, step=self._at)
 
     def log_samples(self, samples: Samples) -> None:
-        """Show responses at the step of the previous row."""
         self._text("samples_shown", json.dumps(list(samples), indent=2, default=str))
 
     def log_video(self, video: Video, at: int) -> None:
@@ -143,7 +141,6 @@ class _TensorboardLogger(Logger):
         self._logger.experiment.file_writer.add_summary(summary, at)
 
     def close(self) -> None:
-        """Write buffered data."""
         self._logger.shutdown()
 
     def _text(self, name: str, text: str) -> None:

@@ -40,26 +40,22 @@ def check_wandb(logger: WandbConfig) -> None:
     if logger.mode == "auto" and mode not in (None, "", "online", "offline", "disabled"):
         raise ConfigError(f"WANDB_MODE={mode}: choose online, offline or disabled, or unset it")
     if wandb_mode(logger.mode) == "online":
-        _check_wandb_key()
+        key, source = wandb_key()
+        if not key:
+            raise ConfigError(
+                "logger.mode=online: there is no wandb key; run wandb login, set WANDB_API_KEY, "
+                "or choose logger.mode=offline"
+            )
+        from wandb.sdk.lib.wbauth.validation import check_api_key
+
+        if problem := check_api_key(key):
+            told = f"{problem.rstrip('.')}; fix it, or set logger.mode=offline"
+            raise ConfigError(f"{source}: {told}")
     wrong = sorted(set(logger.project) & set("/\\#?%:"))
     if wrong or not logger.project or len(logger.project) > 128:
         raise ConfigError(
             f"logger.project={logger.project}: give 1 to 128 characters without / \\ # ? % :"
         )
-
-
-def _check_wandb_key() -> None:
-    key, source = wandb_key()
-    if not key:
-        raise ConfigError(
-            "logger.mode=online: there is no wandb key; run wandb login, set WANDB_API_KEY, "
-            "or choose logger.mode=offline"
-        )
-    from wandb.sdk.lib.wbauth.validation import check_api_key
-
-    problem = check_api_key(key)
-    if problem:
-        raise ConfigError(f"{source}: {problem.rstrip('.')}; fix it, or set logger.mode=offline")
 
 
 def wandb_mode(mode: str) -> Any:

@@ -19,7 +19,7 @@ def custom_run(config: CustomLoggerConfig, logged: LoggedRun) -> OpenLoggers:
         "group": logged.group,
         "axis": logged.domain.axis,
     }
-    return guarded(logged, UserLogger.part, lambda: UserLogger(make_own("logger", config, given)))
+    return guarded(logged, _UserLogger.part, lambda: _UserLogger(make_own("logger", config, given)))
 
 
 def check_logger(config: CustomLoggerConfig) -> None:
@@ -32,7 +32,7 @@ def check_logger(config: CustomLoggerConfig) -> None:
         )
 
 
-class UserLogger(Logger):
+class _UserLogger(Logger):
     """Calls the user's logger; only its method ``log`` is required."""
 
     part = "logger"
@@ -43,19 +43,15 @@ class UserLogger(Logger):
         self._logger = logger
 
     def log(self, row: Row) -> None:
-        """Log a copy of one iteration's row."""
-        self._logger.log(dict(row))
+        self._logger.log(dict(row))  # a copy, which the user may change
 
     def log_samples(self, samples: Samples) -> None:
-        """Log responses."""
         self._call("log_samples", samples)
 
     def log_video(self, video: Video, at: int) -> None:
-        """Log a film."""
         self._call("log_video", video, at)
 
     def close(self) -> None:
-        """Close the logger at the end of the run."""
         self._call("close")
 
     def _call(self, name: str, *given: object) -> None:

@@ -83,11 +83,6 @@ class Owner:
             return False  # the queue restarted the job as this process
         return this.heartbeat - self.heartbeat < SILENT_SECONDS
 
-    @property
-    def how_to_stop(self) -> str:
-        """Text for messages: the command that stops the process, and the machine to run it on."""
-        return f"kill {self.pid} on {self.host} ends it, with a checkpoint"
-
     def __str__(self) -> str:
         job = f"job {self.job}, " if self.job else ""
         seen = max(int(time.time()) - self.heartbeat, 0)
@@ -104,11 +99,7 @@ def read_owner(run: Path) -> Owner | None:
 
 
 def refuse_owned(run: Path, setting: str) -> None:
-    """Refuse a run folder whose owner is alive.
-
-    Raises:
-        OwnedElsewhere: the owner is alive.
-    """
+    """Refuse a run folder whose owner is alive, by an OwnedElsewhere."""
     owner = read_owner(run)
     if owner is not None and owner.alive:
         raise _refusal(run, setting, owner)

@@ -117,14 +117,8 @@ def recording(
 ) -> Iterator[Recorder]:
     """Open the run's files, loggers and progress line; close them even after an error.
 
-    Args:
-        files: the run folder.
-        config: the job.
-        counters: the iterations and frames so far.
-        group: the job's sweep; None outside a sweep.
-        manifest: the run's manifest, for its ids.
-        marks: on resume, the checkpoint's metadata with :meth:`Recorder.marks`; else None.
-        phases: the current phase of an iteration, for the progress line.
+    ``group`` is the job's sweep, if any. On resume, ``marks`` is the checkpoint's metadata, which
+    contains :meth:`Recorder.marks`.
     """
     domain = domain_of(config)
     after = None if marks is None else counters.frames

@@ -27,7 +27,6 @@ class RowFile:
     The first row creates the file, since not every run has samples.
 
     Args:
-        path: the file.
         axis: the metric that counts frames: the domain's ``axis``.
         after: on resume, the frames of the checkpoint; later rows are cut off, since the resumed
             run computes them again.
@@ -158,12 +157,8 @@ def report_lines(
 def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
     """Cut off the rows after a checkpoint; keep all lines before it, even bad ones.
 
-    Args:
-        path: the file.
-        axis: the metric that counts frames.
-        after: the frames of the checkpoint.
-        mark: the :meth:`RowFile.mark` in the checkpoint; if the file has changed since, the rows'
-            frames decide where to cut.
+    ``axis`` counts frames, ``after`` are those of the checkpoint, and ``mark`` is its
+    :meth:`RowFile.mark`. If the file has changed since, the rows' frames decide where to cut.
     """
     content = path.read_bytes() if path.exists() else b""
     length, digest = mark.get("bytes"), mark.get("sha256")

@@ -18,7 +18,7 @@ from klrl.runs.metrics import Row, metrics_of
 _INIT_SECONDS, _FINISH_SECONDS = 20.0, 120.0
 
 
-class WandbLogger(Logger):
+class _WandbLogger(Logger):
     """Logs rows to a wandb run, against frames or samples."""
 
     part = "wandb"
@@ -28,7 +28,6 @@ class WandbLogger(Logger):
         self._table: dict[str, object] = {}
 
     def log(self, row: Row) -> None:
-        """Log one row, and the table of responses of its iteration."""
         self._run.log({**row, **self._table})
         self._table = {}
 
@@ -45,7 +44,6 @@ class WandbLogger(Logger):
         self._table = {"samples_shown": wandb.Table(columns=names, data=rows)}
 
     def log_video(self, video: Video, at: int) -> None:
-        """Log the film against frames or samples."""
         import wandb
 
         film = video.mp4 or video.gif
@@ -59,19 +57,19 @@ def wandb_run(config: WandbConfig, logged: LoggedRun) -> Iterator[Sequence[Logge
 
     Without a server, the run is logged offline. If wandb itself fails, the job runs without it.
     """
-    run = logged.guard.call(WandbLogger.part, _open_run, config, logged)
+    run = logged.guard.call(_WandbLogger.part, _open_run, config, logged)
     # Not `with run`: wandb would print its own traceback, even for Ctrl-C.
     code = 1
     try:
-        yield () if run is None else (WandbLogger(run, logged.domain.axis),)
+        yield () if run is None else (_WandbLogger(run, logged.domain.axis),)
         code = 0
     except Interrupted as stop:
         code = stop.exit_code
         raise
     finally:
         if run is not None:
-            logged.guard.call(WandbLogger.part, run.finish, exit_code=code)
-        if logged.guard.has_failed(WandbLogger.part):
+            logged.guard.call(_WandbLogger.part, run.finish, exit_code=code)
+        if logged.guard.has_failed(_WandbLogger.part):
             _end_service()
 
 

@@ -22,7 +22,7 @@ from klrl.base.ray_start import start_ray
 from klrl.config import LauncherConfig, RayLauncherConfig
 from klrl.runs.owner import read_owner
 from klrl.sweep.jobs import Job, Notice, Outcome
-from klrl.sweep.supervisor import Backend, Event, Lost, supervise, without_outcome
+from klrl.sweep.supervisor import Backend, Event, Lost, Supervisor, outcome_of
 from klrl.sweep.worker import run_logged
 
 #: Seconds between polls for outcomes, and between checks of the machines.
@@ -33,9 +33,24 @@ _HEADLESS = 30
 
 def check_cluster(config: LauncherConfig) -> None:
     """Refuse a Ray cluster that does not answer."""
-    if isinstance(config, RayLauncherConfig):
-        setting = "launcher.address" if config.address else "RAY_ADDRESS"
-        _check_address(config.address or os.environ.get("RAY_ADDRESS"), setting)
+    if not isinstance(config, RayLauncherConfig):
+        return
+    setting = "launcher.address" if config.address else "RAY_ADDRESS"
+    address = config.address or os.environ.get("RAY_ADDRESS", "auto")
+    host, _, port = address.rpartition(":")
+    if address in ("", "auto"):
+        return
+    if "/" in address or not host or not port.isdigit():
+        raise ConfigError(
+            f"{setting}={address}: give HOST:PORT as ray start --head prints it, or unset it"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{setting}={address}: no Ray cluster answers there ({error}); "
+            "run ray start --head on that machine, or unset it"
+        ) from error
 
 
 def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
@@ -52,7 +67,7 @@ def ray(config: RayLauncherConfig, jobs: Sequence[Job], folder: Path) -> Iterato
             gpus = 1 / config.jobs_per_device
             fit = _room(started, config.cpus_per_job, gpus)
             yield Notice(f"jobs at once: {fit}, {config.jobs_per_device} on each Ray GPU")
-        yield from supervise(_Tasks(config, started, gpus), jobs, folder)
+        yield from Supervisor(_Tasks(config, started, gpus), folder).run(jobs)
 
 
 class _Tasks(Backend):
@@ -109,7 +124,7 @@ class _Tasks(Backend):
         ):
             return Lost(job)
         except errors.TaskCancelledError:  # ``stop`` cancelled the task
-            return without_outcome(job)
+            return outcome_of(job)
         except errors.RayError as error:
             told = f"{type(error).__name__}: {last_line(error)}; see {job.log.name}"
             return Outcome(job.name, "failed", told)
@@ -163,34 +178,10 @@ class _Tasks(Backend):
 # --------------------------------------------------------------------------------------------- Ray
 
 
-def _check_address(address: str | None, setting: str) -> None:
-    """Refuse the address of a cluster that does not answer; None, "" and ``auto`` pass."""
-    if address in (None, "", "auto"):
-        return
-    host, _, port = address.rpartition(":")
-    if "/" in address or not host or not port.isdigit():
-        raise ConfigError(
-            f"{setting}={address}: give HOST:PORT as ray start --head prints it, or unset it"
-        )
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"{setting}={address}: no Ray cluster answers there ({error}); "
-            "run ray start --head on that machine, or unset it"
-        ) from error
-
-
 @contextmanager
 def _quiet_ray(address: str | None, **options: object) -> Iterator[ModuleType]:
-    """Start or join Ray by :func:`start_ray`, silence its output, and shut it down at the end.
-
-    Ray prints a paragraph about each process or machine that dies, and no setting prevents that.
-    klrl reports lost jobs itself.
-
-    Raises:
-        WorkerError: Ray does not start, or the cluster cannot be joined.
-    """
+    """Start or join Ray by :func:`start_ray`, silence its output, and shut it down at the end."""
+    # Ray prints a paragraph about each process or machine that dies, and no setting prevents that.
     # If several processes fail, klrl raises the first error, and Ray would print all others.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     import ray._private.worker as worker
@@ -207,10 +198,8 @@ def _quiet_ray(address: str | None, **options: object) -> Iterator[ModuleType]:
 
 
 def _headless(ray: ModuleType) -> str | None:
-    """Return an error message if the cluster's head node does not answer, else None.
-
-    Connect to its port: most calls to Ray would block until the head node answers.
-    """
+    """Return an error message if the cluster's head node does not answer, else None."""
+    # Connect to its port: most calls to Ray would block until the head node answers.
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()

@@ -127,10 +127,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
 
     A job that began, or is in ``sweep.json``, keeps its folder. Any other job gets a new folder
     with the job's name; if a different job has that folder, the name ends with the settings' hash.
-
-    Args:
-        folder: the sweep's folder.
-        named: name, overrides and checked settings of each job; duplicates are dropped.
+    ``named``: name, overrides and checked settings of each job; duplicates are dropped.
     """
     known = recorded(folder)
     taken = {path: key for key, path in known.items()}

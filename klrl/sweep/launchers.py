@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from klrl.config import JoblibConfig, LauncherConfig
 from klrl.runs.machine import cuda_devices
 from klrl.sweep.jobs import Job, Notice, Outcome
-from klrl.sweep.supervisor import Backend, Event, Lost, supervise
+from klrl.sweep.supervisor import Backend, Event, Lost, Supervisor
 from klrl.sweep.worker import run_for, run_job
 
 
@@ -36,7 +36,7 @@ def joblib(config: JoblibConfig, jobs: Sequence[Job], folder: Path) -> Iterator[
     if slots:
         yield Notice(f"jobs at once: {n_jobs}, on {', '.join(f'cuda:{d}' for d in slots)}")
     with TemporaryDirectory(prefix="klrl-locks-") as locks:
-        yield from supervise(_Pool(n_jobs, Path(locks), slots), jobs, folder)
+        yield from Supervisor(_Pool(n_jobs, Path(locks), slots), folder).run(jobs)
 
 
 class _Pool(Backend):
@@ -72,7 +72,10 @@ class _Pool(Backend):
         except TerminatedWorkerError:
             self._outcomes = None
             left = [job for name, job in self._waiting.items() if name in self._together]
-            for job in [job for job in left if self._runs(job)] or left:
+            logs = [(job, job.log) for job in left if job.log.exists()]
+            # Lost are the jobs whose log was opened since the pool started (or up to 1 s before).
+            ran = [job for job, log in logs if log.stat().st_mtime > self._began - 1]
+            for job in ran or left:
                 del self._waiting[job.name]
                 self._suspects.discard(job.name)
                 yield Lost(job, "lost with their process (killed, or out of memory?)")
@@ -91,10 +94,6 @@ class _Pool(Backend):
         run, also = delayed(run_for), (self._locks, self._slots)
         outcomes: Generator[Outcome] = pool([run(os.getpid(), job, *also) for job in together])
         return outcomes
-
-    def _runs(self, job: Job) -> bool:
-        """Return True if the job's log was opened since the pool started (or up to 1 s before)."""
-        return job.log.exists() and job.log.stat().st_mtime > self._began - 1
 
     def close(self) -> None:
         if self._outcomes is not None:

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from klrl.base.text import text_table
+from klrl.base.text import counted, text_table
 from klrl.domains import Domain, domain_of
 from klrl.runs.folder import run_id
-from klrl.runs.metrics import METRICS, Row, metric_of
+from klrl.runs.metrics import METRICS, metric_of
 from klrl.runs.progress import duration
 from klrl.runs.returns import final_return, last_recorded
-from klrl.runs.rows import read_rows
+from klrl.runs.rows import rows_so_far
 from klrl.sweep.jobs import Job, Outcome
 from klrl.sweep.sweep_file import JobEntry, SweepFile
 
@@ -86,7 +86,7 @@ class Ledger:
         status, error = self._entries[job.name].status, self._entries[job.name].error
         seconds = None if status == "waiting" else self._seconds.get(job.name)
         frames = score = kl = ""
-        if status != "refused" and (rows := _rows(job)):
+        if status != "refused" and (rows := rows_so_far(job.folder)):
             domain = domain_of(job.config)
             frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
             score = _shown(final_return(last_recorded(rows)), "eval/return", domain)
@@ -102,17 +102,12 @@ class Ledger:
         print(self.table())
         states = sorted(self.status(name) for name in self.jobs)
         parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
-        jobs = f"{len(states)} job{'s' * (len(states) != 1)}"
+        jobs = counted(len(states), "job")
         print(f"{head}{jobs}: {', '.join(parts)}; sweep folder: {self._folder}", flush=True)
 
 
 #: The metric in the table's column of KLs.
 _KL = "kl/ref/exact"
-
-
-def _rows(job: Job) -> list[Row]:
-    path = job.folder / "metrics.jsonl"
-    return read_rows(path) if path.exists() else []
 
 
 def _shown(value: float | None, name: str, domain: Domain) -> str:
@@ -124,6 +119,6 @@ def ended_line(outcome: Outcome, job: Job, done: int, total: int) -> str:
     head = f"[{done}/{total}] {job.name}: {outcome.status}"
     if outcome.error:
         return f"{head}: {outcome.error}"
-    domain, score = domain_of(job.config), final_return(last_recorded(_rows(job)))
+    domain, score = domain_of(job.config), final_return(last_recorded(rows_so_far(job.folder)))
     scored = "" if score is None else f", {domain.score} {_shown(score, 'eval/return', domain)}"
     return head + scored + ("" if outcome.seconds is None else f", {duration(outcome.seconds)}")

@@ -11,6 +11,7 @@ from klrl.base.text import text_table
 from klrl.config import LauncherConfig, OptunaConfig
 from klrl.config.identity import settings_hash
 from klrl.config.overrides import expand, split_overrides, swept_keys
+from klrl.runs.folder import RunFolder, planned_frames
 from klrl.runs.machine import cuda_devices
 from klrl.sweep.jobs import by_status, counted, make_jobs
 from klrl.sweep.run import check_jobs, named, sweep_settings
@@ -37,8 +38,12 @@ def print_plan(args: argparse.Namespace) -> int:
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
     folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
     status = by_status(make_jobs(folder, named(swept_keys(sweep.job), checked)))
-    jobs = [(job.name, state) for state, group in status.items() for job in group]
-    print(text_table(jobs, indent=2))
+    rows = []
+    for state, jobs in status.items():
+        for job in jobs:
+            run = RunFolder(job.folder)
+            rows.append((job.name, state, planned_frames(run.manifest) if run.exists else ""))
+    print(text_table(rows, indent=2))
     print(f"{counted(status)}; {_at_once(launcher)}")
     seeds: dict[str, set[int]] = {}
     for each in checked:

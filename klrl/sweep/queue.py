@@ -31,7 +31,7 @@ from klrl.config import LauncherConfig, SubmititConfig
 from klrl.runs.folder import RunFolder
 from klrl.sweep import slurm
 from klrl.sweep.jobs import Job, Notice, Outcome, Queued
-from klrl.sweep.supervisor import Backend, Event, Lost, done, supervise, why_failed, without_outcome
+from klrl.sweep.supervisor import Backend, Event, Lost, Supervisor, done, outcome_of, why_failed
 from klrl.sweep.sweep_file import SweepFile
 from klrl.sweep.worker import STOP_FILE, run_logged
 
@@ -63,7 +63,7 @@ def check_queue(config: LauncherConfig) -> None:
 def submitit(config: SubmititConfig, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
     """``launcher=submitit``: run jobs with submitit, in SLURM's queue or on this machine."""
     kind = _Slurm if uses_slurm(config) else _StandIn
-    return supervise(kind(config, folder), jobs, folder)
+    return Supervisor(kind(config, folder), folder).run(jobs)
 
 
 class _StandIn(Backend):
@@ -189,10 +189,10 @@ class _Slurm(Backend):
             why = f"ended by SLURM ({state})"
             return Lost(job, why, _starts(folder, queue), state == "TIMEOUT", "interrupted")
         if state == "CANCELLED" or self._stopping:
-            return without_outcome(job, None if self._stopping else _CANCELLED)
+            return outcome_of(job, None if self._stopping else _CANCELLED)
         told = f"SLURM says {state}" if state else "SLURM has no record of the reason"
         error = f"it left the queue without an outcome ({told})"
-        outcome = without_outcome(job)
+        outcome = outcome_of(job)
         return outcome if outcome.status == "finished" else Outcome(job.name, "failed", error)
 
     def stop(self) -> Sequence[Event]:
@@ -257,14 +257,8 @@ def settle(
 ) -> tuple[Sequence[Job], list[str]]:
     """Adopt or cancel the jobs that an earlier process of the sweep left in SLURM's queue.
 
-    Args:
-        folder: the sweep's folder.
-        jobs: the jobs of this command.
-        before: the earlier contents of ``sweep.json``.
-        config: the launcher; if it does not use SLURM, no job is adopted.
-
-    Returns:
-        The jobs, with ``queued`` set for adopted jobs; and lines for the user.
+    Returns the jobs of this command, with ``queued`` set for adopted jobs, and lines for the user.
+    ``before``: the earlier contents of ``sweep.json``. Only a launcher that uses SLURM adopts jobs.
     """
     if not submissions(folder).is_dir():
         return jobs, []
@@ -348,17 +342,15 @@ def _run(job: Job, folder: Path, queue: str, *, on_slurm: bool) -> Outcome:
 
 
 def _run_warned(job: Job) -> Outcome:
-    """Run a job so that a signal at any time ends it with a checkpoint.
-
-    submitit's own handler would requeue the job at once, without a checkpoint.
-    """
+    """Run a job so that a signal at any time ends it with a checkpoint."""
+    # submitit's own handler would requeue the job at once, without a checkpoint.
     for each in (*WARNINGS, signal.SIGCONT):
         signal.signal(each, signal.SIG_DFL)
     try:
         with stop_signals(_stopped):
             outcome = run_logged(job)
     except Interrupted as stop:  # the signal came before the run began, or after it ended
-        finished = without_outcome(job).status == "finished"
+        finished = outcome_of(job).status == "finished"
         outcome = Outcome(job.name, "finished" if finished else "interrupted", signum=stop.signum)
     # Ignore SLURM's signals from now on: they would also end scontrol, which requeues the job.
     for each in (*WARNINGS, signal.SIGTERM, signal.SIGCONT, signal.SIGINT):

@@ -55,11 +55,7 @@ from klrl.sweep.worker import STOP_FILE
 def run_sweep(args: argparse.Namespace) -> int:
     """Run every unfinished job of a command line; return 0 if all jobs are finished, else 1.
 
-    Args:
-        args: Hydra's flags, and the overrides.
-
     Raises:
-        ConfigError: an override, the launcher or a job is refused.
         Interrupted: a signal stopped the sweep.
     """
     sweep = split_overrides(args.overrides)
@@ -159,7 +155,8 @@ def _opened(
     print(f"sweep {folder}: {counted(status)}", flush=True)
     owners = [(job.name, read_owner(job.folder)) for job in status[ELSEWHERE]]
     notes += [*ledger.notes, *(job.note for job in status[NEW] if job.note)]
-    notes += [f"{name}: {owner.how_to_stop}" for name, owner in owners if owner]
+    ends = "ends it, with a checkpoint"
+    notes += [f"{name}: kill {of.pid} on {of.host} {ends}" for name, of in owners if of]
     for line in [*notes[:10], *[f"... and {len(notes) - 10} more"] * (len(notes) > 10)]:
         print(escaped(line), flush=True)
     return todo
@@ -225,13 +222,8 @@ def _locked(path: Path, setting: str) -> Iterator[None]:
 def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iterator[list[int]]:
     """In the context, a signal asks running jobs to stop; a second SIGINT or SIGTERM stops klrl.
 
-    Args:
-        folder: the sweep's folder.
-        jobs: the jobs that may be running.
-        by_queue: True if the jobs are in SLURM's queue; then its backend stops them.
-
-    Yields:
-        The signals received so far.
+    Yields the signals received so far. ``by_queue``: the jobs are in SLURM's queue, whose backend
+    stops them.
     """
     received: list[int] = []
 
@@ -272,11 +264,7 @@ def _pid(job: Job) -> int | None:
 
 
 def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
-    """Check every job before the first job runs; check the machine once per distinct ``parts``.
-
-    Raises:
-        ConfigError: a job cannot run.
-    """
+    """Check every job before the first job runs; check the machine once per distinct ``parts``."""
     composer = Composer(args.config_dir, args.config_name)
     checked = [Checked(job, composer.job_config(job)) for job in jobs]
     seen = set()
@@ -297,11 +285,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
 def sweep_settings(
     own: Sequence[str], args: argparse.Namespace
 ) -> tuple[LauncherConfig, SearchConfig]:
-    """Compose the settings of the launcher and the search from their overrides.
-
-    Raises:
-        ConfigError: an override is refused, or a package is missing.
-    """
+    """Compose the settings of the launcher and the search; refuse a missing package."""
     for override in own:
         group = override.partition("=")[0]
         if group in SWEEP_GROUPS and "," in override:

@@ -66,16 +66,7 @@ class Backend(Protocol):
         """End all jobs that are still running."""
 
 
-def supervise(backend: Backend, jobs: Sequence[Job], folder: Path) -> Iterator[Event]:
-    """Run jobs on a backend until each has an outcome.
-
-    Raises:
-        WorkerError: no machine is left to run jobs.
-    """
-    yield from _Supervisor(backend, folder).run(jobs)
-
-
-class _Supervisor:
+class Supervisor:
     """Starts jobs on a backend until each has an outcome; restarts lost jobs."""
 
     def __init__(self, backend: Backend, folder: Path) -> None:
@@ -87,6 +78,7 @@ class _Supervisor:
         self._starts: dict[str, list[int]] = defaultdict(list)  # frames at each start
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Event]:
+        """Run jobs; raise a WorkerError if no machine is left to run them."""
         # Clear ``queued`` for restarts: only the first start finds jobs already in SLURM's queue.
         self._open = {job.name: dataclasses.replace(job, queued=None) for job in jobs}
         asked = False
@@ -100,7 +92,7 @@ class _Supervisor:
                 yield from self._start_again()
         except WorkerError:
             for job in self._open.values():
-                yield without_outcome(job, "no machine is left for it")
+                yield outcome_of(job, "no machine is left for it")
             if not self._stopping:
                 raise
         finally:
@@ -133,7 +125,7 @@ class _Supervisor:
     def _ended_by(self, lost: Lost) -> Outcome | None:
         """Return the outcome of a lost job; None if it will be restarted."""
         if self._stopping:
-            return without_outcome(lost.job)
+            return outcome_of(lost.job)
         starts = self._starts[lost.job.name] if lost.starts is None else lost.starts
         error = why_failed(lost.job, starts, lost.at_limit)
         if error is None:
@@ -166,14 +158,14 @@ class _Supervisor:
             owner = read_owner(job.folder)
             if self._stopping:
                 del self._held[name], self._open[name]
-                yield without_outcome(job)
+                yield outcome_of(job)
             elif owner is None or not owner.alive:
                 jobs.append(self._held.pop(name))
         if jobs:
             yield from self._start(jobs)
 
 
-def without_outcome(job: Job, error: str | None = None) -> Outcome:
+def outcome_of(job: Job, error: str | None = None) -> Outcome:
     """Derive a job's outcome from its folder, since its process returned none."""
     run = RunFolder(job.folder)
     if run.exists and run.status == "finished":

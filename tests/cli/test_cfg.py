@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.mujoco.published import NAMES
 from klrl.config import ALL_CHOICES, Ungrouped, conf_dir
-from klrl.config.catalogue import choices
+from klrl.config.catalogue import described
 from klrl.config.nodes import notes_of
 from tests.runs.commands import exits
 
@@ -35,7 +35,7 @@ WORDS = [
     *(
         pytest.param([word], marks=pytest.mark.slow) if word in ALIKE else [word]
         for group in ("env", "experiment")
-        for word in (f"{group}={name}" for name in choices(group))
+        for word in (f"{group}={name}" for name in described(group))
         if word != "env=custom"  # tests/config/test_own.py
     ),
     ["kl=legacy", "controller=adaptive", "reference=ema", "loss=klpen_held", "optim=adamw"],

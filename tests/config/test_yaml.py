@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from klrl.base.errors import ConfigError
 from klrl.config import GROUPS, EvalConfig, LanguageConfig, Ungrouped, conf_dir
-from klrl.config.catalogue import choices
+from klrl.config.catalogue import described
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
 from klrl.config.nodes import notes_of
@@ -64,7 +64,7 @@ OF_ONE = {("loss", "trpo"), ("loss", "nll"), ("reference", "custom"), ("referenc
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("group", "choice"), [(g, c) for g in (*GROUPS, "experiment") for c in choices(g)]
+    ("group", "choice"), [(g, c) for g in (*GROUPS, "experiment") for c in described(g)]
 )
 def test_every_choice_composes_and_fits_its_schema(group: str, choice: str) -> None:
     config = to_config(compose([f"{group}={choice}", *ASKING.get((group, choice), [])]))
@@ -88,7 +88,7 @@ def test_a_missing_package_is_told_with_its_extra(preset: str) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("group", "choice"),
-    [(g, c) for g in SHARED for c in choices(g) if (g, c) not in OF_ONE],
+    [(g, c) for g in SHARED for c in described(g) if (g, c) not in OF_ONE],
 )
 def test_every_shared_choice_goes_with_a_language_policy(group: str, choice: str) -> None:
     # experiment=smollm sets the most, of it what kl=none and kl=legacy do not have, and says so.

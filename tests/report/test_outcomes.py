@@ -48,7 +48,7 @@ def change_rows(folder, change):
 
 
 def lines_of(root, failed="last"):
-    counted = count_runs(find_runs([str(root)]).runs, failed=failed)
+    counted = count_runs(find_runs([str(root)]).runs)
     return summary_lines(counted.settings, failed)
 
 

@@ -50,7 +50,8 @@ def test_paths_that_differ_in_the_runs_own_seed_make_one_setting(
     write(tmp_path / "own", init=init, reference=reference, seeds=seeds)
     (setting,) = settings_of(tmp_path)
     assert [run.seed for run in setting.runs] == seeds
-    found = setting.settings.get("actor.init"), setting.settings.get("reference.path")
+    settings = setting.runs[0].settings
+    found = settings.get("actor.init"), settings.get("reference.path")
     assert found == told
     write(tmp_path / "none", seeds=seeds)
     assert [[run.seed for run in each.runs] for each in settings_of(tmp_path)] == [seeds, seeds]
@@ -66,7 +67,9 @@ def test_paths_with_a_hash_make_one_setting_if_each_seed_has_one_path(tmp_path):
         write(tmp_path, 2.0, seeds=[seed], init=f"base/seed={{}},kl.coef=1-{digits}")
         write(tmp_path, 3.0, seeds=[seed], init="base/seed={}")
         write(tmp_path / "too", 3.0, seeds=[seed], init=f"base/seed={{}}-{digits}")
-    found = [(each.settings["actor.init"], len(each.runs)) for each in settings_of(tmp_path)]
+    found = [
+        (each.runs[0].settings["actor.init"], len(each.runs)) for each in settings_of(tmp_path)
+    ]
     assert found == [
         ("base/seed=*-*/", 2),
         ("base/seed=*,kl.coef=1-*", 2),
@@ -91,7 +94,7 @@ def test_paths_with_a_hash_make_one_setting_if_each_seed_has_one_path(tmp_path):
 def test_paths_that_differ_otherwise_are_settings_of_their_own(paths, tmp_path):
     for seed, path in enumerate(paths):
         write(tmp_path, seeds=[seed], init=path)
-    assert [each.settings["actor.init"] for each in settings_of(tmp_path)] == sorted(paths)
+    assert [each.runs[0].settings["actor.init"] for each in settings_of(tmp_path)] == sorted(paths)
 
 
 def test_seeds_that_start_from_runs_of_their_own_are_paired(tmp_path):

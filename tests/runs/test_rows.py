@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from klrl.report.diff import read
 from klrl.report.listing import entries
-from klrl.report.runs import find_runs
+from klrl.report.runs import find_runs, read_run
 from klrl.runs.rows import RowFile, read_rows
 from tests.report.toys import write_run
 
@@ -127,7 +126,7 @@ def test_report_diff_and_ls_skip_a_bad_line_and_say_so(bad, tmp_path, capsys) ->
     metrics.write_bytes(b"\n".join([*whole[:-1], bad, whole[-1], b""]))
     (run,) = find_runs([str(tmp_path)]).runs
     assert run.rows == len(whole)
-    assert read(str(folder)).rows == len(whole)
+    assert read_run(folder).rows == len(whole)
     told = f"{metrics}: skipped line {len(whole)}: not a row"
     assert capsys.readouterr().err.splitlines() == [told] * 2
     metrics.write_bytes(b"\n".join([*whole, bad, b""]))  # ls reads the end of the file alone

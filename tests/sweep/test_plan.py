@@ -9,6 +9,7 @@ from klrl.config import JoblibConfig, LauncherConfig, RayLauncherConfig
 from klrl.plan import main as plan_main
 from klrl.report.statistics import least_seen
 from tests.conftest import QUICK
+from tests.runs.commands import exits
 from tests.sweep.commands import SLURM
 
 
@@ -83,3 +84,13 @@ def test_finished_jobs_are_told_from_those_to_run(capsys) -> None:
         "  seed=2  to start\n"
         "3 jobs, 2 finished before, 1 to start; launcher=local, 1 at a time\n"
     )
+
+
+@pytest.mark.integration
+def test_a_job_that_was_resumed_with_more_frames_says_so(capsys) -> None:
+    """Its learning rate decayed over fewer frames first; the report and diff say so, too."""
+    assert exits("-m", "sweep=a", *QUICK, "seed=0") == 0
+    assert exits("resume=outputs/a/job", "frames=256") == 0
+    capsys.readouterr()
+    found = planned(capsys, "-m", "sweep=a", *QUICK, "frames=256", "seed=0,1").splitlines()
+    assert found[:2] == ["  job     finished before  frames=128, then 256", "  seed=1  to start"]

@@ -9,7 +9,7 @@ from klrl.base.errors import WorkerError
 from klrl.runs.folder import RunFolder
 from klrl.runs.owner import OWNER_FILE
 from klrl.sweep.jobs import Job, Notice, Outcome, make_jobs
-from klrl.sweep.supervisor import Backend, Event, Lost, supervise, why_failed
+from klrl.sweep.supervisor import Backend, Event, Lost, Supervisor, why_failed
 from klrl.sweep.worker import STOP_FILE
 from tests.runs.commands import live_elsewhere
 
@@ -69,7 +69,7 @@ def outcomes(events: Sequence[Event]) -> dict[str, tuple[str, int | None]]:
 def test_a_lost_job_goes_on_while_its_checkpoints_advance_and_fails_where_they_do_not(jobs) -> None:
     advances = [(64, "lost"), (64, "lost"), (128, "lost"), (128, "lost"), (192, "finished")]
     backend = Scripted(a=advances, b=[(0, "lost"), (0, "lost"), (0, "lost")])
-    events = list(supervise(backend, jobs, FOLDER))
+    events = list(Supervisor(backend, FOLDER).run(jobs))
     assert outcomes(events) == {"a": ("finished", None), "b": ("failed", None)}
     assert backend.starts == [["a", "b"], ["a", "b"], ["a", "b"], ["a"], ["a"]]
     assert backend.suspects == [set(), set(), {"b"}, set(), set()]
@@ -86,7 +86,7 @@ def test_nothing_is_started_again_while_a_sweep_stops(jobs) -> None:
     backend = Scripted(a=[(64, "lost")], b=[(0, "waiting")])
     FOLDER.mkdir(parents=True)
     (FOLDER / STOP_FILE).touch()
-    events = list(supervise(backend, jobs, FOLDER))
+    events = list(Supervisor(backend, FOLDER).run(jobs))
     assert outcomes(events) == {"a": ("interrupted", None), "b": ("waiting", None)}
     assert backend.starts == [["a", "b"]]
     assert (backend.stops, backend.closed) == (1, 1)
@@ -96,7 +96,7 @@ def test_a_lost_job_is_held_while_its_old_process_may_live(jobs) -> None:
     script = [(64, "lost"), *[(64, "running elsewhere")] * 3, (64, "lost"), (128, "finished")]
     backend = Scripted(a=script)
     held = 0
-    for event in supervise(backend, jobs[:1], FOLDER):
+    for event in Supervisor(backend, FOLDER).run(jobs[:1]):
         reach(jobs[0], 64)
         if isinstance(event, Notice) and "lost" in event.line:
             live_elsewhere(jobs[0].folder)
@@ -112,7 +112,7 @@ def test_a_lost_job_is_held_while_its_old_process_may_live(jobs) -> None:
 
 def test_a_job_that_another_process_runs_from_the_beginning_is_not_waited_for(jobs) -> None:
     backend = Scripted(a=[(0, "running elsewhere")])
-    assert outcomes(list(supervise(backend, jobs[:1], FOLDER))) == {
+    assert outcomes(list(Supervisor(backend, FOLDER).run(jobs[:1]))) == {
         "a": ("running elsewhere", None)
     }
 
@@ -121,7 +121,7 @@ def test_where_no_machine_is_left_every_open_job_has_an_outcome(jobs) -> None:
     backend = Scripted(a=[(64, "no machine")], b=[])
     events: list[Event] = []
     with pytest.raises(WorkerError):
-        events.extend(supervise(backend, jobs, FOLDER))
+        events.extend(Supervisor(backend, FOLDER).run(jobs))
     assert outcomes(events) == {"a": ("interrupted", None), "b": ("waiting", None)}
     assert backend.closed == 1
 

@@ -183,6 +183,18 @@ def test_a_policy_of_other_actions_is_refused(cartpoles) -> None:
         ConfigError, match=r"^RUN=free: has no reference \(kl=none\); give a policy with --to"
     ):
         kl_between("free")
+    of_python = r"^RUN=free: has no reference \(kl=none\); give a policy with other$"
+    with pytest.raises(ConfigError, match=of_python):
+        load_run("free").kl()
+
+
+def test_in_python_a_refusal_names_the_argument(cartpoles) -> None:
+    run = load_run("first")
+    for given, named in ((("wrong",), "other=wrong: no"), ((None, "kl.coef=1"), "kl.coef=1: eval")):
+        with pytest.raises(ConfigError, match=f"^{named}"):
+            run.kl(*given)
+    with pytest.raises(ConfigError, match="^on=a--to=b: no such folder"):
+        run.kl(on="a--to=b")
 
 
 @pytest.mark.integration
