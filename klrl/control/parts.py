@@ -42,8 +42,7 @@ from klrl.runs.metrics import Row
 from klrl.runs.state import Component
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.learner import Learner
-from klrl.train.loop import Parts, Rollout
-from klrl.train.row import Rewards
+from klrl.train.loop import Parts, Rewards, Rollout
 from klrl.train.schedule import Size
 
 if TYPE_CHECKING:

@@ -40,8 +40,7 @@ from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.learner import Learner
-from klrl.train.loop import Parts
-from klrl.train.row import Rewards
+from klrl.train.loop import Parts, Rewards
 from klrl.train.schedule import Size
 
 _say = partial(print, flush=True)
