@@ -106,12 +106,14 @@ class ControlSteps(Steps[Frames, Tensor]):
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
         """Take TRPO's policy step on the whole rollout, to KL(old||new) = ``target`` (nats)."""
-        from klrl.losses.trpo import natural_direction, take_step, twice_differentiable
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        from klrl.losses.trpo import natural_direction, take_step
 
         family, config, moved = self.agent.family, self.loss.config, self.actor_parameters
         assert isinstance(config, TRPOConfig)
         batch = {**frames, **draw(self.loss, family, frames)}
-        with twice_differentiable():
+        with sdpa_kernel(SDPBackend.MATH):  # its attention has a second derivative
             outputs = self.agent.policy_net.of_normalized(batch["observation"])
         new = dict(zip(family.param_keys, outputs, strict=True))
         scored = score(self.loss, family, new, batch["state_value"], batch)
