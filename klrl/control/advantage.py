@@ -91,13 +91,8 @@ def custom(
     agent: Agent,
 ) -> OwnAdvantage:
     """``advantage=custom``: make the user's function, and try it on a batch of the agent's."""
-    given = {
-        "config": config,
-        "critic": critic,
-        "reward_scale": reward_scale,
-        "normalizer": normalizer,
-    }
-    follower = deepcopy(normalizer)
+    given: dict[str, object] = {"config": config, "critic": critic, "normalizer": normalizer}
+    given["reward_scale"], follower = reward_scale, deepcopy(normalizer)
     trial, use = {"normalizer": lambda: follower}, partial(_try, agent)
     return OwnAdvantage(*try_part("advantage", config, given, object, use, trial=trial))
 

@@ -15,9 +15,9 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from klrl.config import ClipConfig, CustomLossConfig, KLPENConfig, LossConfig
+from klrl.config import ClipConfig, CustomLossConfig, KLPENConfig, LossConfig, factory
 from klrl.config.own import PartError, try_part
-from klrl.kl.charge import penalized
+from klrl.kl.charge import ReferenceKL, penalized
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
 from klrl.losses.beta import BetaRule, make_beta_rule
@@ -300,28 +300,29 @@ class LikelihoodLoss(PolicyLoss):
         return scored.log_prob
 
 
+def make_loss(
+    config: LossConfig, domain: str, kl: ReferenceKL | None, reward_scale: float = 1.0
+) -> PolicyLoss:
+    """Make the loss of a run; it charges what ``kl`` leaves to the loss."""
+    loss: PolicyLoss = factory("loss", config, domain)(
+        config,
+        reference_estimator=None if kl is None else kl.loss_estimator,
+        divergence=REVERSE if kl is None else kl.divergence,
+        reward_scale=reward_scale,
+    )
+    return loss
+
+
 # ------------------------------------------------------------------------------- loss=custom
 
 #: Fields of Scored through which a gradient reaches the policy.
 _MOVES = ("log_prob", "kl_old", "entropy")
 
 
-def custom(
-    config: CustomLossConfig,
-    reference_estimator: Estimator | None = None,
-    divergence: Divergence = REVERSE,
-    reward_scale: float = 1.0,
-) -> PolicyLoss:
-    """``loss=custom``: make the user's :class:`PolicyLoss` and try it once."""
-    given = {
-        "config": config,
-        "reference_estimator": reference_estimator,
-        "divergence": divergence,
-        "reward_scale": reward_scale,
-    }
-
-    tokens = config.reduction not in ("mean", "sum")
-    use = partial(_try, tokens=tokens)
+def custom(config: CustomLossConfig, **given: object) -> PolicyLoss:
+    """``loss=custom``: make the user's :class:`PolicyLoss`, and try it once."""
+    use = partial(_try, tokens=config.reduction not in ("mean", "sum"))
+    given["config"] = config
     # Checkpoints do not save a loss's state_dict.
     made, unsaved = try_part("loss", config, given, PolicyLoss, use, saved=False)
     loss: PolicyLoss = made

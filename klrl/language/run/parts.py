@@ -13,7 +13,6 @@ from torch import nn
 
 from klrl.base.seeds import derived_seed, seed_generators
 from klrl.config import GroupConfig, LanguageConfig, LegacyKLConfig, factory
-from klrl.kl.divergences import REVERSE
 from klrl.language.data.tasks import make_task
 from klrl.language.model import pretrained as model
 from klrl.language.model.causal_lm import head, in_low_precision
@@ -110,11 +109,8 @@ class LanguageParts(Parts):
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config, self.policy, self.kl
         )
-        charged = None if self.kl is None else self.kl.loss_estimator
-        divergence = REVERSE if self.kl is None else self.kl.divergence
-        steps = LanguageSteps(
-            config, self.policy, self.layouts.policy, self.reference, charged, divergence
-        )
+        layout = self.layouts.policy
+        steps = LanguageSteps(config, self.policy, layout, self.reference, self.kl)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
 
     # ------------------------------------------------------------------------------ the steps
