@@ -39,7 +39,7 @@ from klrl.kl.reference import FrozenReference, Loaded
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.state import Component
-from klrl.train.evaluate import Evaluation, Starts
+from klrl.train.evaluate import Evaluation, EvaluationPlan, Starts
 from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rewards, Rollout
 from klrl.train.schedule import Size
@@ -150,15 +150,9 @@ class ControlParts(Parts):
         from klrl.control.evaluate import evaluate_policy
 
         frozen: Any = None if self.reference is None else self.reference.module
-        return evaluate_policy(
-            self.agent,
-            self.config.env,
-            starts=starts,
-            size=size,
-            sampled=self.config.eval.sampled,
-            reference=None if frozen is None else frozen[0].module,
-            device=self.device,
-        )
+        reference = None if frozen is None else frozen[0].module
+        plan = EvaluationPlan(starts, size, self.config.eval.sampled, self.device)
+        return evaluate_policy(self.agent, self.config.env, plan, reference)
 
     # --------------------------------------------------------------------------------- parts
 
