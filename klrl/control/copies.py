@@ -394,10 +394,6 @@ def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
     assert isinstance(space, spaces.Box)
     if not np.isfinite([space.low, space.high]).all():
         return Unbounded(shape=(n, size), dtype=torch.float32)
-    low, high = (
-        torch.as_tensor(x.reshape(-1), dtype=torch.float32) for x in (space.low, space.high)
-    )
-    shape = (n, size)
-    return Bounded(
-        low.expand(shape).clone(), high.expand(shape).clone(), shape=shape, dtype=torch.float32
-    )
+    bounds = (np.tile(x.reshape(-1), (n, 1)) for x in (space.low, space.high))
+    low, high = (torch.as_tensor(x, dtype=torch.float32) for x in bounds)
+    return Bounded(low, high, shape=(n, size), dtype=torch.float32)

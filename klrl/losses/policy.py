@@ -197,15 +197,6 @@ class PolicyLoss(ABC):
         own = self._reduce(ones[rows], mask[rows])  # 0 if no position of these rows is real
         return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
-    def weights(self, kl_coef: float) -> dict[str, float]:
-        """Return metric -> its factor in the minimised loss; 1 for a metric that is not listed."""
-        return {
-            "loss/objective": -1.0,
-            "loss/critic": self.config.critic_coeff,
-            "loss/entropy": -self.entropy_bonus,
-            "loss/kl_ref": kl_coef,
-        }
-
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
         """Reduce each metric of a minibatch to a number, in the order of :attr:`measures`.
 
@@ -217,8 +208,13 @@ class PolicyLoss(ABC):
         return torch.stack([ways[n in self._charged](x, mask) for n, x in measured.items()])
 
     def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:
-        """Multiply means over minibatches by :meth:`weights`; return the minimised loss's terms."""
-        weights = self.weights(kl_coef)
+        """Multiply means over minibatches by their factors, if any, in the minimised loss."""
+        weights = {
+            "loss/objective": -1.0,
+            "loss/critic": self.config.critic_coeff,
+            "loss/entropy": -self.entropy_bonus,
+            "loss/kl_ref": kl_coef,
+        }
         # Add 0.0, since the entropy's term would be -0.0 without an entropy bonus.
         return {name: weights.get(name, 1.0) * mean + 0.0 for name, mean in means.items()}
 
