@@ -156,7 +156,7 @@ class VectorGymEnv(EnvBase):
     def longest_episode(self) -> int | None:
         """Steps after which Gymnasium's TimeLimit ends an episode; None without a TimeLimit."""
         limits = (each for each in wrappers_of(self._envs[0]) if isinstance(each, TimeLimit))
-        return next((int(each._max_episode_steps) for each in limits), None)
+        return min((int(each._max_episode_steps) for each in limits), default=None)
 
     @property
     def pictures_per_second(self) -> float:
