@@ -106,7 +106,9 @@ class VectorGymEnv(EnvBase):
         self._batch: MujocoBatch | None = None
         #: How the copies are stepped, in words.
         self.stepped = f"{num_envs} copies one by one" if num_envs > 1 else "one copy"
-        if batch and num_envs > 1 and self.layout is None and _is_mujoco(first):
+        entry = str(getattr(first.unwrapped.spec, "entry_point", ""))
+        several = batch and num_envs > 1 and self.layout is None
+        if several and entry.startswith("gymnasium.envs.mujoco."):
             from klrl.control.mujoco_batch import batch_of
 
             made = batch_of(make, first, num_envs)
@@ -364,11 +366,6 @@ class VectorGymEnv(EnvBase):
         for env in self._envs:
             env.close()
         super().close(raise_if_closed=raise_if_closed)
-
-
-def _is_mujoco(env: gymnasium.Env) -> bool:
-    spec = env.unwrapped.spec
-    return spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
 
 
 def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
