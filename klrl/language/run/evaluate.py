@@ -189,9 +189,10 @@ def evaluate_trained(
             reference = trained_reference(folder, which, policy, base, str(plan.device))
         except ConfigError as error:
             warn(f"no KL to the reference: {error}")
-    play = Player.of_trained(config, policy, task).evaluate
-    how = {"sampled": plan.sampled, "chosen": chosen}
-    return play(plan.starts, plan.size, reference=reference, **how)
+    player = Player.of_trained(config, policy, task)
+    return player.evaluate(
+        plan.starts, plan.size, sampled=plan.sampled, chosen=chosen, reference=reference
+    )
 
 
 def longest_episode(config: LanguageConfig) -> int:
