@@ -30,7 +30,7 @@ from klrl.report.runs import ReadRun, find_runs
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.other_task import config_on_task
-from klrl.train.evaluate import CLOSING
+from klrl.train.evaluate import CLOSING, EvaluationPlan
 from klrl.train.schedule import Size
 
 Line = dict[str, Any]
@@ -210,15 +210,8 @@ def closing(run: ReadRun) -> Row:
     if not diverged(run):
         return {key: float(column(run, key)[-1]) for key in ("eval/return", "eval/return_se")}
     config = config_on_task(run.path, ())
-    return run.domain.function("evaluate")(
-        run.path,
-        config,
-        starts=CLOSING,
-        size=Size(config.eval.final),
-        sampled=False,
-        which="last",
-        device=device_of("cpu"),
-    ).row
+    plan = EvaluationPlan(CLOSING, Size(config.eval.final), False, device_of("cpu"))
+    return run.domain.function("evaluate")(run.path, config, plan, "last").row
 
 
 def outcome(run: ReadRun) -> Line:

@@ -65,8 +65,8 @@ def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
 _NUMPY: dict[type[nn.Module], Callable[[Array], object]] = {
     nn.Tanh: lambda x: np.tanh(x, out=x),
     nn.ReLU: lambda x: np.maximum(x, 0, out=x),
-    nn.ELU: lambda x: np.copyto(x, np.expm1(x), where=x < 0),
-    nn.SiLU: lambda x: np.divide(x, 1 + np.exp(-x), out=x),
+    nn.ELU: lambda x: np.copyto(x, np.expm1(np.minimum(x, 0)), where=x < 0),
+    nn.SiLU: lambda x: np.divide(x, 1 + np.exp(-np.maximum(x, -88)), out=x),  # e^89 overflows
 }
 
 

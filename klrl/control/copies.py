@@ -12,8 +12,8 @@ autoreset, SyncVectorEnv also moves an episode's last observation to the info.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -48,7 +48,7 @@ from klrl.control.answers import (
     require_picture,
 )
 from klrl.control.episodes import Episodes, replayed, why_unrepeatable
-from klrl.control.gym_make import make_gym
+from klrl.control.gym_make import make_gym, wrappers_of
 from klrl.control.observation import Layout, Packed, flattened, layout_of
 
 if TYPE_CHECKING:
@@ -106,14 +106,16 @@ class VectorGymEnv(EnvBase):
         self._batch: MujocoBatch | None = None
         #: How the copies are stepped, in words.
         self.stepped = f"{num_envs} copies one by one" if num_envs > 1 else "one copy"
-        if batch and num_envs > 1 and self.layout is None and _is_mujoco(first):
-            from klrl.control.mujoco_batch import Unbatched, batch_of
+        entry = str(getattr(first.unwrapped.spec, "entry_point", ""))
+        several = batch and num_envs > 1 and self.layout is None
+        if several and entry.startswith("gymnasium.envs.mujoco."):
+            from klrl.control.mujoco_batch import batch_of
 
-            try:
-                self._batch = batch_of(make, first, num_envs)
-                self.stepped = f"{num_envs} copies in one MuJoCo batch"
-            except Unbatched as why:
-                self.stepped += f" ({why})"
+            made = batch_of(make, first, num_envs)
+            if isinstance(made, str):
+                self.stepped += f" ({made})"
+            else:
+                self._batch, self.stepped = made, f"{num_envs} copies in one MuJoCo batch"
         # A batch needs only one environment, which is reset in turn for each copy.
         copies = [first, *(make() for _ in range(0 if self._batch else num_envs - 1))]
         if len({id(copy.unwrapped) for copy in copies}) < len(copies):
@@ -132,7 +134,8 @@ class VectorGymEnv(EnvBase):
         self._observations, self._rewards = self._answers["seen"], self._answers["reward"]
         self._ends = self._answers["ends"][:, 0], self._answers["ends"][:, 1]
         self._step_timeout = step_timeout
-        self._place = _Place()
+        # The copy being stepped or reset, and the number of steps so far, for error messages.
+        self._place = SimpleNamespace(copy=0, step=0)
 
     def _set_specs(self) -> None:
         n = self.num_copies
@@ -154,12 +157,8 @@ class VectorGymEnv(EnvBase):
     @property
     def longest_episode(self) -> int | None:
         """Steps after which Gymnasium's TimeLimit ends an episode; None without a TimeLimit."""
-        env: Any = self._envs[0]
-        while isinstance(env, gymnasium.Wrapper):
-            if isinstance(env, TimeLimit):
-                return int(env._max_episode_steps)
-            env = env.env
-        return None
+        limits = (each for each in wrappers_of(self._envs[0]) if isinstance(each, TimeLimit))
+        return min((int(each._max_episode_steps) for each in limits), default=None)
 
     @property
     def pictures_per_second(self) -> float:
@@ -369,19 +368,6 @@ class VectorGymEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
 
 
-@dataclass(slots=True)
-class _Place:
-    """The copy being stepped or reset, and the number of steps so far, for error messages."""
-
-    copy: int = 0
-    step: int = 0
-
-
-def _is_mujoco(env: gymnasium.Env) -> bool:
-    spec = env.unwrapped.spec
-    return spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco.")
-
-
 def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
     if layout is not None:
         return Packed(env, layout)
@@ -405,10 +391,6 @@ def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
     assert isinstance(space, spaces.Box)
     if not np.isfinite([space.low, space.high]).all():
         return Unbounded(shape=(n, size), dtype=torch.float32)
-    low, high = (
-        torch.as_tensor(x.reshape(-1), dtype=torch.float32) for x in (space.low, space.high)
-    )
-    shape = (n, size)
-    return Bounded(
-        low.expand(shape).clone(), high.expand(shape).clone(), shape=shape, dtype=torch.float32
-    )
+    bounds = (np.tile(x.reshape(-1), (n, 1)) for x in (space.low, space.high))
+    low, high = (torch.as_tensor(x, dtype=torch.float32) for x in bounds)
+    return Bounded(low, high, shape=(n, size), dtype=torch.float32)

@@ -27,8 +27,7 @@ from klrl.control.load import trained_agent
 from klrl.control.vector import VectorRollout, add_policy
 from klrl.domains import CONTROL
 from klrl.runs.metrics import Row
-from klrl.train.evaluate import Evaluation, Scores, Starts, evaluation
-from klrl.train.schedule import Size
+from klrl.train.evaluate import Evaluation, EvaluationPlan, Scores, evaluation
 
 #: Largest allowed number; the squares in a log-likelihood could overflow float32 above it.
 LARGEST = 1e15
@@ -292,22 +291,15 @@ _STEPS = 250
 
 
 def record_trained(
-    run: Path,
-    config: Config,
-    *,
-    into: Path,
-    starts: Starts,
-    size: Size,
-    sampled: bool,
-    which: str,
-    device: torch.device,
+    run: Path, config: Config, plan: EvaluationPlan, which: str, into: Path
 ) -> Evaluation:
     """Play a policy, and write all episodes that ended to the new folder ``into``.
 
     Returns:
         The evaluation of these episodes. If none ended, the folder is not made.
     """
-    agent, episodes = trained_agent(run, which, str(device)), list[TensorDictBase]()
+    agent, episodes = trained_agent(run, which, str(plan.device)), list[TensorDictBase]()
+    starts, size = plan.starts, plan.size
     after = [("next", key) for key in ("observation", "reward", *_FLAGS)]
     keys = ("observation", "action", agent.family.sample_key, *_FLAGS, *after)
 
@@ -316,8 +308,8 @@ def record_trained(
             count = min(MAX_COPIES, size.episodes - begun)
             seed = derived_seed(starts.seed, starts.use, begun)
             env = make_env(config.env, seed=seed, num_envs=count)
-            rollout = VectorRollout(env, agent, _STEPS, device)
-            rollout.sampled = sampled
+            rollout = VectorRollout(env, agent, _STEPS, plan.device)
+            rollout.sampled = plan.sampled
             parts, returns = list[TensorDictBase](), list[float]()
             ended = torch.zeros(count, dtype=torch.bool)
             while not ended.all() and len(parts) * _STEPS < MAX_STEPS:
@@ -331,7 +323,7 @@ def record_trained(
                 episodes.append(frames.select(*keys).set("episode", number))
             yield Scores(returns, cut=count - len(returns))
 
-    result = evaluation(played(), CONTROL, "sampled" if sampled else CONTROL.mode, starts)
+    result = evaluation(played(), CONTROL, "sampled" if plan.sampled else CONTROL.mode, starts)
     if episodes:
         into.parent.mkdir(parents=True, exist_ok=True)
         with replacing(into) as partial:

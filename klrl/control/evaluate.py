@@ -29,9 +29,9 @@ from klrl.control.preflight import MOST_JOINT, control_config, policy_kind
 from klrl.domains import CONTROL
 from klrl.kl.divergences import MEASURED, js_draws
 from klrl.runs.video import Camera, Film
-from klrl.train.evaluate import REFERENCE_KLS, Evaluation, Scores, Starts, evaluation
+from klrl.train.evaluate import REFERENCE_KLS, Evaluation, EvaluationPlan, Scores, evaluation
 from klrl.train.policy_kl import Parties
-from klrl.train.schedule import USUAL_STEPS, Size
+from klrl.train.schedule import USUAL_STEPS
 
 #: Without a TimeLimit, some episodes never end. An episode is cut off after this many steps at the
 #: latest, and then has no score.
@@ -42,48 +42,40 @@ _NOISE_STEPS = 250
 
 
 def evaluate_policy(
-    agent: Agent,
-    config: EnvConfig,
-    *,
-    starts: Starts,
-    size: Size,
-    sampled: bool = False,
-    reference: PolicyNet | None = None,
-    device: torch.device,
+    agent: Agent, config: EnvConfig, plan: EvaluationPlan, reference: PolicyNet | None = None
 ) -> Evaluation:
     """Play episodes in fresh copies of the environment, one from each start state.
 
-    If ``size`` limits the steps, no more episodes start together than can end within the limit.
+    If ``plan`` limits the steps, no more episodes start together than can end within the limit.
     Sampling does not change torch's global generator. With a ``reference``, KL(policy||reference)
     and KL(reference||policy) are measured in every state of the episodes.
     """
     measure = None
     if reference is not None:
         measure = measure_of(agent.family, agent.policy_net, reference, REFERENCE_KLS)
-    scores = waves(agent, config, starts, size, sampled, device, measure)
-    return evaluation(scores, CONTROL, "sampled" if sampled else "deterministic", starts)
+    scores = waves(agent, config, plan, measure)
+    return evaluation(scores, CONTROL, "sampled" if plan.sampled else CONTROL.mode, plan.starts)
 
 
 def waves(
-    agent: Agent, config: EnvConfig, starts: Starts, size: Size, sampled: bool,
-    device: torch.device, measure: Measure | None,
-) -> Iterator[Scores]:  # fmt: skip
+    agent: Agent, config: EnvConfig, plan: EvaluationPlan, measure: Measure | None
+) -> Iterator[Scores]:
     """Play episodes in waves of copies; yield each wave's scores and measured divergences."""
-    episodes, left = size
+    (episodes, left), starts = plan.size, plan.starts
     copies = min(episodes, MAX_COPIES)
     if not copies:
         return
     env = make_copies(config, seed=0, num_envs=copies)
     longest, seeds, noise = env.longest_episode, starts.seeds(episodes), None
-    if sampled:
+    if plan.sampled:
         noise = Stream(derived_seed(starts.seed, f"{starts.use}, actions"))
     try:
         while seeds:
             wave, limit = _wave(min(len(seeds), copies), left, longest)
             if not wave:
                 break
-            acting = make_acting(agent, device)  # without noise it takes the mode
-            watched = None if measure is None else Measuring(acting, measure, device)
+            acting = make_acting(agent, plan.device)  # without noise it takes the mode
+            watched = None if measure is None else Measuring(acting, measure, plan.device)
             scores, steps = play(env, watched or acting, seeds[:wave], limit, noise)
             yield scores if watched is None else scores._replace(kls=watched.episodes(steps))
             seeds = seeds[wave:]
@@ -136,30 +128,12 @@ def play(
     return Scores(total[ended].tolist(), cut=int(playing.sum())), steps[: len(seeds)].tolist()
 
 
-def evaluate_trained(
-    folder: Path,
-    config: Config,
-    *,
-    starts: Starts,
-    size: Size,
-    sampled: bool,
-    which: str,
-    device: torch.device,
-) -> Evaluation:
+def evaluate_trained(folder: Path, config: Config, plan: EvaluationPlan, which: str) -> Evaluation:
     """Evaluate a stored policy in ``config.env``; see :mod:`klrl.train.evaluate_run`."""
-    agent = trained_agent(folder, which, str(device))
-    reference = None
+    agent, reference = trained_agent(folder, which, str(plan.device)), None
     if config.has_reference:
-        reference = trained_reference(folder, which, str(device)).policy_net
-    return evaluate_policy(
-        agent,
-        config.env,
-        starts=starts,
-        size=size,
-        sampled=sampled,
-        reference=reference,
-        device=device,
-    )
+        reference = trained_reference(folder, which, str(plan.device)).policy_net
+    return evaluate_policy(agent, config.env, plan, reference)
 
 
 def longest_episode(config: Config) -> int | None:
@@ -170,10 +144,11 @@ def longest_episode(config: Config) -> int | None:
 
 
 def distances(
-    parties: Parties, config: Config, *, starts: Starts, size: Size, device: torch.device
+    parties: Parties, config: Config, plan: EvaluationPlan
 ) -> tuple[Iterator[Scores], list[str]]:
     """Measure divergences of two stored policies, for :func:`klrl.train.policy_kl.kl_between`."""
     _check_kinds(parties, config)
+    device = plan.device
     load = partial(trained_agent, which=parties.which, device=str(device))
     policy = load(parties.run)
     known, other = {parties.run: policy}, policy
@@ -188,7 +163,7 @@ def distances(
     player = known[parties.on] if parties.on in known else load(parties.on)
     names, notes = measured_names(policy.family, policy.policy_net.outputs)
     measure = measure_of(policy.family, policy.policy_net, other.policy_net, names)
-    return waves(player, config.env, starts, size, True, device, measure), notes
+    return waves(player, config.env, plan, measure), notes
 
 
 def _check_kinds(parties: Parties, config: Config) -> None:
@@ -305,20 +280,14 @@ _MODE = "rgb_array"
 
 
 def film_trained(
-    folder: Path,
-    config: Config,
-    camera: Camera,
-    *,
-    starts: Starts,
-    sampled: bool,
-    which: str,
-    device: torch.device,
+    folder: Path, config: Config, plan: EvaluationPlan, which: str, camera: Camera
 ) -> Film:
     """Film one episode of a stored policy, from the first of the start states."""
-    env = _drawn(config.env)
+    env, starts, noise = _drawn(config.env), plan.starts, None
+    if plan.sampled:
+        noise = Stream(derived_seed(starts.seed, f"{starts.use}, film"))
     try:
-        acting = make_acting(trained_agent(folder, which, str(device)), device)
-        noise = Stream(derived_seed(starts.seed, f"{starts.use}, film")) if sampled else None
+        acting = make_acting(trained_agent(folder, which, str(plan.device)), plan.device)
         limit = env.longest_episode or MAX_STEPS
         warn(f"filming an episode of at most {limit:,} steps")
         camera.start(env.pictures_per_second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,18 +24,23 @@ def make_one(config: EnvConfig) -> gymnasium.Env:
     env = _bare(config)
     for i, part in enumerate(config.wrappers):
         env = _in_wrapper(env, f"env.wrappers[{i}]", part)
-    inner = env
-    while isinstance(inner, gymnasium.Wrapper):
+    for wrapper in wrappers_of(env):
         for name in ("observation", "reward"):
             kind = getattr(gymnasium.wrappers, f"Normalize{name.capitalize()}")
-            if isinstance(inner, kind) and inner.update_running_mean:
+            if isinstance(wrapper, kind) and wrapper.update_running_mean:
                 raise ConfigError(
                     f"{config.named}: its {kind.__name__} learns statistics that evaluations "
                     f"lack; drop it, and set env.normalize_{name}=true"
                 )
-        inner = inner.env
     keys = config.observation_keys
     return env if keys is None else _with_keys(config.named, env, keys)
+
+
+def wrappers_of(env: gymnasium.Env) -> Iterator[gymnasium.Wrapper]:
+    """Yield an environment's wrappers, from the outermost inwards."""
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
 
 
 def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.Env:

@@ -19,6 +19,7 @@ import torch
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from klrl.base.errors import first_line
+from klrl.control.gym_make import wrappers_of
 
 Array = np.ndarray
 #: How many copies of a batch, and how many steps of each, are compared with Gymnasium's.
@@ -27,29 +28,23 @@ _COPIES, _STEPS = 2, 128
 _compared: set[str] = set()
 
 
-class Unbatched(Exception):
-    """The reason why the copies are stepped one by one."""
+def batch_of(
+    make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int
+) -> MujocoBatch | str:
+    """Return a batch of ``count`` simulations of ``env``, or the reason why there is none.
 
-
-def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) -> MujocoBatch:
-    """Return a batch of ``count`` simulations of ``env``, compared with Gymnasium's steps.
-
-    ``make`` makes the environments of this comparison.
-
-    Raises:
-        Unbatched: there is no batch for this environment, or its steps differ from Gymnasium's.
+    The batch is compared with Gymnasium's steps of environments that ``make`` makes.
     """
     kind = TASKS.get(env.unwrapped.spec.entry_point)
     if kind is None:
-        raise Unbatched(f"{env.unwrapped.spec.id} has no batch")
+        return f"{env.unwrapped.spec.id} has no batch"
     why = "" if env.render_mode is None else f"no batch with render_mode={env.render_mode}"
-    limit, inner = np.inf, env
-    while isinstance(inner, gymnasium.Wrapper):
-        if type(inner) is TimeLimit:
-            limit = min(limit, inner._max_episode_steps)
-        elif type(inner) not in (OrderEnforcing, PassiveEnvChecker):
-            why = f"no batch with {type(inner).__name__}"
-        inner = inner.env
+    limit = np.inf
+    for wrapper in wrappers_of(env):
+        if type(wrapper) is TimeLimit:
+            limit = min(limit, wrapper._max_episode_steps)
+        elif type(wrapper) not in (OrderEnforcing, PassiveEnvChecker):
+            why = f"no batch with {type(wrapper).__name__}"
     try:
         if not why:
             batch = kind(env.unwrapped, count, limit)
@@ -58,7 +53,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
     except Exception as error:  # MuJoCo may be too old, or a Batch may refuse the model
         why = f"a batch raises an error: {first_line(error)}"
     if why:
-        raise Unbatched(f"{why}; a batch would take about 2/3 of the time")
+        return f"{why}; a batch would take about 2/3 of the time"
     _compared.add(known)
     return batch
 

@@ -35,15 +35,13 @@ from klrl.control.kl import (
 from klrl.control.rollout import RunningEpisodes
 from klrl.control.update import ControlSteps
 from klrl.kl.charge import KL_KEY, ReferenceKL
-from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.reference import FrozenReference, Loaded
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.state import Component
-from klrl.train.evaluate import Evaluation, Starts
+from klrl.train.evaluate import Evaluation, EvaluationPlan, Starts
 from klrl.train.learner import Learner
-from klrl.train.loop import Parts, Rollout
-from klrl.train.row import Rewards
+from klrl.train.loop import Parts, Rewards, Rollout
 from klrl.train.schedule import Size
 
 if TYPE_CHECKING:
@@ -104,19 +102,18 @@ class ControlParts(Parts):
         make_advantage = factory("advantage", config.advantage, config.domain)
         given = (self.agent.critic, config.env.reward_scale, self._reward_normalizer, self.agent)
         self.estimate_advantage = make_advantage(config.advantage, *given)
-        estimator = None if self.kl is None else self.kl.loss_estimator
         # A resumed run keeps its mode: with more frames, auto might choose a different mode.
         mode = (before or {}).get("compile") or config.learner.compile
-        steps = ControlSteps(config, self.agent, estimator, mode, self.divergence)
+        steps = ControlSteps(config, self.agent, self.kl, mode)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
 
     # ------------------------------------------------------------------------------ the steps
 
     def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
         """Charge KL(policy||reference) to the reward, once, and measure it by every estimator."""
-        if self.reference is None:
+        if self.reference is None or self.kl is None:
             return {}
-        annotate(batch, self.reference.module, self.agent.family, self.divergence)
+        annotate(batch, self.reference.module, self.agent.family, self.kl.divergence)
         charge(batch, self.kl)
         return measure(batch, self.agent.family)
 
@@ -153,22 +150,11 @@ class ControlParts(Parts):
         from klrl.control.evaluate import evaluate_policy
 
         frozen: Any = None if self.reference is None else self.reference.module
-        return evaluate_policy(
-            self.agent,
-            self.config.env,
-            starts=starts,
-            size=size,
-            sampled=self.config.eval.sampled,
-            reference=None if frozen is None else frozen[0].module,
-            device=self.device,
-        )
+        reference = None if frozen is None else frozen[0].module
+        plan = EvaluationPlan(starts, size, self.config.eval.sampled, self.device)
+        return evaluate_policy(self.agent, self.config.env, plan, reference)
 
     # --------------------------------------------------------------------------------- parts
-
-    @property
-    def divergence(self) -> Divergence:
-        """The divergence of policy and reference that the run charges."""
-        return REVERSE if self.kl is None else self.kl.divergence
 
     def rollout(self, iteration: int, say: Callable[[str], None] = print) -> Rollout:
         """Make the collector; replay loaded episodes, or seed new ones by ``iteration``."""

@@ -12,9 +12,8 @@ from klrl.config import Config, TRPOConfig, factory
 from klrl.control.actor import Agent
 from klrl.control.compiled import Prepared, check_inputs, decide, prepare
 from klrl.control.step import Adam, Columns, StepParts, draw, score
-from klrl.kl.divergences import REVERSE, Divergence
-from klrl.kl.estimators import Estimator
-from klrl.losses.policy import PolicyLoss
+from klrl.kl.charge import ReferenceKL
+from klrl.losses.policy import make_loss
 from klrl.train.learner import Coefficients, Steps
 
 Frames = dict[str, Tensor]
@@ -30,14 +29,11 @@ class ControlSteps(Steps[Frames, Tensor]):
         self,
         config: Config,
         agent: Agent,
-        reference_estimator: Estimator | None = None,
+        kl: ReferenceKL | None = None,
         mode: str = "false",
-        divergence: Divergence = REVERSE,
     ) -> None:
         self.config, self.agent = config, agent
-        self.loss: PolicyLoss = factory("loss", config.loss, config.domain)(
-            config.loss, reference_estimator, divergence, config.env.reward_scale
-        )
+        self.loss = make_loss(config.loss, config.domain, kl, config.env.reward_scale)
         self.parameters = agent.networks.in_order()
         self.optimizer: Adam = factory("optim", config.optim, config.domain)(
             config.optim, self.parameters
@@ -106,12 +102,14 @@ class ControlSteps(Steps[Frames, Tensor]):
 
     def natural_step(self, frames: Frames, kl_coef: float, target: float) -> None:
         """Take TRPO's policy step on the whole rollout, to KL(old||new) = ``target`` (nats)."""
-        from klrl.losses.trpo import natural_direction, take_step, twice_differentiable
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        from klrl.losses.trpo import natural_direction, take_step
 
         family, config, moved = self.agent.family, self.loss.config, self.actor_parameters
         assert isinstance(config, TRPOConfig)
         batch = {**frames, **draw(self.loss, family, frames)}
-        with twice_differentiable():
+        with sdpa_kernel(SDPBackend.MATH):  # its attention has a second derivative
             outputs = self.agent.policy_net.of_normalized(batch["observation"])
         new = dict(zip(family.param_keys, outputs, strict=True))
         scored = score(self.loss, family, new, batch["state_value"], batch)

@@ -15,9 +15,9 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from klrl.config import ClipConfig, CustomLossConfig, KLPENConfig, LossConfig
+from klrl.config import ClipConfig, CustomLossConfig, KLPENConfig, LossConfig, factory
 from klrl.config.own import PartError, try_part
-from klrl.kl.charge import penalized
+from klrl.kl.charge import ReferenceKL, penalized
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator
 from klrl.losses.beta import BetaRule, make_beta_rule
@@ -197,15 +197,6 @@ class PolicyLoss(ABC):
         own = self._reduce(ones[rows], mask[rows])  # 0 if no position of these rows is real
         return self._reduce(ones * rows[:, None], mask) / own.where(own > 0, 1.0)
 
-    def weights(self, kl_coef: float) -> dict[str, float]:
-        """Return metric -> its factor in the minimised loss; 1 for a metric that is not listed."""
-        return {
-            "loss/objective": -1.0,
-            "loss/critic": self.config.critic_coeff,
-            "loss/entropy": -self.entropy_bonus,
-            "loss/kl_ref": kl_coef,
-        }
-
     def measure(self, measured: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
         """Reduce each metric of a minibatch to a number, in the order of :attr:`measures`.
 
@@ -217,8 +208,13 @@ class PolicyLoss(ABC):
         return torch.stack([ways[n in self._charged](x, mask) for n, x in measured.items()])
 
     def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:
-        """Multiply means over minibatches by :meth:`weights`; return the minimised loss's terms."""
-        weights = self.weights(kl_coef)
+        """Multiply means over minibatches by their factors, if any, in the minimised loss."""
+        weights = {
+            "loss/objective": -1.0,
+            "loss/critic": self.config.critic_coeff,
+            "loss/entropy": -self.entropy_bonus,
+            "loss/kl_ref": kl_coef,
+        }
         # Add 0.0, since the entropy's term would be -0.0 without an entropy bonus.
         return {name: weights.get(name, 1.0) * mean + 0.0 for name, mean in means.items()}
 
@@ -300,28 +296,29 @@ class LikelihoodLoss(PolicyLoss):
         return scored.log_prob
 
 
+def make_loss(
+    config: LossConfig, domain: str, kl: ReferenceKL | None, reward_scale: float = 1.0
+) -> PolicyLoss:
+    """Make the loss of a run; it charges what ``kl`` leaves to the loss."""
+    loss: PolicyLoss = factory("loss", config, domain)(
+        config,
+        reference_estimator=None if kl is None else kl.loss_estimator,
+        divergence=REVERSE if kl is None else kl.divergence,
+        reward_scale=reward_scale,
+    )
+    return loss
+
+
 # ------------------------------------------------------------------------------- loss=custom
 
 #: Fields of Scored through which a gradient reaches the policy.
 _MOVES = ("log_prob", "kl_old", "entropy")
 
 
-def custom(
-    config: CustomLossConfig,
-    reference_estimator: Estimator | None = None,
-    divergence: Divergence = REVERSE,
-    reward_scale: float = 1.0,
-) -> PolicyLoss:
-    """``loss=custom``: make the user's :class:`PolicyLoss` and try it once."""
-    given = {
-        "config": config,
-        "reference_estimator": reference_estimator,
-        "divergence": divergence,
-        "reward_scale": reward_scale,
-    }
-
-    tokens = config.reduction not in ("mean", "sum")
-    use = partial(_try, tokens=tokens)
+def custom(config: CustomLossConfig, **given: object) -> PolicyLoss:
+    """``loss=custom``: make the user's :class:`PolicyLoss`, and try it once."""
+    use = partial(_try, tokens=config.reduction not in ("mean", "sum"))
+    given["config"] = config
     # Checkpoints do not save a loss's state_dict.
     made, unsaved = try_part("loss", config, given, PolicyLoss, use, saved=False)
     loss: PolicyLoss = made

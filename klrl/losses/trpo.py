@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 from torch.autograd import grad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def natural_direction(
@@ -28,12 +26,6 @@ def natural_direction(
     toward = -gradient / gradient.norm().clamp_min(1e-30)  # else s^T F s may underflow to 0
     direction = conjugate_gradients(lambda v: product(v) + damping * v, toward, steps)
     return direction, direction @ product(direction)
-
-
-def twice_differentiable() -> AbstractContextManager[None]:
-    """Make torch's attention use the kernel that has a second derivative."""
-    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
-    return context
 
 
 def conjugate_gradients(

@@ -9,12 +9,14 @@ from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from klrl.base.errors import NonFiniteError
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.domains import Domain
 from klrl.runs.metrics import Row
 from klrl.runs.returns import evaluation_text
+from klrl.train.schedule import Size
 
 Array = np.ndarray
 
@@ -38,6 +40,16 @@ class Starts:
 IN_RUN = Starts("in-run")
 #: Start states of the evaluations at the end of a run, which are reported.
 CLOSING = Starts("closing")
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """What an evaluation plays, and how."""
+
+    starts: Starts
+    size: Size
+    sampled: bool  # sample actions (tokens), as in training; else take the mode
+    device: torch.device  # of the policy
 
 
 class Scores(NamedTuple):

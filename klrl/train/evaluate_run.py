@@ -15,7 +15,7 @@ from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.other_task import config_on_task
 from klrl.runs.resume import edited_settings
-from klrl.train.evaluate import Evaluation, Starts
+from klrl.train.evaluate import Evaluation, EvaluationPlan, Starts
 from klrl.train.schedule import Size
 
 
@@ -53,17 +53,10 @@ def evaluate_run(
     domain = domain_of(config)
     if into is not None and "record" not in domain.functions:
         raise ConfigError(f"RUN={run}: is a {domain.name} run; give a control run")
-    use, more = ("evaluate", {}) if into is None else ("record", {"into": into})
-    evaluated: Evaluation = domain.function(use)(
-        folder,
-        config,
-        **more,
-        starts=Starts(use, seed),
-        size=Size(episodes or domain.plays),
-        sampled=sampled,
-        which=which,
-        device=device_of(device),
-    )
+    use, more = ("evaluate", ()) if into is None else ("record", (into,))
+    size = Size(episodes or domain.plays)
+    plan = EvaluationPlan(Starts(use, seed), size, sampled, device_of(device))
+    evaluated: Evaluation = domain.function(use)(folder, config, plan, which, *more)
     return evaluated
 
 

@@ -48,11 +48,10 @@ class Evaluations:
         self, config: JobConfig, domain: Domain, parts: Played, counters: Counters
     ) -> None:
         self.schedule: Schedule = schedule(config, parts.longest_episode)
-        patience = config.collector.patience
         of = config.eval
         #: The settings on which the best return depends; None for ``nll/held_out``.
         self.how = None if config.collector.imitates else [of.sampled, of.episodes, of.steps]
-        self._on, self._last, self._patience = config.eval.on, config.iterations, patience
+        self._on, self._last, self._patience = of.on, config.iterations, config.collector.patience
         self._domain, self._parts, self._counters = domain, parts, counters
 
     @property

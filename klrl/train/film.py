@@ -19,7 +19,8 @@ from klrl.runs.machine import device_of
 from klrl.runs.other_task import config_on_task
 from klrl.runs.resume import stored_config
 from klrl.runs.video import Film, check_encoders, filming
-from klrl.train.evaluate import Starts
+from klrl.train.evaluate import EvaluationPlan, Starts
+from klrl.train.schedule import Size
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,8 @@ def film_run(
     parts = [which, *["sampled"] * sampled, *[f"seed={seed}"] * (seed != 0), *words]
     name = re.sub(r"[\s/\\'\"]+", "_", ",".join(parts))[:200]
     with filming(folder / "videos", name) as camera:
-        film = domain.function("film")(
-            folder,
-            config,
-            camera,
-            starts=Starts("evaluate", seed),
-            sampled=sampled,
-            which=which,
-            device=device_of(device),
-        )
+        plan = EvaluationPlan(Starts("evaluate", seed), Size(1), sampled, device_of(device))
+        film = domain.function("film")(folder, config, plan, which, camera)
     files = folder / "videos" / f"{name}.mp4", folder / "videos" / f"{name}.gif"
     video = Video(f"video/{name}", *files, camera.size)
     if RunFolder(folder).status != "running":

@@ -7,23 +7,20 @@ of :class:`Steps` in :mod:`klrl.control.update` and :mod:`klrl.language.run.upda
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.base.errors import NonFiniteError
-from klrl.config import JobConfig, KLPENConfig
+from klrl.config import JobConfig, KLPENConfig, OptimConfig
 from klrl.losses.beta import BetaRule
 from klrl.losses.policy import PolicyLoss
 from klrl.runs.metrics import Row, require_declared
-
-if TYPE_CHECKING:
-    from klrl.losses.rate import KLAdaptiveRate
 
 Frames = TypeVar("Frames")
 Minibatch = TypeVar("Minibatch")
@@ -79,17 +76,44 @@ class Steps(ABC, Generic[Frames, Minibatch]):
         raise NotImplementedError("natural_step: only control implements it")
 
 
+class KLAdaptiveRate:
+    """``optim.rate=kl_adaptive``: a learning rate that keeps KL(old||new) near a target.
+
+    KL > 2 target -> lr /= 1.5; 0 < KL < target / 2 -> lr *= 1.5; bounded. The KL, in nats per frame
+    or token, is measured on a minibatch before its gradient step, from the second step on; after an
+    update of a single step, on the rollout.
+    The next step uses the new rate; in rsl_rl's PPO the same step uses it.
+    """
+
+    def __init__(self, config: OptimConfig) -> None:
+        self.config, self.lr = config, config.lr
+
+    def update(self, kl: float) -> float:
+        """Update the learning rate by a minibatch's KL; return the rate of the next step."""
+        c = self.config
+        if kl > 2 * c.kl_target:
+            self.lr = max(self.lr / 1.5, c.lr_min)
+        elif 0 < kl < c.kl_target / 2:
+            self.lr = min(self.lr * 1.5, c.lr_max)
+        return self.lr
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the rate, for a checkpoint."""
+        return {"lr": self.lr}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a checkpoint's rate."""
+        self.lr = float(state["lr"])
+
+
 class Learner:
     """PPO's update: trains policy and critic on a rollout, then changes beta by KL(old||new)."""
 
     def __init__(self, config: JobConfig, steps: Steps[Any, Any]) -> None:
         self.config, self.steps, self.loss = config, steps, steps.loss
         self.beta_rule: BetaRule = steps.loss.beta_rule()
-        self.rate: KLAdaptiveRate | None = None
-        if config.optim.rate == "kl_adaptive":
-            from klrl.losses.rate import KLAdaptiveRate
-
-            self.rate = KLAdaptiveRate(config.optim)
+        adaptive = config.optim.rate == "kl_adaptive"
+        self.rate = KLAdaptiveRate(config.optim) if adaptive else None
         self._names = (*steps.loss.measures, "learner/grad_norm")
         require_declared(self._names)
 

@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +29,7 @@ from klrl.kl.measure import in_unit
 from klrl.kl.reference import FrozenReference, ReferenceRule
 from klrl.runs.checkpoint import Checkpoints, Counters
 from klrl.runs.folder import RunFolder
-from klrl.runs.metrics import Row
+from klrl.runs.metrics import Row, require_declared
 from klrl.runs.one_run import check_one_run
 from klrl.runs.progress import Phases
 from klrl.runs.record import Recorder, recording, recording_status
@@ -37,8 +38,17 @@ from klrl.train.callbacks import Callback
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.evaluations import Evaluations
 from klrl.train.learner import Learner
-from klrl.train.row import Rewards, make_row
 from klrl.train.schedule import Size
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Means per frame or token of a rollout's rewards and charged KL, computed in float64."""
+
+    raw: float
+    shaped: float
+    applied: float  # KL charged to the reward, nats, without the coefficient; 0 if none
+    own: Row = field(default_factory=dict)  # metrics that only control or only language has
 
 
 class Rollout(Protocol):
@@ -225,24 +235,28 @@ class Training:
         return self.parts.learner.update(batch, progress, coef * self.parts.reward_norm)
 
     def make_row(
-        self,
-        batch: TensorDictBase,
-        measured: Mapping[str, Tensor],
-        learned: Row,
-        seconds: float,
+        self, batch: TensorDictBase, measured: Mapping[str, Tensor], learned: Row, seconds: float
     ) -> Row:
-        """Make the iteration's row of ``metrics.jsonl``."""
-        return make_row(
-            self.domain,
-            self.counters,
-            batch.numel(),
-            self.parts.rewards(batch),
-            self.parts.kl,
-            measured,
-            learned | self.controller.row(),
-            seconds,
-            self.parts.phase.take(),
-        )
+        """Make the iteration's line of ``metrics.jsonl``; ``seconds`` is the iteration's time."""
+        size, axis, rewards = batch.numel(), self.domain.axis, self.parts.rewards(batch)
+        coef = 0.0 if self.parts.kl is None else self.parts.kl.coef
+        row: Row = {
+            "iteration": self.counters.iteration,
+            axis: self.counters.frames,
+            "reward/raw": rewards.raw,
+            "reward/shaped": rewards.shaped,
+            **rewards.own,
+            "kl/ref/coef": coef,
+            "kl/ref/penalty": coef * rewards.applied,
+            **{name: float(value) for name, value in measured.items()},
+            **learned,
+            **self.controller.row(),
+            "time/iteration": seconds,
+            **{f"time/{name}": each for name, each in self.parts.phase.take().items()},
+            f"time/{axis}_per_second": size / seconds,
+        }
+        require_declared(row)
+        return row
 
     def update_penalty(self, batch: TensorDictBase, measured: Mapping[str, Tensor]) -> None:
         """Update the reference and the coefficient of its KL."""

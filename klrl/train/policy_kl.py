@@ -23,7 +23,7 @@ from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.resume import stored_config
-from klrl.train.evaluate import Scores, Starts, mean_over_states
+from klrl.train.evaluate import EvaluationPlan, Scores, Starts, mean_over_states
 from klrl.train.evaluate_run import stored_job
 from klrl.train.schedule import Size
 
@@ -116,9 +116,8 @@ def kl_between(
     starts = Starts("kl", seed)
     with generators_kept():
         seed_generators(derived_seed(seed, starts.use))
-        size, on_device = Size(episodes or domain.plays), device_of(device)
-        between = domain.function("between")
-        waves, notes = between(parties, config, starts=starts, size=size, device=on_device)
+        plan = EvaluationPlan(starts, Size(episodes or domain.plays), True, device_of(device))
+        waves, notes = domain.function("between")(parties, config, plan)
         visited: list[Scores] = list(waves)
     found = [each for wave in visited for each in wave.kls]
     labels = ("policy", "reference") if other is None else ("run", "other")

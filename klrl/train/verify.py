@@ -21,7 +21,7 @@ from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.resume import edited_settings
 from klrl.runs.rows import rows_so_far
-from klrl.train.evaluate import CLOSING
+from klrl.train.evaluate import CLOSING, EvaluationPlan
 from klrl.train.schedule import schedule
 
 #: Allowed relative difference of a repeated evaluation on the run's machine and versions. Rounding
@@ -143,7 +143,7 @@ def _evaluations(
         record.unseen.append("closing evaluations that differ: the manifest says repeatable: no")
     domain = domain_of(config)
     size = schedule(config, domain.function("longest")(config)).closing
-    how = {"size": size, "sampled": config.eval.sampled, "device": device_of(device)}
+    plan = EvaluationPlan(CLOSING, size, config.eval.sampled, device_of(device))
     for which, prefix in (("last", "eval/"), ("best", "eval/best_")):
         if f"{prefix}return" not in last:
             if (folder / "checkpoints" / which).exists():
@@ -153,8 +153,7 @@ def _evaluations(
             record.problems.append(f"checkpoint {which}: no intact entry is left")
             continue
         try:
-            evaluate = domain.function("evaluate")
-            played: Row = evaluate(folder, config, starts=CLOSING, which=which, **how).row
+            played: Row = domain.function("evaluate")(folder, config, plan, which).row
         except (EnvError, RewardError, NonFiniteError) as error:
             record.unseen.append(f"evaluation of the {which} checkpoint ({first_line(error)})")
             continue

@@ -1,9 +1,12 @@
 """The batched environment against Gymnasium's own environments, step by step."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers import TimeLimit
 from torchrl.envs import check_env_specs
 
 from klrl.base.seeds import derived_seed
@@ -75,6 +78,18 @@ def test_out_of_bounds_actions_are_clipped_for_the_simulator_only() -> None:
     stepped = env.step(far)
     assert float(stepped["action"]) == 50.0
     torch.testing.assert_close(stepped["next", "reward"], clipped.step(bound)["next", "reward"])
+
+
+def test_the_longest_episode_ends_at_the_shortest_limit() -> None:
+    def make(*limits: int) -> gymnasium.Env:
+        env = gymnasium.make("Pendulum-v1").unwrapped
+        for limit in limits:
+            env = TimeLimit(env, limit)
+        return env
+
+    for limits, longest in (((), None), ((200,), 200), ((200, 500), 200), ((500, 200), 200)):
+        env = VectorGymEnv("X", 1, make=partial(make, *limits))
+        assert env.longest_episode == longest
 
 
 def test_a_wrapper_of_fixed_statistics_is_served(settings) -> None:

@@ -10,7 +10,7 @@ from torch.distributions import kl_divergence
 from torchrl.envs import ExplorationType, set_exploration_type
 
 from klrl.control.evaluate import evaluate_policy
-from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
+from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, EvaluationPlan, Starts
 from klrl.train.loop import Training
 from klrl.train.schedule import Size
 from tests.agents import moved
@@ -19,9 +19,8 @@ CPU, FOUR = torch.device("cpu"), Size(4)
 
 
 def play(run: Training, starts: Starts = IN_RUN, size: Size = FOUR, **how) -> Evaluation:
-    return evaluate_policy(
-        run.parts.agent, run.config.env, starts=starts, size=size, device=CPU, **how
-    )
+    plan = EvaluationPlan(starts, size, how.pop("sampled", False), CPU)
+    return evaluate_policy(run.parts.agent, run.config.env, plan, **how)
 
 
 def by_hand(run: Training, seed: int, states: list[np.ndarray] | None = None, **kwargs) -> float:

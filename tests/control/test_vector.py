@@ -16,6 +16,7 @@ from klrl.config import CNNActorConfig
 from klrl.control.acting import NumpyActing, TorchActing, arrays_of, make_acting
 from klrl.control.actor import Agent, make_agent
 from klrl.control.copies import VectorGymEnv
+from klrl.control.distributions import Normal
 from klrl.control.env import make_env, transformed
 from klrl.control.rollout import TorchRLRollout
 from klrl.control.vector import VectorRollout
@@ -179,6 +180,16 @@ def test_numpy_and_torch_act_alike(env_id, action, distribution, activation) -> 
     with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
         played = agent.actor(TensorDict({"observation": torch.from_numpy(observation)}, [5]))
     np.testing.assert_allclose(drawn[0][1], played["action"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
+def test_numpy_acts_without_a_warning_on_large_numbers(activation: str) -> None:
+    """As unnormalised observations may be; a warning is an error in tests."""
+    net = make_actor("normal", make_env(gym("Pendulum-v1", 2), seed=0), activation).policy_net
+    net.normalizer, large = torch.nn.Identity(), np.float32([[1e4, -1e4, 1e3], [-1e3, 30, 150]])
+    found = NumpyActing(net, Normal()).sample(0, large)
+    expected = TorchActing(net, Normal(), CPU).sample(0, large)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from klrl.control.acting import LARGE, NumpyActing, TorchActing, make_acting
 from klrl.control.evaluate import evaluate_policy
 from klrl.control.parts import ControlParts
-from klrl.train.evaluate import Starts
+from klrl.train.evaluate import EvaluationPlan, Starts
 from klrl.train.schedule import Size
 from tests.device import standin
 
@@ -44,10 +44,7 @@ def test_a_small_mlp_plays_to_the_bit_as_on_a_cpu(family: str, settings) -> None
             evaluate_policy(
                 parts.agent,
                 parts.config.env,
-                starts=Starts("a test"),
-                size=Size(3),
-                sampled=sampled,
-                device=parts.device,
+                EvaluationPlan(Starts("a test"), Size(3), sampled, parts.device),
             ).returns
             for parts in (cpu, cuda)
         )

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from klrl.config import OptimConfig
 from klrl.losses.policy import ClipLoss
-from klrl.losses.rate import KLAdaptiveRate
-from klrl.train.learner import Coefficients, Learner
+from klrl.train.learner import Coefficients, KLAdaptiveRate, Learner
 from tests.train.test_learner import OneParameter
 
 CONFIG = OptimConfig(

@@ -16,7 +16,7 @@ from klrl.control.parts import ControlParts
 from klrl.runs.metrics import TIMES, Row
 from klrl.runs.rows import read_rows
 from klrl.train.callbacks import Callback
-from klrl.train.evaluate import CLOSING, IN_RUN
+from klrl.train.evaluate import CLOSING, IN_RUN, EvaluationPlan
 from klrl.train.schedule import Size
 from tests.conftest import QUICK, marked
 from tests.runs.commands import exits, manifest_of
@@ -51,9 +51,9 @@ def without(rows: list[Row]) -> list[Row]:
 def played(run: str, which: str, starts, count: int) -> Row:
     """An evaluation of a checkpoint."""
     config, agent = klrl.load_run(run).config, trained_agent(Path(run), which)
-    how = {"starts": starts, "size": Size(count), "device": torch.device("cpu")}
+    plan = EvaluationPlan(starts, Size(count), False, torch.device("cpu"))
     reference = trained_reference(Path(run), which, "cpu").policy_net
-    return evaluate_policy(agent, config.env, reference=reference, **how).row
+    return evaluate_policy(agent, config.env, plan, reference).row
 
 
 def test_rows_hold_an_evaluation_of_the_start_and_the_closing_one(capsys) -> None:
@@ -131,8 +131,8 @@ def test_the_closing_evaluation_chooses_nothing(monkeypatch) -> None:
 
     returns = iter([-1.0, -2.0, -3.0])
 
-    def play(*_, starts, **__) -> Evaluation:
-        value = next(returns) if starts == IN_RUN else 100.0
+    def play(agent, config, plan, reference) -> Evaluation:
+        value = next(returns) if plan.starts == IN_RUN else 100.0
         return Evaluation([value] * 4, CONTROL, "deterministic")
 
     monkeypatch.setattr("klrl.control.evaluate.evaluate_policy", play)
@@ -209,8 +209,8 @@ def test_the_best_of_a_resumed_run_is_that_of_its_rows(words, returns, best, mon
 
     values = iter([])
 
-    def play(*_, starts, **__) -> Evaluation:
-        value = float(next(values)) if starts == IN_RUN else -9.0
+    def play(agent, config, plan, reference) -> Evaluation:
+        value = float(next(values)) if plan.starts == IN_RUN else -9.0
         return Evaluation([value] * 4, CONTROL, "deterministic")
 
     monkeypatch.setattr("klrl.control.evaluate.evaluate_policy", play)

@@ -4,6 +4,7 @@ import io
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from klrl.runs.progress import Progress
 from klrl.runs.record import summary
 from klrl.runs.wandb_logger import wandb_run
 from klrl.train.evaluate import Evaluation
-from klrl.train.row import Rewards, make_row
+from klrl.train.loop import Rewards, Training
 from tests.losses.test_policy import loss_of
 from tests.report.toys import Page, rows_of, told, write_run
 
@@ -60,9 +61,15 @@ BY_THE_LOOP = dict.fromkeys(
 def row_of(
     domain: Domain, batch: TensorDict, rewards: Rewards, measured: dict[str, torch.Tensor]
 ) -> dict[str, float]:
-    size = batch.numel()
     phases = {n: 1.0 for n in PHASES if n != "reward" or domain is LANGUAGE}
-    row = make_row(domain, Counters(), size, rewards, KL, measured, LEARNED, 4.0, phases)
+    phase = SimpleNamespace(take=lambda: phases)
+    run = SimpleNamespace(
+        domain=domain,
+        counters=Counters(),
+        parts=SimpleNamespace(rewards=lambda _: rewards, kl=KL, phase=phase),
+        controller=SimpleNamespace(row=dict),
+    )
+    row = Training.make_row(run, batch, measured, LEARNED, 4.0)
     assert row[f"time/{domain.axis}_per_second"] == 0.5
     return row
 

@@ -174,6 +174,13 @@ def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:
     return reward
 
 
+def one_choice(name: str, value: str, choices: Sequence[str]) -> str:
+    """Return ``value`` if it is one of ``choices``; refuse anything else."""
+    if value not in choices:
+        raise ValueError(f"{name}={value}: choose one of {', '.join(choices)}")
+    return value
+
+
 def one_key(name: str, keys: Key | Sequence[Key]) -> Key:
     """Return the key if ``keys`` is one key or a list of one key; refuse anything else."""
     listed: list[Any] = list(keys) if isinstance(keys, list) else [keys]

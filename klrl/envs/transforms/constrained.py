@@ -24,14 +24,15 @@ from klrl.envs.transforms.base import (
     OneTransform,
     as_rewarded,
     log_prob_like,
+    one_choice,
     one_key,
     reward_key_of,
     reward_like,
     reward_of,
 )
 from klrl.envs.transforms.sampled import (
+    ON_UNSAMPLED,
     ChargedReward,
-    check_on_unsampled,
     kl_of_sampled,
     not_sampled,
     parameters_or_one,
@@ -132,9 +133,8 @@ class KLDivergenceTransform(NextTransform):
         on_unsampled: str = "nan",
     ) -> None:
         self._reward_key = reward_key and as_key(reward_key)
-        self.on_unsampled = check_on_unsampled(on_unsampled)
-        if estimator not in (*ESTIMATORS, "exact"):
-            raise ValueError(f"estimator={estimator}: choose k1, k2, k3 or exact")
+        self.on_unsampled = one_choice("on_unsampled", on_unsampled, ON_UNSAMPLED)
+        one_choice("estimator", estimator, (*ESTIMATORS, "exact"))
         if estimator == "exact" and reference is None:
             raise ValueError("estimator=exact: needs the reference's distribution; give reference")
         require_reference("reference", reference)

@@ -14,7 +14,13 @@ from torch.distributions import Distribution, TransformedDistribution
 from torchrl.data import Composite
 from torchrl.modules import TanhNormal
 
-from klrl.envs.transforms.base import NextTransform, one_key, refuse_second_charge, reward_like
+from klrl.envs.transforms.base import (
+    NextTransform,
+    one_choice,
+    one_key,
+    refuse_second_charge,
+    reward_like,
+)
 from klrl.kl.charge import shaped
 from klrl.kl.coefficient import KeepsCoefficient, one_spelling
 from klrl.kl.estimators import sum_beyond
@@ -29,13 +35,6 @@ ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
 TOLERANCE = 1e-2
 #: In this share of the action's range at each bound, the inverse of tanh is inaccurate.
 EDGE = 1e-4
-
-
-def check_on_unsampled(value: str) -> str:
-    """Require one of :data:`ON_UNSAMPLED`."""
-    if value not in ON_UNSAMPLED:
-        raise ValueError(f"on_unsampled={value}: choose one of {', '.join(ON_UNSAMPLED)}")
-    return value
 
 
 def sampled_log_prob(
@@ -253,7 +252,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
         *,
         on_unsampled: str = "nan",
     ) -> None:
-        self.on_unsampled = check_on_unsampled(on_unsampled)
+        self.on_unsampled = one_choice("on_unsampled", on_unsampled, ON_UNSAMPLED)
         self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
         self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
         self.raw_key = raw_reward_key and as_key(raw_reward_key)

@@ -48,6 +48,7 @@ from klrl.train.evaluate import (
     IN_RUN,
     REFERENCE_KLS,
     Evaluation,
+    EvaluationPlan,
     Scores,
     Starts,
     evaluation,
@@ -169,14 +170,7 @@ def places(starts: Starts, count: int, among: int | None, chosen: bool = False) 
 
 
 def evaluate_trained(
-    folder: Path,
-    config: LanguageConfig,
-    *,
-    starts: Starts,
-    size: Size,
-    sampled: bool,
-    which: str,
-    device: torch.device,
+    folder: Path, config: LanguageConfig, plan: EvaluationPlan, which: str
 ) -> Evaluation:
     """Implement :func:`klrl.train.evaluate_run.evaluate_run` for language runs.
 
@@ -186,16 +180,18 @@ def evaluate_trained(
     check_base(config, "actor.model=FOLDER")
     base = config.actor.model
     relocated = None if base == stored.actor.model else base
-    policy = trained_policy(folder, which, str(device), model=relocated)
+    policy = trained_policy(folder, which, str(plan.device), model=relocated)
     chosen = which == "best" and evaluated_on(config.env) == evaluated_on(stored.env)
     reference = None
     if config.has_reference:
         try:
-            reference = trained_reference(folder, which, policy, base, str(device))
+            reference = trained_reference(folder, which, policy, base, str(plan.device))
         except ConfigError as error:
             warn(f"no KL to the reference: {error}")
     player = Player.of_trained(config, policy, task)
-    return player.evaluate(starts, size, sampled=sampled, chosen=chosen, reference=reference)
+    return player.evaluate(
+        plan.starts, plan.size, sampled=plan.sampled, chosen=chosen, reference=reference
+    )
 
 
 def longest_episode(config: LanguageConfig) -> int:
@@ -207,13 +203,14 @@ def longest_episode(config: LanguageConfig) -> int:
 
 
 def distances(
-    parties: Parties, config: LanguageConfig, *, starts: Starts, size: Size, device: torch.device
+    parties: Parties, config: LanguageConfig, plan: EvaluationPlan
 ) -> tuple[Iterator[Scores], list[str]]:
     """Implement :func:`klrl.train.policy_kl.kl_between` for language runs.
 
     ``config`` gives the task, and the temperature at which both policies are measured.
     """
     task, temperature = make_task(config.env, config.seed), config.collector.temperature
+    device = plan.device
     load = partial(trained_policy, which=parties.which, device=str(device))
     own = config if parties.on == parties.run else language_config(parties.run, "RUN")
     check_base(own, "actor.model=FOLDER")
@@ -232,8 +229,8 @@ def distances(
     for path, each in known.items():
         require_same_tokens(str(path), each, "RUN", policy)
     player = Player.of_trained(config, known[parties.on], task)
-    place = places(starts, size.episodes, task.evaluations)
-    answered = player.answers(place, starts, sampled=True)
+    place = places(plan.starts, plan.size.episodes, task.evaluations)
+    answered = player.answers(place, plan.starts, sampled=True)
     both = scored_by(policy, temperature), other
     scores = (Scores([], kls=measured(*both, batch, MEASURED)) for _, batch in answered)
     notes = [] if temperature == 1 else [f"both policies are softmax(logits / {temperature:g})"]

@@ -13,7 +13,6 @@ from torch import nn
 
 from klrl.base.seeds import derived_seed, seed_generators
 from klrl.config import GroupConfig, LanguageConfig, LegacyKLConfig, factory
-from klrl.kl.divergences import REVERSE
 from klrl.language.data.tasks import make_task
 from klrl.language.model import pretrained as model
 from klrl.language.model.causal_lm import head, in_low_precision
@@ -39,8 +38,7 @@ from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.learner import Learner
-from klrl.train.loop import Parts
-from klrl.train.row import Rewards
+from klrl.train.loop import Parts, Rewards
 from klrl.train.schedule import Size
 
 _say = partial(print, flush=True)
@@ -110,9 +108,7 @@ class LanguageParts(Parts):
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config, self.policy, self.kl
         )
-        charged = None if self.kl is None else self.kl.loss_estimator
-        divergence = REVERSE if self.kl is None else self.kl.divergence
-        steps = LanguageSteps(config, self.policy, self.layout, self.reference, charged, divergence)
+        steps = LanguageSteps(config, self.policy, self.layout, self.reference, self.kl)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
 
     # ------------------------------------------------------------------------------ the steps

@@ -26,7 +26,7 @@ from klrl.language.run.kl import CHARGED, EXACT
 from klrl.language.run.rollout import GOLD, PARTS, ids_of, sample, texts_of
 from klrl.runs.metrics import PART, Row
 from klrl.train.callbacks import Callback
-from klrl.train.row import Rewards
+from klrl.train.loop import Rewards
 
 if TYPE_CHECKING:
     from klrl.train.callbacks import Loop

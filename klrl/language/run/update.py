@@ -11,8 +11,8 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.config import AdamWConfig, LanguageConfig, OptimConfig, factory
-from klrl.kl.divergences import REVERSE, Divergence
-from klrl.kl.estimators import Estimator, estimate_kl, masked_mean
+from klrl.kl.charge import ReferenceKL
+from klrl.kl.estimators import estimate_kl, masked_mean
 from klrl.language.data.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
@@ -32,7 +32,7 @@ from klrl.language.run.kl import Reference
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import REF_STATES, STATES
 from klrl.language.run.scoring import ScoringLayout
-from klrl.losses.policy import LossTerms, PolicyLoss, Scored
+from klrl.losses.policy import LossTerms, Scored, make_loss
 from klrl.objectives.functional import normalized
 from klrl.train.learner import Coefficients, Steps
 
@@ -50,9 +50,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         layout: the rows in which the policy computes log-probs.
         reference: pi_ref. If the loss charges the exact KL, the reference's head is applied to the
             reference's hidden states, which the rollout contains.
-        estimator: the loss's estimator of KL(policy||reference): exact, k1, k2, k3 or a function;
-            None: no KL.
-        divergence: the divergence that the loss charges if the estimator is exact.
+        kl: how KL(policy||reference) is charged; None: no KL.
     """
 
     mode = "false"
@@ -63,13 +61,10 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         policy: Policy,
         layout: ScoringLayout,
         reference: Reference | None = None,
-        estimator: Estimator | None = None,
-        divergence: Divergence = REVERSE,
+        kl: ReferenceKL | None = None,
     ) -> None:
         self.config, self.policy, self.layout, self.reference = config, policy, layout, reference
-        self.loss: PolicyLoss = factory("loss", config.loss, config.domain)(
-            config.loss, estimator, divergence
-        )
+        self.loss = make_loss(config.loss, config.domain, kl)
         self.optimizer: Optimizer = factory("optim", config.optim, config.domain)(
             config.optim, policy.parameters
         )

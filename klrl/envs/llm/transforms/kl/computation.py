@@ -9,9 +9,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, Unbounded
 
-from klrl.envs.llm.transforms.kl.rows import Rows, check_side, either, for_rows, is_ragged, set_rows
+from klrl.envs.llm.transforms.kl.rows import SIDES, Rows, either, for_rows, is_ragged, set_rows
 from klrl.envs.transforms.base import (
     NextTransform,
+    one_choice,
     refuse_second_charge,
     reward_key_of,
     reward_like,
@@ -92,13 +93,11 @@ class KLComputation(KeepsCoefficient, NextTransform):
         function_of(estimator)
         self.kl_key, self.raw_key = as_key(kl_key), raw_reward_key and as_key(raw_reward_key)
         written = [key for key in (self.kl_key, self.raw_key) if key is not None]
-        super().__init__(
-            in_keys=self._read,
-            out_keys=[*written, self._reward_key or "reward"],
-        )
+        out_keys = [*written, self._reward_key or "reward"]
+        super().__init__(in_keys=self._read, out_keys=out_keys)
         self.written = written
         self.add_to_reward = add_to_reward
-        self.padding_side = check_side(padding_side)
+        self.padding_side = one_choice("padding_side", padding_side, SIDES)
         self.estimator = estimator
         self.keep_coefficient(one_spelling(coef, coeff))
 

@@ -18,8 +18,14 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.data import Binary, Composite, Unbounded
 
 from klrl.envs.llm.transforms.kl.computation import KLComputation
-from klrl.envs.llm.transforms.kl.rows import check_side, for_rows, set_rows
-from klrl.envs.transforms.base import NextTransform, as_rewarded, log_prob_like, reward_key_of
+from klrl.envs.llm.transforms.kl.rows import SIDES, for_rows, set_rows
+from klrl.envs.transforms.base import (
+    NextTransform,
+    as_rewarded,
+    log_prob_like,
+    one_choice,
+    reward_key_of,
+)
 from klrl.kl.policies import Key, as_key, is_wrapper, require_reference, score
 from klrl.kl.reference import evaluating, flat_policy
 
@@ -127,7 +133,8 @@ class RetrieveLogProb(NextTransform):
         self.model = model if device is None else model.to(device)
         self.assistant_only, self.detach, self.device = assistant_only, detach, device
         self.tokenizer_kwargs = template
-        self.tokenizer, self.padding_side = tokenizer, check_side(padding_side)
+        self.tokenizer = tokenizer
+        self.padding_side = one_choice("padding_side", padding_side, SIDES)
         self.temperature, self.history_key = temperature, history_key
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

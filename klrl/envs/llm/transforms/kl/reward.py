@@ -21,7 +21,7 @@ from klrl.envs.llm.transforms.kl.charged import shaped_rows, token_kl, token_rew
 from klrl.envs.llm.transforms.kl.computation import per_token_spec
 from klrl.envs.llm.transforms.kl.retrieve_kl import check_one_of, one_of, wants_ray
 from klrl.envs.llm.transforms.kl.rows import (
-    check_side,
+    SIDES,
     either,
     for_rows,
     lengths,
@@ -32,7 +32,7 @@ from klrl.envs.llm.transforms.kl.rows import (
 from klrl.envs.llm.transforms.kl.served import Served, coefficient
 from klrl.envs.llm.transforms.kl.tokens import Encoded, Tokenizer
 from klrl.envs.llm.transforms.kl.wrappers import Wrapper
-from klrl.envs.transforms.base import NextTransform, one_key, taking_arguments_of
+from klrl.envs.transforms.base import NextTransform, one_choice, one_key, taking_arguments_of
 from klrl.kl.coefficient import ONE, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key
@@ -122,14 +122,16 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         self.reward_out, self.kl_key, self.ref_key = keys
         super().__init__(in_keys=[self.reward_in, *map(as_key, ref_model.in_keys)], out_keys=keys)
         self.written = keys if add_to_reward else keys[1:]
-        self._pad_output = ref_model.pad_output
+        self.pad_output = ref_model.pad_output  # whether the results are dense
         ref_model = ref_model if device is None else ref_model.to(device)
         self.ref_model = FrozenPolicy.shared(ref_model)
         self.log_prob_full_key = as_key(log_prob_key)
         if not _language.is_full(self.log_prob_full_key):  # the sibling key "response" is read too
             raise ValueError(f"log_prob_key={log_prob_key}: give a tuple that ends in 'full'")
         self.add_to_reward, self.assistant_only, self.detach = add_to_reward, assistant_only, detach
-        self._tokenizer, self.padding_side = tokenizer, check_side(padding_side)
+        own = getattr(ref_model, "tokenizer", None)
+        self.tokenizer: Tokenizer | None = own if tokenizer is None else tokenizer
+        self.padding_side = one_choice("padding_side", padding_side, SIDES)
         self.temperature, self.device = temperature, device
         self.keep_coefficient(one_spelling(coef, coeff))
 
@@ -140,17 +142,6 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         """The environment's key of the conversation, text or tokens, including the response."""
         return (self.parent.base_env.input_mode, "full")
 
-    @property
-    def pad_output(self) -> bool:
-        """Whether the results are dense; the same as the reference's ``pad_output``."""
-        return self._pad_output
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The ``tokenizer`` argument, else the reference's, else None."""
-        given = self._tokenizer
-        return getattr(self.ref_model, "tokenizer", None) if given is None else given
-
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         key = as_key(self.ref_model.in_keys[0])
         if read_value(tensordict, key) is None:
@@ -158,7 +149,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         encoded = _language.encode(
             self.ref_model,
             tensordict,
-            tokenizer=self._tokenizer,
+            tokenizer=self.tokenizer,
             template={},
             assistant_only=False,
         )

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from klrl.kl.policies import Key
 
+#: Values of ``padding_side``.
 SIDES = ("left", "right")
 #: A tensor [B, T, ...], dense or nested; or a list of B tensors [T_i, ...].
 Rows: TypeAlias = Tensor | list[Tensor]
@@ -77,13 +78,6 @@ def pad_rows(rows: list[Tensor], side: str) -> list[Tensor]:
     """Pad every row with zeros (False for masks) to the length of the longest row."""
     padded = pad_sequence(rows, batch_first=True, padding_value=0, padding_side=side)
     return list(padded.unbind(0))
-
-
-def check_side(padding_side: str) -> str:
-    """Require ``left`` or ``right``."""
-    if padding_side not in SIDES:
-        raise ValueError(f"padding_side={padding_side}: choose one of {', '.join(SIDES)}")
-    return padding_side
 
 
 def lengths(rows: list[Tensor]) -> list[int]:

@@ -28,7 +28,7 @@ class Service:
         """Return the transform's parts without models and tokenizers, to declare keys and specs."""
         shells = [part.clone() for part in self.parts]
         for shell in shells:
-            for name in ("model", "ref_model", "tokenizer", "_tokenizer"):
+            for name in ("model", "ref_model", "tokenizer"):
                 if name in shell._modules or name in shell.__dict__:
                     setattr(shell, name, None)
         return shells
