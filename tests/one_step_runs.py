@@ -351,7 +351,7 @@ def language_run(config: JobConfig, fill: float | None = None) -> OneStep:
     critic = ValueHead(model) if config.advantage.name == "gae" else None
     heads = [model.head] if critic is None else [model.head, critic.linear]
     load(heads, REF, VALUE)
-    causal = SimpleNamespace(model=model, tokenizer=None, context=None)
+    causal = SimpleNamespace(model=model, tokenizer=None, prompt_limit=lambda response: None)
     training = language_training(config, Policy(causal, critic))
     reference = training.parts.reference
     if fill is not None and reference is not None:
