@@ -17,7 +17,7 @@ from benchmarks.peers.common import versions
 from benchmarks.results import commit, cpu_name, machine, table
 from benchmarks.shipped.draw import BLUE, GREEN, ORANGE, PINK, SKY, panels
 from benchmarks.shipped.page import FOLDER, replace_measured, write_index
-from klrl import api
+from klrl.api import load_run, run
 from klrl.language.data.batch import response_mask
 from klrl.language.data.tasks import make_task
 from klrl.language.model.causal_lm import head
@@ -183,7 +183,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for name, words in TEACHERS.items():
         if not (RUNS / name / "manifest.json").exists():
-            api.run(*WORDS, *words, folder=RUNS / name)
+            run(*WORDS, *words, folder=RUNS / name)
     found = list(rows())
     with (PAGE / "figures.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
@@ -193,7 +193,7 @@ def main() -> None:
         )
         writer.writerows(rounded)
     write_page(found)
-    runs = [api.load_run(RUNS / name) for name in TEACHERS]
+    runs = [load_run(RUNS / name) for name in TEACHERS]
     seconds = sum(row.get("time/iteration", 0) for run in runs for row in run.rows)
     about = {"number": 10, "title": "The KL of distillation from k tokens, against the exact one"}
     about |= {"runs": len(runs), "seconds": round(seconds), "versions": versions()}

@@ -14,7 +14,7 @@ from tests.language.conftest import LENGTHS, QUICK_MODEL
 from tests.language.conftest import QUICK as LANGUAGE
 from tests.runs.commands import exits, manifest_of, rows_of, timeless, wandb_records
 
-PRESETS = described("env")
+PRESETS = list(described("env"))
 #: Of the presets that need more than their name.
 WORDS = {
     "gym": ("env.id=MountainCarContinuous-v0",),

@@ -131,12 +131,10 @@ def test_the_index_tells_the_study_as_its_cells_do() -> None:
     told = []
     for name in ("rl 0", "rl 1"):
         lost = [line["return"] - line["policies"][name]["old"] for line in found]
-        told.append(f"{np.mean(lost):.0f}")
+        told.append(np.mean(lost))
     index = " ".join((FOLDER / "README.md").read_text("utf-8").split())
-    assert (
-        f"lose {told[0]} points of return on the old task in the mean, with `kl.coef=1` {told[1]}"
-        in index
-    )
+    without = f"lose on average {told[0]:.0f} points of return on the old task"
+    assert f"{without}; with `kl.coef=1` they gain {-told[1]:.0f}." in index
 
 
 def test_the_page_tells_paired_differences_and_shares_as_its_cells_do() -> None:
@@ -152,5 +150,6 @@ def test_the_page_tells_paired_differences_and_shares_as_its_cells_do() -> None:
             assert f"{paired.mean():+,.0f} ({error:.0f})" in page, (task, arm)
         settings.append(p.y.mean(0).var() / p.y.var())
         bases.append(p.y.mean(1).var() / p.y.var())
-    assert f"({', '.join(f'{share:.2f}'[1:] for share in settings)} of the three tasks)" in page
+    first, second, third = (f"{share:.2f}"[1:] for share in settings)
+    assert f"({first}, {second} and {third} on the three tasks)" in page
     assert f"explains {min(bases):.2f} to {max(bases):.2f}.".replace(" 0", " ") in page

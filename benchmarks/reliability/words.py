@@ -178,7 +178,7 @@ def out_of_range(r: random.Random) -> Input:
 
 def misspelt(r: random.Random) -> Input:
     """A key, a group or a choice with a typo."""
-    from klrl.config.catalogue import choices, settings
+    from klrl.config.catalogue import described, settings
     from klrl.config.choices import GROUPS
 
     base = r.choice(_CONTROL)
@@ -189,8 +189,8 @@ def misspelt(r: random.Random) -> Input:
             return misspelt(r)
         return _with(base, f"{key}=1", r, (key,))
     group = r.choice(GROUPS)
-    choice = typo(r, r.choice(choices(group)))
-    if choice in choices(group) or not choice:
+    choice = typo(r, r.choice(list(described(group))))
+    if choice in described(group) or not choice:
         return misspelt(r)
     return _with(base, f"{group}={choice}", r, (group, choice))
 

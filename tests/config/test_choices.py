@@ -118,8 +118,8 @@ class Bare(ChoiceConfig):
 class ReadsMore(ClipLoss):
     """Reads a setting that its schema does not have."""
 
-    def __init__(self, config, *given) -> None:
-        super().__init__(config, *given)
+    def __init__(self, config, **given) -> None:
+        super().__init__(config, **given)
         self.epsilon = config.epsilon
 
 
