@@ -41,6 +41,9 @@ def check_placement(placement: str, estimator: str, allow_biased: bool = False) 
     """Refuse a pair of placement and estimator with a wrong gradient.
 
     ``allow_biased`` accepts a wrong gradient, but not one that counts steps twice.
+
+    Raises:
+        ConfigError: the pair is refused.
     """
     gradient = VERDICTS[placement]["k2" if estimator == OWN else estimator]
     if gradient is Gradient.WRONG and not allow_biased:
@@ -63,6 +66,9 @@ def check_divergence(divergence: str, placement: str, estimator: str) -> None:
     reward would have to be f(u) - u f'(u) for the step's own action, and f(u) for the actions
     before it. The two rewards differ by a constant only for the reverse KL, f = -log u. The
     sampled estimators k1, k2 and k3 estimate the reverse KL alone.
+
+    Raises:
+        ConfigError: the divergence is refused.
     """
     if divergence == "reverse":
         return

@@ -156,7 +156,13 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 def measure(batch: TensorDictBase) -> dict[str, Tensor]:
     """Apply :func:`klrl.kl.measure.mean_kl` to a rollout that :func:`annotate` has completed.
 
-    If the charged divergence is not the reverse KL, also :func:`klrl.kl.measure.mean_charged`.
+    Returns:
+        Means over valid tokens, nats; under names with ``_seq``, sums over a response's tokens,
+        averaged over responses. If the charged divergence is not the reverse KL, also the means of
+        :func:`klrl.kl.measure.mean_charged`.
+
+    Raises:
+        NonFiniteError: a mean is NaN or infinite.
     """
     mask = response_mask(batch)
     log_ratio = response_part(batch, LOG_PROBS) - response_part(batch, REF_LOG_PROBS)
