@@ -239,7 +239,9 @@ TOKENIZER = "tokenizer_config.json"
     "spoil, told",
     [
         (removes("config.json"), "has no config.json"),
-        (adapters_only, "has only LoRA adapters; merge them"),
+        (adapters_only, "has LoRA adapters .adapter_config.json.*; merge them"),
+        # What merge_and_unload().save_pretrained leaves in the folder of the adapters.
+        (writes("adapter_config.json", "{}"), "has LoRA adapters .adapter_config.json.*; merge them"),
         (writes("config.json", "{"), "config.json is not JSON"),
         (pickled, r"its weights are pickled .pytorch_model.bin."),
         (pickled_beside_a_decoy, "its weights cannot be read .*no file named model.safetensors"),

@@ -64,7 +64,13 @@ def find_model(model: str | Path, key: str = "actor.model") -> Path:
 
 
 def check_weights(folder: Path, setting: str) -> None:
-    """Refuse a folder without safetensors files."""
+    """Refuse a folder without safetensors files, or with adapters, merged or not."""
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{setting}: has LoRA adapters (adapter_config.json), which transformers adds to the "
+            "weights; merge them (klrl export RUN FOLDER --merge, or merge_and_unload) into a new "
+            "folder, and give that"
+        )
     if any(folder.glob("*.safetensors")):
         return
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
@@ -80,11 +86,6 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
     """Read the model's config and switch dropout off."""
     file = folder / "config.json"
     if not file.is_file():
-        if (folder / "adapter_config.json").is_file():
-            raise ConfigError(
-                f"{setting}: has only LoRA adapters; merge them into their base model "
-                "(klrl export RUN FOLDER --merge, or merge_and_unload) and give the new folder"
-            )
         raise ConfigError(f"{setting}: has no config.json; save the model with save_pretrained")
     raw = read_json(file, setting)
     kind = raw.get("model_type")

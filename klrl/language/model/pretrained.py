@@ -142,8 +142,8 @@ def load_causal_lm(
         say: prints a line, such as an automatic choice or the progress of a large model.
     """
     folder, setting = find_model(model, key), f"{key}={model}"
-    config = read_config(folder, setting)
     check_weights(folder, setting)
+    config = read_config(folder, setting)
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
     if (folder / "generation_config.json").exists():
         # Refuse a broken file: transformers would ignore it, and its EOS ids would be lost.
