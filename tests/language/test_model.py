@@ -167,7 +167,7 @@ def test_a_tokenizer_with_everything_is_no_news(capsys: pytest.CaptureFixture[st
 
 
 def test_auto_tokenizer_still_overrules_the_folder_of_a_qwen2_model() -> None:
-    """When this fails, load_tokenizer needs its own choice of a class no more."""
+    """When this fails, read_tokenizer needs its own choice of a class no more."""
     tokenizer = AutoTokenizer.from_pretrained(save("qwen2"))
     assert type(tokenizer).__name__ == "Qwen2Tokenizer"
     assert len(tokenizer) == len(toys.tokenizer()) + 1
@@ -239,7 +239,12 @@ TOKENIZER = "tokenizer_config.json"
     "spoil, told",
     [
         (removes("config.json"), "has no config.json"),
-        (adapters_only, "has only LoRA adapters; merge them"),
+        (adapters_only, "has LoRA adapters .adapter_config.json.*; merge them"),
+        # What merge_and_unload().save_pretrained leaves in the folder of the adapters.
+        (
+            writes("adapter_config.json", "{}"),
+            "has LoRA adapters .adapter_config.json.*; merge them",
+        ),
         (writes("config.json", "{"), "config.json is not JSON"),
         (pickled, r"its weights are pickled .pytorch_model.bin."),
         (pickled_beside_a_decoy, "its weights cannot be read .*no file named model.safetensors"),

@@ -19,8 +19,10 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
@@ -28,7 +30,7 @@ from transformers.utils import logging
 from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.files import expanded, read_plain
 from klrl.base.text import counted
-from klrl.language.data.prompts import json_type
+from klrl.language.data.prompts import Tokenizer, json_type
 
 #: Files to fetch from a hub repository: no pickles, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -64,7 +66,13 @@ def find_model(model: str | Path, key: str = "actor.model") -> Path:
 
 
 def check_weights(folder: Path, setting: str) -> None:
-    """Refuse a folder without safetensors files."""
+    """Refuse a folder without safetensors files, or with adapters, merged or not."""
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{setting}: has LoRA adapters (adapter_config.json), which transformers adds to the "
+            "weights; merge them (klrl export RUN FOLDER --merge, or merge_and_unload) into a new "
+            "folder, and give that"
+        )
     if any(folder.glob("*.safetensors")):
         return
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
@@ -80,11 +88,6 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
     """Read the model's config and switch dropout off."""
     file = folder / "config.json"
     if not file.is_file():
-        if (folder / "adapter_config.json").is_file():
-            raise ConfigError(
-                f"{setting}: has only LoRA adapters; merge them into their base model "
-                "(klrl export RUN FOLDER --merge, or merge_and_unload) and give the new folder"
-            )
         raise ConfigError(f"{setting}: has no config.json; save the model with save_pretrained")
     raw = read_json(file, setting)
     kind = raw.get("model_type")
@@ -124,6 +127,28 @@ def read_json(file: Path, setting: str) -> dict[str, Any]:
             f"{setting}: {file.name} is {json_type(content)}, not an object; save it again"
         )
     return content
+
+
+def read_tokenizer(folder: Path, setting: str) -> Tokenizer:
+    """Load a tokenizer with the rules of its own files; refuse one that needs custom code."""
+    file = folder / "tokenizer_config.json"
+    settings = read_json(file, setting) if file.is_file() else {}
+    if settings.get("auto_map"):
+        raise ConfigError(
+            f"{setting}: its tokenizer needs custom code (auto_map), which klrl never runs; "
+            "choose a model whose tokenizer is part of transformers"
+        )
+    # AutoTokenizer of transformers 5.23 replaces the rules in tokenizer.json by those of the model
+    # type, for example Qwen2's. PreTrainedTokenizerFast keeps the rules of the file.
+    exact = settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    kind: Any = PreTrainedTokenizerFast if exact else AutoTokenizer
+    try:
+        return kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # a broken tokenizer.json may raise any exception
+        raise ConfigError(
+            f"{setting}: its tokenizer cannot be read ({first_line(error)}); save the "
+            "model's tokenizer there with save_pretrained"
+        ) from error
 
 
 def disable_dropout(config: PretrainedConfig) -> None:

@@ -13,17 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from klrl.base.context import context_of
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import expanded
-from klrl.language.data.model_files import check_weights, read_weights
-from klrl.language.data.prompts import NO_ARGUMENTS, Content, Fields, Tokenizer, render
+from klrl.language.data.model_files import check_weights, read_tokenizer, read_weights
+from klrl.language.data.prompts import NO_ARGUMENTS, Content, Fields, render
 
 #: Texts per forward; texts of similar length are computed together.
 BATCH_SIZE = 32
@@ -45,15 +41,14 @@ class RewardModel:
         if not folder.is_dir():
             raise ConfigError(f"{setting}: no such folder; give one that save_pretrained wrote")
         check_weights(folder, setting)
-        how = {"trust_remote_code": False, "local_files_only": True}
         try:
-            self._config = AutoConfig.from_pretrained(folder, **how)
-            self._tokenizer: Tokenizer = AutoTokenizer.from_pretrained(folder, **how)
+            self._config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except Exception as error:  # a broken file's errors have no common base
             raise ConfigError(
                 f"{setting}: cannot be read ({in_one_line(error)}); give a folder with a sequence "
                 "classifier and its tokenizer, both written by save_pretrained"
             ) from error
+        self._tokenizer = read_tokenizer(folder, setting)
         if self._config.num_labels != 1:
             raise ConfigError(
                 f"{setting}: has {self._config.num_labels} labels; give a sequence classifier with "

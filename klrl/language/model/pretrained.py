@@ -13,10 +13,8 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 from transformers.pytorch_utils import Conv1D
 
@@ -29,6 +27,7 @@ from klrl.language.data.model_files import (
     find_model,
     read_config,
     read_json,
+    read_tokenizer,
     read_weights,
 )
 from klrl.language.data.prompts import Tokenizer
@@ -142,8 +141,8 @@ def load_causal_lm(
         say: prints a line, such as an automatic choice or the progress of a large model.
     """
     folder, setting = find_model(model, key), f"{key}={model}"
-    config = read_config(folder, setting)
     check_weights(folder, setting)
+    config = read_config(folder, setting)
     tokenizer = load_tokenizer(folder, chat=chat, setting=setting, say=say)
     if (folder / "generation_config.json").exists():
         # Refuse a broken file: transformers would ignore it, and its EOS ids would be lost.
@@ -209,26 +208,7 @@ def load_tokenizer(
     If the tokenizer has no pad token, EOS becomes the pad token. This is safe, since klrl finds
     padding by position, not by token id. The arguments are those of :func:`load_causal_lm`.
     """
-    file = folder / "tokenizer_config.json"
-    settings = read_json(file, setting) if file.is_file() else {}
-    if settings.get("auto_map"):
-        raise ConfigError(
-            f"{setting}: its tokenizer needs custom code (auto_map), which klrl never runs; "
-            "choose a model whose tokenizer is part of transformers"
-        )
-    # AutoTokenizer of transformers 5.23 replaces the rules in tokenizer.json by those of the model
-    # type, for example Qwen2's. PreTrainedTokenizerFast keeps the rules of the file.
-    exact = settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    kind: Any = PreTrainedTokenizerFast if exact else AutoTokenizer
-    try:
-        tokenizer: Tokenizer = kind.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:  # a broken tokenizer.json may raise any exception
-        raise ConfigError(
-            f"{setting}: its tokenizer cannot be read ({first_line(error)}); save the "
-            "model's tokenizer there with save_pretrained"
-        ) from error
+    tokenizer = read_tokenizer(folder, setting)
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"{setting}: its tokenizer has no EOS token, so no response could end; set eos_token "
