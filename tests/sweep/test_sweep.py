@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from klrl.__main__ import main
 from klrl.config.compose import parse_args
 from klrl.config.identity import NUMERICS
-from klrl.config.overrides import expand, job_name, quote_paths
+from klrl.config.overrides import expand, job_name, parse, quote_paths
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
 from klrl.runs.rows import read_rows
@@ -83,6 +83,11 @@ def test_paths_of_job_folders_need_no_quotes() -> None:
     assert quote_paths([f"actor.init={here}${{seed}}"]) == [f"actor.init='{here}${{seed}}'"]
     Path("run (copy)").mkdir()
     assert quote_paths(["actor.init=run (copy)"]) == ["actor.init='run (copy)'"]
+    for name in ("josé", "日本/run", "a{b}", "a]", "a)", "R&D", "run#2", "a~b"):
+        Path(name).mkdir(parents=True)
+        assert parse(quote_paths([f"actor.init={name}"]))[0].value() == name
+    Path("jim's run").mkdir()
+    assert parse(quote_paths(["actor.init=jim's run"]))[0].value() == "jim's run"
     untouched = ["kl=legacy,retrieve", "actor.hidden=[8,8]", f"actor.init={here}7", "seed=0"]
     assert quote_paths(untouched) == untouched
 
