@@ -124,11 +124,11 @@ def quote_paths(overrides: Sequence[str]) -> list[str]:
         key, _, value = override.partition("=")
         parts = re.split(r"\$\{[^}]*\}", str(expanded(value)))
         special = set("=,()[]{}'") & set("".join(parts)) or UNREAD.search(value)
-        if special and value[:1] not in ("'", '"', "[", "{"):
-            # Path.glob accepts no absolute pattern.
-            if glob.glob("*".join(map(glob.escape, parts))):  # noqa: PTH207
-                mark = '"' if "'" in value else "'"
-                override = f"{key}={mark}{value}{mark}"
+        plain = not special or value[:1] in ("'", '"', "[", "{")
+        # Path.glob accepts no absolute pattern.
+        if not plain and glob.glob("*".join(map(glob.escape, parts))):  # noqa: PTH207
+            mark = '"' if "'" in value else "'"
+            override = f"{key}={mark}{value}{mark}"
         quoted.append(override)
     return quoted
 
