@@ -7,6 +7,7 @@ import shutil
 import signal
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from klrl.runs.resume import stored_config
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import make_jobs
 from klrl.sweep.run import command_of
+from klrl.sweep.sweep_file import JobEntry, SweepFile
 from klrl.sweep.worker import run_job
 from klrl.train.loop import Training
 from tests.conftest import QUICK
@@ -90,6 +92,14 @@ def test_paths_of_job_folders_need_no_quotes() -> None:
     assert parse(quote_paths(["actor.init=jim's run"]))[0].value() == "jim's run"
     untouched = ["kl=legacy,retrieve", "actor.hidden=[8,8]", f"actor.init={here}7", "seed=0"]
     assert quote_paths(untouched) == untouched
+
+
+def test_a_job_in_a_renamed_folder_is_listed_once(tmp_path: Path) -> None:
+    """The other entry would be a finished job without a run folder, in ls and in the report."""
+    job, other = JobEntry("seed=1", "seed=1", [], "ab12", 5), JobEntry("a", "a", [], "cd34", 5)
+    SweepFile(tmp_path).write("first", [job, other])
+    SweepFile.read(tmp_path).write("again", [replace(job, name="best", folder="best")])
+    assert [each.folder for each in SweepFile.read(tmp_path).entries] == ["best", "a"]
 
 
 def test_a_finished_jobs_networks_are_gone_when_the_next_one_begins(monkeypatch) -> None:
