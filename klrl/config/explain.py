@@ -12,7 +12,6 @@ from klrl.base.text import nearest
 from klrl.config import SWEEP_GROUPS
 from klrl.config.catalogue import chosen, declared_in, defaults, described, settings
 from klrl.config.choices import ALL_GROUPS
-from klrl.config.overrides import UNREAD
 from klrl.config.placement import OWN
 
 
@@ -64,14 +63,14 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         if key in settings() and settings()[key].type.startswith("list"):
             return ConfigError(f"{override}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
-    if "LexerNoViableAlt" in text or "token recognition error" in text:
-        for key, _, value in (each.partition("=") for each in overrides):
-            if (unread := UNREAD.search(value)) and value[:1] not in "'\"":
-                told = f"Hydra reads {unread[0]} only in quotes; write {key}='\"...\"'"
-                return ConfigError(f"{key}={value}: {told}")
+    if match := re.search(r"LexerNoViableAltException: (.+)|recognition error at: '(.+)'", text):
+        given = [each for each in overrides if (match[2] or "") in each.partition("=")[2]]
+        if override := match[1] or next(iter(given), ""):
+            write = f"{override.partition('=')[0]}='\"...\"'"
+            return ConfigError(f"{override}: Hydra reads this only in quotes; write {write}")
     message = " ".join(text.split("\nSee ")[0].split())
-    given = " ".join(" ".join(overrides).split())
-    return ConfigError(f"{given}: {message}" if given else message)
+    command = " ".join(" ".join(overrides).split())
+    return ConfigError(f"{command}: {message}" if command else message)
 
 
 _NO_MEMORY = (

@@ -110,7 +110,7 @@ def _checked_name(value: str) -> str:
 
 
 #: Characters that Hydra reads only in quotes.
-UNREAD = re.compile(r"""[^\w\s/\\+.$%*@?|:,=()\[\]{}'"-]""", re.ASCII)
+_UNREAD = re.compile(r"""[^\w\s/\\+.$%*@?|:,=()\[\]{}'"-]""", re.ASCII)
 
 
 def quote_paths(overrides: Sequence[str]) -> list[str]:
@@ -123,7 +123,7 @@ def quote_paths(overrides: Sequence[str]) -> list[str]:
     for override in overrides:
         key, _, value = override.partition("=")
         parts = re.split(r"\$\{[^}]*\}", str(expanded(value)))
-        special = set("=,()[]{}'") & set("".join(parts)) or UNREAD.search(value)
+        special = set("=,()[]{}'") & set("".join(parts)) or _UNREAD.search(value)
         plain = not special or value[:1] in ("'", '"', "[", "{")
         # Path.glob accepts no absolute pattern.
         if not plain and glob.glob("*".join(map(glob.escape, parts))):  # noqa: PTH207
