@@ -64,13 +64,13 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
             return ConfigError(f"{override}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
     if match := re.search(r"LexerNoViableAltException: (.+)|recognition error at: '(.+)'", text):
-        given = [each for each in overrides if (match[2] or "") in each.partition("=")[2]]
-        if override := match[1] or next(iter(given), ""):
+        having = (each for each in overrides if (match[2] or "") in each.partition("=")[2])
+        if override := match[1] or next(having, ""):
             write = f"{override.partition('=')[0]}='\"...\"'"
             return ConfigError(f"{override}: Hydra reads this only in quotes; write {write}")
     message = " ".join(text.split("\nSee ")[0].split())
-    command = " ".join(" ".join(overrides).split())
-    return ConfigError(f"{command}: {message}" if command else message)
+    given = " ".join(" ".join(overrides).split())
+    return ConfigError(f"{given}: {message}" if given else message)
 
 
 _NO_MEMORY = (
