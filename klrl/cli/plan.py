@@ -20,12 +20,16 @@ def plan_command(argv: list[str]) -> int:
         return 0
     from klrl.sweep.plan import print_plan
 
-    seeds = print_plan(args)
+    configs = print_plan(args)
+    if not configs:
+        return 0
+    from klrl.report.runs import fewest_seeds
+    from klrl.report.statistics import POWER, least_seen
+
+    seeds = fewest_seeds(configs)
     if seeds == 1:
         print("one seed per setting: a report cannot tell a difference from chance")
     elif seeds:
-        from klrl.report.statistics import POWER, least_seen
-
         found = f"a difference of {least_seen(seeds):.1f} standard deviations between seeds"
         print(f"{seeds} seeds per setting: a t-test finds {found} with power {POWER:g}")
     return 0

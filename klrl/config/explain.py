@@ -63,6 +63,11 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         if key in settings() and settings()[key].type.startswith("list"):
             return ConfigError(f"{override}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
+    if match := re.search(r"LexerNoViableAltException: (.+)|recognition error at: '(.+)'", text):
+        having = (each for each in overrides if (match[2] or "") in each.partition("=")[2])
+        if override := match[1] or next(having, ""):
+            write = f"{override.partition('=')[0]}='\"...\"'"
+            return ConfigError(f"{override}: Hydra reads this only in quotes; write {write}")
     message = " ".join(text.split("\nSee ")[0].split())
     given = " ".join(" ".join(overrides).split())
     return ConfigError(f"{given}: {message}" if given else message)

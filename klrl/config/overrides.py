@@ -109,8 +109,12 @@ def _checked_name(value: str) -> str:
     return value
 
 
+#: Characters that Hydra reads only in quotes.
+_UNREAD = re.compile(r"""[^\w\s/\\+.$%*@?|:,=()\[\]{}'"-]""", re.ASCII)
+
+
 def quote_paths(overrides: Sequence[str]) -> list[str]:
-    """Quote values that are existing paths with ``=``, ``,`` or ``(``, as in folder names of jobs.
+    """Quote values that are existing paths with characters such as ``=``, ``,`` or ``é``.
 
     Without quotes Hydra refuses ``actor.init=outputs/base/seed=0``, and reads a comma as a sweep.
     An interpolation in a path, such as ``${seed}``, matches any text.
@@ -118,11 +122,13 @@ def quote_paths(overrides: Sequence[str]) -> list[str]:
     quoted = []
     for override in overrides:
         key, _, value = override.partition("=")
-        if set("=,(") & set(value) and value[:1] not in ("'", '"', "[", "{"):
-            parts = re.split(r"\$\{[^}]*\}", str(expanded(value)))
-            # Path.glob accepts no absolute pattern.
-            if glob.glob("*".join(map(glob.escape, parts))):  # noqa: PTH207
-                override = f"{key}='{value}'"
+        parts = re.split(r"\$\{[^}]*\}", str(expanded(value)))
+        special = set("=,()[]{}'") & set("".join(parts)) or _UNREAD.search(value)
+        plain = not special or value[:1] in ("'", '"', "[", "{")
+        # Path.glob accepts no absolute pattern.
+        if not plain and glob.glob("*".join(map(glob.escape, parts))):  # noqa: PTH207
+            mark = '"' if "'" in value else "'"
+            override = f"{key}={mark}{value}{mark}"
         quoted.append(override)
     return quoted
 

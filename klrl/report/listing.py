@@ -195,9 +195,14 @@ def walk(root: Path, *, into_sweeps: bool) -> Iterator[tuple[Path, bool]]:
     """Yield each folder of a run (True) or sweep (False) at or below ``root``, in order of names.
 
     Does not search inside runs and, unless ``into_sweeps``, inside sweeps. Skips the folders of
-    checkpoints: they contain a ``manifest.json``, but no run.
+    checkpoints: they contain a ``manifest.json``, but no run. Follows links, to each folder once.
     """
-    for name, below, files in os.walk(root):
+    seen: set[str] = set()
+    for name, below, files in os.walk(root, followlinks=True):
+        if (real := os.path.realpath(name)) in seen:  # a link back, or a second link
+            below.clear()
+            continue
+        seen.add(real)
         is_run = "manifest.json" in files
         if is_run or SWEEP_FILE in files:
             yield Path(name), is_run

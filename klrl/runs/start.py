@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.base.imports import collection_paused
 from klrl.config import JobConfig
 from klrl.runs.folder import RunFolder, new_path
@@ -25,7 +26,7 @@ class OutputFolder:
 
     def __init__(self, given: str | None, setting: str, suffix: str = "") -> None:
         self._given, self._setting = given, setting
-        self.path = Path(given) if given is not None else new_path(suffix)
+        self.path = new_path(suffix) if given is None else expanded(given)
         try:
             self.holds_run = given is not None and any(self.path.glob("**/manifest.json"))
             # Files and folders that ``remove_unstarted`` keeps; None if the folder is new.

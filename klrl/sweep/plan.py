@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
-from klrl.config import LauncherConfig, OptunaConfig
-from klrl.config.identity import settings_hash
+from klrl.config import JobConfig, LauncherConfig, OptunaConfig
 from klrl.config.overrides import expand, split_overrides, swept_keys
 from klrl.runs.folder import RunFolder, planned_frames
 from klrl.runs.machine import cuda_devices
@@ -17,10 +15,10 @@ from klrl.sweep.jobs import by_status, counted, make_jobs
 from klrl.sweep.run import check_jobs, named, sweep_settings
 
 
-def print_plan(args: argparse.Namespace) -> int:
+def print_plan(args: argparse.Namespace) -> list[JobConfig]:
     """Check all jobs; print each job's state, and how many jobs would run at a time.
 
-    Returns the smallest number of seeds of any setting; 0 if there are fewer than two settings.
+    Returns the jobs' settings; [] for a search.
 
     Raises:
         ConfigError: a job is refused.
@@ -34,7 +32,7 @@ def print_plan(args: argparse.Namespace) -> int:
 
         space = checked_space(sweep.job, search, args)
         print(f"{search.trials} trials, with {len(space.seeds)} seeds each; {_at_once(launcher)}")
-        return 0
+        return []
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
     folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
     status = by_status(make_jobs(folder, named(swept_keys(sweep.job), checked)))
@@ -45,11 +43,7 @@ def print_plan(args: argparse.Namespace) -> int:
             rows.append((job.name, state, planned_frames(run.manifest) if run.exists else ""))
     print(text_table(rows, indent=2))
     print(f"{counted(status)}; {_at_once(launcher)}")
-    seeds: dict[str, set[int]] = {}
-    for each in checked:
-        setting = settings_hash(replace(each.config, seed=0))
-        seeds.setdefault(setting, set()).add(each.config.seed)
-    return min(map(len, seeds.values())) if len(seeds) > 1 else 0
+    return [each.config for each in checked]
 
 
 def _at_once(launcher: LauncherConfig) -> str:

@@ -68,9 +68,9 @@ class SweepFile:
         return [(RunFolder(self.folder / each.folder), each) for each in self.entries]
 
     def write(self, command: str, entries: Sequence[JobEntry]) -> None:
-        """Replace the file in one step; new entries replace old entries of the same folder."""
-        now = {each.folder for each in entries}
-        kept = [each for each in self.entries if each.folder not in now]
+        """Replace the file in one step; new entries replace old ones of the same folder or job."""
+        folders, keys = {each.folder for each in entries}, {each.key for each in entries}
+        kept = [e for e in self.entries if e.folder not in folders and e.key not in keys]
         contents = {
             "klrl": __version__,
             "command": command,

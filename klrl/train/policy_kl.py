@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import expanded
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.config import CONTROL, LANGUAGE, OwnPart
 from klrl.config.own import complete_part
@@ -153,7 +154,7 @@ def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
     if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
         complete_part("--to", part := OwnPart(str(other)))
         return part
-    path = Path(other).expanduser()
+    path = expanded(other)
     of_model = domain.name == LANGUAGE and (path / "config.json").is_file()
     return path if of_model and not _is_run(path) else find_run(str(other), "--to")
 

@@ -8,6 +8,7 @@ import pytest
 
 from klrl.cli.ls import ls_command
 from klrl.report.listing import last_values
+from klrl.report.runs import find_runs
 from tests.report.toys import rows_of, write_run, write_sweep
 from tests.runs.commands import live_elsewhere
 
@@ -186,3 +187,17 @@ def test_a_file_of_many_blocks_is_read_from_its_end(tmp_path) -> None:
     path.write_text("")
     assert last_values(path) == {}
     assert last_values(tmp_path / "none") == {}
+
+
+def test_a_link_to_runs_on_another_disk_is_followed_once(tmp_path, capsys) -> None:
+    """A run with two names, and a link to the folder above, are listed once."""
+    disk, outputs = tmp_path / "disk", tmp_path / "outputs"
+    write_run(disk / "a", seed=1)
+    write_run(outputs / "b", started=at(3))
+    (outputs / "latest").symlink_to(outputs / "b")
+    (outputs / "moved").symlink_to(disk)
+    (outputs / "above").symlink_to(tmp_path)
+    (disk / "outputs").symlink_to(outputs)
+    names = [line[0] for line in listed(capsys, str(outputs))]
+    assert sorted(Path(outputs, name).resolve().name for name in names) == ["a", "b"]
+    assert [run.path.name for run in find_runs([str(outputs / "moved")]).runs] == ["a", "b"]

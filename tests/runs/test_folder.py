@@ -14,6 +14,7 @@ from klrl.report.listing import entries
 from klrl.report.runs import find_runs
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
+from klrl.runs.start import OutputFolder
 
 BROKEN = {
     "domain": ({"domain": "chess"}, "names the domain 'chess', unknown to this version of klrl"),
@@ -108,3 +109,11 @@ def test_a_manifest_that_is_garbled_while_the_run_goes_on_is_written_again(run: 
     assert run.manifest | {"ended": 0} == before | {
         **{"status": "interrupted", "frames": 3, "pid": None, "ended": 0}
     }
+
+
+def test_a_folder_below_home_is_not_made_in_one_named_tilde(monkeypatch, tmp_path: Path) -> None:
+    """No shell expands the ~ in hydra.run.dir=~/run or in folder="~/run"."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    OutputFolder("~/run", "folder=~/run").make()
+    assert (tmp_path / "home" / "run").is_dir()
+    assert not Path("~").exists()

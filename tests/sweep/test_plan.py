@@ -74,6 +74,13 @@ def test_a_search_is_told_by_its_trials(capsys) -> None:
 
 
 @pytest.mark.integration
+def test_seeds_that_start_each_from_its_own_run_are_of_one_setting(capsys) -> None:
+    assert exits("-m", "sweep=base", *QUICK, "seed=0,1,2") == 0
+    words = ("-m", *QUICK, "kl.coef=0,1", "seed=0,1,2")
+    assert "3 seeds per" in planned(capsys, *words, "actor.init=outputs/base/seed=${seed}")
+
+
+@pytest.mark.integration
 def test_finished_jobs_are_told_from_those_to_run(capsys) -> None:
     with pytest.raises(SystemExit):
         klrl_main(["-m", "sweep=a", *QUICK, "seed=0,1"])

@@ -7,6 +7,7 @@ import shutil
 import signal
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from klrl.__main__ import main
 from klrl.config.compose import parse_args
 from klrl.config.identity import NUMERICS
-from klrl.config.overrides import expand, job_name, quote_paths
+from klrl.config.overrides import expand, job_name, parse, quote_paths
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import make_jobs
 from klrl.sweep.run import command_of
+from klrl.sweep.sweep_file import JobEntry, SweepFile
 from klrl.sweep.worker import run_job
 from klrl.train.loop import Training
 from tests.conftest import QUICK
@@ -83,8 +85,21 @@ def test_paths_of_job_folders_need_no_quotes() -> None:
     assert quote_paths([f"actor.init={here}${{seed}}"]) == [f"actor.init='{here}${{seed}}'"]
     Path("run (copy)").mkdir()
     assert quote_paths(["actor.init=run (copy)"]) == ["actor.init='run (copy)'"]
+    for name in ("josé", "日本/run", "a{b}", "a]", "a)", "R&D", "run#2", "a~b"):
+        Path(name).mkdir(parents=True)
+        assert parse(quote_paths([f"actor.init={name}"]))[0].value() == name
+    Path("jim's run").mkdir()
+    assert parse(quote_paths(["actor.init=jim's run"]))[0].value() == "jim's run"
     untouched = ["kl=legacy,retrieve", "actor.hidden=[8,8]", f"actor.init={here}7", "seed=0"]
     assert quote_paths(untouched) == untouched
+
+
+def test_a_job_in_a_renamed_folder_is_listed_once(tmp_path: Path) -> None:
+    """The other entry would be a finished job without a run folder, in ls and in the report."""
+    job, other = JobEntry("seed=1", "seed=1", [], "ab12", 5), JobEntry("a", "a", [], "cd34", 5)
+    SweepFile(tmp_path).write("first", [job, other])
+    SweepFile.read(tmp_path).write("again", [replace(job, name="best", folder="best")])
+    assert [each.folder for each in SweepFile.read(tmp_path).entries] == ["best", "a"]
 
 
 def test_a_finished_jobs_networks_are_gone_when_the_next_one_begins(monkeypatch) -> None:

@@ -190,7 +190,11 @@ def test_a_policy_of_other_actions_is_refused(cartpoles) -> None:
 
 def test_in_python_a_refusal_names_the_argument(cartpoles) -> None:
     run = load_run("first")
-    for given, named in ((("wrong",), "other=wrong: no"), ((None, "kl.coef=1"), "kl.coef=1: eval")):
+    for given, named in (
+        (("wrong",), "other=wrong: no"),
+        (("~nobody-of-that-name/run",), "other=~nobody-of-that-name/run: no"),
+        ((None, "kl.coef=1"), "kl.coef=1: eval"),
+    ):
         with pytest.raises(ConfigError, match=f"^{named}"):
             run.kl(*given)
     with pytest.raises(ConfigError, match="^on=a--to=b: no such folder"):
