@@ -191,7 +191,7 @@ def _quiet_ray(address: str | None, **options: object) -> Iterator[ModuleType]:
         worker.print_to_stdstream = lambda *_, **__: None
         try:
             ray = start_ray(address, log_to_driver=False, logging_level="CRITICAL", **options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises a bare Exception if it starts too slowly
             raise WorkerError(f"launcher=ray: Ray does not start: {last_line(error)}") from error
         stack.callback(ray.shutdown)
         yield ray

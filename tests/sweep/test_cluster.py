@@ -61,6 +61,19 @@ def test_a_shortage_is_told_once_lasts_its_time_and_begins_anew(monkeypatch) -> 
     assert said[2:] == ["no head: waiting up to 30 s"], "Ray ends klrl after 60 s"
 
 
+def test_a_ray_that_does_not_start_in_time_is_told_in_a_line(monkeypatch) -> None:
+    """Ray 2.60 raises a bare Exception after 30 s, as on a machine that is busy."""
+    pytest.importorskip("ray")
+
+    def start(*_: object, **__: object) -> None:
+        raise Exception("Ray 2.60.\nThe current node timed out during startup.")
+
+    monkeypatch.setattr(cluster, "start_ray", start)
+    told = "^launcher=ray: Ray does not start: The current node timed out during startup.$"
+    with pytest.raises(WorkerError, match=told), cluster._quiet_ray(None):
+        pass
+
+
 def test_what_a_signals_handler_raises_while_ray_waits_is_not_wrapped() -> None:
     """Ray 2.60 raises SystemError, caused by it; a SystemError without a cause is Ray's own."""
 
