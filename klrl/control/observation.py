@@ -40,6 +40,8 @@ Info = dict[str, object]
 MASK = "action_mask"
 #: The kinds of entries, in the order of a transport.
 KINDS = ("vector", "index", "image", "mask")
+#: The largest number of values that float32, in which minibatches are packed, tells apart.
+_MOST = 2**24
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,13 @@ def layout_of(
 ) -> Layout | None:
     """Make an observation's layout; None if it needs none. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
+    for space in (action, *parts.values()):
+        if np.max(getattr(space, "nvec", getattr(space, "n", 0))) > _MOST:
+            shown = " ".join(str(space).split())
+            raise ConfigError(
+                f"{setting}: the space {shown} has a number of over 2^24 values, which float32 "
+                "cannot tell apart; wrap the environment"
+            )
     from_info = action_mask == "info"
     has_mask = (MASK,) in parts and action_mask == "auto"
     alone = parts.get(())  # the space itself, if it is neither a Dict nor a Tuple
