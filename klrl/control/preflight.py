@@ -38,7 +38,6 @@ from klrl.control.action_space import (
 from klrl.control.answers import (
     Misfit,
     require_flag,
-    require_integers,
     require_number,
     require_observation,
 )
@@ -175,8 +174,8 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         if isinstance(env, CustomEnvConfig):
             _check_answers(copy.observation_space, reset, after)
         space = copy.observation_space
-        if layout is None and isinstance(space, spaces.Box) and space.dtype.kind != "f":
-            require_integers(reset[0])
+        if layout is None and isinstance(space, spaces.Box):
+            require_observation(reset[0], space.shape, dtype=space.dtype)
         masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
         choices = isinstance(copy.action_space, spaces.Discrete | spaces.MultiDiscrete)
         if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:
