@@ -26,9 +26,14 @@ class Misfit(Exception):
 
 
 def require_observation(
-    observation: object, shape: Sequence[int], name: str = "observation"
+    observation: object,
+    shape: Sequence[int],
+    name: str = "observation",
+    dtype: np.dtype | None = None,
 ) -> None:
     """Require an array, or nested lists, of real numbers in the space's shape.
+
+    If the space's ``dtype`` has integers, refuse numbers that a cast would change.
 
     Raises:
         Misfit: ``observation`` is not such an array.
@@ -36,13 +41,12 @@ def require_observation(
     array = _array(name, observation)
     if array.shape != tuple(shape):
         raise Misfit(f"{name} has shape {array.shape}, but its space has shape {tuple(shape)}")
-
-
-def require_integers(value: object, name: str = "observation") -> None:
-    """Refuse fractions in a space of integers, since a cast would truncate them."""
-    array = np.asarray(value)
-    if array.dtype.kind == "f" and (array != np.floor(array)).any():
-        raise Misfit(f"{name} has fractions, but its space has integers; change one of them")
+    if dtype is not None and dtype.kind != "f" and array.dtype != dtype:
+        with np.errstate(invalid="ignore"):  # NaN
+            wrong = array.astype(dtype) != array
+        if wrong.any():
+            told = f"{name} has {array[wrong][0]:g}, which its space's {dtype} cannot hold"
+            raise Misfit(f"{told}; change one of them")
 
 
 def require_picture(picture: object) -> np.ndarray:

@@ -198,7 +198,7 @@ class VectorGymEnv(EnvBase):
                 else:
                     seed = seeds[i]
                 observation, _info = self._envs[0 if self._batch else i].reset(seed=seed)
-                require_observation(observation, shape)
+                require_observation(observation, shape, dtype=self._observations.dtype)
                 self._observations[i] = observation
                 if self._batch is not None:
                     self._batch.begin(i)
@@ -235,6 +235,7 @@ class VectorGymEnv(EnvBase):
         observations, rewards = self._observations, self._rewards
         terminated, truncated = self._ends
         place, shape, episodes = self._place, observations.shape[1:], self._episodes
+        dtype, kinds = observations.dtype, REAL if observations.dtype.kind == "f" else ""
         for i, (env, chosen) in enumerate(zip(self._envs, action, strict=True)):
             if mask is not None and not mask[i]:
                 continue
@@ -244,12 +245,12 @@ class VectorGymEnv(EnvBase):
             if not (
                 type(observation) is np.ndarray
                 and observation.shape == shape
-                and observation.dtype.kind in REAL
+                and (observation.dtype == dtype or observation.dtype.kind in kinds)
                 and type(reward) in NUMBERS
                 and type(terminal) in FLAGS
                 and type(timeout) in FLAGS
             ):
-                require_observation(observation, shape)
+                require_observation(observation, shape, dtype=dtype)
                 reward = require_number(reward)
                 terminal = require_flag("terminated", terminal)
                 timeout = require_flag("truncated", timeout)

@@ -56,7 +56,7 @@ class ObservationNormalizer(nn.Module):
 
         Merges count, mean and sum of squared deviations of two samples (Chan et al. 1979).
         """
-        x = observation.reshape(-1, observation.shape[-1]).double()
+        x = observation.flatten(0, -2).double()
         n, mean = float(x.shape[0]), x.mean(0)
         deviations = ((x - mean) ** 2).sum(0)
         total = self.count + n

@@ -31,7 +31,7 @@ from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError
 from klrl.control.action_space import conversion
-from klrl.control.answers import Misfit, require_integers, require_observation
+from klrl.control.answers import Misfit, require_observation
 
 #: Keys of a Dict and indices of a Tuple, from the outermost inwards.
 Path = tuple[str | int, ...]
@@ -40,6 +40,10 @@ Info = dict[str, object]
 MASK = "action_mask"
 #: The kinds of entries, in the order of a transport.
 KINDS = ("vector", "index", "image", "mask")
+#: The largest number of values that float32, in which minibatches are packed, tells apart.
+_MOST = 2**24
+#: Kind of an entry -> the dtype that must hold its numbers.
+_DTYPES: dict[str, np.dtype] = {"index": np.dtype(np.int64), "image": np.dtype(np.uint8)}
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class Layout:
                 packed[place] = self._mask(entry, mask, observation, ended)
                 continue
             value = _at(observation, entry)
-            require_observation(value, entry.shape, _named(entry))
+            require_observation(value, entry.shape, _named(entry), _DTYPES.get(entry.kind))
             packed[place] = _from_zero(entry, value)
         return packed
 
@@ -193,6 +197,13 @@ def layout_of(
 ) -> Layout | None:
     """Make an observation's layout; None if it needs none. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
+    for space in (action, *parts.values()):
+        if np.max(getattr(space, "nvec", getattr(space, "n", 0))) > _MOST:
+            shown = " ".join(str(space).split())
+            raise ConfigError(
+                f"{setting}: the space {shown} has a number of over 2^24 values, which float32 "
+                "cannot tell apart; wrap the environment"
+            )
     from_info = action_mask == "info"
     has_mask = (MASK,) in parts and action_mask == "auto"
     alone = parts.get(())  # the space itself, if it is neither a Dict nor a Tuple
@@ -347,8 +358,6 @@ def _named(entry: ObservationPart) -> str:
 def _from_zero(entry: ObservationPart, value: object) -> np.ndarray:
     """Flatten an entry's value; shift the values of an index to start at 0."""
     flat = np.asarray(value).reshape(-1)
-    if entry.kind != "vector":
-        require_integers(flat, _named(entry))
     if entry.kind != "index":
         return flat
     counted = flat - np.array(entry.starts)

@@ -38,7 +38,6 @@ from klrl.control.action_space import (
 from klrl.control.answers import (
     Misfit,
     require_flag,
-    require_integers,
     require_number,
     require_observation,
 )
@@ -88,7 +87,6 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
             "cannot read images; add actor.own_critic.target=package.module:Name"
         )
     _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
-    copy.close()
     if isinstance(actor, CNNActorConfig):
         check_images(layout, actor.arch)
     _check_distribution(env, actor, space)
@@ -153,7 +151,7 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
 
 
 def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = None) -> None:
-    """Reset and step once: many wrong arguments of an environment fail only then."""
+    """Reset, step once and close: many wrong arguments of an environment fail only then."""
     # Only custom TorchRL environments have this method.
     specs = getattr(copy.unwrapped, "require_specs", None)
 
@@ -166,7 +164,9 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         if layout is not None and layout.masked:
             # An environment may raise an error for an excluded action.
             action = layout.allowed_action(reset[0], copy.action_space, np.random.default_rng(0))
-        return reset, copy.step(action)
+        after = copy.step(action)
+        copy.close()
+        return reset, after
 
     try:
         calls = 1 if specs is None else 1 + copy.unwrapped.specs_calls
@@ -175,8 +175,8 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         if isinstance(env, CustomEnvConfig):
             _check_answers(copy.observation_space, reset, after)
         space = copy.observation_space
-        if layout is None and isinstance(space, spaces.Box) and space.dtype.kind != "f":
-            require_integers(reset[0])
+        if layout is None and isinstance(space, spaces.Box):
+            require_observation(reset[0], space.shape, dtype=space.dtype)
         masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
         choices = isinstance(copy.action_space, spaces.Discrete | spaces.MultiDiscrete)
         if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:

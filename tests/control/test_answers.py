@@ -29,11 +29,12 @@ class Faulty(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
-        return self.faults.get("reset", np.zeros(3, np.float32)), {}
+        return self.faults.get("reset", np.zeros(self.observation_space.shape, np.float32)), {}
 
     def step(self, action):
         self.steps += 1
-        answer = {"obs": np.zeros(3, np.float32), "reward": 0.5, "terminated": False}
+        seen = np.zeros(self.observation_space.shape, np.float32)
+        answer = {"obs": seen, "reward": 0.5, "terminated": False}
         answer["truncated"] = self.steps == 100
         if self.copy == 1 and self.steps == 3:
             if self.act:
@@ -149,9 +150,23 @@ def test_fractions_in_a_space_of_integers_are_refused(image: bool, monkeypatch) 
     copy = Faulty({"reset": np.full(shape, 0.7)})
     layout = layout_of("env.id=X", copy.observation_space, copy.action_space)
     config = EnvConfig("Faulty", {}, 1, True, 1.0, step_timeout=None, name="gym")
-    with pytest.raises(ConfigError, match="its first step: observation has fractions, but its"):
+    said = "its first step: observation has 0.7, which its space's uint8 cannot hold"
+    with pytest.raises(ConfigError, match=said):
         _check_a_step(config, copy if layout is None else Packed(copy, layout), layout)
     whole = np.full(shape, 7.0)
     monkeypatch.setattr(Faulty, "step", lambda self, action: (whole, 0.5, False, False, {}))
     copy = Faulty({"reset": whole})
     _check_a_step(config, copy if layout is None else Packed(copy, layout), layout)
+
+
+@pytest.mark.parametrize("number", [0.7, 300, -1, np.nan])
+@pytest.mark.parametrize(("answer", "when"), [("reset", "reset 0 of"), ("obs", "step 3 of")])
+@pytest.mark.parametrize("shape", [(3,), (5, 4, 3)])
+def test_a_number_that_a_cast_would_change_is_refused_at_every_step(
+    shape: tuple[int, ...], answer: str, when: str, number: float, monkeypatch
+) -> None:
+    """A cast to uint8 makes 0.7 to 0, and 300 to 44."""
+    monkeypatch.setattr(Faulty, "observation_space", spaces.Box(0, 255, shape, np.uint8))
+    said = f"{when} copy .: observation has {number:g}, which its space's uint8 cannot hold"
+    with pytest.raises(EnvError, match=said):
+        play({answer: np.full(shape, number)})

@@ -95,6 +95,13 @@ def test_normalizer_is_numpys_mean_and_std_over_all_rollouts() -> None:
     np.testing.assert_allclose(normalizer(probe), expected, rtol=1e-5)
 
 
+def test_an_observation_of_no_numbers_is_normalised() -> None:
+    """Gymnasium has such a Box, for a bandit without context."""
+    normalizer = ObservationNormalizer(0)
+    normalizer.update(torch.empty(2, 3, 0))
+    assert normalizer(torch.empty(2, 0)).shape == (2, 0)
+
+
 def test_a_frozen_copy_keeps_its_own_normalizer() -> None:
     agent, env = agent_for("Pendulum-v1", "normal")
     reference = freeze(agent.actor)

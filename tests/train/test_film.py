@@ -1,6 +1,7 @@
 """``klrl evaluate RUN --video``: the frames are the environment's, the episode an evaluation's."""
 
 import json
+import threading
 from pathlib import Path
 
 import gymnasium
@@ -46,6 +47,8 @@ class Drawn(PendulumEnv):
         return super().step(action)
 
     def render(self):
+        # MuJoCo's OpenGL gives black pictures in any thread but that of its first picture.
+        assert threading.current_thread() is threading.main_thread()
         return np.full((30, 41, 3), 20 * self.shown, np.uint8)
 
 
@@ -89,7 +92,7 @@ def test_a_camera_writes_every_picture_and_a_gif_at_20_a_second(tmp_path) -> Non
 
 @pytest.mark.integration
 def test_the_film_is_the_first_episode_of_the_evaluation_and_goes_to_tensorboard(capsys) -> None:
-    run = trained("Drawn", "logger=tensorboard")
+    run = trained("Drawn", "logger=tensorboard", "env.step_timeout=60")
     filmed = film_run(run, which="last")
     assert filmed.film.steps == STEPS
     assert filmed.film.score == evaluate_run(run, episodes=3, which="last").returns[0]
