@@ -35,18 +35,27 @@ from klrl.doctor.problems import DOUBLE, KINDS, Numbers, Problem
 COEF = 0.5
 #: Role of a function's argument, which is also its preferred name -> other names for it.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "log_probs": ("log_prob", "logprobs", "logps", "new_log_probs"),
-    "ref_log_probs": ("ref_log_prob", "ref_logprobs", "ref_logps", "reference_log_probs"),
-    "old_log_probs": ("old_log_prob", "old_logprobs", "old_logps", "sample_log_probs"),
+    "log_probs": (
+        "log_prob", "logprobs", "logprob", "logps", "per_token_logps", "action_log_probs",
+        "new_log_probs",
+    ),
+    "ref_log_probs": (
+        "ref_log_prob", "ref_logprobs", "ref_logprob", "ref_logps", "ref_per_token_logps",
+        "base_action_log_probs", "reference_log_probs",
+    ),
+    "old_log_probs": (
+        "old_log_prob", "old_logprobs", "old_logprob", "old_logps", "old_per_token_logps",
+        "old_action_log_probs", "sample_log_probs",
+    ),
     "rewards": ("reward",),
     "advantages": ("advantage",),
-    "mask": ("masks", "response_mask", "completion_mask"),
-    "coef": ("coeff", "kl_coef", "kl_coeff", "beta"),
+    "mask": ("masks", "response_mask", "completion_mask", "action_mask", "loss_mask"),
+    "coef": ("coeff", "kl_coef", "kl_coeff", "kl_loss_coef", "beta"),
     "logits": (),
     "ref_logits": ("reference_logits",),
     "old_logits": (),
     "actions": ("tokens",),
-}
+}  # fmt: skip
 #: The same for the arguments of a class or function that makes a LossModule.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "actor": ("actor_network", "policy"),
@@ -80,9 +89,13 @@ class Loss:
         takes, takes_all = arguments(self.setting, of)
         if (other := {*settings} - {*takes}) and not takes_all:
             raise ConfigError(f"{self.setting}: takes no {min(other)}; it takes {', '.join(takes)}")
-        self.is_module = inspect.isclass(call) or any(
-            each in takes for each in ("actor", *MODULES["actor"])
-        )
+        self.is_module = any(each in takes for each in ("actor", *MODULES["actor"]))
+        if inspect.isclass(call) and not self.is_module:
+            names = ", ".join(MODULES["actor"])
+            raise ConfigError(
+                f"{self.setting}: is a class that takes no actor ({names}); add one, or name an "
+                f"instance, x = {call.__name__}(...)"
+            )
         self._roles = MODULES if self.is_module else ARGUMENTS
         charges = placement != "reward" and divergence != "none"  # the loss itself has a KL term
         #: Name of an argument -> its role.

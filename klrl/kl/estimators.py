@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from tensordict.nn import CompositeDistribution
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Bernoulli, Distribution, Independent
+from torch.nn.functional import logsigmoid
 from torchrl.modules import TanhNormal
 
 from klrl.base.errors import ConfigError
@@ -125,6 +126,15 @@ def exact_kl(dist: Distribution, ref_dist: Distribution) -> Tensor:
     """
     if isinstance(dist, CompositeDistribution) and isinstance(ref_dist, CompositeDistribution):
         return _composite(dist, ref_dist)
+    if isinstance(dist, Independent) and isinstance(ref_dist, Independent):
+        dims = dist.reinterpreted_batch_ndims
+        if dims == ref_dist.reinterpreted_batch_ndims:
+            kl = exact_kl(dist.base_dist, ref_dist.base_dist)
+            return sum_beyond(kl, kl.ndim - dims)
+    if isinstance(dist, Bernoulli) and isinstance(ref_dist, Bernoulli):
+        # Torch's KL is inf where the reference's probability rounds to 1: in float32, at logit 17.
+        logits = (torch.stack([each.logits, -each.logits], -1) for each in (dist, ref_dist))
+        return over_actions("reverse", *map(logsigmoid, logits))
     if isinstance(dist, TanhNormal) and isinstance(ref_dist, TanhNormal):
         _require_same_bounds(dist, ref_dist)
         # A KL is invariant under a shared bijection: compare the Gaussians before tanh.

@@ -242,6 +242,26 @@ def test_losses_of_ones_own(mine: Path, name: str, expected: dict[str, list[str]
         )
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        "per_token_logps, old_per_token_logps, ref_per_token_logps, completion_mask, beta",  # TRL
+        "log_prob, old_log_prob, ref_log_prob, response_mask, kl_loss_coef",  # verl
+        "logprob, old_logprob, ref_logprob, loss_mask, kl_coef",
+        "action_log_probs, old_action_log_probs, base_action_log_probs, action_mask, kl_coef",
+    ],
+)
+def test_arguments_have_the_names_of_other_libraries(tmp_path: Path, names: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"""
+def loss({names}):
+    new, old, ref, mask, coef = {names}
+    moved, away = (((new - x) * mask).sum(1) for x in (old, ref))
+    return coef * (moved.exp() * away).mean()
+""")
+    assert examine_loss(f"{path}:loss", seeds=2, stale=3).ok
+
+
 @pytest.mark.integration
 def test_a_sum_over_the_batch_is_right(mine: Path) -> None:
     """Sampled batches are as large as the exact one, so that a sum is no bias."""

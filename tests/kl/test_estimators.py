@@ -4,7 +4,14 @@ import math
 
 import pytest
 import torch
-from torch.distributions import Categorical, Independent, Normal, Uniform, kl_divergence
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    Independent,
+    Normal,
+    Uniform,
+    kl_divergence,
+)
 from torchrl.modules import (
     MaskedCategorical,
     MaskedOneHotCategorical,
@@ -76,6 +83,44 @@ def test_bfloat16_log_probs_are_compared_in_float32() -> None:
     ref_log_prob = torch.tensor([-1.0078125]).bfloat16()
     k3 = math.expm1(-0.0078125) + 0.0078125
     assert float(estimate_kl(log_prob, ref_log_prob, "k3")) == pytest.approx(k3, rel=1e-3)
+
+
+@pytest.mark.parametrize("logit", [-110.0, -18.0, 0.0, 16.0, 110.0])
+@pytest.mark.parametrize("ref_logit", [-110.0, -2.0, 17.0, 110.0])
+def test_a_saturated_bernoulli_has_a_finite_kl(logit: float, ref_logit: float) -> None:
+    """Torch's float32 KL is inf if the reference's logit is above 16.7 or below -88."""
+    z = torch.tensor([logit], requires_grad=True)
+    kl = exact_kl(Bernoulli(logits=z), Bernoulli(logits=torch.tensor([ref_logit])))
+    kl.backward()
+    # log p(1) = -log(1 + exp(-logit)), log p(0) = log p(1) - logit; dKL / dlogit = p(1) p(0) excess
+    ones = [min(x, 0.0) - math.log1p(math.exp(-abs(x))) for x in (logit, ref_logit)]
+    p, rest = math.exp(ones[0]), math.exp(ones[0] - logit)
+    excess = logit - ref_logit
+    true = ones[0] - ones[1] - rest * excess
+    assert float(kl.detach()) == pytest.approx(true, rel=1e-5, abs=2e-7)
+    assert float(z.grad) == pytest.approx(p * rest * excess, rel=1e-5, abs=2e-7)
+
+
+def test_factors_are_compared_one_by_one() -> None:
+    """Torch's KL of an Independent has a NaN gradient where both policies forbid an action."""
+    z = torch.tensor([[0.0, 1.0, 0.0], [0.0, 2.0, 0.0]], requires_grad=True)
+    ref = torch.zeros(2, 3)
+    allowed = torch.tensor([[True, True, False], [True, True, True]])
+    dist, ref_dist = (
+        Independent(Categorical(logits=x.masked_fill(~allowed, -torch.inf)), 1) for x in (z, ref)
+    )
+    kl = exact_kl(dist, ref_dist)
+    kl.backward()
+    leaf = z.detach().double().requires_grad_()
+    rows = [leaf[0, :2].log_softmax(-1), leaf[1].log_softmax(-1)]
+    true = sum((row.exp() * (row + math.log(len(row)))).sum() for row in rows)
+    true.backward()
+    assert kl.shape == ()
+    assert float(kl.detach()) == pytest.approx(float(true.detach()))
+    assert torch.allclose(z.grad.double(), leaf.grad, atol=1e-6)
+    one = Independent(Normal(torch.zeros(2), 1.0), 1)
+    many = Independent(Normal(torch.ones(3, 2), 1.0), 1)
+    assert exact_kl(one, many).tolist() == pytest.approx([1.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("kind", [MaskedCategorical, MaskedOneHotCategorical])
