@@ -55,7 +55,13 @@ def write_page(folder: Path = FOLDER) -> None:
     ]
     if not rows:
         raise SystemExit(f"{folder}: no run is finished")
-    write_csv(rows, MEASURES, folder / "figures.csv")
+    editions = {"first": rows, "second": second.rows(MEASURES, folder)}
+    every = [
+        Row({"edition": name, **row.labels}, row.values)
+        for name, each in editions.items()
+        for row in each
+    ]
+    write_csv(every, MEASURES, folder / "figures.csv")
     draw_curves(folder / "mujoco.png", cells, "frames")
     # The index's picture: Stable-Baselines3 has CleanRL's settings here, its zoo's return far more.
     shown = {setting: tasks for setting, tasks in cells.items() if setting != SB3}

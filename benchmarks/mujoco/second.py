@@ -74,6 +74,21 @@ def known(folder: Path = FOLDER) -> dict[str, dict[str, list[Line]]]:
     return found
 
 
+def rows(measures: Sequence[Measure], folder: Path = FOLDER) -> list[Row]:
+    """A row per task and setting that has a finished cell."""
+    found = known(folder)
+    return [
+        Row(
+            {"task": task, "setting": title(setting), "seeds": _seeds(tasks[task])},
+            {m.key: np.array([line[m.key] for line in tasks[task]], float) for m in measures
+             if tasks[task][0].get(m.key) is not None},
+        )
+        for task in TASKS
+        for setting, tasks in found.items()
+        if task in tasks
+    ]  # fmt: skip
+
+
 def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -> list[str]:
     """What there is, and what it says once all of it is there."""
     found = known(folder)
@@ -91,16 +106,6 @@ def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -
         return [*head, f"None of {len(cells())} runs is finished; `make results-7` continues."]
     shown = [task for task in TASKS if any(task in tasks for tasks in found.values())]
     draw_curves(folder / "second.png", found, "frames", shown, columns=len(shown))
-    rows = [
-        Row(
-            {"task": task, "setting": title(setting), "seeds": _seeds(tasks[task])},
-            {m.key: np.array([line[m.key] for line in tasks[task]], float) for m in measures
-             if tasks[task][0].get(m.key) is not None},
-        )
-        for task in shown
-        for setting, tasks in found.items()
-        if task in tasks
-    ]  # fmt: skip
     words = "; ".join(f"{title(each)}: `{' '.join(told)}`" for each, told in settings().items())
     cpu = sum(line["cpu"] for line in runs) / 3600
     where = ", ".join(sorted({line["machine"] for line in runs}))
@@ -111,7 +116,7 @@ def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -
         f"{commits}); `make results-7` continues. Settings: {words}.",
         f"![Training return over frames, a line per seed and setting, on {len(shown)} tasks]"
         "(second.png)",
-        markdown(rows, measures),
+        markdown(rows(measures, folder), measures),
         *swimmer.second(found),
         *_judged(first, found),
     ]
