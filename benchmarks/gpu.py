@@ -52,11 +52,11 @@ CARTPOLE = ("env=cartpole", "env.num_envs=8", "collector.steps=128", "learner.mi
 CATCH = ("env=catch", "actor=cnn", "env.num_envs=8", "collector.steps=64", "learner.minibatches=8")
 LARGE = (
     *("env=half_cheetah", "env.num_envs=64", "collector.steps=64", "learner.minibatches=4"),
-    "actor.hidden=[1024,1024]",
+    *("loss=klpen", "actor.hidden=[1024,1024]"),
 )
 AS_LEANRL = (
     *("env=half_cheetah", "env.num_envs=1", "collector.steps=2048", "learner.minibatches=32"),
-    *("learner.epochs=10", "actor.hidden=[64,64]"),
+    *("loss=klpen", "learner.epochs=10", "actor.hidden=[64,64]"),
 )
 AGREE = {
     "normal": SMALL,

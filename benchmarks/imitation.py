@@ -28,6 +28,7 @@ CELLS = ROOT / "docs" / "results" / "imitation" / "cells.jsonl"
 OUTPUTS = Path("outputs/results/imitation")
 TASK = ("env=hopper", "env.reward_scale=0.1", "env.normalize_reward=false")
 COMMON = ("logger=none", "eval.every=0")
+LOSS = "loss=klpen"  # the preset's when the committed lines ran
 NEW, OLD = f"env.kwargs.xml_file={HEAVY}", "env.kwargs.xml_file=hopper.xml"
 COEFS = ("0", "0.3", "1")
 SEEDS = range(5)
@@ -125,7 +126,7 @@ def seed_of(seed: int, python: str | None) -> None:
     wanted = {"expert", "clone", *(f"kl.coef={coef}" for coef in COEFS)}
     if not wanted - there and (python is None or "imitation" in there):
         return
-    expert = trained(f"expert_{seed}", "kl=none", "frames=500000", f"seed={seed}")
+    expert = trained(f"expert_{seed}", LOSS, "kl=none", "frames=500000", f"seed={seed}")
     data = ROOT / OUTPUTS / f"data_{seed}" / "frames"
     if not data.exists():
         klrl("record", expert, "--episodes", str(EPISODES), "--sampled", "-o", str(data))
@@ -136,7 +137,7 @@ def seed_of(seed: int, python: str | None) -> None:
     if "clone" not in there:
         add("clone", **played(clone, "best"))
     near = ("reference=checkpoint", f"reference.path={clone}", "reference.which=best")
-    begin = (f"actor.init={clone}", "actor.init_which=best", NEW, "frames=100000")
+    begin = (LOSS, f"actor.init={clone}", "actor.init_which=best", NEW, "frames=100000")
     for coef in COEFS:
         if f"kl.coef={coef}" not in there:
             run = trained(f"rl_{coef}_{seed}", *near, *begin, f"kl.coef={coef}", f"seed={seed}")

@@ -59,9 +59,9 @@ def default_told(cells: Known) -> str:
     if ahead:
         return f"**{title(ahead[0])} replaces {DEFAULT}.**"
     return (
-        f"**{DEFAULT} stays the default.** In the last column, no means that the runs do not "
-        f"exclude a loss of {LOSS:.0%}, not that they show one: the intervals of five and ten "
-        "seeds are wider than that."
+        f"**In this edition {DEFAULT} stays the default.** In the last column, no means that the "
+        f"runs do not exclude a loss of {LOSS:.0%}, not that they show one: the intervals of five "
+        "and ten seeds are wider than that."
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.mujoco import losses, peers, second, swimmer
-from benchmarks.mujoco.cells import END, SB3, Line
+from benchmarks.mujoco.cells import END, Line
 from benchmarks.mujoco.curves import draw_curves
 from benchmarks.mujoco.published import NAMES
 from benchmarks.mujoco.runs import (
@@ -63,9 +63,6 @@ def write_page(folder: Path = FOLDER) -> None:
     ]
     write_csv(every, MEASURES, folder / "figures.csv")
     draw_curves(folder / "mujoco.png", cells, "frames")
-    # The index's picture: Stable-Baselines3 has CleanRL's settings here, its zoo's return far more.
-    shown = {setting: tasks for setting, tasks in cells.items() if setting != SB3}
-    draw_curves(folder / "main.png", shown, "frames", MAIN, columns=5)
     draw_curves(folder / "cpu.png", cells, "seconds")
     both = (*cells.values(), *second.known(folder).values())
     runs = [line for tasks in both for lines in tasks.values() for line in lines]

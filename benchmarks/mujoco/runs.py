@@ -26,12 +26,14 @@ TITLES = {
     ACTION: "klpen_held per action",
     ZOO: "Stable-Baselines3, its zoo's settings",
 }
+#: What klpen_held shipped with until the second edition was judged.
+PER_STATE = ("loss=klpen_held", "loss.dtarg=0.01", "loss.dtarg_per=state", "loss.max_alpha=8")
 #: Setting -> words, beside the presets'.
 SETTINGS: dict[str, tuple[str, ...]] = {
-    HELD: ("kl=none", "loss=klpen_held"),
+    HELD: ("kl=none", *PER_STATE),
     CLIP: ("kl=none", "loss=clip"),
     KLPEN: ("kl=none", "loss=klpen"),
-    KL: ("kl.coef=0.01", "reference=ema", "loss=klpen_held"),
+    KL: ("kl.coef=0.01", "reference=ema", *PER_STATE),
 }
 #: Setting -> task -> its finished cells.
 Known = Mapping[str, Mapping[str, Sequence[Line]]]

@@ -19,6 +19,7 @@ from benchmarks.mujoco.runs import (
     FOLDER,
     HELD,
     KLPEN,
+    SETTINGS,
     TRPO,
     TWO,
     Known,
@@ -43,7 +44,7 @@ def settings() -> dict[str, tuple[str, ...]]:
     """Setting -> words, beside the presets'; those that the search took."""
     known = search.lines()
     taken = {loss: ("kl=none", *search.chosen(loss, known)) for loss in SEARCHED}
-    return {HELD: ("kl=none", "loss=klpen_held"), **taken}
+    return {HELD: SETTINGS[HELD], **taken}
 
 
 def cells() -> list[Cell]:
@@ -157,7 +158,8 @@ def _judged(first: Known, found: Known) -> list[str]:
     told = f"Return of klpen_held, relative to the first edition's, over five tasks: {ratio}"
     if not same.low <= 0 <= same.high:
         return [f"**{told}: klpen runs again before the rule is applied.**"]
-    return [losses.table(cells, "return", PAIRS), f"{told}. {verdict(of)}", aim(of)]
+    scope = "Other environments, which were not compared, keep klpen."
+    return [losses.table(cells, "return", PAIRS), f"{told}. {verdict(of)} {scope}", aim(of)]
 
 
 def verdict(of: dict[str, list[Array]]) -> str:
@@ -167,7 +169,10 @@ def verdict(of: dict[str, list[Array]]) -> str:
         return log_ratios([(of[setting], of[KLPEN])])[0].value
 
     ahead = [each for each in (HELD, *SEARCHED) if losses.takes_over(of[each], of[KLPEN])]
-    default = f"{title(max(ahead, key=over))} takes klpen's place" if ahead else "klpen stays"
+    default = "klpen stays"
+    if ahead:
+        best = title(max(ahead, key=over))
+        default = f"{best} takes klpen's place in the presets of these {len(TASKS)} tasks"
     ships = "change to" if losses.takes_over(of[ACTION], of[HELD]) else "do not change to"
     return f"**Default: {default}. klpen_held's shipped values {ships} those per action.**"
 

@@ -37,7 +37,7 @@ def make_words(args: argparse.Namespace) -> list[str]:
         f"advantage.lmbda={args.lmbda}",
         f"optim.lr={args.lr}",
         f"optim.lr_floor={args.lr}",
-        "actor.init_std=1",
+        *("loss=klpen", "actor.init_std=1"),
         *args.words,
     ]
 

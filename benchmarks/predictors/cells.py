@@ -43,6 +43,8 @@ class Task:
     coefs: tuple[str, ...] = ("0", "0.1", "0.3", "1", "3")
 
 
+#: The presets' loss when the committed cells ran, which do not name it.
+LOSS = "loss=klpen"
 RAW = ("env.reward_scale=0.1", "env.normalize_reward=false")
 TASKS = {
     "pendulum": Task(
@@ -68,7 +70,8 @@ class BaseCell(Cell):
     @property
     def prints(self) -> str:
         """Changes with the words of any of its runs."""
-        told = json.dumps([self.words_of(), EPISODES, VISITS, DEMONSTRATIONS, MASS])
+        words = {name: [w for w in of if w != LOSS] for name, of in self.words_of().items()}
+        told = json.dumps([words, EPISODES, VISITS, DEMONSTRATIONS, MASS])
         return f"{sha256(told.encode()).hexdigest()[:12]}-{NUMERICS}"
 
     @property
@@ -94,9 +97,9 @@ class BaseCell(Cell):
         anchored = [tuned, "reference=checkpoint", f"reference.path={base}"]
         teacher = ["experiment=distill", f"reference.path={expert}", "actor.hidden=[64,64]"]
         return {
-            "base": [*common, "kl=none", trained, f"seed={self.seed}"],
-            "expert": [*common, "kl=none", trained, task.new, f"seed={EXPERT + self.seed}"],
-            **{f"rl {coef}": [*start, *anchored, f"kl.coef={coef}"] for coef in task.coefs},
+            "base": [*common, LOSS, "kl=none", trained, f"seed={self.seed}"],
+            "expert": [*common, LOSS, "kl=none", trained, task.new, f"seed={EXPERT + self.seed}"],
+            **{f"rl {coef}": [*start, *anchored, LOSS, f"kl.coef={coef}"] for coef in task.coefs},
             "distill reverse": [*teacher, *start, distilled, "kl.divergence=reverse"],
             "distill forward": [*teacher, *start, distilled, "kl.divergence=forward"],
             "clone": ["experiment=clone", *start, f"data={self.runs / DATA}", cloned],

@@ -88,11 +88,11 @@ def defaults() -> dict[str, str]:
 
 
 def chosen(group: str, overrides: Sequence[str], config_dir: str | None = None) -> str:
-    """Return a group's choice: that of the overrides, else of the experiment, else the default."""
-    given = dict(each.split("=", 1) for each in overrides if "=" in each)
-    if group in given:
-        return given[group]
-    path = choice_files("experiment", config_dir).get(given.get("experiment", ""))
-    text = path.read_text(encoding="utf-8") if path else ""
-    by_experiment = dict(re.findall(r"- override /(\w+): (\w+)", text))
-    return by_experiment.get(group, defaults().get(group, "?"))
+    """Return a group's choice: of the overrides, else of the experiment, the env or the default."""
+    found = dict(each.split("=", 1) for each in overrides if "=" in each)
+    for preset in ("experiment", "env"):
+        name = found.get(preset, defaults().get(preset, ""))
+        path = choice_files(preset, config_dir).get(name)
+        text = path.read_text(encoding="utf-8") if path else ""
+        found = {**dict(re.findall(r"- override /(\w+): (\w+)", text)), **found}
+    return found.get(group, defaults().get(group, "?"))

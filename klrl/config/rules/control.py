@@ -49,16 +49,17 @@ def check_trpo(c: Config) -> None:
     if c.actor.share_trunk:
         raise ConfigError(
             "actor.share_trunk=true: the critic's steps would move the policy of loss=trpo; "
-            "set it to false"
+            "set it to false, or choose loss=klpen"
         )
     if c.optim.name == "adamw":
         raise ConfigError(
-            "optim=adamw: its decay would move the policy of loss=trpo; use optim=adam"
+            "optim=adamw: its decay would move the policy of loss=trpo; use optim=adam or "
+            "loss=klpen"
         )
     if c.optim.rate == "kl_adaptive":
         raise ConfigError(
             "optim.rate=kl_adaptive: loss=trpo moves the policy without optim.lr, "
-            "which trains only the critic; use optim.rate=linear"
+            "which trains only the critic; use optim.rate=linear or loss=klpen"
         )
 
 

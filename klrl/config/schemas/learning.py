@@ -65,7 +65,10 @@ class LossConfig(ChoiceConfig):
     "klpen_held",
     "KLPEN that holds KL(old||new) at its target",
     both="losses.policy:KLPENLoss",
-    values={"beta_rule": "proportional", "line_search": "both", "max_alpha": 8.0},
+    values={
+        **{"beta_rule": "proportional", "line_search": "both"},
+        **{"dtarg": 0.0035, "dtarg_per": "action"},
+    },
 )
 @registered("loss", "klpen", both="losses.policy:KLPENLoss")
 class KLPENConfig(LossConfig):
@@ -112,11 +115,11 @@ class ClipConfig(LossConfig):
 class TRPOConfig(LossConfig):
     """TRPO: one natural-gradient step of the policy per iteration, with KL(old||new) = dtarg."""
 
-    dtarg: float = number(0.01, gt=0)  # KL(old||new) of each iteration, nats per step
+    dtarg: float = number(0.01, gt=0)  # KL(old||new) of each iteration, nats per unit of dtarg_per
     #: a number: dtarg changes linearly to this value by the end of the run
     dtarg_end: Optional[float] = number(None, gt=0)
     #: state, or action: dtarg is per dimension of an action; a categorical head is one dimension
-    dtarg_per: str = choice("state", "action")
+    dtarg_per: str = choice("state", "action", value="action")
     cg_steps: int = number(15, ge=1)  # steps of conjugate gradients, each a pass over the rollout
     damping: float = number(0.1, ge=0)  # added to the Fisher matrix's diagonal
 
