@@ -64,8 +64,9 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
             return ConfigError(f"{override}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
     if match := re.search(r"LexerNoViableAltException: (.+)|recognition error at: '(.+)'", text):
-        having = (each for each in overrides if (match[2] or "") in each.partition("=")[2])
-        if override := match[1] or next(having, ""):
+        whole, odd = match.groups()
+        fits = (o for o in overrides if o == whole or (odd and odd in o.partition("=")[2]))
+        if override := next(fits, ""):
             write = f"{override.partition('=')[0]}='\"...\"'"
             return ConfigError(f"{override}: Hydra reads this only in quotes; write {write}")
     message = " ".join(text.split("\nSee ")[0].split())
