@@ -157,13 +157,17 @@ def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
     minutes = [each / 60 for setting in (HELD, *edition.SEARCHED) for each in runs(setting, "cpu")]
     assert f"{min(minutes):.0f} to {max(minutes):.0f} minutes of CPU a run" in told
 
-    def ratio(setting: str) -> str:
-        of = [[values(found, each, task) for task in edition.TASKS] for each in (setting, KLPEN)]
+    def ratio(setting: str, key: str) -> str:
+        both = (setting, KLPEN)
+        of = [[values(found, each, task, key) for task in edition.TASKS] for each in both]
         over = log_ratios([(of[0], of[1])])[0]
         return "{:.2f} [{:.2f}, {:.2f}]".format(*map(math.exp, (over.value, over.low, over.high)))
 
-    times = f"`trpo` {ratio(TRPO)}, `klpen_held` per action {ratio(ACTION)}, `clip` {ratio(CLIP)}"
-    assert f"Return, relative to `klpen`: {times}" in told
+    names = {TRPO: "`trpo`", ACTION: "`klpen_held` per action", CLIP: "`clip`"}
+    told_as = {"return": "Return", "training": "Return in training (sampled actions, the picture)"}
+    for key, what in told_as.items():
+        times = ", ".join(f"{name} {ratio(setting, key)}" for setting, name in names.items())
+        assert f"{what}, relative to `klpen`: {times}." in told
 
 
 def test_fishers_interval_of_a_correlation_by_hand() -> None:

@@ -28,6 +28,13 @@ DEFAULT = KLPEN
 CHALLENGERS = (HELD, CLIP)
 #: (a setting, the one that it is compared with, on which tasks).
 PAIRS = ((HELD, CLIP, MAIN), (HELD, KLPEN, MAIN), (CLIP, KLPEN, MAIN), (KL, HELD, TWO))
+HEAD = (
+    table_line(
+        *("settings", "task", "difference [95 %]", "in % of the second"),
+        *("P(first > second)", f"a loss of {LOSS:.0%} is excluded"),
+    ),
+    table_line(*["---"] * 6),
+)
 TASKS_OF = {(first, second): tasks for first, second, tasks in PAIRS}
 
 
@@ -85,13 +92,7 @@ def takes_over(challenger: Sequence[Array], default: Sequence[Array]) -> bool:
 
 def table(cells: Known, key: str, pairs: Sequence[tuple[str, str, Sequence[str]]]) -> str:
     """Setting less setting, task by task, and whether a loss of 5 % is excluded."""
-    lines = [
-        table_line(
-            *("settings", "task", "difference [95 %]", "in % of the second"),
-            *("P(first > second)", f"a loss of {LOSS:.0%} is excluded"),
-        ),
-        table_line(*["---"] * 6),
-    ]
+    lines = list(HEAD)
     for first, second, tasks in pairs:
         lines += [loss_beside_loss(cells, first, second, task, key) for task in tasks]
         lines.append(over_tasks(cells, first, second, tasks, key))
