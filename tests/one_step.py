@@ -328,6 +328,8 @@ def row_numbers(config: JobConfig, rollout: Numbers) -> Numbers:
     }
     if beta:
         row |= {"kl/old/beta": beta, "learner/alpha": 1}
+    if getattr(config.loss, "dtarg_per", "state") == "action":  # a categorical has one dimension
+        row["kl/old/target"] = config.loss.dtarg
     numbers = {f"row/{name}": torch.as_tensor(n, dtype=DOUBLE) for name, n in row.items()}
     return numbers | {"beta_after": torch.tensor(beta_after, dtype=DOUBLE)}
 
