@@ -39,6 +39,8 @@ FILES = {
 #: A link, next to them, to the base model of sort_digits.
 MODEL = "model"
 
+#: All by name, since its defaults changed.
+HELD = "loss=klpen_held loss.dtarg=0.01 loss.dtarg_per=state loss.max_alpha=2"
 COMMON = "frames={} eval.every=2 checkpoint.every=2 threads=1 device=cpu logger=none"
 CONTROL = (
     f"{COMMON.format(512)} env.num_envs=4 collector.steps=32 learner.epochs=2 "
@@ -75,7 +77,7 @@ JOBS = (
     control(
         "held",
         "env=half_cheetah env.reward_scale=0.1 env.normalize_reward=false "
-        "actor=tanh_normal loss=klpen_held loss.max_alpha=2 loss.entropy_coeff=0.01 "
+        f"actor=tanh_normal {HELD} loss.entropy_coeff=0.01 "
         "loss.samples_mc_entropy=2 kl.placement=split kl.estimator=exact reference=periodic "
         "reference.every=2 controller=adaptive actor.activation=elu",
     ),
@@ -109,7 +111,7 @@ JOBS = (
     Job("clip_resumed", "resume=runs/clip frames=768", after=("clip",)),
     language(
         "lm_gae",
-        "advantage=gae loss=klpen_held loss.max_alpha=2 loss.reduction=sequence kl.placement=split "
+        f"advantage=gae {HELD} loss.reduction=sequence kl.placement=split "
         "kl.estimator=exact reference=ema reference.decay=0.8 controller=dual optim=adamw",
     ),
     language(

@@ -11,6 +11,8 @@ from dataclasses import Field, dataclass, fields
 from functools import cache
 from pathlib import Path
 
+import yaml
+
 from klrl.config import ALL_CHOICES, Ungrouped, conf_dir
 from klrl.config.choices import SET_BY_KLRL
 from klrl.config.fields import nested_schema
@@ -88,11 +90,19 @@ def defaults() -> dict[str, str]:
 
 
 def chosen(group: str, overrides: Sequence[str], config_dir: str | None = None) -> str:
-    """Return a group's choice: of the overrides, else of the experiment, the env or the default."""
+    """Return a group's choice: of the overrides, else of the experiment, the env or the default.
+
+    An experiment or env has the choices of the YAML that it is based on.
+    """
     found = dict(each.split("=", 1) for each in overrides if "=" in each)
     for preset in ("experiment", "env"):
+        files = choice_files(preset, config_dir)
         name = found.get(preset, defaults().get(preset, ""))
-        path = choice_files(preset, config_dir).get(name)
-        text = path.read_text(encoding="utf-8") if path else ""
-        found = {**dict(re.findall(r"- override /(\w+): (\w+)", text)), **found}
+        while path := files.pop(name, None):
+            entries = (yaml.safe_load(path.read_text("utf-8")) or {}).get("defaults", [])
+            for each in entries:
+                if isinstance(each, dict):
+                    ((key, value),) = each.items()
+                    found.setdefault(key.removeprefix("override /"), value)
+            name = next((each for each in map(str, entries) if each in files), "")
     return found.get(group, defaults().get(group, "?"))
