@@ -48,6 +48,7 @@ CONTROL = {
         *("actor.activation=gelu", "kl.estimator=k3", "kl.allow_biased=true"),
     ),
     "free": (EAGER, "kl=none", "env.normalize_reward=true"),
+    "trpo": ("loss=trpo", "kl.placement=split", "kl.estimator=exact"),
 }
 LANGUAGE = {
     "lm": ("eval.every=1", "eval.episodes=4"),
