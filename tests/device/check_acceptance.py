@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import unittest
 
 import pytest
 import torch
@@ -50,15 +51,19 @@ def late(_: object) -> None:
         time.sleep(9)
 
 
+def elsewhere(_: object) -> str:
+    raise unittest.SkipTest("it is not here")
+
+
 def test_one_failure_is_exit_code_1_and_time_that_is_over_is_one(monkeypatch, capsys) -> None:
-    checks = {"good": lambda _: "well", "elsewhere": lambda _: None, "late": late}
+    checks = {"good": lambda _: "well", "elsewhere": elsewhere, "late": late}
     monkeypatch.setattr(gpu, "checks", lambda _: checks)
     with pytest.raises(SystemExit) as end:
         gpu.main(["--no-save", "--seconds", "0.3"])
     assert end.value.code == 1
     said = capsys.readouterr().out
     assert "ok    good: well (" in said
-    assert "skip  elsewhere: " in said
+    assert "skip  elsewhere: it is not here (" in said
     assert "FAIL  late: the time of all checks is over" in said
     with pytest.raises(SystemExit) as end:
         gpu.main(["--no-save", "--only", "good"])
