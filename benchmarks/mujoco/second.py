@@ -111,10 +111,11 @@ def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -
     cpu = sum(line["cpu"] for line in runs) / 3600
     where = ", ".join(sorted({line["machine"] for line in runs}))
     commits = ", ".join(sorted({line["commit"][:8] for line in runs}))
+    of_all = f"{len(runs)} of {len(cells())} runs are finished; `make results-7` continues."
+    done = f"All {len(runs)} runs are finished." if len(runs) == len(cells()) else of_all
     return [
         *head,
-        f"{len(runs)} of {len(cells())} runs are finished ({cpu:.1f} CPU hours, {where}, commit "
-        f"{commits}); `make results-7` continues. Settings: {words}.",
+        f"{done} They took {cpu:.1f} CPU hours ({where}, commit {commits}). Settings: {words}.",
         f"![Training return over frames on {len(shown)} tasks: a thin line per seed, a thick one "
         "for the mean of a setting](second.png)",
         "All runs have kl=none. The columns are explained in the first edition, below.",
