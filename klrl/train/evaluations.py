@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+from torch import device
 
 from klrl.base.errors import EnvError, NonFiniteError, RewardError
 from klrl.config import JobConfig
@@ -14,21 +16,37 @@ from klrl.runs.checkpoint import Counters, load_component
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row, require_declared
 from klrl.runs.record import Recorder
-from klrl.train.evaluate import CLOSING, IN_RUN, Starts
+from klrl.runs.state import Component
+from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.schedule import Schedule, Size, schedule
-
-if TYPE_CHECKING:
-    from klrl.train.loop import Parts
 
 _SECONDS = "time/evaluation"
 #: This metric chooses the best policy of a job that learns from data.
 _NLL = "nll/held_out"
 
 
+class Played(Protocol):
+    """The part of :class:`klrl.train.loop.Parts` that evaluations use."""
+
+    device: device
+    longest_episode: int | None
+
+    def evaluation(self, starts: Starts, size: Size) -> Evaluation:
+        """Evaluate the current policy; training's random state is unchanged."""
+
+    def held_out(self) -> Row:
+        """Return ``nll/held_out`` of a job that learns from data; else an empty row."""
+
+    def components(self) -> dict[str, Component]:
+        """Return the parts of a checkpoint by name; ``agent`` is the policy."""
+
+
 class Evaluations:
     """Evaluates the policy when an evaluation is due, and at the end; tracks the best result."""
 
-    def __init__(self, config: JobConfig, domain: Domain, parts: Parts, counters: Counters) -> None:
+    def __init__(
+        self, config: JobConfig, domain: Domain, parts: Played, counters: Counters
+    ) -> None:
         self.schedule: Schedule = schedule(config, parts.longest_episode)
         of = config.eval
         #: The settings on which the best return depends; None for ``nll/held_out``.
