@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 import gymnasium
@@ -53,6 +53,8 @@ from klrl.control.observation import Layout, Packed, flattened, layout_of
 
 if TYPE_CHECKING:
     from klrl.control.mujoco_batch import MujocoBatch
+
+T = TypeVar("T")
 
 
 class VectorGymEnv(EnvBase):
@@ -167,14 +169,9 @@ class VectorGymEnv(EnvBase):
 
     def picture(self) -> np.ndarray:
         """Render the first copy, uint8 [height, width, 3]; requires render_mode=rgb_array."""
-        drawn: list[np.ndarray] = []
-
-        def draw() -> None:
-            self._place.copy = 0
-            drawn.append(require_picture(self._envs[0].render()))
-
-        self._call_copies(draw, "picture after step")
-        return drawn[0]
+        self._place.copy = 0
+        first = self._envs[0]
+        return self._call_copies(lambda: require_picture(first.render()), "picture after step")
 
     def reset_native(
         self, mask: np.ndarray | None = None, seeds: Sequence[int] | None = None
@@ -259,10 +256,10 @@ class VectorGymEnv(EnvBase):
             if episodes is not None:
                 episodes.digests[i] = crc32(episodes.rows[i], episodes.digests[i])
 
-    def _call_copies(self, call: Callable[[], None], what: str) -> None:
+    def _call_copies(self, call: Callable[[], T], what: str) -> T:
         """Call a function on the copies; raise any failure as an EnvError of one line."""
         try:
-            within(self._step_timeout, call)
+            return within(self._step_timeout, call)
         except TookTooLong:
             limit = f"env.step_timeout={self._step_timeout:g}"
             raise EnvError(f"{self._where(what)} took longer than {limit} s") from None

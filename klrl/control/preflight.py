@@ -75,6 +75,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     Returns the action space.
     """
     copy = make_checked(env)
+    _check_pictures(env, copy)
     space = copy.action_space
     discrete = is_discrete(space)
     require_supported(env.named, space)
@@ -95,6 +96,16 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
             f"actor.init_std: has no effect: {env.named} has discrete actions; drop it"
         )
     return space
+
+
+def _check_pictures(env: EnvConfig, copy: gymnasium.Env) -> None:
+    """Refuse a time limit for MuJoCo's pictures: OpenGL draws only in its context's thread."""
+    drawn = copy.render_mode is not None and hasattr(copy.unwrapped, "mujoco_renderer")
+    if drawn and env.step_timeout is not None:
+        raise ConfigError(
+            f"env.step_timeout={env.step_timeout:g}: MuJoCo would draw black pictures, since each "
+            "call has its own thread; drop it, or render_mode"
+        )
 
 
 def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> None:

@@ -6,8 +6,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from klrl.envs.llm.transforms.kl.rows import Rows, is_ragged, lengths, read_value, to_rows
-from klrl.envs.llm.transforms.kl.tokens import ATTENTION_KEY, response_mask
+from klrl.envs.llm.transforms.kl.rows import Rows, is_ragged, lengths, to_rows
+from klrl.envs.llm.transforms.kl.tokens import ATTENTION_KEY, mask_rows, response_mask
 from klrl.envs.llm.transforms.kl.wrappers import mask_key
 from klrl.kl.charge import shaped
 from klrl.kl.estimators import Estimator, estimate_kl
@@ -43,29 +43,20 @@ def charged_tokens(
     The first of these that the data have is used: the mask of ``RetrieveLogProb``; ("masks",
     "all_assistant_mask"); the attention mask, set to False in the prompt if there is a prompt.
     """
-    written = [read_value(next_tensordict, mask_key(key)) for key in keys]
-    masks = [[row.bool() for row in to_rows(value)] for value in written if value is not None]
+    written = [mask_rows(next_tensordict, mask_key(key), rows) for key in keys]
+    masks = [mask for mask in written if mask is not None]
     for mask in masks[1:]:
-        same = zip(masks[0], mask, strict=True)
-        if any(a.shape != b.shape or not torch.equal(a, b) for a, b in same):
+        if not all(map(torch.equal, masks[0], mask)):
             raise ValueError(f"{keys[0]} and {keys[1]} were scored on different tokens")
     if masks:
-        return _check_lengths(rows, masks[0], mask_key(keys[0]))
+        return masks[0]
     for source in (next_tensordict, tensordict):
-        attention = read_value(source, ATTENTION_KEY)
-        if attention is not None:
-            real = [row.bool() for row in to_rows(attention)]
-            real = _check_lengths(rows, real, ATTENTION_KEY)
+        real = mask_rows(source, ATTENTION_KEY, rows)
+        if real is not None:
             return response_mask(next_tensordict, tensordict, real) or real
     return response_mask(
         next_tensordict, tensordict, [torch.ones_like(row, dtype=torch.bool) for row in rows]
     )
-
-
-def _check_lengths(rows: list[Tensor], masks: list[Tensor], key: Key) -> list[Tensor]:
-    if lengths(masks) != lengths(rows):
-        raise ValueError(f"{key} has lengths {lengths(masks)}, but the log-probs {lengths(rows)}")
-    return masks
 
 
 def token_kl(

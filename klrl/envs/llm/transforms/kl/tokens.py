@@ -155,9 +155,9 @@ def encode_tokens(
             f"no token ids at {key}: the batch holds {sorted(map(str, tensordict.keys()))}"
         )
     ids, ragged = to_rows(value), is_ragged(value)
-    attention = _mask_rows(tensordict, ATTENTION_KEY, ids)
+    attention = mask_rows(tensordict, ATTENTION_KEY, ids)
     if attention is None:
-        attention = _mask_rows(tensordict, attention_key, ids)
+        attention = mask_rows(tensordict, attention_key, ids)
     if attention is None:
         attention = [_not_padding(row, tokenizer, ragged) for row in ids]
     prompt_key = (*key[:-1], "prompt") if isinstance(key, tuple) else None
@@ -176,7 +176,7 @@ def response_mask(
     Both TensorDicts are searched; None if neither has an assistant mask or a prompt.
     """
     for source in (first, second):
-        assistant = _mask_rows(source, ASSISTANT_KEY, attention)
+        assistant = mask_rows(source, ASSISTANT_KEY, attention)
         if assistant is not None:
             return [a & real for a, real in zip(assistant, attention, strict=True)]
     prompt = either(first, second, prompt_key) if prompt_key is not None else None
@@ -185,7 +185,8 @@ def response_mask(
     return [_after(*pair) for pair in zip(attention, lengths(to_rows(prompt)), strict=True)]
 
 
-def _mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[Tensor] | None:
+def mask_rows(tensordict: TensorDictBase, key: Key, ids: list[Tensor]) -> list[Tensor] | None:
+    """Read B masks [T_i], of the lengths of the rows ``ids``; None if the key is missing."""
     value = read_value(tensordict, key)
     if value is None:
         return None
