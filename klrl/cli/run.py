@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from klrl.base.errors import ConfigError
@@ -71,7 +70,7 @@ def _single(overrides: list[str], args: argparse.Namespace) -> int:
     if given is not None and "${" in given:
         raise ConfigError(f"hydra.run.dir={given}: contains an interpolation; give a plain path")
     import_for_good("klrl.train.loop", domain_of(config).module)
-    run_in_folder(given, config, job, argv=sys.orig_argv)
+    run_in_folder(given, config, job)
     return 0
 
 

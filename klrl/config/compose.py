@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError
 from klrl.config import JobConfig, Ungrouped, conf_dir, register_schemas
-from klrl.config.checks import check_names_unset, to_config
+from klrl.config.checks import UnknownSettingError, check_names_unset, to_config
 from klrl.config.choices import ALL_GROUPS
 from klrl.config.overrides import (
     check_no_second_choice,
@@ -88,6 +88,12 @@ def allow_new_keys(overrides: Sequence[str]) -> list[str]:
     return [f"++{each}" if _OPEN.match(each) else each for each in overrides]
 
 
+def flags(config_dir: str | None, config_name: str | None = None) -> list[str]:
+    """Return the flags of a command line that :func:`parse_args` reads as these values."""
+    given = {"--config-dir": config_dir, "--config-name": config_name}
+    return [word for flag, value in given.items() if value for word in (flag, value)]
+
+
 def compose(
     overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
 ) -> DictConfig:
@@ -144,8 +150,13 @@ class Composer:
         cfg = self.explained(overrides)
         given = keys(overrides)
         check_names_unset(given)
-        with explained(overrides, self._from[0], OmegaConfBaseException, ValueError):
-            config = to_config(cfg)
+        try:
+            with explained(overrides, self._from[0], OmegaConfBaseException, ValueError):
+                config = to_config(cfg)
+        except UnknownSettingError as error:  # given with + or ++, so Hydra did not refuse it
+            from klrl.config.explain import wrong_key
+
+            raise wrong_key(error.key, overrides, self._from[0]) from error
         check_all_read(config, given)
         check_objective(config, overrides)
         complete(config)

@@ -7,11 +7,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra.errors import OverrideParseException
+
 from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config import SWEEP_GROUPS
 from klrl.config.catalogue import chosen, declared_in, defaults, described, settings
 from klrl.config.choices import ALL_GROUPS
+from klrl.config.overrides import key_of
 from klrl.config.placement import OWN
 
 
@@ -63,15 +66,27 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         if key in settings() and settings()[key].type.startswith("list"):
             return ConfigError(f"{override}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
-    if match := re.search(r"LexerNoViableAltException: (.+)|recognition error at: '(.+)'", text):
-        whole, odd = match.groups()
-        fits = (o for o in overrides if o == whole or (odd and odd in o.partition("=")[2]))
-        if override := next(fits, ""):
-            write = f"{override.partition('=')[0]}='\"...\"'"
-            return ConfigError(f"{override}: Hydra reads this only in quotes; write {write}")
     message = " ".join(text.split("\nSee ")[0].split())
+    if isinstance(error, OverrideParseException):
+        return _unread(error.override, message, config_dir)
+    for override in overrides:
+        if override.startswith("~") and key_of(override) in text:
+            return ConfigError(f"{override}: cannot be deleted; set a value, or drop it")
     given = " ".join(" ".join(overrides).split())
     return ConfigError(f"{given}: {message}" if given else message)
+
+
+def _unread(override: str, message: str, config_dir: str | None) -> ConfigError:
+    """Make the error for an override that is not in Hydra's grammar."""
+    key, _, value = override.partition("=")
+    if key in ALL_GROUPS:
+        return _wrong_choice(key, value, config_dir)
+    if "LexerNoViableAltException" in message or "recognition error" in message:
+        return ConfigError(f"{override}: Hydra reads this only in quotes; write {key}='\"...\"'")
+    why = message.removeprefix(f"Error parsing override '{override}' ")
+    return ConfigError(
+        f"{override}: Hydra cannot read this ({why}); write a text as {key}='\"...\"'"
+    )
 
 
 _NO_MEMORY = (

@@ -26,7 +26,7 @@ from klrl.config import (
     factory,
 )
 from klrl.config.checks import check_names_unset, to_settings
-from klrl.config.compose import Checked, Composer, keys
+from klrl.config.compose import Checked, Composer, flags, keys
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine, check_package
@@ -71,7 +71,8 @@ def run_grid(
     """``search=grid``: run every combination of the given values; return the exit code."""
     checked = check_jobs(expand(sweep.job), args)
     with sweep_folder(sweep) as folder:
-        jobs = make_jobs(folder, named(swept_keys(sweep.job), checked))
+        given = flags(args.config_dir, args.config_name)
+        jobs = make_jobs(folder, named(swept_keys(sweep.job), checked), given)
         ledger = Ledger(folder, command_of(args))
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
@@ -173,9 +174,7 @@ def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
 
 def command_of(args: argparse.Namespace) -> list[str]:
     """Return the arguments of a sweep's command after ``klrl``: flags, then overrides."""
-    given = {"--config-dir": args.config_dir, "--config-name": args.config_name}
-    flags = [part for flag, value in given.items() if value for part in (flag, value)]
-    return ["-m", *flags, *args.overrides]
+    return ["-m", *flags(args.config_dir, args.config_name), *args.overrides]
 
 
 @contextmanager
