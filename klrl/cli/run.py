@@ -31,7 +31,10 @@ def run_command(argv: list[str]) -> int:
 
         if args.multirun:
             raise ConfigError("--cfg job: prints one job; drop -m")
-        print(show_job([each for each in args.overrides if not _is_hydras(each)], args), end="")
+        print(
+            show_job([each for each in args.overrides if not _is_hydras(each)], args.config_dir),
+            end="",
+        )
         return 0
     with lasting("stdout"):
         return _train(args.overrides, args)
@@ -64,7 +67,7 @@ def _given(key: str, overrides: Sequence[str]) -> str | None:
 def _single(overrides: list[str], args: argparse.Namespace) -> int:
     job = _job_overrides(overrides)
     with collection_paused():
-        config = job_config(job, args.config_dir, args.config_name)
+        config = job_config(job, args.config_dir)
         check_machine(config, keys(job))
     given = _given("hydra.run.dir", overrides)
     if given is not None and "${" in given:

@@ -71,8 +71,8 @@ def run_grid(
     """``search=grid``: run every combination of the given values; return the exit code."""
     checked = check_jobs(expand(sweep.job), args)
     with sweep_folder(sweep) as folder:
-        given = flags(args.config_dir, args.config_name)
-        jobs = make_jobs(folder, named(swept_keys(sweep.job), checked), given)
+        names = named(swept_keys(sweep.job), checked)
+        jobs = make_jobs(folder, names, flags(args.config_dir))
         ledger = Ledger(folder, command_of(args))
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
@@ -174,7 +174,7 @@ def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
 
 def command_of(args: argparse.Namespace) -> list[str]:
     """Return the arguments of a sweep's command after ``klrl``: flags, then overrides."""
-    return ["-m", *flags(args.config_dir, args.config_name), *args.overrides]
+    return ["-m", *flags(args.config_dir), *args.overrides]
 
 
 @contextmanager
@@ -264,7 +264,7 @@ def _pid(job: Job) -> int | None:
 
 def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
     """Check every job before the first job runs; check the machine once per distinct ``parts``."""
-    composer = Composer(args.config_dir, args.config_name)
+    composer = Composer(args.config_dir)
     checked = [Checked(job, composer.job_config(job)) for job in jobs]
     seen = set()
     for each in checked:

@@ -215,8 +215,8 @@ class Search:
                 f"searched ({' '.join(words(trial.params))}); move it away"
             )
         checked = check_jobs(self._space.jobs(trial.params), self._args)
-        given = flags(self._args.config_dir, self._args.config_name)
-        return make_jobs(self._folder, named([*self._space.dimensions, "seed"], checked), given)
+        names = named([*self._space.dimensions, "seed"], checked)
+        return make_jobs(self._folder, names, flags(self._args.config_dir))
 
     def complete(self, trial: BaseTrial, jobs: Sequence[Job], ledger: Ledger) -> str:
         """Store a trial's mean over seeds, or its failure, in the study; return a line to print."""
