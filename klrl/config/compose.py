@@ -188,7 +188,7 @@ def _is_value(override: str) -> bool:
     if override.startswith("~") or (override.startswith("+") and not override.startswith("++")):
         return False
     key = key_of(override)
-    if key.startswith("hydra") or "/" in key or "@" in key:
+    if "/" in key or "@" in key:
         return False
     return "." in key or key in _VALUES
 

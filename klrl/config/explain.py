@@ -140,11 +140,6 @@ def expected(error: Exception, key: str, value: object) -> str:
 
 
 def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
-    if group.startswith("hydra/"):
-        kind = group.removeprefix("hydra/")
-        return ConfigError(
-            f"{group}={name}: no such {kind} is installed; pip install hydra-{name}-{kind}"
-        )
     if name in _ANSWERS:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = described(group, config_dir)
