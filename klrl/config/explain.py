@@ -68,25 +68,16 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
     message = " ".join(text.split("\nSee ")[0].split())
     if isinstance(error, OverrideParseException):
-        return _unread(error.override, message, config_dir)
+        key, _, value = error.override.partition("=")
+        if key in ALL_GROUPS:
+            return _wrong_choice(key, value, config_dir)
+        remedy = f"a text needs quotes, as in {key}='\"...\"'"
+        return ConfigError(f"{error.override}: Hydra cannot read this value; {remedy}")
     for override in overrides:
         if override.startswith("~") and key_of(override) in text:
             return ConfigError(f"{override}: cannot be deleted; set a value, or drop it")
     given = " ".join(" ".join(overrides).split())
     return ConfigError(f"{given}: {message}" if given else message)
-
-
-def _unread(override: str, message: str, config_dir: str | None) -> ConfigError:
-    """Make the error for an override that is not in Hydra's grammar."""
-    key, _, value = override.partition("=")
-    if key in ALL_GROUPS:
-        return _wrong_choice(key, value, config_dir)
-    if "LexerNoViableAltException" in message or "recognition error" in message:
-        return ConfigError(f"{override}: Hydra reads this only in quotes; write {key}='\"...\"'")
-    why = message.removeprefix(f"Error parsing override '{override}' ")
-    return ConfigError(
-        f"{override}: Hydra cannot read this ({why}); write a text as {key}='\"...\"'"
-    )
 
 
 _NO_MEMORY = (
