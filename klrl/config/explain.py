@@ -14,7 +14,6 @@ from klrl.base.text import nearest
 from klrl.config import SWEEP_GROUPS
 from klrl.config.catalogue import chosen, declared_in, defaults, described, settings
 from klrl.config.choices import ALL_GROUPS
-from klrl.config.overrides import key_of
 from klrl.config.placement import OWN
 
 
@@ -66,16 +65,17 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         if key in settings() and settings()[key].type.startswith("list"):
             return ConfigError(f"{override}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
-    message = " ".join(text.split("\nSee ")[0].split())
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
         if key in ALL_GROUPS:
             return _wrong_choice(key, value, config_dir)
         remedy = f"a text needs quotes, as in {key}='\"...\"'"
-        return ConfigError(f"{error.override}: Hydra cannot read this value; {remedy}")
+        given = " ".join(error.override.split())
+        return ConfigError(f"{given}: Hydra cannot read this value; {remedy}")
     for override in overrides:
-        if override.startswith("~") and key_of(override) in text:
+        if override.startswith("~") and override[1:].partition("=")[0] in text:
             return ConfigError(f"{override}: cannot be deleted; set a value, or drop it")
+    message = " ".join(text.split("\nSee ")[0].split())
     given = " ".join(" ".join(overrides).split())
     return ConfigError(f"{given}: {message}" if given else message)
 
