@@ -25,7 +25,7 @@ from klrl.base.cache import trust as trust_run
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import GROUPS, JobConfig
 from klrl.config.checks import check_config, check_device_name, check_plain, to_config, typed
-from klrl.config.compose import job_config, keys, prepared
+from klrl.config.compose import flags, job_config, keys, prepared
 from klrl.config.overrides import is_of_sweep, key_of, value_of
 from klrl.config.own import complete
 from klrl.domains import domain_of, recorded_domain
@@ -228,6 +228,7 @@ def run(
     """
     hooks = _checked_callbacks(callbacks)
     given: list[str] | None = None
+    argv: list[str] | None = None
     if len(overrides) == 1 and isinstance(overrides[0], JobConfig):
         config = check_config(overrides[0])
     elif len(overrides) == 1 and _is_config(overrides[0]):
@@ -235,10 +236,12 @@ def run(
     else:
         given = _checked_overrides(overrides, config_dir)
         config = compose(*given, config_dir=config_dir)
+        argv = ["python", "-m", "klrl", *flags(str(config_dir) if config_dir else None), *given]
     complete(config)
     check_machine(config, keys(given or ()))
     path = None if folder is None else str(folder)
-    return Run(run_in_folder(path, config, given, setting="folder", callbacks=hooks))
+    made = run_in_folder(path, config, given, setting="folder", argv=argv, callbacks=hooks)
+    return Run(made)
 
 
 def load_run(folder: str | Path, *, trust: bool = False) -> Run:

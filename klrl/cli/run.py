@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from klrl.base.errors import ConfigError
@@ -32,7 +31,10 @@ def run_command(argv: list[str]) -> int:
 
         if args.multirun:
             raise ConfigError("--cfg job: prints one job; drop -m")
-        print(show_job([each for each in args.overrides if not _is_hydras(each)], args), end="")
+        print(
+            show_job([each for each in args.overrides if not _is_hydras(each)], args.config_dir),
+            end="",
+        )
         return 0
     with lasting("stdout"):
         return _train(args.overrides, args)
@@ -65,13 +67,13 @@ def _given(key: str, overrides: Sequence[str]) -> str | None:
 def _single(overrides: list[str], args: argparse.Namespace) -> int:
     job = _job_overrides(overrides)
     with collection_paused():
-        config = job_config(job, args.config_dir, args.config_name)
+        config = job_config(job, args.config_dir)
         check_machine(config, keys(job))
     given = _given("hydra.run.dir", overrides)
     if given is not None and "${" in given:
         raise ConfigError(f"hydra.run.dir={given}: contains an interpolation; give a plain path")
     import_for_good("klrl.train.loop", domain_of(config).module)
-    run_in_folder(given, config, job, argv=sys.orig_argv)
+    run_in_folder(given, config, job)
     return 0
 
 

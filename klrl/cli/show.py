@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -21,15 +20,12 @@ from klrl.config.own import own_parts
 _OF_GYM = ("id", "kwargs")
 
 
-def show_job(overrides: list[str], args: argparse.Namespace) -> str:
-    """Return the text of ``--cfg job``, with ``???`` for missing values.
-
-    ``args`` contains the flags ``config_dir`` and ``config_name``.
-    """
+def show_job(overrides: list[str], config_dir: str | None) -> str:
+    """Return the text of ``--cfg job``, with ``???`` for missing values."""
     config = None
     with suppress(NoValueError):
-        config = job_config(overrides, args.config_dir, args.config_name)
-    cfg = compose(overrides, args.config_dir, args.config_name)
+        config = job_config(overrides, config_dir)
+    cfg = compose(overrides, config_dir)
     notes = notes_of(Ungrouped)
     for group in CHOICES:
         schema = OmegaConf.get_type(cfg, group)

@@ -39,15 +39,24 @@ class NoValueError(ConfigError):
     """A setting that the user must give has no value."""
 
 
+class UnknownSettingError(ConfigError):
+    """The config has a setting that its schema lacks; ``key`` is the setting."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key}: no such setting; drop it")
+        self.key = key
+
+
 def to_config(cfg: DictConfig) -> JobConfig:
     """Convert a config composed by Hydra to a checked job; its ``env`` determines the domain.
 
     Raises:
         NoValueError: a value is missing.
+        UnknownSettingError: a setting is not in the schema.
     """
     extra = sorted(set(map(str, cfg)) - {f.name for f in fields(RootConfig)} - {"experiment"})
     if extra:
-        raise ConfigError(f"{extra[0]}: no such setting; drop it")
+        raise UnknownSettingError(extra[0])
     _check_data(cfg)
     parts: dict[str, Any] = {**to_settings(cfg, GROUPS)}
     for name in ("eval", "checkpoint"):
@@ -182,9 +191,7 @@ def _object(path: str, node: DictConfig) -> Any:
     assert schema is not None
     extra = sorted(set(map(str, node)) - {f.name for f in fields(schema)})
     if extra:
-        own = extra[0] == "args" and "custom" in ALL_CHOICES.get(path, ())
-        remedy = f"only {path}=custom reads it; choose that" if own else "no such setting"
-        raise ConfigError(f"{path}.{extra[0]}: {remedy}{', or' if own else ';'} drop it")
+        raise UnknownSettingError(f"{path}.{extra[0]}")
     value: Any = OmegaConf.to_object(node)
     _check_fields(path, value)
     return value

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError
 from klrl.config import JobConfig, Ungrouped, conf_dir, register_schemas
-from klrl.config.checks import check_names_unset, to_config
+from klrl.config.checks import UnknownSettingError, check_names_unset, to_config
 from klrl.config.choices import ALL_GROUPS
 from klrl.config.overrides import (
     check_no_second_choice,
@@ -47,7 +47,6 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--config-name", "-cn")
     parser.add_argument("overrides", nargs="*")
     try:
         args, unknown = parser.parse_known_intermixed_args([_without_dashes(each) for each in argv])
@@ -88,14 +87,19 @@ def allow_new_keys(overrides: Sequence[str]) -> list[str]:
     return [f"++{each}" if _OPEN.match(each) else each for each in overrides]
 
 
+def flags(config_dir: str | None) -> list[str]:
+    """Return the flags of a command line that :func:`parse_args` reads as this folder."""
+    return ["--config-dir", config_dir] if config_dir else []
+
+
 def compose(
-    overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None
+    overrides: Sequence[str], config_dir: str | None = None, root: str = "config"
 ) -> DictConfig:
-    """Compose one job's config with Hydra; the optional arguments are Hydra's flags."""
+    """Compose a config with Hydra; ``root`` is the file in ``conf/`` that it starts from."""
     register_schemas()
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
-        return hydra.compose(config_name or "config", overrides=[*overrides, *extra])
+        return hydra.compose(root, overrides=[*overrides, *extra])
 
 
 #: Errors of Hydra for a wrong override or file: ValueError for kl=null, OverflowError for an
@@ -114,10 +118,10 @@ Stamp = tuple[tuple[str, int], ...]
 
 @lru_cache(maxsize=256)
 def _composed(
-    chosen: tuple[str, ...], config_dir: str | None, config_name: str | None, stamp: Stamp
+    chosen: tuple[str, ...], config_dir: str | None, root: str, stamp: Stamp
 ) -> DictConfig:
     """Compose a config, or return a cached one, which callers must not change."""
-    return compose(chosen, config_dir, config_name)
+    return compose(chosen, config_dir, root)
 
 
 class Composer:
@@ -127,8 +131,8 @@ class Composer:
     are merged into a copy of it, in their order, as in Hydra.
     """
 
-    def __init__(self, config_dir: str | None = None, config_name: str | None = None) -> None:
-        self._from = (config_dir, config_name)
+    def __init__(self, config_dir: str | None = None, root: str = "config") -> None:
+        self._from = (config_dir, root)
         folders = [conf_dir(), *([Path(config_dir)] if config_dir else [])]
         files = sorted(path for folder in folders for path in folder.rglob("*.yaml"))
         self._stamp = tuple((str(path), path.stat().st_mtime_ns) for path in files)
@@ -144,8 +148,13 @@ class Composer:
         cfg = self.explained(overrides)
         given = keys(overrides)
         check_names_unset(given)
-        with explained(overrides, self._from[0], OmegaConfBaseException, ValueError):
-            config = to_config(cfg)
+        try:
+            with explained(overrides, self._from[0], OmegaConfBaseException, ValueError):
+                config = to_config(cfg)
+        except UnknownSettingError as error:  # given with + or ++, so Hydra did not refuse it
+            from klrl.config.explain import wrong_key
+
+            raise wrong_key(error.key, overrides, self._from[0]) from error
         check_all_read(config, given)
         check_objective(config, overrides)
         complete(config)
@@ -179,7 +188,7 @@ def _is_value(override: str) -> bool:
     if override.startswith("~") or (override.startswith("+") and not override.startswith("++")):
         return False
     key = key_of(override)
-    if key.startswith("hydra") or "/" in key or "@" in key:
+    if "/" in key or "@" in key:
         return False
     return "." in key or key in _VALUES
 
@@ -190,11 +199,9 @@ def _is_choice(override: str) -> bool:
     return group in _CHOSEN and re.fullmatch(r"\w+", name) is not None
 
 
-def job_config(
-    overrides: list[str], config_dir: str | None = None, config_name: str | None = None
-) -> JobConfig:
+def job_config(overrides: list[str], config_dir: str | None = None) -> JobConfig:
     """Compose and check one job."""
-    return Composer(config_dir, config_name).job_config(overrides)
+    return Composer(config_dir).job_config(overrides)
 
 
 def keys(overrides: Sequence[str]) -> frozenset[str]:

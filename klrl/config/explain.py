@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra.errors import OverrideParseException
+
 from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config import SWEEP_GROUPS
@@ -63,12 +65,16 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         if key in settings() and settings()[key].type.startswith("list"):
             return ConfigError(f"{override}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
-    if match := re.search(r"LexerNoViableAltException: (.+)|recognition error at: '(.+)'", text):
-        whole, odd = match.groups()
-        fits = (o for o in overrides if o == whole or (odd and odd in o.partition("=")[2]))
-        if override := next(fits, ""):
-            write = f"{override.partition('=')[0]}='\"...\"'"
-            return ConfigError(f"{override}: Hydra reads this only in quotes; write {write}")
+    if isinstance(error, OverrideParseException):
+        key, _, value = error.override.partition("=")
+        if key in ALL_GROUPS:
+            return _wrong_choice(key, value, config_dir)
+        remedy = f"a text needs quotes, as in {key}='\"...\"'"
+        given = " ".join(error.override.split())
+        return ConfigError(f"{given}: Hydra cannot read this value; {remedy}")
+    for override in overrides:
+        if override.startswith("~") and override[1:].partition("=")[0] in text:
+            return ConfigError(f"{override}: cannot be deleted; set a value, or drop it")
     message = " ".join(text.split("\nSee ")[0].split())
     given = " ".join(" ".join(overrides).split())
     return ConfigError(f"{given}: {message}" if given else message)
@@ -125,11 +131,6 @@ def expected(error: Exception, key: str, value: object) -> str:
 
 
 def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
-    if group.startswith("hydra/"):
-        kind = group.removeprefix("hydra/")
-        return ConfigError(
-            f"{group}={name}: no such {kind} is installed; pip install hydra-{name}-{kind}"
-        )
     if name in _ANSWERS:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = described(group, config_dir)

@@ -161,7 +161,8 @@ def parse_overrides(overrides: Iterable[str]) -> list[Override]:
 
 @lru_cache(maxsize=10_000)  # a sweep's jobs share most overrides
 def _parsed(override: str) -> Override:
-    return OverridesParser.create().parse_override(override)
+    (parsed,) = OverridesParser.create().parse_overrides([override])  # an error names the override
+    return parsed
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:

@@ -141,7 +141,7 @@ class RunFolder:
         self, path: Path, overrides: Sequence[str] | None = None, argv: Sequence[str] | None = None
     ) -> None:
         self.path = path
-        self._overrides, self._given_argv = overrides, argv
+        self._overrides, self._argv = overrides, argv or sys.orig_argv
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
         self.curves = path / "curves.png"
@@ -213,14 +213,11 @@ class RunFolder:
             # If klrl is killed below, ``config_hash`` or ``next_hash`` is still the settings' hash.
             self._write({**before, "next_hash": key.settings})
         self._store_config(config, f"# run {run}\n")
-        argv = self._given_argv
-        if argv is None and self._overrides is not None:
-            argv = ["python", "-m", "klrl", *self._overrides]
         planned = before.get("planned") or []
         start = {
             "time": _now(),
             "klrl": __version__,
-            "argv": list(sys.orig_argv if argv is None else argv),
+            "argv": list(self._argv),
         }
         manifest = {
             "id": run,

@@ -74,7 +74,7 @@ def run_in_folder(
         config: the job.
         overrides: the job's overrides; None if ``config`` was not made from overrides.
         setting: the setting that gave the folder, for error messages.
-        argv: the command line that started the job; by default built from the overrides.
+        argv: the command line that starts the job; by default that of this process.
         callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
     """
     folder = OutputFolder(given, f"{setting}={given or 'outputs'}")

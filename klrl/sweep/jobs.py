@@ -27,6 +27,7 @@ class Job:
     cwd: Path  # base of relative paths in the settings
     host: str  # the machine on which its preflight checks passed
     note: str = ""  # why the folder's name ends with a hash; empty without a hash
+    flags: tuple[str, ...] = ()  # of its own command, as ``--config-dir mine``
     queued: str | None = None  # its id in SLURM's queue, if it is already queued
 
     @property
@@ -122,12 +123,15 @@ def counted(status: Mapping[str, Sequence[Job]]) -> str:
     return ", ".join([f"{total} job{'s' * (total != 1)}", *parts])
 
 
-def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]]) -> list[Job]:
+def make_jobs(
+    folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]], flags: Sequence[str] = ()
+) -> list[Job]:
     """Make the jobs of a sweep, and choose their folders.
 
     A job that began, or is in ``sweep.json``, keeps its folder. Any other job gets a new folder
     with the job's name; if a different job has that folder, the name ends with the settings' hash.
-    ``named``: name, overrides and checked settings of each job; duplicates are dropped.
+    ``named``: name, overrides and checked settings of each job; duplicates are dropped. ``flags``:
+    the flags of the sweep's command that each job's own command needs.
     """
     known = recorded(folder)
     taken = {path: key for key, path in known.items()}
@@ -149,6 +153,7 @@ def make_jobs(folder: Path, named: Sequence[tuple[str, Sequence[str], JobConfig]
             name=path.name,
             folder=path.resolve(),
             overrides=tuple(overrides),
+            flags=tuple(flags),
             config=config,
             group=folder.name,
             cwd=Path.cwd(),

@@ -26,7 +26,7 @@ from klrl.config import (
     factory,
 )
 from klrl.config.checks import check_names_unset, to_settings
-from klrl.config.compose import Checked, Composer, keys
+from klrl.config.compose import Checked, Composer, flags, keys
 from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine, check_package
@@ -71,7 +71,8 @@ def run_grid(
     """``search=grid``: run every combination of the given values; return the exit code."""
     checked = check_jobs(expand(sweep.job), args)
     with sweep_folder(sweep) as folder:
-        jobs = make_jobs(folder, named(swept_keys(sweep.job), checked))
+        names = named(swept_keys(sweep.job), checked)
+        jobs = make_jobs(folder, names, flags(args.config_dir))
         ledger = Ledger(folder, command_of(args))
         outcomes = run_jobs(folder, jobs, launcher, ledger)
         return close(folder, ledger, outcomes)
@@ -173,9 +174,7 @@ def close(folder: Path, ledger: Ledger, outcomes: Sequence[Outcome]) -> int:
 
 def command_of(args: argparse.Namespace) -> list[str]:
     """Return the arguments of a sweep's command after ``klrl``: flags, then overrides."""
-    given = {"--config-dir": args.config_dir, "--config-name": args.config_name}
-    flags = [part for flag, value in given.items() if value for part in (flag, value)]
-    return ["-m", *flags, *args.overrides]
+    return ["-m", *flags(args.config_dir), *args.overrides]
 
 
 @contextmanager
@@ -265,7 +264,7 @@ def _pid(job: Job) -> int | None:
 
 def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
     """Check every job before the first job runs; check the machine once per distinct ``parts``."""
-    composer = Composer(args.config_dir, args.config_name)
+    composer = Composer(args.config_dir)
     checked = [Checked(job, composer.job_config(job)) for job in jobs]
     seen = set()
     for each in checked:

@@ -24,6 +24,7 @@ from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import to_append
 from klrl.base.text import nearest
 from klrl.config import LauncherConfig, OptunaConfig
+from klrl.config.compose import flags
 from klrl.config.overrides import SweepOverrides, expand, parse
 from klrl.domains import domain_of
 from klrl.runs.metrics import PART, metrics_of
@@ -214,7 +215,8 @@ class Search:
                 f"searched ({' '.join(words(trial.params))}); move it away"
             )
         checked = check_jobs(self._space.jobs(trial.params), self._args)
-        return make_jobs(self._folder, named([*self._space.dimensions, "seed"], checked))
+        names = named([*self._space.dimensions, "seed"], checked)
+        return make_jobs(self._folder, names, flags(self._args.config_dir))
 
     def complete(self, trial: BaseTrial, jobs: Sequence[Job], ledger: Ledger) -> str:
         """Store a trial's mean over seeds, or its failure, in the study; return a line to print."""

@@ -129,7 +129,11 @@ def _run(job: Job) -> int | None:
     os.chdir(job.cwd)
     name_code(job.config)
     near = job.folder.is_relative_to(job.cwd)
-    files = RunFolder(job.folder.relative_to(job.cwd) if near else job.folder, job.overrides)
+    files = RunFolder(
+        job.folder.relative_to(job.cwd) if near else job.folder,
+        job.overrides,
+        ["python", "-m", "klrl", *job.flags, *job.overrides],
+    )
     with files.owned():
         if files.exists and recorded_identity(files) != job.identity:
             raise ConfigError(

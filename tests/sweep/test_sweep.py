@@ -15,8 +15,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from klrl.__main__ import main
-from klrl.config.compose import parse_args
-from klrl.config.identity import NUMERICS
+from klrl.config.compose import job_config, parse_args
+from klrl.config.identity import NUMERICS, settings_hash
 from klrl.config.overrides import expand, job_name, parse, quote_paths
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
@@ -34,11 +34,23 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def test_the_command_of_sweep_json_is_the_one_that_was_given(tmp_path) -> None:
-    flags = ["--config-dir", str(tmp_path), "--config-name", "mine"]
-    given = parse_args(["-m", *flags, "seed=0,1", "kl.coef=0.1"])
+    given = parse_args(["-m", "--config-dir", str(tmp_path), "seed=0,1", "kl.coef=0.1"])
     again = parse_args(command_of(given))
-    assert (again.config_dir, again.config_name) == (str(tmp_path), "mine")
+    assert again.config_dir == str(tmp_path)
     assert (again.multirun, again.overrides) == (True, ["seed=0,1", "kl.coef=0.1"])
+
+
+def test_the_command_of_each_job_has_the_sweeps_config_dir(tmp_path) -> None:
+    mine = tmp_path / "own" / "optim" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("defaults: [adam@_here_, _self_]\nlr: 1e-3\n")
+    flags = ["--config-dir", str(tmp_path / "own")]
+    assert sweep(*flags, "seed=0,1", "optim=mine") == 0
+    manifest = RunFolder(Path("outputs/a/seed=1")).manifest
+    assert manifest["argv"][:5] == ["python", "-m", "klrl", *flags]
+    again = parse_args(manifest["argv"][3:])
+    config = job_config(again.overrides, again.config_dir)
+    assert settings_hash(config) == manifest["config_hash"]
 
 
 @pytest.mark.parametrize("text", ["a: [", "3", "frames: much", "env: 3", "env: ${nope}", "\x00"])
