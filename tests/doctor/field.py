@@ -114,7 +114,23 @@ def times_coef(log_probs, ref_log_probs, rewards, mask, coef):
     return coef * shaped(log_probs, ref_log_probs, rewards, mask, coef)
 
 
+def per_longest(log_probs, ref_log_probs, mask, coef):
+    """k2 of each token, divided by the longest possible response, as Dr. GRPO divides."""
+    return own_step(log_probs, ref_log_probs, mask, coef) / 32768
+
+
 # wrong ones
+
+
+def k3_per_longest(log_probs, ref_log_probs, advantages, mask, coef):
+    r = log_probs - ref_log_probs
+    return _sum(coef * ((-r).exp() - 1 + r) - advantages * log_probs, mask) / 32768
+
+
+def advantage_per_response(log_probs, ref_log_probs, advantages, mask, coef):
+    """TRL's lines, for advantages [N]: those of [N, steps] become [N, 1, steps]."""
+    terms = coef * (log_probs - ref_log_probs) ** 2 / 2 - log_probs * advantages.unsqueeze(1)
+    return (terms * mask).sum() / mask.sum()
 
 
 def square_of_coef(log_probs, ref_log_probs, rewards, mask, coef):
