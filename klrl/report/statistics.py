@@ -103,17 +103,21 @@ def _contrasts(moments: Sequence[tuple[float, float, float]]) -> list[Contrast]:
     return [Contrast(*each) for each in columns.T.tolist()]
 
 
+@np.errstate(over="ignore")  # rows may contain 1e308
 def _moments(samples: Sequence[Array], weights: Sequence[float]) -> tuple[float, float, float]:
     """Return value, standard error and degrees of freedom of a weighted sum of means."""
+    # In units of a power of 2 nothing is rounded, and no square overflows.
+    unit = int(np.frexp(max(float(np.abs(x).max()) for x in samples))[1])
+    samples = [np.ldexp(x, -unit) for x in samples]
     value = sum(w * float(x.mean()) for w, x in zip(weights, samples, strict=True))
     parts = [w**2 * float(x.var(ddof=1)) / len(x) for w, x in zip(weights, samples, strict=True)]
     variance = sum(parts)
     # Standard errors and values up to this size are rounding errors, and count as 0.
     least = 1e-13 * max(float(np.abs(w * x).max()) for w, x in zip(weights, samples, strict=True))
     if variance <= least**2:
-        return (0.0 if abs(value) <= least else value), 0.0, 1.0
+        return float(np.ldexp(0.0 if abs(value) <= least else value, unit)), 0.0, 1.0
     df = variance**2 / sum(v**2 / (len(x) - 1) for v, x in zip(parts, samples, strict=True))
-    return value, math.sqrt(variance), df
+    return float(np.ldexp(value, unit)), float(np.ldexp(math.sqrt(variance), unit)), df
 
 
 def holm(p: Sequence[float]) -> list[float]:

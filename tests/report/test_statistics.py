@@ -136,6 +136,16 @@ def test_the_least_difference_is_seen_four_times_in_five(scale):
     assert (welch_p(a + least, b) < 0.05).mean() == pytest.approx(0.8, abs=0.03)
 
 
+@pytest.mark.parametrize("power", [-700, -500, 270, 500, 1000])
+def test_a_difference_scales_with_its_returns(power):
+    a, b = rng.normal(3, 1, 5), rng.normal(2, 2, 6)
+    here = welch([a, b], [1.0, -1.0])
+    there = welch([np.ldexp(a, power), np.ldexp(b, power)], [1.0, -1.0])
+    assert there.p == here.p
+    for key in ("value", "low", "high", "least"):
+        assert getattr(there, key) == np.ldexp(getattr(here, key), power)
+
+
 def test_equal_seeds_have_no_width_and_rounding_makes_no_difference():
     tenths = np.array([0.1 + 0.2, 0.3, 0.3, 0.3, 0.3])
     same, other = welch([tenths, np.full(5, 0.3)], [1.0, -1.0]), welch([tenths], [1.0])
