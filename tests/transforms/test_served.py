@@ -108,7 +108,7 @@ def test_a_named_actor_serves_several_environments_and_is_reused(served) -> None
 
 
 def asked_from_another_process() -> tuple[int, str, torch.Tensor]:
-    """As in docs/scaling.md: whoever comes first makes the service, the others find it."""
+    """As in docs/llm_transforms.md: whoever comes first makes the service, the others find it."""
     kl = RayRetrieveKL(
         gen_model_factory=make_gen,
         ref_model_factory=make_ref,
