@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
 
 import torch
 from torch import Tensor
@@ -29,16 +28,15 @@ MOVED = Aim("forward", "sequence", "whole", "old")
 
 @dataclass(frozen=True)
 class Spread:
-    """Smallest, median and largest value of a number over the problems of a kind."""
+    """Smallest and largest value of a number over the problems of a kind."""
 
     min: float
-    median: float
     max: float
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
         """Compute the spread of some numbers."""
-        return Spread(min(values), median_low(values), max(values))
+        return Spread(min(values), max(values))
 
     @property
     def text(self) -> str:
