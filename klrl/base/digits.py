@@ -24,11 +24,13 @@ def number(value: float, digits: int, *, signed: bool = False) -> str:
 def mean_and_error(value: float, error: float | None, digits: int) -> str:
     """Format a mean and its standard error, which gets two digits: ``-152.7 +- 9.9``.
 
-    If the error is None, not finite, below 1e-4 or rounding noise, the mean gets ``digits``
-    significant digits. Otherwise both get the same decimal places.
+    If the error is None, not finite, below 1e-4 or rounding noise (shown as 0), the mean gets
+    ``digits`` significant digits. Otherwise both get the same decimal places.
     """
     if error is None:
         return number(value, digits)
+    if math.isfinite(error) and not _usable(error, value):
+        error = 0.0
     decimals = None
     if _usable(error, value):
         # Count the decimals of the rounded error: 9.96 rounds to 10, which has none.
