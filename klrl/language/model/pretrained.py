@@ -239,8 +239,10 @@ def end_tokens(
     that does not fit the tokenizer.
     """
     special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
-    several = isinstance(eos_token_id, list | tuple)
-    listed = list(eos_token_id) if several else [i for i in special if i == eos_token_id]
+    if isinstance(eos_token_id, list | tuple):
+        listed = list(eos_token_id)
+    else:
+        listed = [token for token in special if token == eos_token_id]
     known = tokenizer.get_vocab().values()
     for token in listed:
         if token not in known:
