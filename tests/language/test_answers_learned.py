@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from klrl.base.errors import ConfigError
 from klrl.language.data.batch import SCORE
 from klrl.language.data.prompts import parse_row, read_json_file
 from klrl.language.data.sort_digits import SortDigits
@@ -229,10 +228,3 @@ def test_an_answer_ends_as_the_template_ends_a_turn(job, model) -> None:
         .collect()
     )
     assert batch["tokens", "response"].tolist() == [[9, 11, 13, 1]] * 8, "the tokenizer's EOS"
-
-
-def test_the_preflight_judges_the_end_that_is_learned(job, model, monkeypatch) -> None:
-    written("turns.jsonl", messages=True)
-    monkeypatch.setattr("klrl.language.run.checks.end_of_turn", lambda *_: 1)
-    with pytest.raises(ConfigError, match="template and mask disagree: 1"):
-        Training(job(*sft(ends_with_any(model), data="turns.jsonl")))

@@ -22,7 +22,6 @@ from klrl.language.run.parts import LanguageParts
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout
 from tests.language.toys import EOS, GROUP, PAD, network, prompts
-from tests.transforms.llm_toys import TEMPLATE, chats, tokenizer
 
 SPECIAL = SpecialTokens((EOS,), PAD)
 
@@ -117,33 +116,6 @@ def test_samplers_batches_end_well_with_pad_as_eos() -> None:
     found, batch = sampled_batch(special=special)
     assert (found.mask.sum(1) < found.mask.shape[1]).any()
     assert preflight.endings(batch, special).ok
-
-
-@pytest.mark.parametrize("pad_is_eos", [False, True])
-@pytest.mark.parametrize("turns", [1, 3])
-def test_the_templates_mask_agrees_with_positions(pad_is_eos, turns) -> None:
-    toy = tokenizer(pad_is_eos)
-    for chat in chats(turns):
-        check = preflight.template_marks(toy, chat[:-1], chat[-1]["content"])
-        assert check.ok, str(check)
-        assert not check.detail
-
-
-def test_a_template_that_marks_otherwise_is_found() -> None:
-    no_eos = TEMPLATE.replace(
-        "{{ m['content'] }}<|im_end|>{% endgeneration %}",
-        "{{ m['content'] }}{% endgeneration %}<|im_end|>",
-    )
-    chat = chats(1)[0]
-    check = preflight.template_marks(tokenizer(template=no_eos), chat[:-1], chat[-1]["content"])
-    assert check.value == 1
-    other = TEMPLATE.replace("{% if add_generation_prompt %}<|im_start|>assistant\n", "{% if 0 %}")
-    check = preflight.template_marks(tokenizer(template=other), chat[:-1], chat[-1]["content"])
-    assert check.value > 2
-    silent = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-    check = preflight.template_marks(tokenizer(template=silent), chat[:-1], "one")
-    assert check.ok
-    assert "positions are used" in check.detail
 
 
 def test_ids_without_a_token_are_told_with_their_share(job, model, tmp_path) -> None:

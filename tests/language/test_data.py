@@ -302,6 +302,8 @@ TRIMS = toys.TEMPLATE.replace(
 )
 NEEDS = "{% if lang is not defined %}{{ raise_exception('lang is needed') }}{% endif %}" + TRIMS
 ONCE = "{% if messages | length > 1 %}{{ raise_exception('no second turn') }}{% endif %}" + TRIMS
+#: The mark includes the newline after the turn.
+NEWLINE = TRIMS.replace("{% endgeneration %}\n", "\n{% endgeneration %}")
 CLOCK = (
     "{% if date is not defined %}{% set date = strftime_now('%y%m%d') %}{% endif %}{{ date }}"
     + TRIMS
@@ -343,19 +345,19 @@ def test_of_several_chat_templates_the_default_is_used(model: str) -> None:
         (NEEDS, ["env.template_kwargs.lang=en"], None),
         (NEEDS, [], "env.data=data.jsonl line 1: the chat template refuses it (lang is needed)"),
         (CLOCK, [], None),
-        (ONCE, [], "preflight: the chat template refuses an answer (no second turn); "),
+        (ONCE, [], None),
+        (NEWLINE, [], None),
     ],
-    ids=["trims", "argument", "no argument", "clock", "no answer"],
+    ids=["trims", "argument", "no argument", "clock", "no answer", "newline"],
 )
-def test_the_preflight_renders_answers_as_the_template_does(
+def test_a_template_that_renders_the_prompts_is_accepted(
     capsys, model: str, template: str, words: list[str], told: str | None
 ) -> None:
-    """A template that trims is right, whatever stands around an answer in the data."""
+    """Also one that renders no answers, or marks other tokens than klrl: masks use positions."""
     rows = [{"messages": [{"role": "user", "content": "21"}], "answer": " 12\n"}]
-    code, out, err = started(capsys, with_template(model, template), rows, *words)
+    code, _, err = started(capsys, with_template(model, template), rows, *words)
     if told is None:
         assert (code, err) == (0, "")
-        assert "positions where template and mask disagree: 0 (at most 0) ok" in out
         return
     assert (code, len(err.splitlines())) == (2, 1), err
     assert told in err

@@ -83,12 +83,33 @@ def test_several_are_said_and_pad_among_them_is_known_by_position() -> None:
     assert loaded.tokenizer.pad_token_id in loaded.eos
     assert said == [
         "actor.model=model: a response ends with any of <|im_end|>, <|im_start|>, <pad>, as its "
-        "generation config lists"
+        "generation config says"
     ]
 
 
-@pytest.mark.parametrize("told", [7, [], None])
-def test_a_single_id_of_the_model_leaves_the_tokenizers_alone(told) -> None:
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_a_single_special_token_ends_a_response_too(file) -> None:
+    """As in Phi-4: its turns end with <|im_end|>, while its tokenizer's EOS is <|endoftext|>."""
+    prompt, mask = prompts(pads=2)
+    folder = save(1, file)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():  # make token 1 the likeliest where the third token was
+        head[1] = 1.01 * head[greedy(model, prompt, mask)[0][2]]
+    model.save_pretrained(folder)
+    plain = greedy(model, prompt, mask)
+    assert len(plain[0]) <= 3
+    assert plain[0][-1] == 1
+
+    loaded = load_causal_lm(folder, chat=True, say=lambda _: None)
+    assert loaded.eos == (toys.tokenizer().eos_token_id, 1)
+    sampler = CacheSampler(loaded.model, Policy(loaded).special)
+    found = sampler(prompt, mask, 1, Decoding(LONGEST, greedy=True))
+    assert found.tokens[0][found.mask[0]].tolist() == plain[0]
+
+
+@pytest.mark.parametrize("told", [7, 100_000, [], None])
+def test_a_single_id_of_an_ordinary_token_leaves_the_tokenizers_alone(told) -> None:
     """Classes of transformers have one by default, whatever the tokenizer."""
     said: list[str] = []
     loaded = load_causal_lm(save(told), chat=True, say=said.append)

@@ -1,11 +1,14 @@
 """``klrl kl`` of language policies, against the logits of plain transformers."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from klrl.base.errors import ConfigError
 from klrl.kl.divergences import MEASURED, over_actions
 from klrl.language.data.batch import response_mask
 from klrl.language.model.vocabulary import NextTokens
@@ -139,3 +142,17 @@ def test_a_folder_of_other_tokens_is_refused(exits, model, tokens, rows, said) -
     assert code == 2
     assert f"reference.path=other: {said}" in err.splitlines()[-1]
     assert not Path("run").exists()
+
+
+def test_a_prompt_must_fit_the_context_of_the_other_model_too(exits, model) -> None:
+    """A shorter context is refused before the run, not by the first long response."""
+    shutil.copytree(model, "short")
+    file = Path("short/config.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "max_position_embeddings": 16}))
+    assert exits()[0] == 0
+    with pytest.raises(ConfigError, match="the model's context minus the longest response leaves"):
+        kl_between("run", "short", episodes=4)
+    code, _, err = exits("reference=model", "reference.path=short", "hydra.run.dir=other")
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert "the model's context minus the longest response leaves" in err
+    assert not Path("other").exists()

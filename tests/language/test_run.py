@@ -37,7 +37,6 @@ def test_a_run_leaves_what_it_promises(exits, capsys, curves) -> None:
         "sampled - re",
         "KL(policy||r",
         "responses th",
-        "positions wh",
     ]
     rows = rows_of(Path("run"))
     assert [row["samples"] for row in rows] == [16, 32]

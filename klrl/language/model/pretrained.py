@@ -234,10 +234,15 @@ def end_tokens(
     """Return the ids that end a response: the tokenizer's EOS, and any ids that the model lists.
 
     The generation config of a chat model lists several ids: that of Llama 3 lists the ends of a
-    turn, of a tool message and of a text. A single id that is not in a list is ignored: it may be a
-    default of ``transformers`` (2 for Llama) that does not fit the tokenizer.
+    turn, of a tool message and of a text. Phi-4's names a single id, the end of a turn. A single id
+    is ignored unless it is a special token: it may be a default of ``transformers`` (2 for Llama)
+    that does not fit the tokenizer.
     """
-    listed = list(eos_token_id) if isinstance(eos_token_id, list | tuple) else []
+    special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
+    if isinstance(eos_token_id, list | tuple):
+        listed = list(eos_token_id)
+    else:
+        listed = [token for token in special if token == eos_token_id]
     known = tokenizer.get_vocab().values()
     for token in listed:
         if token not in known:
@@ -248,5 +253,5 @@ def end_tokens(
     ends = tuple(dict.fromkeys((tokenizer.eos_token_id, *listed)))
     if len(ends) > 1:
         names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(list(ends))))
-        say(f"{setting}: a response ends with any of {names}, as its generation config lists")
+        say(f"{setting}: a response ends with any of {names}, as its generation config says")
     return ends

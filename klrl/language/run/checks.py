@@ -1,10 +1,8 @@
-"""The preflight checks of a language run: sampling, scoring, KL at start, EOS, chat template."""
+"""The preflight checks of a language run: sampling, scoring, KL at start, EOS."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import zip_longest
+from collections.abc import Iterator
 
 import torch
 from tensordict import TensorDictBase
@@ -13,19 +11,11 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
-from klrl.envs.llm.transforms.kl.tokens import MARKS_ASSISTANT
 from klrl.kl.estimators import masked_mean
 from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import NO_ADAPTERS, THE_POLICY
 from klrl.language.data.batch import LOG_PROBS, response_mask, response_part
-from klrl.language.data.prompts import (
-    NO_ARGUMENTS,
-    Message,
-    PromptBatch,
-    Tokenizer,
-    end_of_turn,
-    render,
-)
+from klrl.language.data.prompts import PromptBatch
 from klrl.language.model.causal_lm import (
     checkpoints_gradients,
     head,
@@ -38,7 +28,7 @@ from klrl.language.model.causal_lm import (
 from klrl.language.model.plain import AGREEMENT, error_and_bound, max_difference
 from klrl.language.model.vocabulary import NextTokens, exact_token_kl, response_log_probs
 from klrl.language.run.kl import Reference
-from klrl.language.run.load import Policy, template_of
+from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES, sample
 from klrl.language.run.sampler import CacheSampler, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout, self_check
@@ -46,8 +36,6 @@ from klrl.train.preflight import Check, kl_at_start, run_checks
 
 #: Number of prompts to which the preflight samples responses.
 PROMPTS = 4
-#: A fixed answer to test the template's mask: a template might strip spaces from a real answer.
-ANSWER = "1234"
 #: The preflight reports the KL due to rounding alone if it exceeds this; nats per token.
 SHOWN_FLOOR = 1e-6
 
@@ -89,7 +77,7 @@ def preflight_checks(
             raise
         raise ConfigError(f"actor.model={config.actor.model}: {error}") from error
     notes.append(layout.reason)
-    checks = _checks(config, policy, layout, reference, of_reference, batch, prompts, fresh)
+    checks = _checks(config, policy, layout, reference, of_reference, batch, fresh)
     return layout, of_reference, run_checks([*notes, *checks])
 
 
@@ -101,7 +89,6 @@ def _checks(
     reference: Reference | None,
     of_reference: ScoringLayout,
     batch: TensorDictBase,
-    prompts: PromptBatch,
     fresh: bool,
 ) -> Iterator[Check | str]:
     dtype, mask = model_dtype(policy.model), response_mask(batch)
@@ -136,17 +123,6 @@ def _checks(
             remedy = "an untrained policy must equal its reference; try another actor.dtype"
             yield kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
     yield endings(batch, policy.special)
-    contents = (prompt.content for prompt in prompts.prompts)
-    conversation = next((each for each in contents if not isinstance(each, str)), None)
-    if conversation is not None:
-        tokenizer = policy.causal.tokenizer
-        template, eos = template_of(config), policy.special.eos
-        if config.collector.imitates:
-            eos = (end_of_turn(tokenizer, eos, conversation, template),)
-        ends = tokenizer.convert_ids_to_tokens(list(eos))
-        # A template ends turns with one of the EOS tokens: choose the EOS that fits best.
-        checks = (template_marks(tokenizer, conversation, ANSWER, eos, template) for eos in ends)
-        yield min(checks, key=lambda check: check.value)
 
 
 def sampled_against_recomputed(
@@ -192,43 +168,3 @@ def endings(batch: TensorDictBase, special: SpecialTokens) -> Check:
     detail = "pad equals EOS, so masks use positions" if special.pad in special.eos else ""
     remedy = "report this: a response must end with its EOS"
     return Check("responses that lost their EOS", float(wrong.sum()), 0.0, detail, remedy)
-
-
-def template_marks(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    answer: str,
-    eos: str | None = None,
-    template: Mapping[str, object] = NO_ARGUMENTS,
-) -> Check:
-    """Count positions where the template's assistant mask and the mask by position disagree.
-
-    The mask by position is 0 at the rendered ``messages`` and their generation prompt, 1 at the
-    tokens of the answer and at the EOS (by default the tokenizer's). A template without
-    ``{% generation %}`` marks nothing: the check then passes and says that only positions are used.
-    """
-    name = "positions where template and mask disagree"
-    refused = (
-        "preflight: the chat template refuses an answer ({}); let it render assistant turns, "
-        "or remove its {% generation %} marks"
-    )
-    rendered = partial(render, tokenizer, template=template, refused=refused)
-    eos = tokenizer.eos_token if eos is None else eos
-    prompt = rendered(messages, add_generation_prompt=True)["input_ids"]
-    response = tokenizer(answer + (eos or ""), add_special_tokens=False)["input_ids"]
-    if not MARKS_ASSISTANT.search(tokenizer.chat_template or ""):
-        return Check(name, 0.0, 0.0, "the template marks no assistant tokens; positions are used")
-    whole = [*messages, {"role": "assistant", "content": answer}]
-    marked = rendered(whole, return_assistant_tokens_mask=True)
-    ids, marks = marked["input_ids"], marked["assistant_masks"]
-    before = rendered(messages, return_assistant_tokens_mask=True)["assistant_masks"]
-    # The template also marks the answers of earlier turns: drop these marks.
-    marks = [0] * len(before) + list(marks[len(before) :])
-    expected = [0] * len(prompt) + [1] * len(response)
-    by_position = zip_longest(marks, expected, ids, prompt + response, fillvalue=0)
-    wrong = sum(
-        mark != right or (right == 1 and token != right_token)
-        for mark, right, token, right_token in by_position
-    )
-    remedy = "fix the {% generation %} marks of the chat template, or remove them"
-    return Check(name, float(wrong), 0.0, remedy=remedy)

@@ -38,6 +38,7 @@ from klrl.language.run.load import (
     require_same_tokens,
     trained_policy,
     with_model,
+    within_contexts,
 )
 from klrl.language.run.rollout import decoding_of, extras_of, make_sampler, respond, texts_of
 from klrl.language.run.sampler import CacheSampler
@@ -188,6 +189,8 @@ def evaluate_trained(
             reference = trained_reference(folder, which, policy, base, str(plan.device))
         except ConfigError as error:
             warn(f"no KL to the reference: {error}")
+        else:
+            policy = within_contexts(policy, reference.module)
     player = Player.of_trained(config, policy, task)
     return player.evaluate(
         plan.starts, plan.size, sampled=plan.sampled, chosen=chosen, reference=reference
@@ -217,18 +220,20 @@ def distances(
     base = own.actor.model
     policy = load(parties.run, setting="RUN", model=base)
     assert not isinstance(parties.other, OwnPart)  # OwnPart: control runs only
-    known = {parties.run: policy}
+    known, scorers = {parties.run: policy}, [policy.model]
     if parties.other is None:
         reference = trained_reference(parties.run, parties.which, policy, base, str(device))
         other = scored_by_reference(reference, temperature)
+        scorers.append(reference.module)
     else:
         known[parties.other] = other_policy(parties.other, config, load, device)
         other = scored_by(known[parties.other], temperature)
+        scorers.append(known[parties.other].model)
     if parties.on not in known:
         known[parties.on] = load(parties.on, setting="--on")
     for path, each in known.items():
         require_same_tokens(str(path), each, "RUN", policy)
-    player = Player.of_trained(config, known[parties.on], task)
+    player = Player.of_trained(config, within_contexts(known[parties.on], *scorers), task)
     place = places(plan.starts, plan.size.episodes, task.evaluations)
     answered = player.answers(place, plan.starts, sampled=True)
     both = scored_by(policy, temperature), other

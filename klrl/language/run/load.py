@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from klrl.base.context import context_of
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.config import (
@@ -62,6 +63,13 @@ class Policy:
         """The actor's and the value head's parameters."""
         critic = [] if self.value_head is None else list(self.value_head.parameters())
         return [*self.actor_parameters, *critic]
+
+
+def within_contexts(policy: Policy, *scorers: nn.Module) -> Policy:
+    """Return the policy with the shortest context of all, if other models score its responses."""
+    contexts = [context_of(unwrapped(each).config) for each in (policy.model, *scorers)]
+    context = min((each for each in contexts if each is not None), default=None)
+    return replace(policy, causal=replace(policy.causal, context=context))
 
 
 def template_of(config: LanguageConfig) -> Mapping[str, object]:

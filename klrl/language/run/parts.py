@@ -27,7 +27,7 @@ from klrl.language.run.kl import (
     checkpointed,
     measure,
 )
-from klrl.language.run.load import BaseDigest, Weights, load_reference
+from klrl.language.run.load import BaseDigest, Weights, load_reference, within_contexts
 from klrl.language.run.record import ShownSamples, rewards_of
 from klrl.language.run.rollout import REF_STATES, STATES, PromptRollout, make_sampler, rescore
 from klrl.language.run.update import LanguageSteps, prompts_at_a_time
@@ -64,13 +64,6 @@ class LanguageParts(Parts):
         seed_generators(derived_seed(config.seed, "torch"))
         make_policy = factory("actor", config.actor, config.domain)
         self.policy = make_policy(config, chat=self.task.chat, say=_say)
-        tokenizer = self.policy.causal.tokenizer
-        limit = self.policy.causal.prompt_limit(config.collector.max_new_tokens)
-        self.task.check(tokenizer, limit)
-        if config.collector.imitates:
-            for prompt in self.task.checked:
-                answer_ids(prompt, self.policy, config)
-        self.prompts = self.task.stream(tokenizer, limit)
         self.kl = factory("kl", config.kl, config.domain)(config.kl)
         kept = checkpointed(self.reference_rule, config)
         # A checkpoint depends on the base weights if it contains only adapters, or if the reference
@@ -91,6 +84,14 @@ class LanguageParts(Parts):
                 lambda: load_reference(config, self.policy, described),
                 checkpointed=kept,
             )
+            self.policy = within_contexts(self.policy, self.reference.module)
+        tokenizer = self.policy.causal.tokenizer
+        limit = self.policy.causal.prompt_limit(config.collector.max_new_tokens)
+        self.task.check(tokenizer, limit)
+        if config.collector.imitates:
+            for prompt in self.task.checked:
+                answer_ids(prompt, self.policy, config)
+        self.prompts = self.task.stream(tokenizer, limit)
         if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
             from klrl.language.run.chat import in_environment
 
