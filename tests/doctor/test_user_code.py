@@ -47,5 +47,5 @@ def test_settings_are_those_of_klrl() -> None:
     words = ["a=1e-3", "b=true", "c=null", "d=text", "e=[1, 2]", "f="]
     expected = {"a": 1e-3, "b": True, "c": None, "d": "text", "e": [1, 2], "f": ""}
     assert settings_of(words) == expected
-    with pytest.raises(ConfigError, match="1a=2: token recognition error"):
+    with pytest.raises(ConfigError, match="1a=2: Hydra cannot read this"):
         settings_of(["1a=2"])

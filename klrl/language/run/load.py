@@ -68,8 +68,8 @@ class Policy:
 def within_contexts(policy: Policy, *scorers: nn.Module) -> Policy:
     """Return the policy with the shortest context of all, if other models score its responses."""
     contexts = [context_of(unwrapped(each).config) for each in (policy.model, *scorers)]
-    context = min((each for each in contexts if each is not None), default=None)
-    return replace(policy, causal=replace(policy.causal, context=context))
+    known = [each for each in contexts if each is not None]
+    return replace(policy, causal=replace(policy.causal, context=min(known))) if known else policy
 
 
 def template_of(config: LanguageConfig) -> Mapping[str, object]:
