@@ -163,22 +163,29 @@ def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
         over = log_ratios([(of[0], of[1])])[0]
         return "{:.2f} [{:.2f}, {:.2f}]".format(*map(math.exp, (over.value, over.low, over.high)))
 
-    names = {TRPO: "`trpo`", ACTION: "`klpen_held` per action", CLIP: "`clip`"}
+    names = {
+        TRPO: "`trpo`",
+        ACTION: "`klpen_held` per action",
+        HELD: "`klpen_held`",
+        CLIP: "`clip`",
+    }
     told_as = {"return": "Return", "training": "Return in training (sampled actions, the picture)"}
     for key, what in told_as.items():
         times = ", ".join(f"{name} {ratio(setting, key)}" for setting, name in names.items())
         assert f"{what}, relative to `klpen`: {times}." in told
 
-    def of_zoo(task: str) -> list[float]:
+    def of_zoo(key: str, task: str = "") -> list[float]:
         text = (ROOT / "docs/results/mujoco/second.jsonl").read_text("utf-8")
         lines = map(json.loads, text.splitlines())
-        return sorted(
-            each["return"] for each in lines if each["name"].startswith(f"{task} sb3_zoo")
-        )
+        return sorted(each[key] for each in lines if f"{task} sb3_zoo" in each["name"])
 
-    least, _, most = of_zoo("half_cheetah")
-    assert f"HalfCheetah returns {least:,.0f} to {most:,.0f} (" in told
-    assert "Hopper returns {:.0f}, {:.0f} and {:.0f}, ".format(*of_zoo("hopper")) in told
+    least, _, most = of_zoo("return", "half_cheetah")
+    assert f"HalfCheetah returns {least:,.0f} to {most:,.0f}." in told
+    assert "Hopper returns {:.0f}, {:.0f} and {:.0f} (".format(*of_zoo("return", "hopper")) in told
+    training = of_zoo("training", "hopper")
+    assert f"({training[0]:.0f} to {training[-1]:.0f} in training)" in told
+    cpu = of_zoo("cpu")
+    assert f"PPO ({cpu[0] / 60:.0f} to {cpu[-1] / 60:.0f} minutes of CPU a run)" in told
 
 
 def test_fishers_interval_of_a_correlation_by_hand() -> None:

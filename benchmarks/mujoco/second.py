@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,7 +110,8 @@ def sections(first: Known, measures: Sequence[Measure], folder: Path = FOLDER) -
     draw_curves(folder / "second.png", found, "frames", shown, columns=len(shown))
     words = "; ".join(f"{title(each)}: `{' '.join(told)}`" for each, told in settings().items())
     cpu = sum(line["cpu"] for line in runs) / 3600
-    where = ", ".join(sorted({line["machine"] for line in runs}))
+    on = Counter(line["machine"] for line in runs)
+    where = ", ".join(f"{count} on {machine}" for machine, count in sorted(on.items()))
     commits = ", ".join(sorted({line["commit"][:8] for line in runs}))
     of_all = f"{len(runs)} of {len(cells())} runs are finished; `make results-7` continues."
     done = f"All {len(runs)} runs are finished." if len(runs) == len(cells()) else of_all
