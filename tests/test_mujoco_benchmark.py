@@ -172,9 +172,7 @@ def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
     def of_zoo(task: str, column: str = "return") -> list[float]:
         text = (ROOT / "docs/results/mujoco/second.jsonl").read_text("utf-8")
         lines = map(json.loads, text.splitlines())
-        return sorted(
-            each[column] for each in lines if each["name"].startswith(f"{task} sb3_zoo")
-        )
+        return sorted(each[column] for each in lines if each["name"].startswith(f"{task} sb3_zoo"))
 
     least, _, most = of_zoo("half_cheetah")
     assert f"HalfCheetah returns {least:,.0f} to {most:,.0f} (" in told
