@@ -29,7 +29,7 @@ def mean_and_error(value: float, error: float | None, digits: int) -> str:
     """
     if error is None:
         return number(value, digits)
-    if math.isfinite(error) and not _usable(error, value):
+    if math.isfinite(value) and math.isfinite(error) and not _usable(error, value):
         error = 0.0
     decimals = None
     if _usable(error, value):

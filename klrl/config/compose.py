@@ -87,6 +87,15 @@ def allow_new_keys(overrides: Sequence[str]) -> list[str]:
     return [f"++{each}" if _OPEN.match(each) else each for each in overrides]
 
 
+def _check_deletions(overrides: Sequence[str]) -> None:
+    """Refuse ``~seed`` and ``~kl``; only keys of a dictionary, as ``~env.kwargs.g``, can go."""
+    for override in overrides:
+        if override.startswith("~") and not _OPEN.match(override[1:]):
+            # Hydra writes =null to a deletion in a sweep.
+            given = override.removesuffix("=null")
+            raise ConfigError(f"{given}: cannot be deleted; set a value, or drop it")
+
+
 def flags(config_dir: str | None) -> list[str]:
     """Return the flags of a command line that :func:`parse_args` reads as this folder."""
     return ["--config-dir", config_dir] if config_dir else []
@@ -140,6 +149,7 @@ class Composer:
     def explained(self, overrides: Sequence[str]) -> DictConfig:
         """Compose one job's config; an error of Hydra, OmegaConf or YAML becomes a ConfigError."""
         check_one_choice(overrides)
+        _check_deletions(overrides)
         with explained(overrides, self._from[0], *_REFUSALS, OSError):
             return self._merged(overrides)
 

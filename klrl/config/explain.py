@@ -67,14 +67,11 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
-        if key in ALL_GROUPS:
-            return _wrong_choice(key, value, config_dir)
+        if key.lstrip("+") in ALL_GROUPS:
+            return _wrong_choice(key.lstrip("+"), value, config_dir)
         remedy = f"a text needs quotes, as in {key}='\"...\"'"
         given = " ".join(error.override.split())
         return ConfigError(f"{given}: Hydra cannot read this value; {remedy}")
-    for override in overrides:
-        if override.startswith("~") and override[1:].partition("=")[0] in text:
-            return ConfigError(f"{override}: cannot be deleted; set a value, or drop it")
     message = " ".join(text.split("\nSee ")[0].split())
     given = " ".join(" ".join(overrides).split())
     return ConfigError(f"{given}: {message}" if given else message)

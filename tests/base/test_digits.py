@@ -21,6 +21,8 @@ from klrl.base.digits import mean_and_error, places, show, span
         (-0.004, 0.5, "0.00 +- 0.50"),
         (200.0, 0.0, "200 +- 0"),
         (200.0, 1e-14, "200 +- 0"),  # rounding of equal returns
+        (math.nan, 1.0, "nan +- 1"),
+        (math.inf, 1.0, "inf +- 1"),
         (-152.684, None, "-152.68"),
         (-152.684, math.nan, "-152.68 +- nan"),
     ],
