@@ -42,7 +42,7 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if match := re.search(r"'(\w+)/(\w+)' is validated against ConfigStore schema", text):
         named = f"{match[1]}={match[2]}"
         return ConfigError(f"{named}: klrl has a choice of that name; rename the YAML")
-    if match := re.search(r"Could not find '([\w/]+)/([^/']+)'", text):
+    if match := re.search(r"Could not find '(\w+)/([^']*)'", text):
         return _wrong_choice(match[1], match[2], config_dir)
     if match := re.search(r"Could not override '([^']+)'", text):
         return wrong_key(match[1], overrides, config_dir)
@@ -51,6 +51,8 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if match := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
         key, value = match[1].lstrip("+"), (match[2].splitlines() or [""])[0]
         return ConfigError(f"{key}={value}: {expected(error, key, value)}")
+    if match := re.search(r"force-add of config groups is not supported: '\++([^']+)'", text):
+        return ConfigError(f"++{match[1]}: this is a choice; write {match[1]}")
     if match := re.search(r"An item is already at '([^']+)'", text):
         return ConfigError(f"+{match[1]}: the setting exists already; drop the +")
     if "Config group override must be" in text:  # the value is null or a number
