@@ -18,12 +18,10 @@ import importlib.util
 import io
 import json
 import math
-import signal
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -32,8 +30,9 @@ import torch
 
 import klrl
 from benchmarks.results import ROOT
+from benchmarks.verdicts import Check, verdict
 from klrl.__main__ import main as klrl_main
-from klrl.base.errors import Interrupted, in_one_line
+from klrl.base.errors import Interrupted
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
 from klrl.train.callbacks import Callback
@@ -393,9 +392,6 @@ def speed(size: str, figures: dict[str, float]) -> str:
     return f"frames/s: {said}"
 
 
-Check = Callable[[Path], str]
-
-
 def checks(figures: dict[str, float]) -> dict[str, Check]:
     """By name; each returns what to say of it, or raises SkipTest where it does not apply."""
     found: dict[str, Check] = {
@@ -415,46 +411,6 @@ def checks(figures: dict[str, float]) -> dict[str, Check]:
     found["wandb"] = wandb_offline
     found |= {f"speed, {size}": lambda _, s=size: speed(s, figures) for size in SPEED}
     return found
-
-
-# ------------------------------------------------------------------------------------- verdicts
-
-
-class Late(BaseException):
-    """The time is up; no Exception, since klrl falls back to an eager update at any of those."""
-
-
-@contextlib.contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Raise Late in the main thread when the time is up."""
-
-    def ring(*_: object) -> None:
-        raise Late("the time of all checks is over")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), 5)  # again, where one is lost
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def verdict(name: str, check: Check, left: float) -> dict[str, Any]:
-    """Run a check; its words stay out of the verdicts."""
-    began, said, status = time.perf_counter(), io.StringIO(), "ok"
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            with deadline(left), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                told = check(Path(folder))
-        except SkipTest as reason:
-            status, told = "skip", str(reason)
-        except (Exception, Late) as error:  # a check that fails in any way has failed
-            said_by_us = isinstance(error, AssertionError | Late)
-            status, told = "FAIL", str(error) if said_by_us else in_one_line(error)
-    seconds = time.perf_counter() - began
-    print(f"{status:4}  {name}: {told} ({seconds:.1f} s)", flush=True)
-    return {"name": name, "status": status, "told": told, "seconds": round(seconds, 1)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
