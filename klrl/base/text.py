@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-#: Unicode categories: control characters, line separators, paragraph separators.
-_CONTROL = ("Cc", "Zl", "Zp")
+#: Unicode categories: control, format (bidi overrides, zero width) and surrogate characters, line
+#: and paragraph separators.
+_CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def warn(line: str) -> None:
@@ -32,11 +33,18 @@ def counted(number: int, what: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Replace line ends and control characters by Python escapes, so that the text is one line."""
+    """Replace line ends, control and format characters by Python escapes: the text is one line."""
+    if text.isprintable():
+        return text
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in _CONTROL else c
         for c in text
     )
+
+
+def escaped_lines(text: str) -> str:
+    """Escape each line of a text, see :func:`escaped`."""
+    return "\n".join(map(escaped, text.split("\n")))
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: int = 0) -> str:
@@ -88,7 +96,7 @@ class LiveLine:
 
     def say(self, text: str) -> None:
         """Print a permanent line above the status line."""
-        self._write(text + "\n")
+        self._write(escaped_lines(text) + "\n")
         if self.live and self._latest:
             self.show(self._latest)
 

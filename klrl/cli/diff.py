@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from klrl.base.text import escaped_lines
 from klrl.cli.wrapper import Parser
 
 
@@ -15,9 +16,10 @@ def diff_command(argv: list[str]) -> int:
 
     first, second = (find_manifest(run, "RUN") for run in args.runs)
     if args.bits:
-        print(compare_bits(first, second)[1])
+        text = compare_bits(first, second)[1]
     else:
-        print(as_text(compare(read_run(first), read_run(second))))
+        text = as_text(compare(read_run(first), read_run(second)))
+    print(escaped_lines(text))
     return 0
 
 

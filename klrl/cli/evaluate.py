@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from klrl.base.text import escaped
+from klrl.base.text import escaped_lines
 from klrl.cli.wrapper import Parser
 from klrl.domains import CONTROL, LANGUAGE, Domain
 
@@ -36,14 +36,14 @@ def evaluate_command(argv: list[str]) -> int:
     result = evaluate_run(folder, args.overrides, episodes=args.episodes, **how)
     task = " ".join(word for word in args.overrides if not word.startswith("actor.model="))
     task = f" on {task}" if task else ""
-    lines = [f"{result.line}{task} ({args.which} checkpoint of {escaped(args.run)})"]
+    lines = [f"{result.line}{task} ({args.which} checkpoint of {args.run})"]
     lines += kl_lines(result.row, result.domain)
     row: dict[str, float | str] = {**result.row, "episodes": len(result.returns)}
     if args.video:
         filmed = film_run(folder, args.overrides, **how)
         lines.append(filmed.line)
         row["video"] = str(filmed.video.mp4)
-    print(json.dumps(row) if args.json else "\n".join(lines))
+    print(json.dumps(row) if args.json else escaped_lines("\n".join(lines)))
     return 0
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 
+from klrl.base.text import escaped_lines, warn
 from klrl.cli.evaluate import checked_run
 from klrl.cli.export import add_model, check_language_run
 from klrl.cli.wrapper import DONE, FAILED, Parser
@@ -31,10 +31,10 @@ def verify_command(argv: list[str]) -> int:
     told = {"ok": record.ok, **vars(record)}
     # json calls ``default`` on each Comparison in the record of a language run.
     as_json = json.dumps(told, indent=1, default=lambda each: {**vars(each), "ok": each.ok})
-    print(as_json if args.json else "\n".join(record.lines))
+    print(as_json if args.json else escaped_lines("\n".join(record.lines)))
     if record.ok:
         return DONE
-    print(f"klrl verify: the record of {args.run} is wrong", file=sys.stderr)
+    warn(f"klrl verify: the record of {args.run} is wrong")
     return FAILED
 
 

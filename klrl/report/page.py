@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from klrl.base.text import counted
+from klrl.base.text import counted, escaped_lines
 from klrl.domains import Domain
 from klrl.report import tables
 from klrl.report.charts import Chart
@@ -72,7 +72,7 @@ def make_page(tasks: Sequence[TaskSection], jobs: Sequence[LeftOut], inventory: 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(_file("page.html")).render(
+    page = environment.from_string(_file("page.html")).render(
         policy=_policy(script, style),
         style=style,
         script=script,
@@ -95,6 +95,7 @@ def make_page(tasks: Sequence[TaskSection], jobs: Sequence[LeftOut], inventory: 
         all_pairs=ALL_PAIRS,
         knobs=" or ".join(KNOBS),
     )
+    return escaped_lines(page)
 
 
 def _file(name: str) -> Markup:

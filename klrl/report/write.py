@@ -53,12 +53,12 @@ def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[LeftOut]) -
     """Summarise the page's contents in a line."""
     runs = sum(len(setting.runs) for setting in settings)
     left_out = [job for job in jobs if not job.counted]
-    parts = [f"{escaped(str(page))}: {counted(runs, 'run')} in {counted(len(settings), 'setting')}"]
+    parts = [f"{page}: {counted(runs, 'run')} in {counted(len(settings), 'setting')}"]
     if left_out:
         parts.append(f"not counted: {count_states(left_out)}")
     if not runs and any(job.iterations not in ("", "0") for job in left_out):
         parts.append("--unfinished counts runs that did not finish")
-    return "; ".join(parts)
+    return escaped("; ".join(parts))
 
 
 def _stems(names: Iterable[str]) -> dict[str, str]:

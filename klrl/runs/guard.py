@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 from klrl.base.errors import in_one_line
+from klrl.base.text import warn
 
 STREAMS = ("stdout", "stderr")
 
@@ -55,9 +56,8 @@ class Guard:
             self._failed.add(part)
             line = in_one_line(error)
             if part not in STREAMS:  # klrl.base.streams has reported these
-                with suppress(OSError, ValueError):
-                    message = f"klrl: {part}: {line}; {instead or self._instead}"
-                    print(message, file=sys.stderr, flush=True)
+                with suppress(ValueError):
+                    warn(f"klrl: {part}: {line}; {instead or self._instead}")
             # On a full disk, the note cannot be written either.
             with suppress(OSError, ValueError):
                 self._note(part, line)

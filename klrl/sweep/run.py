@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -122,7 +121,7 @@ def _take(
 ) -> None:
     """Record and print an event of the launcher."""
     if isinstance(event, Notice):
-        print(event.line, flush=True)
+        print(escaped(event.line), flush=True)
     elif isinstance(event, Queued):
         ledger.queued(event.ids)
         arrays = dict.fromkeys(each.partition("_")[0] for each in event.ids.values())
@@ -136,9 +135,9 @@ def _take(
         ledger.take(event)
         if not local and event.status != "waiting":
             job = ledger.jobs[event.name]
-            print(ended_line(event, job, len(outcomes), total), flush=True)
+            print(escaped(ended_line(event, job, len(outcomes), total)), flush=True)
         elif local and event.error:
-            print(f"klrl: {event.status}: {event.error}", file=sys.stderr, flush=True)
+            warn(f"klrl: {event.status}: {event.error}")
 
 
 def _opened(

@@ -3,6 +3,7 @@
 import base64
 import csv
 import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -237,6 +238,17 @@ def test_no_string_of_a_run_folder_becomes_markup(tmp_path):
     assert any(MARKUP in cell for cell in page.cells)
     assert any(MARKUP in label for label in page.labels)
     assert MARKUP in page.commands
+
+
+def test_no_string_of_a_run_folder_turns_or_hides_text(tmp_path, capsys):
+    """Bidi overrides, zero width characters and terminal escapes: in the page, its data, stdout."""
+    text, page = page_of(write_marked_up(tmp_path, "\u202e\u200bx\x1b[2J"))
+    shown = [text, capsys.readouterr().out]
+    data = re.search(r'id="data">(.*?)</script>', text).group(1)
+    shown.append(json.dumps(json.loads(data), ensure_ascii=False).replace(r"\u001b", "\x1b"))
+    for each in shown:
+        assert not set(each) & set("\u202e\u200b\x1b")
+    assert any(r"\u202e\u200bx\x1b[2J" in cell for cell in page.cells)
 
 
 # -------------------------------------------------------------------------------------- the command

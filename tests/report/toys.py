@@ -105,9 +105,9 @@ MARKUP = (
 )
 
 
-def write_marked_up(root: Path):
-    """Runs and a sweep with :data:`MARKUP` in every string that a reader may meet."""
-    text, name = MARKUP, "<img id=planted src=x onerror=window.planted=1>"
+def write_marked_up(root: Path, text: str = MARKUP):
+    """Runs and a sweep with ``text`` in every string that a reader may meet."""
+    name = "<img id=planted src=x onerror=window.planted=1>"
     told = {"klrl": text, "host": text, "versions": {text: text}, "error": text, "argv": [text]}
     for i, status in enumerate(("finished", "finished", "failed", text)):
         rows = [{**row, text: 1.0, "eval/return": 1.0} for row in rows_of(10.0 + i, 1.0 + i)]

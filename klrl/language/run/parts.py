@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from klrl.base.seeds import derived_seed, seed_generators
+from klrl.base.text import escaped
 from klrl.config import GroupConfig, LanguageConfig, LegacyKLConfig, factory
 from klrl.language.data.tasks import make_task
 from klrl.language.model import pretrained as model
@@ -41,7 +42,9 @@ from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rewards
 from klrl.train.schedule import Size
 
-_say = partial(print, flush=True)
+
+def _say(line: str) -> None:
+    print(escaped(line), flush=True)
 
 
 class LanguageParts(Parts):
