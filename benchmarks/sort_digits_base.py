@@ -34,7 +34,7 @@ from transformers import (
 from klrl.base.files import replace_file
 from klrl.base.text import LiveLine
 from klrl.kl.reference import evaluating
-from klrl.language.data.model_files import no_progress_bar
+from klrl.language.data.model_files import silent
 from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
 from klrl.language.data.sort_digits import DIGITS, SortDigits, exact
 from klrl.runs.progress import duration
@@ -137,7 +137,7 @@ def build(recipe: Recipe, folder: Path) -> dict[str, Any]:
         torch.manual_seed(recipe.seed)
         model = make_model(recipe, tokenizer)
         summary = train(model, tokenizer, recipe)
-    with no_progress_bar():
+    with silent():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     replace_file(folder / "built.json", json.dumps(summary, indent=1))

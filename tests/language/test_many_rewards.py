@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -185,6 +186,15 @@ def test_a_classifiers_scores_are_those_of_plain_transformers(kind, pad) -> None
     assert found.std() > 0.01  # else any answer would do
 
 
+def test_a_classifier_may_keep_the_head_of_a_language_model() -> None:
+    folder = classifier("llama")
+    plain = find_reward(f"model:{folder}")(["hello, "], ["one"], [{}])
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = torch.ones_like(weights["model.embed_tokens.weight"])
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert torch.equal(find_reward(f"model:{folder}")(["hello, "], ["one"], [{}]), plain)
+
+
 def test_a_classifier_in_bfloat16_scores_in_float32() -> None:
     """Its logits near 12 would come in steps of .06."""
     folder = classifier("llama")
@@ -248,6 +258,10 @@ def _spoilt(file: str, **values: object) -> Callable[[], None]:
     return make
 
 
+def _truncated() -> None:
+    _spoilt("config.json", num_hidden_layers=1)()
+
+
 def _causal() -> None:
     model = toys.network("llama")
     model.config.num_labels = 1
@@ -264,11 +278,12 @@ def _causal() -> None:
         (_pickled, "its weights are pickled ("),
         (_remote, "model type `odd`"),
         (_causal, "its files lack 1 weight (score.weight"),
+        (_truncated, "its files have 9 weights that its config.json leaves out (model.layers.1."),
         (_spoilt("config.json", hidden_size="abc"), "'hidden_size' expected int, got str"),
         (_spoilt("config.json"), "classifier: cannot be read ("),
         (_spoilt("config.json", hidden_act="nope"), "its weights cannot be read (KeyError: 'nope'"),
     ],
-    ids=["missing", "labels", "pickle", "remote", "causal", "type", "null", "act"],
+    ids=["missing", "labels", "pickle", "remote", "causal", "layers", "type", "null", "act"],
 )
 def test_a_folder_that_is_no_reward_model_is_refused_before_anything_is_written(
     exits, capsys, make, told

@@ -219,6 +219,17 @@ def missing_weights(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
+def adds(*names: str) -> Spoil:
+    """Add weights to the model's file."""
+
+    def spoil(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        weights |= {name: torch.ones(2) for name in names}
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    return spoil
+
+
 def remote_code(folder: Path) -> None:
     code = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
     edit(folder, "config.json", model_type="mine", auto_map=code)
@@ -251,7 +262,17 @@ TOKENIZER = "tokenizer_config.json"
         (removes("model.safetensors"), r"has no \*.safetensors"),
         (cut_weights, "its weights cannot be read"),
         (missing_weights, "its files lack 1 weight .model.layers.1.mlp.up_proj.weight"),
-        (sets(intermediate_size=48), "its weights cannot be read"),
+        (
+            sets(intermediate_size=48),
+            r"its files have model.layers.0.mlp.down_proj.weight of shape \(16, 32\), but its "
+            r"config.json says \(16, 48\)",
+        ),
+        (sets(num_hidden_layers=1), "its files have 9 weights .* .model.layers.1.input_layernorm"),
+        (
+            adds("lm_head.bias", "model.layers.0.mlp.up_proj.bias"),
+            "its files have 2 weights .*bias",
+        ),
+        (adds("v_head.summary.weight"), "its files have 1 weight .*v_head.summary.weight"),
         (remote_code, "needs custom code"),
         (sets(model_type="mine"), "config.json is not a valid mine config .*does not recognize"),
         (sets(model_type="vit"), "vit is not a causal language model"),
@@ -288,6 +309,26 @@ def test_a_folder_that_cannot_serve_is_refused_in_one_line(spoil: Spoil, told: s
         load_causal_lm("model", chat=True)
     assert "\n" not in str(caught.value)
     assert ";" in str(caught.value)  # a remedy follows
+
+
+@pytest.mark.parametrize("family", toys.FAMILIES)
+def test_a_model_with_fewer_layers_than_its_weights_is_refused_without_a_report(
+    family: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    kinds = {"layer_types": ["full_attention"]} if family == "qwen2" else {}
+    edit(save(family), "config.json", **{layers: 1}, **kinds)
+    capfd.readouterr()
+    with pytest.raises(ConfigError, match="that its config.json leaves out"):
+        load_causal_lm("model", chat=True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_constants_that_older_versions_stored_are_no_weights() -> None:
+    folder = save("gpt2")
+    adds("transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias")(folder)
+    mine = load_causal_lm(folder, chat=True).model
+    assert torch.equal(logits(mine), logits(toys.network("gpt2").eval()))
 
 
 @pytest.mark.parametrize("model", ["./none", "/none/at/all", "a/b/c", "~/none", "", " "])

@@ -7,6 +7,7 @@ are not fetched; ``trust_remote_code`` is off. Dropout is switched off, see :fun
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,8 @@ from klrl.language.data.prompts import Tokenizer, json_type
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 #: Copies of the weights in other formats, which are not fetched.
 UNWANTED_FILES = ("consolidated*", "original/*", "onnx/*")
+#: Constants, not weights, in files that older versions of transformers wrote.
+_CONSTANTS = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -175,9 +178,15 @@ def read_weights(
     setting: str,
     lacking: str,
 ) -> PreTrainedModel:
-    """Load a model. If its files lack weights, raise a ConfigError that ends with ``lacking``."""
+    """Load a model whose weights fit its config.
+
+    Raises:
+        ConfigError: its files lack weights (the message ends with ``lacking``), have more than the
+            config describes, or have others. ``transformers`` would draw missing weights at random
+            and drop the rest: a config with fewer layers would train a truncated model.
+    """
     try:
-        with no_progress_bar():
+        with silent():
             loaded: Any = kind.from_pretrained(
                 folder,
                 config=config,
@@ -186,6 +195,7 @@ def read_weights(
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, in one line
             )
     except Exception as error:  # a config can name an unknown activation or RoPE type
         raise ConfigError(
@@ -193,23 +203,40 @@ def read_weights(
             "or fetch or save it again"
         ) from error
     model: PreTrainedModel = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
+    missing, surplus, other = (
+        sorted(loaded[1][name]) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    )
+    surplus = [name for name in surplus if not _CONSTANTS.search(name)]
+    if kind is AutoModelForSequenceClassification:  # the head of another task changes no logit
+        parts = {name for each in (model, model.base_model) for name, _ in each.named_children()}
+        surplus = [name for name in surplus if name.partition(".")[0] in parts]
+    problem = None
     if missing:
-        # transformers would initialise missing weights at random and continue.
-        raise ConfigError(
-            f"{setting}: its files lack {counted(len(missing), 'weight')} ({missing[0]}, ...); "
-            f"{lacking}"
+        problem = f"lack {counted(len(missing), 'weight')} ({missing[0]}, ...); {lacking}"
+    elif surplus:
+        problem = (
+            f"have {counted(len(surplus), 'weight')} that its config.json leaves out "
+            f"({surplus[0]}, ...); fix the config (its number of layers?), or load the model with "
+            "transformers and save it without them: from_pretrained(...).save_pretrained(FOLDER)"
         )
+    elif other:
+        name, found, wanted = other[0]
+        shapes = f"{tuple(found)}, but its config.json says {tuple(wanted)}"
+        problem = f"have {name} of shape {shapes}; fix the config, or save the model again"
+    if problem:
+        raise ConfigError(f"{setting}: its files {problem}")
     return model
 
 
 @contextmanager
-def no_progress_bar() -> Iterator[None]:
-    """Inside this context, transformers shows no progress bars, which would garble the output."""
-    enabled = logging.is_progress_bar_enabled()
+def silent() -> Iterator[None]:
+    """Inside this context, transformers shows no progress bars, load reports and warnings."""
+    enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if enabled:
             logging.enable_progress_bar()

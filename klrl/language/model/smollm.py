@@ -24,7 +24,7 @@ from klrl.base.cache import cache_dir
 from klrl.base.errors import ConfigError
 from klrl.base.files import replacing
 from klrl.base.text import warn
-from klrl.language.data.model_files import no_progress_bar
+from klrl.language.data.model_files import silent
 
 #: The value of ``actor.model`` that selects this model.
 NAME = "smollm2"
@@ -60,7 +60,7 @@ def convert(folder: Path) -> None:
     """Write the model in float32, and its tokenizer with the chat template."""
     warn(f"actor.model={NAME}: converting its weights to float32, once; it takes about 20 s")
     # The conversion shows a progress bar on stderr even if transformers' bars are disabled.
-    with no_progress_bar(), redirect_stderr(StringIO()):
+    with silent(), redirect_stderr(StringIO()):
         read = AutoModelForCausalLM.from_pretrained(_wheel(), gguf_file=GGUF, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(_wheel(), gguf_file=GGUF)
         # transformers 5.23 refuses to save a model that was read from a GGUF file, even in float32.

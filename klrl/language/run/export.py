@@ -10,7 +10,7 @@ from typing import Any
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded, replace_file, replacing
 from klrl.config import LanguageConfig
-from klrl.language.data.model_files import find_model, no_progress_bar
+from klrl.language.data.model_files import find_model, silent
 from klrl.language.model.causal_lm import unwrapped, weight_of
 from klrl.language.run.load import check_base, find_base, language_config, relocated, trained_policy
 from klrl.runs.find import find_run
@@ -63,7 +63,7 @@ def export_run(
         _check_mergeable(network, config)
         network = network.merge_and_unload()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(folder) as partial, no_progress_bar():
+    with replacing(folder) as partial, silent():
         partial.mkdir()
         _write(network, config, partial, adapters_alone=adapters and not merge)
     what = "adapters" if adapters and not merge else "merged weights" if merge else "all weights"
