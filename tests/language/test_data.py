@@ -251,7 +251,7 @@ def test_evaluation_gets_the_share_and_training_never_does(capsys, model: str) -
     code, out, err = started(capsys, model, DIGITS, *words)
     assert (code, err) == (0, "")
     assert "env.eval_share=0.3: 3 of 10 prompts are held out for evaluation" in out
-    seen = sys.modules["share_reward"].seen
+    seen = sys.modules["share_reward"].seen[1:]  # without the trial before the run
     trained = set().union(*(prompts for prompts in seen if len(prompts) == 4))
     asked = set().union(*(prompts for prompts in seen if len(prompts) < 4))
     assert trained
@@ -320,7 +320,7 @@ def test_the_clock_of_a_chat_template_says_one_day(model: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(with_template(model, CLOCK))
     turns = [{"role": "user", "content": "21"}]
     for template, day in (({}, "240726"), ({"date": "21"}, "21")):
-        text = tokenizer.decode(render(tokenizer, turns, template, "{}")["input_ids"])
+        text = tokenizer.decode(render(tokenizer, turns, template))
         assert "".join(text.split()).startswith(day + "<|im_start|>"), text
 
 

@@ -22,9 +22,10 @@ from klrl.base.errors import ConfigError, RewardError
 from klrl.language.data.prompts import Prompt
 from klrl.language.data.rewards import Extras, Reward, find_reward
 from klrl.language.data.tasks import WeightedRewards, labels
+from klrl.language.run.verify import verify_run
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
-from tests.runs.commands import rows_of
+from tests.runs.commands import rows_of, samples_of
 from tests.transforms import llm_toys as toys
 
 PROMPTS = [Prompt(str(i), {"answer": str(i)}, f"line {i}") for i in range(3)]
@@ -115,6 +116,55 @@ def test_the_score_is_the_weighted_sum_and_parts_are_recorded(job) -> None:
         assert parts["length"] == len(sample["response_ids"])
         assert parts["cut"] == -sample["truncated"]
         assert sample["reward"] == 0.5 * parts["length"] + 2 * parts["cut"] + parts["exact"]
+
+
+def odd_rows(prompts, responses, rows):
+    return [float(row["answer"]) if int(row["answer"]) % 2 else None for row in rows]
+
+
+def few_rows(prompts, responses, rows):
+    return [10.0 if int(row["answer"]) < 2 else None for row in rows]
+
+
+def test_none_is_not_mine_where_there_are_several_functions() -> None:
+    rewards = WeightedRewards(["exact", "proxy"], [2.0, 3.0], None)
+    names = ("odd", "few")
+    functions = (odd_rows, few_rows)
+    rewards._rewards = {
+        n: Reward(n, 5.0, f, abstains=True) for n, f in zip(names, functions, strict=True)
+    }
+    parts = rewards.parts(PROMPTS[:2], TEXTS[:2])
+    assert str(parts["odd"].tolist()) == "[nan, 1.0]"
+    assert rewards.total(parts).tolist() == [30.0, 32.0]
+    with pytest.raises(RewardError, match="sample 2 of 3 .line 2.*each function .* None"):
+        rewards(PROMPTS, TEXTS)
+    for abstains in (True, False):  # NaN is a fault of the function
+        nan = Reward("mine:nan", 5.0, lambda *_: [float("nan")], abstains=abstains)
+        with pytest.raises(RewardError, match="returned nan"):
+            nan(PROMPTS[:1], TEXTS[:1])
+
+
+@pytest.mark.integration
+def test_means_and_samples_leave_out_what_a_function_left_out(exits) -> None:
+    text = "".join(
+        f"def {name}(prompts, responses, rows):\n"
+        f"    return [{value} if len(row['digits']) % 2 == {rest} else None for row in rows]\n"
+        for name, value, rest in (("odd", 4.0, 1), ("even", 1.0, 0), ("never", 0.0, 2))
+    )
+    Path("kinds.py").write_text(text)
+    words = ("env.reward=[kinds.py:odd,kinds.py:even,kinds.py:never]", "env.shortest=2")
+    code, _, err = exits(*words)
+    assert (code, err) == (0, "")
+    for row in rows_of(Path("run")):
+        assert "reward/part/never" not in row
+        assert {row.get("reward/part/odd", 4.0), row.get("reward/part/even", 1.0)} == {4.0, 1.0}
+        assert 1.0 <= row["reward/episode"] <= 4.0
+    samples = [s for s in samples_of(Path("run")) if "rewards" in s]
+    assert {str(s["rewards"]) for s in samples} == {
+        "{'odd': 4.0, 'even': None, 'never': None}",
+        "{'odd': None, 'even': 1.0, 'never': None}",
+    }
+    assert verify_run("run").problems == []
 
 
 def test_rewards_of_one_name_are_told_apart() -> None:

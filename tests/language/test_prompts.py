@@ -1,23 +1,31 @@
 """Prompts: JSON lines, rendering against plain transformers, padding, epochs, groups."""
 
 import json
+import resource
+import sys
+import threading
+import time
 from datetime import date
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 
 from klrl.base.errors import ConfigError
+from klrl.language.data import foreign
+from klrl.language.data import prompts as prompts_module
 from klrl.language.data.prompts import (
     Prompt,
     PromptStream,
     ShuffledEpochs,
-    encode,
     left_pad,
     parse_row,
     read_json_file,
 )
+from klrl.language.data.tasks import Task, WeightedRewards
 from tests.transforms import llm_toys as toys
 
 TURNS = [
@@ -26,6 +34,11 @@ TURNS = [
     {"role": "assistant", "content": "one three"},
     {"role": "user", "content": "two one"},
 ]
+
+
+def encode(prompt: Prompt, *how) -> list[int]:
+    """The ids of one prompt."""
+    return prompts_module.encode([prompt], *how)[0]
 
 
 def write(*lines: object) -> Path:
@@ -153,6 +166,134 @@ def test_a_template_that_refuses_a_conversation_is_told_with_its_line() -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(ConfigError, match="line 4: the chat template refuses it.*alternate"):
         encode(Prompt([USER], origin="line 4"), toys.tokenizer(template=template))
+
+
+NS = (
+    "{% set ns = namespace(x='a') %}"
+    "{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+)
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% for i in range(10**12) %}x{% endfor %}", "it uses **"),
+        ("{{ 10 ** 10 ** 10 }}", "it uses **"),
+        ("{{ 'a' * 1000000000 }}", "MemoryError"),
+        ("{{ 'a'|center(10000000000) }}", "MemoryError"),
+        ("{{ '%9999999999d' % 1 }}", "MemoryError"),
+        ("{% set x = [0] * 1000000000 %}", "MemoryError"),
+        (NS, "MemoryError"),
+        (LOOP.replace("BODY", "{{ j ~ 'x' * 9000 }}"), "MemoryError"),
+        (LOOP.replace("BODY", ""), "took more than 3 s"),
+        ("{% for i in range(99999) %}0123456789a{% endfor %}", "it renders 1,099,989 characters"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ""),
+        ("{{ " + "(" * 50_000 + " }}", ""),
+        ("{{ messages[0].nope.nope }}", "no attribute 'nope'"),
+        ("{{ raise_exception('a\\nb') }}", "(a)"),
+        ("{{ " + "9" * 10_000 + " }}", ""),
+        ("{{ 1 // 0 }}", ""),
+        ("{% if %}", ""),
+    ],
+    ids=range(17),
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux alone")
+def test_a_template_that_fails_hangs_or_grows_is_refused_in_one_line(
+    template: str, told: str, monkeypatch
+) -> None:
+    monkeypatch.setattr(foreign.guarded, "__defaults__", (3.0,))
+    tokenizer = toys.tokenizer.__wrapped__(template=template)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(ConfigError, match="^line 4: the chat template refuses it ") as caught:
+        encode(Prompt([USER], origin="line 4"), tokenizer)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    end = time.monotonic() + 5
+    while any(each.name == "time limit" for each in threading.enumerate()):
+        assert time.monotonic() < end, "the loop goes on"
+        time.sleep(0.01)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_a_tokenizer_that_panics_or_hangs_is_refused_in_one_line(monkeypatch) -> None:
+    tokenizer = toys.tokenizer.__wrapped__()
+    tokenizer._tokenizer.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
+    with pytest.raises(ConfigError, match="^line 4: the tokenizer refuses it .*retry-limit"):
+        encode(Prompt("a" * 200 + "!", origin="line 4"), tokenizer)
+    monkeypatch.setattr(foreign.guarded, "__defaults__", (0.3,))
+    monkeypatch.setattr(type(tokenizer), "__call__", lambda *_, **__: time.sleep(60))
+    with pytest.raises(ConfigError, match="line 4: the tokenizer refuses it .took more than 0.3 s"):
+        encode(Prompt("hello", origin="line 4"), tokenizer)
+
+
+def test_tools_of_a_row_reach_the_chat_template_as_transformers_renders_them() -> None:
+    template = toys.TEMPLATE + "{% if tools %}{{ tools | tojson }}{% endif %}"
+    tokenizer = toys.tokenizer(template=template)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    expected = tokenizer.apply_chat_template(TURNS, tools=tools, add_generation_prompt=True)
+    for given in (tools, json.dumps(tools)):
+        prompt = parse_row({"messages": TURNS, "tools": given}, "row 1")
+        assert encode(prompt, tokenizer) == expected["input_ids"]
+    plain = encode(Prompt(TURNS), tokenizer)
+    for none in (None, [], "[]"):
+        assert encode(parse_row({"messages": TURNS, "tools": none}, "row 1"), tokenizer) == plain
+
+
+@pytest.mark.parametrize("tools", [3, {"name": "add"}, ["add"], "add", '{"name": "add"}'])
+def test_tools_that_are_no_list_of_schemas_are_refused(tools: object) -> None:
+    with pytest.raises(ConfigError, match="row 1: tools is .*; give a list of JSON schemas"):
+        parse_row({"messages": TURNS, "tools": tools}, "row 1")
+    assert parse_row({"prompt": "text", "tools": tools}, "row 1").row["tools"] == tools
+
+
+CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
+CALLS = toys.TEMPLATE.replace("m['content']", "(m['content'] or m['tool_calls'] | tojson)")
+
+
+def test_a_turn_may_have_tool_calls_in_place_of_content() -> None:
+    tokenizer = toys.tokenizer(template=CALLS)
+    result = {"role": "tool", "content": "3"}
+    for call in (CALL, {**CALL, "content": None}):
+        turns = [USER, call, result]
+        prompt = parse_row({"messages": turns}, "row 1")
+        expected = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+        assert encode(prompt, tokenizer) == expected
+        assert [turn["content"] for turn in prompt.recorded] == ["a", "", "3"]
+        last = parse_row({"messages": turns[:2]}, "row 1")
+        assert (last.content, last.turn, last.row["answer"]) == ([USER], None, CALL["tool_calls"])
+
+
+def test_rendered_text_gets_no_second_bos() -> None:
+    tokenizer = with_special_tokens()
+    tokenizer.bos_token = "<|im_start|>"
+    start = tokenizer.bos_token_id
+    hello = tokenizer("hello", add_special_tokens=False)["input_ids"]
+    assert encode(Prompt("hello"), tokenizer) == [start, *hello]
+    assert encode(Prompt("<|im_start|>hello"), tokenizer) == [start, *hello]
+    assert encode(Prompt("<|im_start|>" * 2 + "hello"), tokenizer) == [start, start, *hello]
+    plain = toys.tokenizer.__wrapped__()  # adds none
+    plain.bos_token = "<|im_start|>"
+    assert encode(Prompt("<|im_start|>" * 2 + "hello"), plain) == [start, start, *hello]
+
+
+def test_what_may_be_rendered_differently_than_meant_is_said() -> None:
+    tokenizer = with_special_tokens()
+    tokenizer.bos_token = "<|im_start|>"
+
+    def notes(*rows: object) -> list[str]:
+        prompts = [parse_row(row, "row") for row in rows]
+        reward = WeightedRewards(["exact"], None, None)
+        task = Task(prompts.__getitem__, prompts.__getitem__, reward, checked=prompts)
+        return task.check(tokenizer, None)
+
+    assert notes({"prompt": "one"}, {"messages": [USER]}) == []
+    assert notes({"prompt": "one"}, {"prompt": "<|im_start|>one"}) == [
+        "env.data: 1 prompt with <|im_start|> in front get no second one"
+    ]
+    assert notes({"messages": [USER], "tools": [{}]}) == [
+        "env.data: 1 row with tools, which the chat template ignores"
+    ]
 
 
 def test_a_prompt_beyond_the_context_tells_line_length_and_limit() -> None:

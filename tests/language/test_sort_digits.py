@@ -14,7 +14,7 @@ RENDERED = [2, 5, 4, 13, 11, 9, 3, 4, 2, 6, 4]
 
 def test_a_prompt_is_rendered_token_by_token_as_by_hand() -> None:
     prompt = Prompt([{"role": "user", "content": "531"}])
-    assert encode(prompt, TOKENIZER) == RENDERED
+    assert encode([prompt], TOKENIZER) == [RENDERED]
 
 
 def test_the_template_marks_the_answer_and_its_eos() -> None:

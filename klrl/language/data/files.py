@@ -125,15 +125,17 @@ def _prompts(rows: Sequence[Fields], where: str) -> list[Prompt]:
 
 
 def _without_nulls(row: Fields) -> Fields:
-    """Remove nulls that ``datasets`` puts in place of a missing prompt, messages or turn field."""
-    filled = {k: v for k, v in row.items() if not (k in CONTENT and v is None)}
-    for name in CONTENT:
-        if isinstance(filled.get(name), list):
-            filled[name] = [
-                {k: v for k, v in turn.items() if v is not None} if isinstance(turn, dict) else turn
-                for turn in filled[name]
-            ]
-    return filled
+    """Remove nulls that ``datasets`` puts in place of missing fields, also of turns and tools."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: filled(v) for k, v in value.items() if v is not None}
+        return [filled(each) for each in value] if isinstance(value, list) else value
+
+    kept = {*CONTENT, "tools"}
+    return {
+        k: filled(v) if k in kept else v for k, v in row.items() if k not in kept or v is not None
+    }
 
 
 #: Words that denote a split in the name of a file or folder.

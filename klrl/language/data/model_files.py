@@ -31,6 +31,7 @@ from transformers.utils import logging
 from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.files import expanded, read_plain
 from klrl.base.text import counted
+from klrl.language.data.foreign import guarded
 from klrl.language.data.prompts import Tokenizer, json_type
 
 #: Files to fetch from a hub repository: no pickles, no Python.
@@ -145,13 +146,14 @@ def read_tokenizer(folder: Path, setting: str) -> Tokenizer:
     # type, for example Qwen2's. PreTrainedTokenizerFast keeps the rules of the file.
     exact = settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
     kind: Any = PreTrainedTokenizerFast if exact else AutoTokenizer
-    try:
-        return kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # a broken tokenizer.json may raise any exception
-        raise ConfigError(
-            f"{setting}: its tokenizer cannot be read ({first_line(error)}); save the "
-            "model's tokenizer there with save_pretrained"
-        ) from error
+    how = {"trust_remote_code": False, "local_files_only": True}
+    return guarded(
+        lambda _: kind.from_pretrained(folder, **how),
+        [None],
+        lambda _: f"{setting}: its tokenizer cannot be read",
+        "save the model's tokenizer there with save_pretrained",
+        seconds=120.0,
+    )[0]
 
 
 def disable_dropout(config: PretrainedConfig) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
-from functools import partial
+from functools import cache, partial
 from itertools import dropwhile
 from pathlib import Path
 from types import MappingProxyType
@@ -20,11 +21,13 @@ import numpy as np
 import torch
 from jinja2 import Environment, TemplateError
 from jinja2.meta import find_undeclared_variables
+from jinja2.nodes import Pow
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded
+from klrl.language.data.foreign import guarded, memory_limited
 
 #: A tokenizer of ``transformers``; Any, since importing its class takes seconds.
 Tokenizer: TypeAlias = Any
@@ -59,7 +62,7 @@ class Prompt:
         """The text, or role and content of each turn; its other fields may not fit into JSON."""
         if isinstance(self.content, str):
             return self.content
-        return [{"role": turn["role"], "content": turn["content"]} for turn in self.content]
+        return [{"role": t["role"], "content": t.get("content") or ""} for t in self.content]
 
 
 @dataclass(frozen=True)
@@ -131,9 +134,11 @@ def parse_row(row: object, origin: str) -> Prompt:
     content = row[fields[0]]
     if fields[0] == "messages" or isinstance(content, list):
         _check_messages(content, origin, fields[0])
+        tools_of(row, origin)
         if content[-1]["role"] == "assistant":
-            turn = content[-1]["content"]
-            answer = turn if row.get("answer") is None else row["answer"]
+            turn = content[-1].get("content")
+            said = content[-1]["tool_calls"] if turn is None else turn
+            answer = said if row.get("answer") is None else row["answer"]
             rest = {"answer": answer, fields[0]: content[:-1]}
             return Prompt(content[:-1], {**row, **rest}, origin, turn)
     elif not isinstance(content, str):
@@ -147,9 +152,11 @@ def _check_messages(messages: object, origin: str, name: str) -> None:
         raise ConfigError(f"{origin}: {name} is {json_type(messages)}; give a list of turns")
     for turn, message in enumerate(messages, 1):
         texts = isinstance(message, dict) and [message.get("role"), message.get("content")]
+        if texts and message.get("tool_calls"):
+            texts[1] = texts[1] or ""
         if not texts or not all(isinstance(text, str) for text in texts):
             raise ConfigError(
-                f"{origin}: turn {turn} needs a role and a content, both texts; it is "
+                f"{origin}: turn {turn} needs a role and a content (or tool_calls), texts; it is "
                 f"{json.dumps(message, default=repr)[:60]}"
             )
     if messages[-1]["role"] == "assistant" and len(messages) == 1:
@@ -157,6 +164,16 @@ def _check_messages(messages: object, origin: str, name: str) -> None:
             f"{origin}: the only turn is the assistant's, so there is nothing to answer; "
             "begin with the user's"
         )
+
+
+def tools_of(row: Fields, origin: str = "a row") -> dict[str, Any]:
+    """Return a row's ``tools``, a list or its JSON text, for the chat template; {} without any."""
+    tools = row.get("tools") or []
+    with suppress(ValueError):
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ConfigError(f"{origin}: tools is {json_type(tools)}; give a list of JSON schemas")
+    return {"tools": tools} if tools else {}
 
 
 def json_type(value: object) -> str:
@@ -170,39 +187,58 @@ def json_type(value: object) -> str:
 
 # ---------------------------------------------------------------------------------------- rendering
 
+#: The most characters that a chat template may render.
+LONGEST = 1_000_000
+
 
 def encode(
-    prompt: Prompt,
+    prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
     limit: int | None = None,
     template: Mapping[str, object] = NO_ARGUMENTS,
-) -> list[int]:
-    """Return a prompt's token ids.
+) -> list[list[int]]:
+    """Return the token ids of each prompt.
 
-    The chat template renders a conversation, up to the start of the assistant's turn. Plain text
-    gets the tokenizer's special tokens, except an EOS at the end, since a response follows. A
-    prompt of more than ``limit`` tokens is refused, since it leaves no room for a response.
+    The chat template renders a conversation, with its row's tools, up to the start of the
+    assistant's turn. Plain text gets the tokenizer's special tokens, see :func:`plain_ids`, except
+    an EOS at the end, since a response follows. A prompt of more than ``limit`` tokens is refused,
+    since it leaves no room for a response.
     """
-    if isinstance(prompt.content, str):
-        ids = list(tokenizer(prompt.content)["input_ids"])
-        bare = tokenizer(prompt.content, add_special_tokens=False)["input_ids"]
-        if ids[-1:] == [tokenizer.eos_token_id] and ids[-1:] != bare[-1:]:
-            ids = ids[:-1]
-    else:
-        refused = (
-            f"{prompt.origin}: the chat template refuses it ({{}}); fix the conversation or the "
-            "tokenizer's chat_template"
-        )
-        how = (tokenizer, prompt.content, template, refused)
-        ids = list(render(*how, add_generation_prompt=True)["input_ids"])
-    if not ids:
-        raise ConfigError(f"{prompt.origin}: the prompt has no tokens; give at least one")
-    if limit is not None and len(ids) > limit:
-        raise ConfigError(
-            f"{prompt.origin}: {len(ids)} tokens, but the model's context minus the longest "
-            f"response leaves {limit}; shorten the prompt or the response"
-        )
-    return ids
+
+    def ids_of(prompt: Prompt) -> list[int]:
+        if not isinstance(prompt.content, str):
+            given = {**template, **tools_of(prompt.row)}
+            return render(tokenizer, prompt.content, given, add_generation_prompt=True)
+        ids, bare = plain_ids(tokenizer, prompt.content)
+        added = ids[-1:] == [tokenizer.eos_token_id] and ids[-1:] != bare[-1:]
+        return ids[:-1] if added else ids
+
+    def what(prompt: Prompt) -> str:
+        reader = "tokenizer" if isinstance(prompt.content, str) else "chat template"
+        return f"{prompt.origin}: the {reader} refuses it"
+
+    remedy = "fix the prompt, or the tokenizer's files and chat_template"
+    rows = guarded(ids_of, prompts, what, remedy)
+    for prompt, ids in zip(prompts, rows, strict=True):
+        if not ids:
+            raise ConfigError(f"{prompt.origin}: the prompt has no tokens; give at least one")
+        if limit is not None and len(ids) > limit:
+            raise ConfigError(
+                f"{prompt.origin}: {len(ids)} tokens, but the model's context minus the longest "
+                f"response leaves {limit}; shorten the prompt or the response"
+            )
+    return rows
+
+
+def plain_ids(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[int]]:
+    """Return the token ids of a text with the tokenizer's special tokens, and without.
+
+    A text that begins with the BOS, as rendered conversations do, gets no second one.
+    """
+    ids, bare = (list(tokenizer(text, add_special_tokens=a)["input_ids"]) for a in (True, False))
+    bos = bare[:1]
+    twice = bos == [tokenizer.bos_token_id] and ids[: len(bare) + 1] == [*bos, *bare]
+    return ids[twice:], bare
 
 
 def variables_of(template: str) -> set[str]:
@@ -216,7 +252,7 @@ def variables_of(template: str) -> set[str]:
 
 #: Parses chat templates as ``transformers`` does, except for its ``{% generation %}`` tag.
 _JINJA = Environment(extensions=["jinja2.ext.loopcontrols"])
-_MARKS = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
+_MARKS = re.compile(r"{%[-+]?\s*(end)?generation\s*[-+]?%}")
 
 
 #: The date that chat templates get from the clock, so that all runs have the same prompts: the
@@ -230,46 +266,55 @@ def _day(call: re.Match[str]) -> str:
     return repr(TODAY.strftime(call[2]))
 
 
+@cache
+def _checked(template: str) -> str:
+    """Fix a template's clock; refuse ``**``: no time limit interrupts one huge operation."""
+    if any(_JINJA.parse(_MARKS.sub("", template)).find_all(Pow)):
+        raise TemplateError("it uses **")
+    return _CLOCK.sub(_day, template)
+
+
 def render(
     tokenizer: Tokenizer,
     turns: Sequence[Message],
     template: Mapping[str, object],
-    refused: str,
     **how: bool,
-) -> dict[str, list[int]]:
-    """Apply the chat template to a conversation; return its ``input_ids``, and any requested mask.
+) -> list[int]:
+    """Apply the chat template to a conversation; return its token ids.
+
+    Call this in :func:`guarded`, since a template may raise anything.
 
     Args:
         tokenizer: with a chat template.
         turns: the conversation.
         template: arguments of the chat template.
-        refused: message if the template refuses the conversation, with ``{}`` for the reason.
-        how: options of ``apply_chat_template``, such as ``return_assistant_tokens_mask=True``.
+        how: options of ``apply_chat_template``, such as ``add_generation_prompt=True``.
     """
-    own: dict[str, Any] = {"tokenize": True, "return_dict": True, **how}
-    try:
-        own["chat_template"] = _CLOCK.sub(_day, tokenizer.get_chat_template())
-        return dict(tokenizer.apply_chat_template([dict(t) for t in turns], **template, **own))
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(refused.replace("{}", first_line(error))) from error
+    own: dict[str, Any] = {"chat_template": _checked(tokenizer.get_chat_template()), **how}
+    with memory_limited():
+        own |= {"tokenize": False, **template}
+        text = tokenizer.apply_chat_template([dict(turn) for turn in turns], **own)
+    if len(text) > LONGEST:
+        raise TemplateError(f"it renders {len(text):,} characters, more than {LONGEST:,}")
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def end_of_turn(
-    tokenizer: Tokenizer, eos: Sequence[int], content: Content, template: Mapping[str, object]
+    tokenizer: Tokenizer, eos: Sequence[int], prompt: Prompt, template: Mapping[str, object]
 ) -> int:
     """Return the EOS after an answer: the first one that the template renders there, else eos[0].
 
-    ``eos`` are the ids that end a response, the tokenizer's EOS first, which ends plain text.
+    ``eos`` are the ids that end a response, the tokenizer's EOS first, which ends plain text. Call
+    this in :func:`guarded`.
     """
-    if isinstance(content, str) or len(eos) == 1:
+    if isinstance(prompt.content, str) or len(eos) == 1:
         return eos[0]
-    refused = "the chat template refuses an answer ({}); let it render assistant turns"
+    given = {**template, **tools_of(prompt.row)}
     one, other = (
-        render(tokenizer, [*content, {"role": "assistant", "content": answer}], template, refused)
+        render(tokenizer, [*prompt.content, {"role": "assistant", "content": answer}], given)
         for answer in "12"
     )
-    both = zip(one["input_ids"], other["input_ids"], strict=False)
-    from_answer = dropwhile(lambda pair: pair[0] == pair[1], both)
+    from_answer = dropwhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return next((token for token, _ in from_answer if token in eos), eos[0])
 
 
@@ -326,7 +371,7 @@ class PromptStream:
     def take(self, count: int) -> PromptBatch:
         """Return the next ``count`` prompts, encoded."""
         prompts = [self._prompt_at(self.served + i) for i in range(count)]
-        rows = [encode(p, self._tokenizer, self._limit, self._template) for p in prompts]
+        rows = encode(prompts, self._tokenizer, self._limit, self._template)
         self.served += count
         return PromptBatch(*left_pad(rows, self._tokenizer.pad_token_id), prompts)
 

@@ -18,8 +18,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from klrl.base.context import context_of
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import expanded
+from klrl.language.data.foreign import guarded
 from klrl.language.data.model_files import check_weights, read_tokenizer, read_weights
-from klrl.language.data.prompts import NO_ARGUMENTS, Content, Fields, render
+from klrl.language.data.prompts import Content, Fields, plain_ids, render, tools_of
 
 #: Texts per forward; texts of similar length are computed together.
 BATCH_SIZE = 32
@@ -91,7 +92,7 @@ class RewardModel:
         """
         self.prepare()
         self._model.to(device or "cpu")
-        texts = [self._encode(*each) for each in zip(prompts, responses, strict=True)]
+        texts = self._encoded(list(zip(prompts, responses, rows, strict=True)))
         scores = torch.zeros(len(texts))
         by_length = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         for start in range(0, len(by_length), BATCH_SIZE):
@@ -99,17 +100,22 @@ class RewardModel:
             scores[chosen] = self._logits([texts[index] for index in chosen])
         return scores
 
-    def _encode(self, prompt: Content, response: str) -> list[int]:
-        if isinstance(prompt, str):
-            ids = list(self._tokenizer(prompt + response)["input_ids"])
-        else:
+    def _encoded(self, samples: Sequence[tuple[Content, str, Fields]]) -> list[list[int]]:
+        def encode(sample: tuple[Content, str, Fields]) -> list[int]:
+            prompt, response, row = sample
+            if isinstance(prompt, str):
+                return plain_ids(self._tokenizer, prompt + response)[0]
             turns = [*prompt, {"role": "assistant", "content": response}]
-            ids = render(self._tokenizer, turns, NO_ARGUMENTS, "{}")["input_ids"]
+            return render(self._tokenizer, turns, tools_of(row))
+
+        what = f"{self._setting}: its tokenizer or chat template refuses a text"
+        texts = guarded(encode, samples, lambda _: what, "fix its files")
         most = context_of(self._config.get_text_config())
-        if not ids or (most is not None and len(ids) > most):
-            what = f"more than the classifier's {most}" if ids else "none to score"
-            raise ValueError(f"a text has {len(ids)} tokens, {what}")
-        return ids
+        for ids in texts:
+            if not ids or (most is not None and len(ids) > most):
+                told = f"more than the classifier's {most}" if ids else "none to score"
+                raise ValueError(f"a text has {len(ids)} tokens, {told}")
+        return texts
 
     def _logits(self, texts: Sequence[list[int]]) -> Tensor:
         """Compute the logits [n] of n lists of token ids, padded on the right."""

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -35,6 +36,7 @@ from klrl.base.imports import import_named, named_in
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config.own.parts import is_reward_model
 from klrl.language.data import instructions, sort_digits
+from klrl.language.data.foreign import guarded
 from klrl.language.data.prompts import Prompt, Tokenizer
 
 #: (prompts, responses, rows, and requested extras by name) -> B scores.
@@ -144,12 +146,18 @@ class Reward:
         name: the reward's name in ``env.reward``.
         timeout: seconds that a call may take; None for no limit.
         function: the function to call; default: the one that ``name`` names.
+        abstains: whether the function may return None for a sample; its score is then NaN.
     """
 
     def __init__(
-        self, name: str, timeout: float | None, function: RewardFunction | None = None
+        self,
+        name: str,
+        timeout: float | None,
+        function: RewardFunction | None = None,
+        *,
+        abstains: bool = False,
     ) -> None:
-        self._name, self._timeout = name, timeout
+        self._name, self._timeout, self._abstains = name, timeout, abstains
         self._function = function or find_reward(name)
         self._extras = requested_extras(self._function)
 
@@ -162,7 +170,7 @@ class Reward:
     def __call__(
         self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> Tensor:
-        """Score B responses, each to its prompt: [B] float32 on the CPU, all finite."""
+        """Score B responses, each to its prompt: [B] float32 on the CPU, finite but for None."""
         try:
             returned = self._call(prompts, responses, extras)
         except FAILURES as error:
@@ -200,7 +208,7 @@ class Reward:
                 reason = self._describe(alone)
                 if isinstance(alone, TookTooLong):
                     reason = f"{self._describe(error)} on the batch; hangs on this sample alone"
-                return f"{self._sample(i, prompts, responses)}: {reason}"
+                return f"{self.sample(i, prompts, responses)}: {reason}"
         return f"{failed} in one batch; each sample alone succeeds"
 
     def _describe(self, error: BaseException) -> str:
@@ -230,13 +238,15 @@ class Reward:
         scores = []
         for i, value in enumerate(values):
             try:
-                scores.append(_number(value))
+                left_out = value is None and self._abstains
+                scores.append(math.nan if left_out else _number(value))
             except ValueError as error:
-                sample = self._sample(i, prompts, responses)
+                sample = self.sample(i, prompts, responses)
                 raise RewardError(f"{sample}: returned {error}") from error
         return torch.tensor(scores, dtype=torch.float32)
 
-    def _sample(self, index: int, prompts: Sequence[Prompt], responses: Sequence[str]) -> str:
+    def sample(self, index: int, prompts: Sequence[Prompt], responses: Sequence[str]) -> str:
+        """Name the function and a sample, for messages."""
         shown = responses[index]
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         return (
@@ -285,4 +295,6 @@ def response_texts(
     Special tokens inside a response stay in its text, so that the reward can depend on them.
     """
     ended = [row[:-1] if row and row[-1] in eos else row for row in rows]
-    return list(tokenizer.batch_decode(ended, skip_special_tokens=False))
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
+    what = "actor.model: its tokenizer cannot decode a response"
+    return guarded(decode, ended, lambda _: what, "fix its files")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 from klrl.base.errors import ConfigError, RewardError
 from klrl.base.files import expanded
 from klrl.base.seeds import derived_seed
+from klrl.base.text import counted
 from klrl.config import (
     LANGUAGE,
     InstructionsConfig,
@@ -31,6 +32,7 @@ from klrl.language.data.prompts import (
     ShuffledEpochs,
     Tokenizer,
     encode,
+    tools_of,
     variables_of,
 )
 from klrl.language.data.rewards import Extras, Reward
@@ -38,7 +40,9 @@ from klrl.language.data.sort_digits import SortDigits
 
 
 class WeightedRewards:
-    """The sum of weight * reward over the functions of ``env.reward``.
+    """The sum of weight * reward over the functions of ``env.reward`` that score a sample.
+
+    Of several functions, each returns None for a sample that is not its own.
 
     Args:
         names: names of the reward functions.
@@ -49,7 +53,7 @@ class WeightedRewards:
     def __init__(
         self, names: Sequence[str], weights: Sequence[float] | None, timeout: float | None
     ) -> None:
-        rewards = [Reward(name, timeout) for name in names]
+        rewards = [Reward(name, timeout, abstains=len(names) > 1) for name in names]
         self._rewards = dict(zip(labels(names), rewards, strict=True))
         self._weights = [1.0] * len(names) if weights is None else list(weights)
 
@@ -61,13 +65,18 @@ class WeightedRewards:
     def parts(
         self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None = None
     ) -> dict[str, Tensor]:
-        """Return label -> unweighted scores [B] of each function; see :meth:`Reward.__call__`."""
-        return {name: reward(prompts, responses, extras) for name, reward in self._rewards.items()}
+        """Return label -> unweighted scores [B] of each function; NaN if it returned None."""
+        parts = {name: reward(prompts, responses, extras) for name, reward in self._rewards.items()}
+        for index in torch.stack([*parts.values()]).isnan().all(0).nonzero().flatten().tolist():
+            sample = next(iter(self._rewards.values())).sample(index, prompts, responses)
+            raise RewardError(f"{sample}: each function of env.reward returned None; score it")
+        return parts
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Return the scores [B]: the weighted sum of :meth:`parts`."""
         weighted = zip(self._weights, parts.values(), strict=True)
-        scores = torch.stack([weight * part for weight, part in weighted]).sum(0)
+        of_each = torch.stack([weight * part for weight, part in weighted])
+        scores = of_each.masked_fill(of_each.isnan(), 0.0).sum(0)
         if not scores.isfinite().all():
             index = int((~scores.isfinite()).nonzero()[0, 0])
             raise RewardError(
@@ -149,21 +158,34 @@ class Task:
         """Whether any prompt of ``checked`` is a conversation."""
         return any(not isinstance(p.content, str) for p in self.checked)
 
-    def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
-        """Load reward models; refuse prompts or template arguments that cannot be used."""
+    def check(self, tokenizer: Tokenizer, limit: int | None) -> list[str]:
+        """Load reward models; refuse prompts or template arguments that cannot be used.
+
+        Return lines about prompts that the user may have meant differently.
+        """
         self.reward.prepare(self.chat)
         if self.template and not self.chat:
             raise ConfigError(
                 "env.template_kwargs: no prompt is a conversation, so no chat template is used; "
                 "drop it, or give messages"
             )
-        source = str(tokenizer.chat_template or "")
-        for name in sorted(set(self.template) - variables_of(source)) if self.template else ():
+        encode(self.checked, tokenizer, limit, self.template)
+        used = variables_of(str(tokenizer.chat_template or "")) if self.chat else set()
+        for name in sorted(set(self.template) - used):
             raise ConfigError(
                 f"env.template_kwargs.{name}: the chat template does not use {name}; drop it"
             )
-        for prompt in self.checked:
-            encode(prompt, tokenizer, limit, self.template)
+        return list(self._notes(tokenizer.bos_token, used))
+
+    def _notes(self, bos: str | None, used: Set[str]) -> Iterator[str]:
+        """Yield a line if text was rendered before, or if the template ignores tools."""
+        chats = [prompt for prompt in self.checked if not isinstance(prompt.content, str)]
+        begun = sum(str(prompt.content).startswith(bos) for prompt in self.checked) if bos else 0
+        tools = sum("tools" in tools_of(prompt.row) for prompt in chats if "tools" not in used)
+        if begun:
+            yield f"env.data: {counted(begun, 'prompt')} with {bos} in front get no second one"
+        if tools:
+            yield f"env.data: {counted(tools, 'row')} with tools, which the chat template ignores"
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:

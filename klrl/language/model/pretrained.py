@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from klrl.base.context import context_of
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.text import escaped
 from klrl.config import LoraConfig
 from klrl.kl.reference import evaluating
 from klrl.language.data.model_files import (
@@ -252,6 +253,6 @@ def end_tokens(
             )
     ends = tuple(dict.fromkeys((tokenizer.eos_token_id, *listed)))
     if len(ends) > 1:
-        names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(list(ends))))
+        names = escaped(", ".join(map(str, tokenizer.convert_ids_to_tokens(list(ends)))))
         say(f"{setting}: a response ends with any of {names}, as its generation config says")
     return ends

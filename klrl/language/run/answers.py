@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDict
@@ -18,6 +19,7 @@ from klrl.language.data.batch import (
     response_mask,
     response_part,
 )
+from klrl.language.data.foreign import guarded
 from klrl.language.data.prompts import Prompt, PromptBatch, end_of_turn
 from klrl.language.data.tasks import Task
 from klrl.language.model.causal_lm import model_device
@@ -40,12 +42,23 @@ class AnswerRollout(PromptRollout):
         return batch
 
 
-def answer_ids(prompt: Prompt, policy: Policy, config: LanguageConfig) -> list[int]:
-    """Return the token ids of a prompt's answer, with EOS at the end.
+def answer_ids(
+    prompts: Sequence[Prompt], policy: Policy, config: LanguageConfig
+) -> list[list[int]]:
+    """Return the token ids of each prompt's answer, with EOS at the end.
 
     Raises:
         ConfigError: no answer, two different ones, or more than ``collector.max_new_tokens`` ids.
     """
+    return guarded(
+        lambda prompt: _answer_ids(prompt, policy, config),
+        prompts,
+        lambda prompt: f"{prompt.origin}: the chat template refuses its answer",
+        "let it render assistant turns",
+    )
+
+
+def _answer_ids(prompt: Prompt, policy: Policy, config: LanguageConfig) -> list[int]:
     answer, tokenizer = prompt.row.get("answer"), policy.causal.tokenizer
     most = config.collector.max_new_tokens
     if not isinstance(answer, str):
@@ -58,7 +71,7 @@ def answer_ids(prompt: Prompt, policy: Policy, config: LanguageConfig) -> list[i
             f"{prompt.origin}: its answer is {json.dumps(answer)[:60]}, but the assistant's last "
             f"turn is {json.dumps(prompt.turn)[:60]}; drop one of the two"
         )
-    end = end_of_turn(tokenizer, policy.special.eos, prompt.content, template_of(config))
+    end = end_of_turn(tokenizer, policy.special.eos, prompt, template_of(config))
     ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], end]
     if len(ids) > most:
         raise ConfigError(
@@ -72,7 +85,7 @@ def answer_ids(prompt: Prompt, policy: Policy, config: LanguageConfig) -> list[i
 def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> TensorDict:
     """Return prompts and answers as a batch [B], with the policy's log-probs and hidden states."""
     device = model_device(policy.model)
-    rows = [torch.tensor(answer_ids(each, policy, config)) for each in prompts.prompts]
+    rows = [torch.tensor(ids) for ids in answer_ids(prompts.prompts, policy, config)]
     tokens = pad_sequence(rows, batch_first=True, padding_value=policy.special.pad).to(device)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool().to(device)
     truncated = torch.zeros_like(mask[:, 0])

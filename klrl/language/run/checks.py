@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from tensordict import TensorDictBase
@@ -46,6 +46,7 @@ def preflight_checks(
     reference: Reference | None,
     sampler: CacheSampler,
     prompts: PromptBatch,
+    score: Callable[[TensorDictBase], object],
     *,
     fresh: bool,
 ) -> tuple[ScoringLayout, ScoringLayout, list[str]]:
@@ -57,6 +58,7 @@ def preflight_checks(
         reference: pi_ref; None for ``kl=none``.
         sampler: the run's sampler; switched to a slower way if a faster way is wrong.
         prompts: a few prompts.
+        score: calls the reward functions on a batch of responses to these prompts.
         fresh: whether the run is new; the policy of a resumed run may differ from its reference.
 
     Returns:
@@ -76,6 +78,7 @@ def preflight_checks(
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"actor.model={config.actor.model}: {error}") from error
+    score(batch)
     notes.append(layout.reason)
     checks = _checks(config, policy, layout, reference, of_reference, batch, fresh)
     return layout, of_reference, run_checks([*notes, *checks])

@@ -11,14 +11,15 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from klrl.base.seeds import derived_seed, seed_generators
-from klrl.base.text import escaped
+from klrl.base.errors import ConfigError, RewardError
+from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.config import GroupConfig, LanguageConfig, LegacyKLConfig, factory
+from klrl.language.data.prompts import PromptBatch
 from klrl.language.data.tasks import make_task
 from klrl.language.model import pretrained as model
 from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.vocabulary import NextTokens
-from klrl.language.run.answers import answer_ids, held_out
+from klrl.language.run.answers import answer_ids, answered, held_out
 from klrl.language.run.checks import PROMPTS, preflight_checks
 from klrl.language.run.evaluate import Player
 from klrl.language.run.kl import (
@@ -30,7 +31,15 @@ from klrl.language.run.kl import (
 )
 from klrl.language.run.load import BaseDigest, Weights, load_reference, within_contexts
 from klrl.language.run.record import ShownSamples, rewards_of
-from klrl.language.run.rollout import REF_STATES, STATES, PromptRollout, make_sampler, rescore
+from klrl.language.run.rollout import (
+    REF_STATES,
+    STATES,
+    PromptRollout,
+    extras_of,
+    make_sampler,
+    rescore,
+    texts_of,
+)
 from klrl.language.run.update import LanguageSteps, prompts_at_a_time
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
@@ -42,9 +51,7 @@ from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rewards
 from klrl.train.schedule import Size
 
-
-def _say(line: str) -> None:
-    print(escaped(line), flush=True)
+_say = partial(print, flush=True)
 
 
 class LanguageParts(Parts):
@@ -90,10 +97,9 @@ class LanguageParts(Parts):
             self.policy = within_contexts(self.policy, self.reference.module)
         tokenizer = self.policy.causal.tokenizer
         limit = self.policy.causal.prompt_limit(config.collector.max_new_tokens)
-        self.task.check(tokenizer, limit)
+        notes = self.task.check(tokenizer, limit)
         if config.collector.imitates:
-            for prompt in self.task.checked:
-                answer_ids(prompt, self.policy, config)
+            answer_ids(self.task.checked, self.policy, config)
         self.prompts = self.task.stream(tokenizer, limit)
         if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
             from klrl.language.run.chat import in_environment
@@ -106,14 +112,28 @@ class LanguageParts(Parts):
             _say("preflight: testing the run's ways to sample and score on a few responses")
         few = self.task.trial_batch(tokenizer, limit, PROMPTS)
         self.layout, self.reference_layout, self.preflight = preflight_checks(
-            config, self.policy, self.reference, self.sampler, few, fresh=before is None
+            *(config, self.policy, self.reference, self.sampler, few),
+            partial(self._try_rewards, few),
+            fresh=before is None,
         )
-        self.preflight = [*self.task.notes, *self.preflight, *_zero_advantages(config)]
+        self.preflight = [*self.task.notes, *notes, *self.preflight, *_zero_advantages(config)]
         self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
             config, self.policy, self.kl
         )
         steps = LanguageSteps(config, self.policy, self.layout, self.reference, self.kl)
         self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
+
+    def _try_rewards(self, few: PromptBatch, batch: TensorDictBase) -> None:
+        """Refuse reward functions that fail on a few samples, before anything is written."""
+        if self.config.collector.imitates:  # it scores the data's answers
+            batch = answered(self.policy, few, self.config)
+        prompts = [each for each in few.prompts for _ in range(len(batch) // len(few.prompts))]
+        samples = (prompts, texts_of(self.policy, batch), extras_of(batch))
+        try:
+            with generators_kept():
+                self.task.reward(*samples)
+        except RewardError as error:
+            raise ConfigError(f"{error}; fix it, or choose another env.reward") from error
 
     # ------------------------------------------------------------------------------ the steps
 

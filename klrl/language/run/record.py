@@ -45,7 +45,8 @@ def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
     if _has(batch, GOLD):
         own["reward/gold"] = float(batch[GOLD].double().mean())
     for name, part in _parts(batch).items():
-        own[f"{PART}{name}"] = float(part.double().mean())
+        if not part.isnan().all():
+            own[f"{PART}{name}"] = float(part.double().nanmean())
     raw, shaped = float(score.sum()) / tokens, _mean(batch[REWARD], mask)
     charged = kl is not None and kl.charges_reward
     return Rewards(raw, shaped, _mean(batch[CHARGED], mask) if charged else 0.0, own)
@@ -156,5 +157,5 @@ def _line(row: TensorDictBase, tokenizer: Tokenizer) -> dict[str, object]:
         if _has(row, key):
             line[name] = float(row[key])
     if parts := _parts(row):
-        line["rewards"] = {name: float(part) for name, part in parts.items()}
+        line["rewards"] = {n: None if part.isnan() else float(part) for n, part in parts.items()}
     return line
