@@ -9,6 +9,8 @@ negative. The variance of k1 grows like the KL, hence the root.
 
 A cell is the mean KL / target over the last half of the updates, of a sampled KL that of the true
 one, the mean [least, largest] over seeds.
+
+The second table is of a KL with a skewed error, :func:`skewed`.
 """
 
 from __future__ import annotations
@@ -60,6 +62,24 @@ PLANTS = [
 ]
 
 
+#: Standard deviations of ln(measured KL / true KL).
+SPREADS = (0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def skewed(controller: FixedKLController, spread: float, seed: int) -> float:
+    """Mean KL / target over updates 301 to 600, if the measured KL is log-normal around the true.
+
+    ln KL moves .3 of the way to ln target - (ln coef - ln .1); the error's factor has a mean of 1.
+    """
+    draw, log_kl, ratios = random.Random(seed), math.log(START), []
+    for _ in range(600):
+        log_kl += 0.3 * (math.log(TARGET) - math.log(controller.coef / 0.1) - log_kl)
+        kl = math.exp(log_kl)
+        controller.update(kl * math.exp(spread * draw.gauss(0, 1) - spread**2 / 2))
+        ratios.append(kl / TARGET)
+    return mean(ratios[300:])
+
+
 def held(plant: Plant, make: Callable[[], FixedKLController], error: float = 0.0) -> list[float]:
     """Mean KL / target over the last half, of each seed; one without error."""
     seeds = range(SEEDS if error else 1)
@@ -82,6 +102,14 @@ def main() -> None:
         for p in PLANTS
     ]
     print(table(["a", "g", "delay", *(n + ", sampled" * bool(e) for n, e in kinds)], rows))
+    rows = [
+        [
+            f"{s:g}",
+            *(cell([skewed(make(), s, i) for i in range(30)]) for make in CONTROLLERS.values()),
+        ]
+        for s in SPREADS
+    ]
+    print(table(["spread of ln KL", *CONTROLLERS], rows))
 
 
 if __name__ == "__main__":

@@ -93,7 +93,9 @@ _composer = Composer()
 
 #: Older numerics whose cells still count. Numerics 3 changed the seeds of resets, which changes
 #: every row but no expectation. Numerics 5 changed line searches that miss their target (the runs
-#: of 4 have none), the rounding of TRPO's steps, and metrics that a cell does not have.
+#: of 4 have none), the rounding of TRPO's steps, and metrics that a cell does not have. Numerics 6
+#: changed controller=held and learning from a KL in the loss alone, which no cell has, and the
+#: standard deviation of observations that were constant in training, now 1.
 COMPARABLE = (2, 4)
 
 

@@ -16,7 +16,7 @@ from klrl.config.schemas.root import Ungrouped
 
 #: The version of klrl's arithmetic. It is incremented when new code changes the recorded metrics
 #: of equal settings by more than rounding; a release alone does not increment it.
-NUMERICS = 5
+NUMERICS = 6
 
 
 class Identity(NamedTuple):

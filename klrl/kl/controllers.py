@@ -208,13 +208,18 @@ class DualKLController(_MultipliedKLController):
 
 
 class HeldKLController(_MultipliedKLController):
-    """PI control of x = clip(KL / target - 1, -limit, limit): ln coef += I x + P dx.
+    """PI control of x = KL / target - 1: ln coef += I x + P dx.
 
-    dx is the change of x since the last update, I = ``integral * max(s, 1 / 4)`` and
-    P = ``proportional * s^2``. The factor s starts at 1. It is halved when the KL has fallen from
-    above :data:`SWING` * target to below target / :data:`SWING` (a swing), or when a sampled KL is
-    negative. So the gains fall until the KL stops swinging or P is near 0. With P = 0 the mean of x
-    over n updates is (change of ln coef) / (n I). It is small for large n, since coef is bounded.
+    dx is the change of clip(x, -limit, limit) since the last update, I = ``integral * max(s, 1/4)``
+    and P = ``proportional * s^2``. The factor s starts at 1. It is halved when the KL has fallen
+    from above :data:`SWING` * target to below target / :data:`SWING` (a swing), or when a sampled
+    KL is negative. So the gains fall until the KL stops swinging or P is near 0. With P = 0 the
+    mean of x over n updates is (change of ln coef) / (n I). It is small for large n, since coef is
+    bounded.
+
+    In I x, x is clipped at +-limit / max(s, 1/4)^2. A KL with a skewed error swings, so that its
+    clip is at 16 limit: at +-limit the clip would cut off only high KLs, and their mean would be
+    held above the target. Once a KL was negative, its error has two tails, and the clip is +-limit.
 
     At the start of a run the policy equals its reference, and the KL needs some updates to rise.
     In these updates a low KL does not mean that coef is too high. So coef is constant until the KL
@@ -230,7 +235,7 @@ class HeldKLController(_MultipliedKLController):
         target: nats per step, or per sequence.
         integral: gain on x, per update.
         proportional: gain on dx.
-        limit: bound on abs(x), > 0.
+        limit: bound on abs(x), > 0; see above.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
     """
@@ -257,21 +262,25 @@ class HeldKLController(_MultipliedKLController):
         self.integral, self.proportional, self.limit = integral, proportional, limit
         self.frozen, self.updates = True, 0
         self.rising: list[float] = []  # the last KLs, while coef is constant
-        self.error = 0.0  # x of the last update
+        self.error = 0.0  # the last update's x, clipped at +-limit
+        self.signed = False  # whether a KL was negative
         self.share, self.above = 1.0, False  # s; whether a swing may end: KL was > SWING * target
         self.cut = 0.0  # the part of P x that a bound of coef cut off
 
     def move(self, kl: float, n: int) -> None:
         """Take a step of PI control, unless coef is still constant."""
-        before, self.error = self.error, _clip(kl / self.target - 1, -self.limit, self.limit)
+        x = kl / self.target - 1
+        before, self.error = self.error, _clip(x, -self.limit, self.limit)
         if self.frozen:
             before = self.error if self.updates == 0 else before
             self.frozen = not self._released(kl)
         if not self.frozen:
             self._damp(kl)
-            integral = self.integral * max(self.share, 0.25)
+            share = max(self.share, 0.25)
+            most = self.limit if self.signed else self.limit / share**2
             proportional = self.proportional * self.share**2
-            step = integral * self.error + proportional * (self.error - before) + self.cut
+            step = self.integral * share * _clip(x, -most, most)
+            step += proportional * (self.error - before) + self.cut
             log_coef = math.log(self.coef)
             self._multiply(math.exp(step))
             cut = log_coef + step - math.log(self.coef) if self.row() else 0.0
@@ -287,8 +296,9 @@ class HeldKLController(_MultipliedKLController):
         # At a bound of coef the KL stays on one side of its target, which is then a threshold.
         high = self.SWING if self.coef > self.coef_min else 1.0
         low = self.SWING if self.coef < self.coef_max else 1.0
-        swung = self.above and kl < self.target / low
-        if swung or kl < -1e-6 * self.target:
+        swung, negative = self.above and kl < self.target / low, kl < -1e-6 * self.target
+        self.signed |= negative
+        if swung or negative:
             self.share /= 2
         self.above = kl > high * self.target or (self.above and not swung)
 
@@ -305,7 +315,7 @@ class HeldKLController(_MultipliedKLController):
 
     def state_dict(self) -> dict[str, object]:
         """Return the state for a checkpoint."""
-        names = ("coef", "error", "frozen", "updates", "rising", "share", "above", "cut")
+        names = ("coef", "error", "frozen", "updates", "rising", "share", "above", "signed", "cut")
         return {name: getattr(self, name) for name in names}
 
 

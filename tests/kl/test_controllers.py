@@ -121,6 +121,16 @@ def test_held_damps_what_swings_and_what_is_sampled() -> None:
     assert controller.update(0.0) == pytest.approx(math.exp(exponent - 0.05)), "0 is no sample"
 
 
+def test_held_clips_a_high_kl_of_its_integral_less_once_the_kl_swings() -> None:
+    """At 1, 4 and 16 for s = 1, 1/2, 1/4; at 1 once a KL was negative. P = 0."""
+    controller, exponent = HeldKLController(1.0, target=0.1, proportional=0.0), 0.0
+    kls = [(9.0, 1, 1), (0.03, 0.5, -0.7), (9.0, 0.5, 4), (0.03, 0.25, -0.7)]
+    kls += [(9.0, 0.25, 16), (0.8, 0.25, 7), (-0.2, 0.25, -1), (9.0, 0.25, 1)]
+    for kl, s, x in kls:
+        exponent += 0.2 * s * x
+        assert controller.update(kl) == pytest.approx(math.exp(exponent)), kl
+
+
 def test_held_does_not_wind_down_while_the_kl_rises() -> None:
     """Frozen up to .8 target; the step at the release has the rise of x in it, and no jump."""
     controller = HeldKLController(1.0, target=0.1)
@@ -202,7 +212,7 @@ def test_a_transforms_coefficient_moves_as_a_number_does(make) -> None:
     [
         ([0.0, 0.03, 0.04, *[0.05] * 8, 0.12, 0.09], 8),
         ([0.0] * 22, 19),
-        ([0.0, 0.04, 0.07, 0.09, 0.15, *[0.08, 0.11] * 4], 3),
+        ([0.0, 0.04, 0.07, 0.09, 0.15, -0.01, *[0.5, 0.11] * 4], 3),
     ],
     ids=["the KL stops rising", "twenty updates", "near the target"],
 )

@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.plants import ERROR, PLANTS, START, TARGET, UPDATES, Plant, held
+from benchmarks.plants import ERROR, PLANTS, SPREADS, START, TARGET, UPDATES, Plant, held, skewed
 from klrl.kl import DualKLController, FixedKLController, HeldKLController
 
 
@@ -43,7 +43,14 @@ def test_held_holds_every_target_that_can_be_reached(plant: Plant) -> None:
         return HeldKLController(0.3, TARGET)
 
     assert held(plant, make)[0] == pytest.approx(1, abs=0.01)
-    assert mean(held(plant, make, ERROR)) == pytest.approx(1, abs=0.1)
+    assert mean(held(plant, make, ERROR)) == pytest.approx(1, abs=0.08)
+
+
+@pytest.mark.parametrize("spread", [0.0, *SPREADS])
+@pytest.mark.parametrize("coef", [0.01, 1.0])
+def test_held_holds_the_mean_of_a_kl_with_a_skewed_error(coef: float, spread: float) -> None:
+    runs = [skewed(HeldKLController(coef, TARGET), spread, seed) for seed in range(30)]
+    assert mean(runs) == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("a", [0.2, 0.5, 0.8, 1.0])

@@ -136,7 +136,8 @@ class HeldControllerConfig(TargetControllerConfig):
 
     integral: float = number(0.2, ge=0)  # ln coef += integral * (KL / target - 1), per iteration
     proportional: float = number(2.0, ge=0)  # ln coef += proportional * change of KL / target
-    limit: float = number(1.0, gt=0)  # KL / target - 1 is clipped to -limit .. limit
+    #: proportional: KL / target - 1 is clipped to -limit .. limit; integral: 1 to 16 times as far
+    limit: float = number(1.0, gt=0)
 
 
 @registered("controller", "custom", both="kl.controllers:OwnKLController")
