@@ -254,12 +254,11 @@ class Categorical(Family):
 
     def kl(self, p: Params, q: Params) -> Tensor:
         """sum_a p(a) (log p(a) - log q(a))."""
-        log_p, log_q = _log_p(p), _log_p(q)
-        return (log_p.exp() * (log_p - log_q)).sum(-1)
+        return over_actions("reverse", _log_p(p), _log_p(q))
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
         """Any divergence, as a sum over the actions."""
-        return self.kl(p, q) if name == "reverse" else over_actions(name, _log_p(p), _log_p(q))
+        return over_actions(name, _log_p(p), _log_p(q))
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:
         """-sum_a p(a) log p(a)."""

@@ -91,9 +91,14 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def expected(log_p: Tensor, value: Tensor) -> Tensor:
-    """Compute sum_a p(a) value(a); an action that p forbids adds 0 to the sum and its gradient."""
-    forbidden = log_p == -torch.inf
-    return (log_p.masked_fill(forbidden, 0.0).exp() * value).masked_fill(forbidden, 0.0).sum(-1)
+    """Compute sum_a p(a) value(a); an action that p forbids adds 0 to the sum and its gradient.
+
+    A value of inf makes the sum inf, also where p(a) > 0 is rounded to 0; it has no gradient.
+    """
+    value = value.masked_fill(log_p == -torch.inf, 0.0)
+    infinite = value == torch.inf
+    terms = log_p.exp() * value.masked_fill(infinite, 0.0)  # 0 * inf would be NaN
+    return terms.masked_fill(infinite, torch.inf).sum(-1)
 
 
 def js_draws(at_policy: Tensor, at_reference: Tensor) -> Tensor:

@@ -136,10 +136,10 @@ def _slope(
     for log_q, names in qs:
         for i, name in enumerate(names, row + 1):
             if name == "reverse":
-                excess = (log_p - log_q).sub_(values[i, :, None]).mul_(gradient[i, :, None])
+                excess = (log_p - log_q).sub_(values[i, :, None])
                 if forbids:  # a forbidden action adds 0, but 0 * inf is NaN
-                    excess.masked_fill_(p == 0, 0.0)
-                slope.addcmul_(excess, p)
+                    excess.nan_to_num_(0.0, 0.0, 0.0)
+                slope.addcmul_(excess.mul_(gradient[i, :, None]), p)
             else:
                 slope.addcmul_(p - log_q.exp(), gradient[i, :, None])
         row += 1 + len(names)

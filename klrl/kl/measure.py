@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -70,8 +71,18 @@ def mean_charged(
 def _finite(means: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, value in means.items():
         if not torch.isfinite(value):
-            raise NonFiniteError(f"{name} is {float(value)}; raise kl.coef or lower optim.lr")
+            raise NonFiniteError(f"{not_finite(name, value)}; raise kl.coef or lower optim.lr")
     return means
+
+
+def not_finite(
+    name: str, value: Tensor | float, labels: Sequence[str] = ("policy", "reference")
+) -> str:
+    """Say that a divergence is NaN or infinite; ``labels`` are the policies of the reverse KL."""
+    first, second = labels[::-1] if "forward" in name else labels
+    exact = any(each in name for each in ("exact", "kl_ref", "reverse", "forward"))
+    forbids = f": the {second} forbids what the {first} allows"
+    return f"{name} is {float(value)}{forbids if exact and value == math.inf else ''}"
 
 
 def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:

@@ -14,6 +14,7 @@ import torch
 from klrl.base.errors import NonFiniteError
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.domains import Domain
+from klrl.kl.measure import not_finite
 from klrl.runs.metrics import Row
 from klrl.runs.returns import evaluation_text
 from klrl.train.schedule import Size
@@ -68,18 +69,23 @@ REFERENCE_KLS = ("reverse", "forward")
 _METRICS = {"reverse": "eval/kl_ref", "forward": "eval/kl_ref_forward"}
 
 
-def mean_over_states(values: Sequence[Array]) -> tuple[float, float | None]:
+def mean_over_states(
+    values: Sequence[Array],
+    name: str = "a divergence",
+    labels: Sequence[str] = ("policy", "reference"),
+) -> tuple[float, float | None]:
     """Compute the mean of values over the states of all episodes, and its standard error.
 
     Episode i has T_i values with sum S_i, so the mean is m = sum_i S_i / sum_i T_i. Its standard
     error is that of the mean of S_i - m T_i, divided by the mean of T_i; None for one episode.
 
     Raises:
-        NonFiniteError: a value is NaN or infinite.
+        NonFiniteError: a value is NaN or infinite; the message has ``name`` and ``labels``, the
+            policies of the reverse KL.
     """
     sums, steps = np.array([[each.sum(), each.size] for each in values]).T
     if not np.isfinite(sums).all():
-        raise NonFiniteError("a divergence of two policies is NaN or infinite in some state")
+        raise NonFiniteError(not_finite(name, sums.max(), labels))
     mean, count = float(sums.sum() / steps.sum()), len(values)
     if count < 2:
         return mean, None
@@ -124,7 +130,7 @@ class Evaluation:
             row["eval/cut"] = self.cut
         for name in self.kls[0] if self.kls else ():
             metric = _METRICS[name]
-            row[metric], error = mean_over_states([each[name] for each in self.kls])
+            row[metric], error = mean_over_states([each[name] for each in self.kls], metric)
             if error is not None:
                 row[f"{metric}_se"] = error
         if not self.returns:

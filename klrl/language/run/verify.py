@@ -24,6 +24,7 @@ from klrl.base.context import check_length
 from klrl.base.errors import ConfigError
 from klrl.base.text import counted, text_table
 from klrl.config import LANGUAGE, LanguageConfig, factory
+from klrl.kl.divergences import over_actions
 from klrl.kl.reference import OTHER_POLICY
 from klrl.language.model.causal_lm import model_device, unwrapped, weight_of
 from klrl.language.model.plain import AGREEMENT
@@ -317,6 +318,5 @@ def _numbers(
     numbers = {name: table[range(len(chosen)), chosen] for name, table in tables.items()}
     if len(tables) == 2:
         # KL(pi || pi_ref) = sum_a pi(a) (ln pi(a) - ln pi_ref(a)), over the whole vocabulary
-        log_p, log_q = tables.values()
-        numbers["KL"] = (log_p.exp() * (log_p - log_q)).sum(1)
+        numbers["KL"] = over_actions("reverse", *tables.values())
     return numbers
