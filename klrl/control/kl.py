@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torchrl.envs import Compose, EnvBase
 
+from klrl.base.seeds import generators_kept
 from klrl.config import KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
 from klrl.control.actor import Agent
 from klrl.control.distributions import Family
@@ -22,7 +23,7 @@ from klrl.kl.charge import KL_KEY, ReferenceKL, chosen_divergence, chosen_estima
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.measure import mean_charged, mean_kl
 from klrl.kl.reference import THE_POLICY, FrozenPolicy, FrozenReference
-from klrl.train.preflight import kl_at_start, run_checks
+from klrl.train.preflight import kl_at_start, of_other_policy, run_checks
 
 #: Keys under "next" in a control batch: log pi_ref(a|s), and the reward before the KL is charged.
 REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
@@ -197,25 +198,29 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
 
 # ------------------------------------------------------------------------- before the first rollout
 
-#: The number of synthetic observations on which policy and reference are compared.
-OBSERVATIONS = 64
+#: The number of synthetic observations on which policy and reference are compared; and the number
+#: on which a different policy is tried, which may not be made for all of them.
+OBSERVATIONS, TRIED = 64, 6
 
 
 @torch.no_grad()
 def preflight_checks(
     agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
 ) -> list[str]:
-    """Check that the KL is 0 in a fresh run whose reference is the initial policy."""
-    if reference is None or not fresh or reference.rule.source != THE_POLICY:
+    """Measure the KL in a fresh run; check that it is 0 if the reference is the initial policy."""
+    if reference is None or not fresh:
         return []
+    same = reference.rule.source == THE_POLICY
     like = next(agent.actor.parameters())
     size = env.observation_spec_unbatched["observation"].shape[-1]
-    seen = synthetic_observations(agent.layout, size, OBSERVATIONS)
+    seen = synthetic_observations(agent.layout, size, OBSERVATIONS if same else TRIED)
     seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # uint8 stays uint8
-    policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
+    with generators_kept():  # the user's policy may draw
+        policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
     remedy = "report this: a fresh policy must equal its reference"
     kl = agent.family.kl(policy, ref)
-    return run_checks([kl_at_start(kl, CONTROL, like.dtype, remedy)])
+    check = kl_at_start(kl, CONTROL, like.dtype, remedy)
+    return run_checks([check if same else of_other_policy(check) + " (synthetic observations)"])
 
 
 def synthetic_observations(layout: Layout | None, size: int, count: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from klrl.config.own.find import arguments, setting_text
 from klrl.control.actor import Agent
 from klrl.control.distributions import Categorical, MultiCategorical, Normal
 from klrl.control.encoders import given
-from klrl.control.kl import synthetic_observations
+from klrl.control.kl import TRIED, synthetic_observations
 from klrl.control.networks import PolicyNet
 from klrl.control.own import require_steady
 from klrl.kl.reference import flat_policy
@@ -40,7 +40,7 @@ def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTen
     """
     network = OwnReference(setting_text(setting, part), _policy(setting, part), agent)
     network.requires_grad_(False).eval()
-    seen = synthetic_observations(agent.layout, agent.policy_net.inputs, 6)
+    seen = synthetic_observations(agent.layout, agent.policy_net.inputs, TRIED)
     with config_errors(setting, part), generators_kept(), torch.no_grad():
         network.require_same_family(seen)
         require_steady(network, seen)

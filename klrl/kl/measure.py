@@ -80,7 +80,7 @@ def not_finite(
 ) -> str:
     """Say that a divergence is NaN or infinite; ``labels`` are the policies of the reverse KL."""
     first, second = labels[::-1] if "forward" in name else labels
-    exact = any(each in name for each in ("exact", "kl_ref", "reverse", "forward"))
+    exact = any(each in name for each in ("exact", "kl_ref", "KL(", "reverse", "forward"))
     forbids = f": the {second} forbids what the {first} allows"
     return f"{name} is {float(value)}{forbids if exact and value == math.inf else ''}"
 

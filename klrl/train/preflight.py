@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.domains import Domain
 from klrl.kl.estimators import masked_mean
+from klrl.kl.measure import not_finite
 
 #: dtype -> the largest mean KL, nats, that rounding may give for equal policies.
 SAME_POLICY = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -58,3 +60,17 @@ def kl_at_start(
     value = abs(float(kl.mean() if mask is None else masked_mean(kl, mask)))
     name = f"KL(policy||reference) at the start, nats/{domain.unit}"
     return Check(name, value, SAME_POLICY[dtype], remedy=remedy)
+
+
+def of_other_policy(check: Check) -> str:
+    """Return the line of :func:`kl_at_start` for a reference that need not equal the policy.
+
+    Raises:
+        ConfigError: the KL is NaN or infinite.
+    """
+    if not math.isfinite(check.value):
+        raise ConfigError(
+            f"preflight: {not_finite(check.name, check.value)}; choose another reference"
+        )
+    where = "" if check.ok else "; the reference is not where the policy starts"
+    return f"{check.name}: {check.value:.3g}{where}"

@@ -166,6 +166,28 @@ def test_without_adapters_or_with_a_copy_the_numbers_are_the_same(job) -> None:
         assert off == pytest.approx(copy, abs=1e-6)
 
 
+def test_a_run_says_how_far_from_its_reference_it_starts(job) -> None:
+    """The base model under trained adapters, and another run, by the KL of the first rollout."""
+    lora, off = ["actor.lora.r=2", "optim.lr=0.1"], "reference=adapter_off"
+    Training(job(*lora, off)).train(RunFolder(Path("a")))
+    start = "preflight: KL(policy||reference) at the start, nats/token: "
+
+    def line(*words: str) -> str:
+        [found] = [x for x in Training(job(*words)).parts.preflight if x.startswith(start)]
+        return found.removeprefix(start)
+
+    assert line(*lora, off).endswith("(at most 1e-05) ok")
+    assert line(*lora, "actor.init=a").endswith("(at most 1e-05) ok")
+    away = "; the reference is not where the policy starts"
+    for words in ([*lora, off, "actor.init=a"], ["reference=checkpoint", "reference.path=a"]):
+        found = line(*words)
+        assert found.endswith(away)
+        assert float(found.removesuffix(away)) > 1e-4
+    assert "not where" not in line(
+        *lora, "actor.init=a", "reference=checkpoint", "reference.path=a"
+    )
+
+
 @pytest.mark.parametrize(
     "words",
     [

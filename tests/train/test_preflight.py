@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from klrl.control.env import make_copies
 from klrl.control.kl import preflight_checks
 from klrl.domains import CONTROL, LANGUAGE
 from klrl.kl.reference import FrozenReference, OtherPolicyReference
+from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
-from klrl.train.preflight import Check, kl_at_start, run_checks
+from klrl.train.preflight import Check, kl_at_start, of_other_policy, run_checks
 
 
 def test_a_check_is_a_line() -> None:
@@ -42,6 +44,29 @@ def test_kl_at_the_start_is_a_mean_over_what_is_real() -> None:
     assert not kl_at_start(-kl[:1], CONTROL, torch.bfloat16, "").ok
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_reference_that_forbids_what_the_policy_allows_is_refused(value: float) -> None:
+    check = kl_at_start(torch.tensor([value]), LANGUAGE, torch.float32, "")
+    why = "inf: the reference forbids what the policy allows" if value == math.inf else "nan"
+    with pytest.raises(ConfigError, match=f"nats/token is {why}; choose another reference"):
+        of_other_policy(check)
+
+
+@pytest.mark.integration
+def test_a_control_run_with_another_reference_says_how_far_it_starts(settings) -> None:
+    """Of another run, and of the user; where the policy starts at that run, 0."""
+    Training(settings("frames=512", "optim.lr=0.1", "eval.every=0")).train(RunFolder(Path("t")))
+    lines = {}
+    for init in ([], ["actor.init=t"]):
+        words = (*init, "reference=checkpoint", "reference.path=t")
+        [lines[bool(init)]] = Training(settings(*words)).parts.preflight
+    start = "preflight: KL(policy||reference) at the start, nats/frame: "
+    assert float(lines[False].removeprefix(start).split(";")[0]) > 1e-3
+    assert "; the reference is not where the policy starts" in lines[False]
+    assert lines[True].startswith(start + "0")
+    assert "not where" not in lines[True]
+
+
 @pytest.mark.parametrize("actor", ["normal", "tanh_normal"])
 def test_a_control_run_says_that_it_starts_at_its_reference(actor: str, settings) -> None:
     training = Training(settings(f"actor={actor}"))
@@ -63,6 +88,12 @@ def test_a_reference_that_is_not_the_policy_is_refused(settings) -> None:
     assert preflight_checks(parts.agent, parts.reference, env, fresh=False) == []
     rule = OtherPolicyReference(parts.reference.rule.config)
     other = FrozenReference(rule, parts.reference.module)
-    assert preflight_checks(parts.agent, other, env, fresh=True) == []
+    [line] = preflight_checks(parts.agent, other, env, fresh=True)
+    assert "start, nats/frame: 5e-05; the reference is not where the policy starts" in line
+    assert preflight_checks(parts.agent, other, env, fresh=False) == []
+    with torch.no_grad():
+        parts.agent.policy_net.head.bias -= 0.01
+    [line] = preflight_checks(parts.agent, other, env, fresh=True)
+    assert "not where" not in line
     assert torch.equal(torch.get_rng_state(), state), "the run draws what it would have drawn"
     env.close()
