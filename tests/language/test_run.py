@@ -188,6 +188,19 @@ def test_a_run_says_how_far_from_its_reference_it_starts(job) -> None:
     )
 
 
+@pytest.mark.parametrize("advantage", ["gae", "group"])
+def test_a_student_that_equals_its_teacher_stays(job, advantage: str) -> None:
+    """The errors of its value head are no advantages. Adam's steps enlarge rounding by lr / eps."""
+    way = (f"advantage={advantage}",)
+    Training(job(*way, "frames=64")).train(RunFolder(Path("teacher")))
+    way = (*way, "optim.lr=1e-3", "optim.lr_floor=1e-3", "optim.eps=0.01")
+    words = (*way, "advantage.reward_weight=0", "actor.init=teacher")
+    words = (*words, "kl.placement=loss", "kl.estimator=exact", "frames=64", "learner.epochs=2")
+    start = ("reference=checkpoint", "reference.path=teacher")
+    Training(job(*words, *start)).train(RunFolder(Path("run")))
+    assert max(row["kl/ref/exact"] for row in rows_of(Path("run"))) < 1e-6
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -26,6 +26,24 @@ def test_a_controller_is_given_the_kl_in_the_unit_of_its_target(job, unit, measu
     assert rows[-1]["kl/ref/exact_seq"] != pytest.approx(rows[-1]["kl/ref/exact"])
 
 
+@pytest.mark.parametrize(("target", "bound", "at"), [(1e-9, "max", 1.0), (50.0, "min", -1.0)])
+def test_held_stays_at_a_bound_that_keeps_the_target_out_of_reach(job, target, bound, at) -> None:
+    """A target far below the KL needs more than coef_max, one far above less than coef_min."""
+    words = ("controller=held", f"controller.target={target}", "controller.unit=token")
+    limits = ("controller.coef_min=0.05", "controller.coef_max=0.2", "kl.coef=0.1")
+    # Each run is longer than held waits for a KL that does not rise.
+    Training(job(*words, *limits, "frames=480")).train(RunFolder(Path("run")))
+    rows = rows_of(Path("run"))
+    coefs = [row["kl/ref/coef"] for row in rows]
+    assert coefs[0] == pytest.approx(0.1)
+    held = [row for row in rows if "kl/ref/at_bound" in row]
+    assert rows[-len(held) :] == held, "it stays there"
+    assert len(held) >= 3
+    for row in held:
+        assert row["kl/ref/at_bound"] == at
+        assert row["kl/ref/coef"] == pytest.approx({"max": 0.2, "min": 0.05}[bound])
+
+
 def test_a_target_of_the_trust_region_may_be_per_response(job) -> None:
     """KL(old||new) of a response is the sum over its tokens: (d / dtarg)^g with d = KL * length."""
     words = ("loss=klpen", "loss.beta_rule=proportional", "loss.dtarg=5e-3", "loss.unit=sequence")

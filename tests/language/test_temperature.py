@@ -91,6 +91,26 @@ def test_each_number_is_that_of_a_plain_forward(job: Callable, reference: str) -
     assert min(float(plain.abs().mean()) for _, plain in found.values()) > 1e-3
 
 
+@pytest.mark.parametrize("loss", [("loss=clip",), ("loss=klpen", "loss.kl_old=sampled")], ids=str)
+def test_a_sampled_kl_old_is_k3_of_the_tokens_of_the_old_policy(job: Callable, loss) -> None:
+    """w - 1 - ln w with w = pi_theta / pi_old; a gradient only where the loss charges it."""
+    training = Training(job("actor.dtype=float64", f"collector.temperature={T}", *loss))
+    parts, steps = training.parts, training.parts.learner.steps
+    sampler = shaken(parts.policy.model)
+    batch = parts.rollout(0).collect()
+    parts.charge_kl(batch)
+    parts.estimate_advantage(batch)
+    learner = shaken(parts.policy.model)
+    old, new = (of_tokens(truth(model, batch, T), batch) for model in (sampler, learner))
+    mask, scored = response_mask(batch), steps.score(steps.lay_out(batch))
+    log_w = (new - old)[mask]
+    torch.testing.assert_close(
+        scored.kl_old[mask].double(), log_w.exp() - 1 - log_w, rtol=1e-4, atol=1e-6
+    )
+    assert float(log_w.abs().mean()) > 0.05
+    assert scored.kl_old.requires_grad == (loss != ("loss=clip",))
+
+
 def test_a_rollout_is_scored_again_at_its_temperature() -> None:
     """Where rounding shows: states, log-probs, and how far the sampled ones were off."""
     model, batch = network(), rollout()

@@ -94,6 +94,59 @@ def test_the_direction_is_that_of_an_explicit_fisher_solve(make, family, fisher)
     assert family.kl(old, policy(states)).mean().item() == pytest.approx(1e-6, rel=1e-2)
 
 
+@pytest.mark.parametrize("placement", ["loss", "split"])
+def test_the_step_has_the_reference_kl_of_the_loss(settings, placement: str) -> None:
+    """(F + damping)^-1 g of -E[w A] + coef scale / std(A) E[KL(pi||ref)], written out."""
+    torch.manual_seed(0)
+    kl = ("kl.estimator=exact", f"kl.placement={placement}", "kl.coef=3", "reference=initial")
+    words = ("loss=trpo", f"loss.damping={DAMPING}", "loss.cg_steps=300", "env.reward_scale=0.5")
+    parts = Training(settings(*words, *kl)).parts
+    with torch.no_grad():
+        for p in parts.reference.module.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    rollout = parts.rollout(0)
+    batch = rollout.collect()
+    parts.charge_kl(batch)
+    parts.estimate_advantage(batch)
+    asked = {}
+    steps = parts.learner.steps
+    natural, steps.natural_step = (
+        steps.natural_step,
+        lambda frames, coef, target: asked.update(frames=frames, coef=coef),
+    )
+    parts.learner.update(batch, 0.0, parts.kl.coef)
+    rollout.close()
+    assert asked["coef"] == 3
+    policy, target = parts.agent.policy_net.double(), 1e-5
+    frames = {k: v.double() if v.is_floating_point() else v for k, v in asked["frames"].items()}
+    parameters = list(policy.parameters())
+    loc, scale = policy.of_normalized(frames["observation"])
+    new = torch.distributions.Normal(loc, scale)
+    ref = torch.distributions.Normal(frames["ref_loc"], frames["ref_scale"])
+    advantage, spread = frames["advantage"], frames["advantage"].std()
+    ratio = (new.log_prob(frames["action"]).sum(-1) - frames["action_log_prob"]).exp()
+    charged = torch.distributions.kl_divergence(new, ref).sum(-1)
+    gain = ratio * (advantage - advantage.mean()) / spread - 3 * 0.5 / spread * charged
+
+    def flat(output: torch.Tensor) -> torch.Tensor:
+        grads = torch.autograd.grad(output, parameters, retain_graph=True, allow_unused=True)
+        pairs = zip(grads, parameters, strict=True)
+        return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+
+    rows = torch.stack([flat(x) for x in torch.cat([loc, scale], -1).flatten()])
+    jacobian = rows.view(len(loc), -1, rows.shape[-1])
+    fisher = (jacobian.mT @ gaussian_fisher({"scale": scale.detach()}) @ jacobian).mean(0)
+    gradient = flat(-gain.mean())
+    damped = fisher + DAMPING * torch.eye(len(fisher)).double()
+    direction = torch.linalg.solve(damped, -gradient / gradient.norm())
+    expected = direction * (2 * target / (direction @ fisher @ direction)).sqrt()
+    assert float(flat(charged.mean()).norm()) > 0.1 * float(flat((ratio * advantage).mean()).norm())
+    before = torch.cat([p.detach().flatten() for p in parameters])
+    natural(frames, asked["coef"], target)
+    found = torch.cat([p.detach().flatten() for p in parameters]) - before
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
 def test_conjugate_gradients_solve_in_as_many_steps_as_dimensions() -> None:
     root = torch.randn(6, 6, dtype=torch.float64)
     matrix, right = root @ root.T + torch.eye(6), torch.randn(6, dtype=torch.float64)
