@@ -20,7 +20,7 @@ from klrl.config import AdvantageConfig, CustomAdvantageConfig
 from klrl.config.own import PartError, try_part
 from klrl.control.actor import Agent
 from klrl.control.kl import RAW_REWARD_KEY, synthetic_observations
-from klrl.kl.charge import KL_KEY, nothing_learned, weighted_reward
+from klrl.kl.charge import KL_KEY, weighted_reward
 
 
 def gae(
@@ -52,7 +52,7 @@ def gae(
         continues = (~after.get("done")).to(value.dtype)
         delta = reward + config.gamma * alive * value_after - value
         advantage = discounted(delta, config.gamma * config.lmbda * continues)
-        if nothing_learned(reward, config.reward_weight):
+        if config.reward_weight == 0 and not reward.any():  # else the critic's errors are learned
             advantage = torch.zeros_like(advantage)
         batch.set("state_value", value)
         batch.set("advantage", advantage)

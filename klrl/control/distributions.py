@@ -314,10 +314,8 @@ class MultiCategorical(Categorical):
 
     def divergence(self, name: Which, p: Params, q: Params, noise: Tensor | None = None) -> Tensor:
         """A KL as a sum over the categoricals, others as a sum over all joint actions."""
-        if name == "reverse":
-            return self.kl(p, q)
-        if name == "forward":
-            return self.kl(q, p)
+        if name in ("reverse", "forward"):
+            return self.kl(p, q) if name == "reverse" else self.kl(q, p)
         return over_actions(name, self._joint(p), self._joint(q))
 
     def entropy(self, params: Params, noise: Tensor | None = None) -> Tensor:

@@ -153,14 +153,6 @@ def weighted_reward(charged: Tensor, raw: Tensor, weight: float) -> Tensor:
     return charged if weight == 1.0 else charged + (weight - 1) * raw
 
 
-def nothing_learned(reward: Tensor, weight: float) -> bool:
-    """Whether a rollout's weighted rewards are all 0, since ``weight`` is 0 and no KL was charged.
-
-    Its advantages are then 0; an estimate would have the critic's errors alone.
-    """
-    return weight == 0 and not reward.any()
-
-
 # ------------------------------------------------ kl.estimator=custom, kl.divergence=custom
 
 # The user gives a function f of log pi - log pi_ref. A custom estimator is f at the sampled action.

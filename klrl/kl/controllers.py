@@ -208,18 +208,14 @@ class DualKLController(_MultipliedKLController):
 
 
 class HeldKLController(_MultipliedKLController):
-    """PI control of x = KL / target - 1: ln coef += I x + P dx.
+    """PI control of x = KL / target - 1: ln coef += I clip(x, +-m) + P dx.
 
-    dx is the change of clip(x, -limit, limit) since the last update, I = ``integral * max(s, 1/4)``
-    and P = ``proportional * s^2``. The factor s starts at 1. It is halved when the KL has fallen
-    from above :data:`SWING` * target to below target / :data:`SWING` (a swing), or when a sampled
-    KL is negative. So the gains fall until the KL stops swinging or P is near 0. With P = 0 the
-    mean of x over n updates is (change of ln coef) / (n I). It is small for large n, since coef is
-    bounded.
-
-    In I x, x is clipped at +-limit / max(s, 1/4)^2. A KL with a skewed error swings, so that its
-    clip is at 16 limit: at +-limit the clip would cut off only high KLs, and their mean would be
-    held above the target. Once a KL was negative, its error has two tails, and the clip is +-limit.
+    dx is the change of clip(x, +-limit) since the last update, I = ``integral`` * max(s, 1 / 4) and
+    P = ``proportional`` * s^2. The factor s starts at 1. It is halved when the KL has fallen from
+    above :data:`SWING` * target to below target / :data:`SWING` (a swing), or when a sampled KL is
+    negative. So the gains fall until the KL stops swinging or P is near 0. With P = 0 the mean of x
+    over n updates is (change of ln coef) / (n I), small for large n. m = limit / max(s, 1 / 4)^2: a
+    skewed KL swings, and limit would cut off its high values. Once a KL was negative, m = limit.
 
     At the start of a run the policy equals its reference, and the KL needs some updates to rise.
     In these updates a low KL does not mean that coef is too high. So coef is constant until the KL
@@ -235,7 +231,7 @@ class HeldKLController(_MultipliedKLController):
         target: nats per step, or per sequence.
         integral: gain on x, per update.
         proportional: gain on dx.
-        limit: bound on abs(x), > 0; see above.
+        limit: bound on abs(x), > 0.
         coef_min: lower bound, > 0.
         coef_max: upper bound.
     """
@@ -277,10 +273,10 @@ class HeldKLController(_MultipliedKLController):
         if not self.frozen:
             self._damp(kl)
             share = max(self.share, 0.25)
-            most = self.limit if self.signed else self.limit / share**2
+            most = self.limit / (1.0 if self.signed else share**2)
             proportional = self.proportional * self.share**2
-            step = self.integral * share * _clip(x, -most, most)
-            step += proportional * (self.error - before) + self.cut
+            step = self.integral * share * _clip(x, -most, most) + self.cut
+            step += proportional * (self.error - before)
             log_coef = math.log(self.coef)
             self._multiply(math.exp(step))
             cut = log_coef + step - math.log(self.coef) if self.row() else 0.0
@@ -296,8 +292,8 @@ class HeldKLController(_MultipliedKLController):
         # At a bound of coef the KL stays on one side of its target, which is then a threshold.
         high = self.SWING if self.coef > self.coef_min else 1.0
         low = self.SWING if self.coef < self.coef_max else 1.0
-        swung, negative = self.above and kl < self.target / low, kl < -1e-6 * self.target
-        self.signed |= negative
+        swung = self.above and kl < self.target / low
+        self.signed |= (negative := kl < -1e-6 * self.target)
         if swung or negative:
             self.share /= 2
         self.above = kl > high * self.target or (self.above and not swung)

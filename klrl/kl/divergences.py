@@ -91,10 +91,7 @@ def over_actions(name: Which, log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def expected(log_p: Tensor, value: Tensor) -> Tensor:
-    """Compute sum_a p(a) value(a); an action that p forbids adds 0 to the sum and its gradient.
-
-    A value of inf makes the sum inf, also where p(a) > 0 is rounded to 0; it has no gradient.
-    """
+    """Compute sum_a p(a) value(a), inf if a value is; what p forbids adds 0, without gradient."""
     value = value.masked_fill(log_p == -torch.inf, 0.0)
     infinite = value == torch.inf
     terms = log_p.exp() * value.masked_fill(infinite, 0.0)  # 0 * inf would be NaN

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -75,14 +75,11 @@ def _finite(means: dict[str, Tensor]) -> dict[str, Tensor]:
     return means
 
 
-def not_finite(
-    name: str, value: Tensor | float, labels: Sequence[str] = ("policy", "reference")
-) -> str:
-    """Say that a divergence is NaN or infinite; ``labels`` are the policies of the reverse KL."""
-    first, second = labels[::-1] if "forward" in name else labels
-    exact = any(each in name for each in ("exact", "kl_ref", "KL(", "reverse", "forward"))
-    forbids = f": the {second} forbids what the {first} allows"
-    return f"{name} is {float(value)}{forbids if exact and value == math.inf else ''}"
+def not_finite(name: str, value: Tensor | float) -> str:
+    """Say that a divergence is NaN; or inf, and of ``.../exact``, ``eval/kl_ref`` etc. why."""
+    first, second = ("policy", "reference")[:: -1 if "forward" in name else 1]
+    told = bool(value == torch.inf and re.search("exact|kl_ref|forward", name))
+    return f"{name} is {float(value)}" + f": the {second} forbids what the {first} allows" * told
 
 
 def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:

@@ -69,23 +69,18 @@ REFERENCE_KLS = ("reverse", "forward")
 _METRICS = {"reverse": "eval/kl_ref", "forward": "eval/kl_ref_forward"}
 
 
-def mean_over_states(
-    values: Sequence[Array],
-    name: str = "a divergence",
-    labels: Sequence[str] = ("policy", "reference"),
-) -> tuple[float, float | None]:
+def mean_over_states(values: Sequence[Array], name: str = "") -> tuple[float, float | None]:
     """Compute the mean of values over the states of all episodes, and its standard error.
 
     Episode i has T_i values with sum S_i, so the mean is m = sum_i S_i / sum_i T_i. Its standard
     error is that of the mean of S_i - m T_i, divided by the mean of T_i; None for one episode.
 
     Raises:
-        NonFiniteError: a value is NaN or infinite; the message has ``name`` and ``labels``, the
-            policies of the reverse KL.
+        NonFiniteError: a value is NaN or infinite; the message has ``name``.
     """
     sums, steps = np.array([[each.sum(), each.size] for each in values]).T
     if not np.isfinite(sums).all():
-        raise NonFiniteError(not_finite(name, sums.max(), labels))
+        raise NonFiniteError(not_finite(name or "a divergence of two policies", sums.max()))
     mean, count = float(sums.sum() / steps.sum()), len(values)
     if count < 2:
         return mean, None

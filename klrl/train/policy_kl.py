@@ -125,7 +125,7 @@ def kl_between(
     acts = labels[1] if actor == parties.other else str(actor)
     states = labels[0] if actor == folder else acts
     distances = {
-        f"{name.format(*labels)} on {states}": distance([each[key] for each in found], key, labels)
+        f"{name.format(*labels)} on {states}": distance([each[key] for each in found])
         for key, name in NAMES.items()
         if key in found[0]
     }
@@ -133,17 +133,13 @@ def kl_between(
     return PolicyKL(distances, domain, len(found), visits, sum(wave.cut for wave in visited), notes)
 
 
-def distance(
-    values: Sequence[np.ndarray], name: str = "", labels: Sequence[str] = ("policy", "reference")
-) -> Distance:
+def distance(values: Sequence[np.ndarray]) -> Distance:
     """Summarise a divergence from its values [T] in the states of each episode.
-
-    ``name`` is a key of :data:`NAMES`; ``labels`` are the two policies.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
     """
-    mean, error = mean_over_states(values, name, labels)
+    mean, error = mean_over_states(values)
     sums = np.array([each.sum() for each in values])
     episode = int(np.argmax([each.max() for each in values]))
     step = int(values[episode].argmax())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,7 +11,6 @@ from torch import Tensor
 from klrl.base.errors import ConfigError
 from klrl.domains import Domain
 from klrl.kl.estimators import masked_mean
-from klrl.kl.measure import not_finite
 
 #: dtype -> the largest mean KL, nats, that rounding may give for equal policies.
 SAME_POLICY = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
@@ -50,27 +48,20 @@ def run_checks(checks: Iterable[Check | str]) -> list[str]:
 
 
 def kl_at_start(
-    kl: Tensor, domain: Domain, dtype: torch.dtype, remedy: str, mask: Tensor | None = None
-) -> Check:
+    kl: Tensor, domain: Domain, dtype: torch.dtype, remedy: str | None, mask: Tensor | None = None
+) -> Check | str:
     """Make the check that mean KL(pi_0 || pi_ref) is 0 for an initial policy pi_0 = pi_ref.
 
+    With ``remedy`` None they may differ: return a line; a check that fails if the KL is infinite.
     ``kl`` is exact or sampled, per frame or per token [B, R]; ``mask`` marks the real tokens.
     """
     kl = kl.detach()
     value = abs(float(kl.mean() if mask is None else masked_mean(kl, mask)))
     name = f"KL(policy||reference) at the start, nats/{domain.unit}"
-    return Check(name, value, SAME_POLICY[dtype], remedy=remedy)
-
-
-def of_other_policy(check: Check) -> str:
-    """Return the line of :func:`kl_at_start` for a reference that need not equal the policy.
-
-    Raises:
-        ConfigError: the KL is NaN or infinite.
-    """
-    if not math.isfinite(check.value):
-        raise ConfigError(
-            f"preflight: {not_finite(check.name, check.value)}; choose another reference"
-        )
-    where = "" if check.ok else "; the reference is not where the policy starts"
-    return f"{check.name}: {check.value:.3g}{where}"
+    forbids = "the reference forbids what the policy allows; choose another reference"
+    check = Check(name, value, SAME_POLICY[dtype], remedy=forbids if remedy is None else remedy)
+    if remedy is not None or value == torch.inf:
+        return check
+    return f"{name}: {value:.3g}" + "; the reference is not where the policy starts" * (
+        not check.ok
+    )

@@ -17,7 +17,6 @@ from klrl.kl.divergences import over_actions
 from klrl.kl.from_logits import Other, log_probs_and_kls
 from klrl.kl.measure import mean_kl
 from klrl.train.evaluate import mean_over_states
-from klrl.train.policy_kl import distance
 
 OFF = -torch.inf
 #: Two rows: in the first one forbids an action that rounds to 0 in the other; in the second both
@@ -118,7 +117,3 @@ def test_a_run_that_stops_says_who_forbids(direction: int, says: str) -> None:
 def test_an_evaluation_says_who_forbids() -> None:
     with pytest.raises(NonFiniteError, match="eval/kl_ref is inf: the reference forbids what the"):
         mean_over_states([np.array([1.0, math.inf])], "eval/kl_ref")
-    with pytest.raises(
-        NonFiniteError, match="reverse is inf: the other forbids what the run allow"
-    ):
-        distance([np.array([1.0, math.inf])], "reverse", ("run", "other"))

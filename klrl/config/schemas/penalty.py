@@ -136,8 +136,7 @@ class HeldControllerConfig(TargetControllerConfig):
 
     integral: float = number(0.2, ge=0)  # ln coef += integral * (KL / target - 1), per iteration
     proportional: float = number(2.0, ge=0)  # ln coef += proportional * change of KL / target
-    #: proportional: KL / target - 1 is clipped to -limit .. limit; integral: 1 to 16 times as far
-    limit: float = number(1.0, gt=0)
+    limit: float = number(1.0, gt=0)  # bounds KL / target - 1 (integral: at up to 16 limit)
 
 
 @registered("controller", "custom", both="kl.controllers:OwnKLController")

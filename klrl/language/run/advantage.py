@@ -13,7 +13,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, GroupConfig, LanguageConfig
 from klrl.config.objectives import BASELINES as DECLARED
 from klrl.config.objectives import SHAPED
-from klrl.kl.charge import ReferenceKL, nothing_learned, on_last, shaped, to_go, weighted_reward
+from klrl.kl.charge import ReferenceKL, on_last, shaped, to_go, weighted_reward
 from klrl.language.data.batch import REWARD, SCORE, response_mask
 from klrl.language.run.kl import CHARGED
 from klrl.language.run.load import Policy
@@ -179,7 +179,7 @@ def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advan
             reward, value, mask, advantage.gamma, advantage.lmbda
         )
         batch["state_value"] = value.unsqueeze(-1)
-        if nothing_learned(reward, advantage.reward_weight):
+        if advantage.reward_weight == 0 and not reward.any():  # as in control's gae
             batch["advantage"] = torch.zeros_like(batch["advantage"])
             batch["value_target"] = batch["state_value"].clone()
         return batch

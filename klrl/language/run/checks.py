@@ -32,7 +32,7 @@ from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES, sample
 from klrl.language.run.sampler import CacheSampler, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout, self_check
-from klrl.train.preflight import Check, kl_at_start, of_other_policy, run_checks
+from klrl.train.preflight import Check, kl_at_start, run_checks
 
 #: Number of prompts to which the preflight samples responses.
 PROMPTS = 4
@@ -124,8 +124,8 @@ def _checks(
             # Like the run, use states from scoring in low precision, else states from sampling.
             kl = exact_token_kl(measured, ref, mask)
             remedy = "an untrained policy must equal its reference; try another actor.dtype"
-            check = kl_at_start(kl, LANGUAGE, dtype, remedy, mask)
-            yield check if source == THE_POLICY or untrained else of_other_policy(check)
+            same = source == THE_POLICY or untrained
+            yield kl_at_start(kl, LANGUAGE, dtype, remedy if same else None, mask)
     yield endings(batch, policy.special)
 
 
