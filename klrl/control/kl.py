@@ -213,9 +213,8 @@ def preflight_checks(
     size = env.observation_spec_unbatched["observation"].shape[-1]
     seen = synthetic_observations(agent.layout, size, OBSERVATIONS if same else TRIED)
     seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # uint8 stays uint8
-    policy, ref = _params(agent.actor, seen), _params(reference.module, seen)
     remedy = "report this: a fresh policy must equal its reference" if same else None
-    kl = agent.family.kl(policy, ref)
+    kl = agent.family.kl(_params(agent.actor, seen), _params(reference.module, seen))
     return run_checks([kl_at_start(kl, CONTROL, like.dtype, remedy)])
 
 

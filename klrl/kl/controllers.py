@@ -202,9 +202,8 @@ class DualKLController(_MultipliedKLController):
 
     def move(self, kl: float, n: int) -> None:
         """Multiply by exp(lr (KL / target - 1))."""
-        step = self.lr * (kl / self.target - 1)
-        # For a KL far above its target, exp(step) would overflow.
-        self._multiply(math.exp(_clip(step, -50.0, 50.0)))
+        # For a KL far above its target, exp would overflow without the clip.
+        self._multiply(math.exp(_clip(self.lr * (kl / self.target - 1), -50.0, 50.0)))
 
 
 class HeldKLController(_MultipliedKLController):

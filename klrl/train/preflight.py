@@ -62,6 +62,5 @@ def kl_at_start(
     check = Check(name, value, SAME_POLICY[dtype], remedy=forbids if remedy is None else remedy)
     if remedy is not None or value == torch.inf:
         return check
-    return f"{name}: {value:.3g}" + "; the reference is not where the policy starts" * (
-        not check.ok
-    )
+    away = "" if check.ok else "; the reference is not where the policy starts"
+    return f"{name}: {value:.3g}{away}"
