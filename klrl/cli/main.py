@@ -31,6 +31,12 @@ COMMANDS = {
     "plan": "what a sweep would run",
     "doctor": "are this machine's KL numbers true?",
 }
+#: The word of another program -> the command.
+_ALSO = {
+    **dict.fromkeys(("train", "fit", "learn", "start", "sweep", "resume"), "run"),
+    **dict.fromkeys(("eval", "test", "play", "enjoy", "predict", "render"), "evaluate"),
+    **{"compare": "diff", "list": "ls", "status": "ls", "plot": "report", "check": "verify"},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -54,8 +60,8 @@ def _unnamed(argv: list[str]) -> int:
     if first == "help":
         return run_command("run", ["--help"])
     close = get_close_matches(first, COMMANDS, n=1, cutoff=0.75)
-    if close:
-        raise ConfigError(f"{first}: no such command; did you mean {close[0]}?")
+    if name := _ALSO.get(first, "".join(close)):
+        raise ConfigError(f"{first}: no such command; did you mean {name}? ({COMMANDS[name]})")
     return run_command("run", argv)
 
 

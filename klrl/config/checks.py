@@ -80,6 +80,7 @@ def _check_data(cfg: DictConfig) -> None:
         raise NoValueError("data: has no value; give demonstrations or answers, as in data=PATH")
     if data is not None and not read:
         remedy = "start from experiment=clone or experiment=sft, or drop it"
+        remedy += f" (prompts: experiment=text env.data={data})"
         raise ConfigError(f"data={data}: no chosen group reads it; {remedy}")
 
 

@@ -12,8 +12,9 @@ from hydra.errors import OverrideParseException
 from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config import SWEEP_GROUPS
-from klrl.config.catalogue import chosen, declared_in, defaults, described, settings
+from klrl.config.catalogue import choice_files, chosen, defaults, described, settings
 from klrl.config.choices import ALL_GROUPS
+from klrl.config.objectives import PRESETS
 from klrl.config.placement import OWN
 
 
@@ -91,6 +92,7 @@ _ANSWERS = {
     "warmup": "; the learning rate falls from optim.lr to optim.lr_floor, without a warm-up",
     "stop": "; a response ends with an EOS of the model, or after collector.max_new_tokens",
     "sampler": "; klrl's own loop samples; with kl.apply=step TorchRL's wrapper calls it",
+    "ppo": "; PPO's loss is loss=clip, or loss=klpen with a KL penalty",
     **dict.fromkeys(("top_p", "top_k"), _WHOLE),
     **dict.fromkeys(("gru", "lstm", "rnn"), _NO_MEMORY),
     "env.data": "; put the files into one folder and give that",
@@ -133,19 +135,27 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
     if name in _ANSWERS:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = described(group, config_dir)
-    meant = nearest(name, known) or ";"
-    where = ", ".join(declared_in(group))
-    return ConfigError(
-        f"{group}={name}: no such choice{meant} choices: {', '.join(known)} (declared in {where})"
-    )
+    meant = _meant(name, config_dir) or nearest(name, known) or ";"
+    return ConfigError(f"{group}={name}: no such choice{meant} choices: {', '.join(known)}")
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:
     """Make the error for an argument without ``=``; it may be a choice without its group."""
-    groups = [group for group in ALL_GROUPS if argument in described(group, config_dir)]
-    meant = " or ".join(f"{group}={argument}" for group in groups)
-    hint = f"did you mean {meant}?" if meant else "write KEY=VALUE or GROUP=CHOICE, see --help"
-    return ConfigError(f"{argument}: not a setting; {hint}")
+    hint = _meant(argument, config_dir) or "; write KEY=VALUE or GROUP=CHOICE, see --help"
+    return ConfigError(f"{argument}: not a setting{hint}")
+
+
+def _meant(name: str, config_dir: str | None) -> str:
+    """Suggest choices of this name, or of this id of Gymnasium; empty if there are none."""
+    meant = [f"{group}={name}" for group in ALL_GROUPS if name in described(group, config_dir)]
+    if name in PRESETS["loss"]:
+        meant = [f"loss={name} advantage={name} (language, as experiment=text)"]
+    if re.fullmatch(r"[\w.:/-]+-v\d+", name, re.ASCII):
+        of_id = re.compile(rf"^  id: (\w+:)?{re.escape(name)}\b", re.I | re.M)
+        files = choice_files("env", config_dir).items()
+        meant = [f"env={env}" for env, path in files if of_id.search(path.read_text("utf-8"))]
+        meant.append(f"env=gym env.id={name}")
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:

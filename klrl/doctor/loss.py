@@ -35,13 +35,14 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """Compute the spread of some numbers."""
-        return Spread(min(values), max(values))
+        """Compute the spread of some numbers; a rounding error is 0."""
+        known = [x if abs(x) >= 1e-9 else 0.0 for x in values]
+        return Spread(min(known), max(known))
 
     @property
     def text(self) -> str:
         """The range from smallest to largest."""
-        if 0 <= self.min <= self.max < 1e-9:
+        if self.min == self.max == 0:
             return "< 1e-9"
         low, high = (f"{x:.3g}" for x in (self.min, self.max))
         return low if low == high else f"{low} to {high}"
@@ -148,7 +149,8 @@ def _examine_kind(loss: Loss, problems: Sequence[Problem], meant: Meant) -> Kind
             other = loss.gradient(numbers.other_padding(), coef)
             padded |= float((other - got).norm()) > 1e-6 * float(got.norm())
         cosine = got @ true / (got.norm() * true.norm()).clamp_min(1e-300)
-        cosines.append(float(cosine.clamp(-1.0, 1.0)))  # 0 where a gradient is 0
+        gone = got.norm() < 1e-6 * true.norm()  # rounding errors have any direction
+        cosines.append(0.0 if gone else float(cosine.clamp(-1.0, 1.0)))
         errors.append(float((got / factor - true).norm() / true.norm()))
         sampled.append(float(some @ true / (true @ true)) / factor)
         noise += float((some - got).square().sum()) / factor**2

@@ -74,8 +74,7 @@ class Progress:
         # Metrics that each iteration has come first: a narrow terminal leaves out the last ones.
         self._metrics = sorted(metrics, key=lambda metric: metric.name.startswith("eval/"))
         self._line = LiveLine(stream or sys.stdout)
-        self._total, self._start_frames, self._every = frames, done, every
-        self._started = time.monotonic()
+        self._total, self._done, self._every = frames, done, every
         # Time and frames after iteration 1. The speed leaves out iteration 1, which may compile.
         self._first: tuple[float, int] | None = None
         self._phases = phases or Phases()
@@ -100,10 +99,8 @@ class Progress:
         """Show the newest row."""
         self._row = {**self._row, **row}
         frames = int(self._row[self._axis])
-        if self._first is None and frames > self._start_frames:
+        if self._first is None and frames > self._done:
             self._first = time.monotonic(), frames
-        elif self._first and frames > self._first[1]:
-            self._started, self._start_frames = self._first
         if _SCORE in row:
             self._scores.append(row[_SCORE])
             self._row[_SCORE] = sum(self._scores) / len(self._scores)
@@ -116,11 +113,11 @@ class Progress:
             self._guard.call("progress", self._line.say, text)
 
     def line(self) -> str:
-        """Format the line: frames, speed, the metrics with a short name, and time left."""
+        """Format frames, metrics with a short name, and, from iteration 2, speed and time left."""
         row = self._row
         frames = int(row[self._axis])
-        passed = max(time.monotonic() - self._started, 1e-9)
-        speed = (frames - self._start_frames) / passed
+        began, start = self._first or (0.0, frames)
+        speed = (frames - start) / max(time.monotonic() - began, 1e-9)  # 0 in iteration 1
         parts = [f"{frames:,}/{self._total:,} {self._axis}"]
         if speed >= _QUICK:
             parts.append(f"{speed:,.0f}/s")

@@ -18,7 +18,7 @@ from klrl.runs.folder import Manifest, RunFolder
 from klrl.runs.loggers import LoggedRun, Logger, Samples, open_loggers
 from klrl.runs.metrics import Row, metrics_of
 from klrl.runs.progress import Phases, Progress, duration
-from klrl.runs.returns import LARGE_SHARE, evaluation_text, kl_lines, penalty_share, with_error
+from klrl.runs.returns import advice, charged, evaluation_text, kl_lines, with_error
 from klrl.runs.rows import RowFile, read_rows, rows_so_far
 from klrl.runs.state import State
 
@@ -175,16 +175,12 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     if "kl/ref/exact" in last:
         names = ("kl/ref/exact", "div/ref/charged", "kl/ref/penalty", "kl/ref/coef")
         shown = [metrics[name] for name in names if name in last]
+        # With kl.placement=loss, no reward is charged.
+        row = {**last, "kl/ref/penalty": last.get("kl/ref/penalty") or charged(last)}
         lines.append(
-            "  training: " + ", ".join(f"{m.title} {m.show(last[m.name])} {m.unit}" for m in shown)
+            "  training: " + ", ".join(f"{m.title} {m.show(row[m.name])} {m.unit}" for m in shown)
         )
-    share = penalty_share(rows)
-    steered = config.controller.name != "fixed" or config.advantage.reward_weight == 0
-    if share >= LARGE_SHARE and not steered:
-        lines.append(
-            f"  the penalty is {share:.0%} of the reward (mean sizes per {domain.unit}); if the "
-            f"policy learns too little, set kl.coef={rows[-1]['kl/ref/coef'] / 10:.1g}"
-        )
+    lines += [f"  {line}" for line in advice(rows, config, domain)]
     if (collector := files.manifest.get("collector")) and seconds:
         each = f"{1e6 * sampling / frames:,.0f} us per {domain.axis[:-1]}"
         lines.append(f"  rollouts: {collector}: {each}, {sampling / seconds:.0%} of the time")

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from klrl.base.digits import mean_and_error, number
+from klrl.runs.metrics import METRICS, Row
 
 if TYPE_CHECKING:
+    from klrl.config import JobConfig
     from klrl.domains import Domain
-    from klrl.runs.metrics import Row
 
 #: A run's return is the first of these metrics that it recorded.
 _RETURNS = ("eval/return", "reward/episode", "reward/raw")
@@ -30,17 +31,36 @@ def final_return(last: Mapping[str, float]) -> float | None:
     return next((float(last[name]) for name in names if name in last), None)
 
 
-#: The smallest :func:`penalty_share` that a run's summary reports. With kl.coef=0.1, it was .22 and
-#: .41 on two binary-reward tasks, where runs learned too little; .01 on pendulum and cartpole.
-LARGE_SHARE = 0.15
+#: A summary reports a penalty above this share of the reward. With kl.coef=0.1, it was .22 and .41
+#: on two binary-reward tasks, where runs learned too little; .01 on pendulum and cartpole.
+_LARGE = 0.15
+#: KL(policy||reference), nats per frame or token, of a policy that hardly moved, or is far away.
+_NEAR, _FAR = 1e-4, 1.0
 
 
-def penalty_share(rows: Sequence[Row]) -> float:
-    """Compute sum(kl.coef * KL) / sum(|mean reward|) over all rollouts; 0 without rewards."""
-    kls = [row.get("div/ref/charged", row.get("kl/ref/exact", 0.0)) for row in rows]
-    charged = sum(row.get("kl/ref/coef", 0.0) * kl for row, kl in zip(rows, kls, strict=True))
-    rewards = sum(abs(row.get("reward/raw", 0.0)) for row in rows)
-    return charged / rewards if rewards else 0.0
+def charged(row: Row) -> float:
+    """Compute kl.coef * KL of a rollout, charged to reward or loss; reward per frame or token."""
+    return row.get("kl/ref/coef", 0.0) * row.get("div/ref/charged", row.get("kl/ref/exact", 0.0))
+
+
+def advice(rows: Sequence[Row], config: JobConfig, domain: Domain) -> list[str]:
+    """Report a penalty that is large against the reward, or a policy that hardly moved."""
+    rows = [row for row in rows if row["iteration"]]
+    kls = [row[name] for row in rows for name in ("kl/ref/exact", "eval/kl_ref") if name in row]
+    if len(kls) < 2:  # kl/ref/exact is that before the row's update
+        return []
+    coef, rewards = rows[-1]["kl/ref/coef"], sum(abs(row["reward/raw"]) for row in rows)
+    share = sum(map(charged, rows)) / rewards if rewards else 0.0
+    if share >= _LARGE and config.controller.name == "fixed" and config.advantage.reward_weight:
+        told = f"the penalty is {share:.0%} of the reward (mean sizes per {domain.unit}); if the "
+        why, by = ("drifts too far", 10) if max(kls[-2:]) >= _FAR else ("learns too little", 0.1)
+        return [f"{told}policy {why}, set kl.coef={coef * by:.1g}"]
+    if max(kls) >= _NEAR or config.reference.name in ("ema", "periodic"):
+        return []
+    kl = METRICS["kl/ref/exact"].of(domain)
+    most = f"KL(policy||reference) at most {kl.show(max(kls))} {kl.unit}"
+    remedy = f"raise optim.lr={config.optim.lr:g}" + f" or lower kl.coef={coef:g}" * (coef > 0)
+    return [f"the policy hardly moved: {most}; {remedy}; do the rewards differ?"]
 
 
 def evaluation_text(row: Row, domain: Domain, how: str, seconds: float | None = None) -> str:

@@ -23,6 +23,7 @@ from klrl.train.schedule import Schedule, Size, schedule
 _SECONDS = "time/evaluation"
 #: This metric chooses the best policy of a job that learns from data.
 _NLL = "nll/held_out"
+_FEW = 30  # a mean over fewer prompts is rough
 
 
 class Played(Protocol):
@@ -30,6 +31,7 @@ class Played(Protocol):
 
     device: device
     longest_episode: int | None
+    starts: tuple[int, int]
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Evaluate the current policy; training's random state is unchanged."""
@@ -63,7 +65,9 @@ class Evaluations:
 
     def lines(self) -> Sequence[str]:
         """Return the line about evaluations that is printed at the start of a run."""
-        return [self.schedule.line(self._domain, self._parts.longest_episode)] if self._on else []
+        line = self.schedule.line(self._domain, self._parts.longest_episode, self._parts.starts)
+        few = "; few prompts give a rough mean: add some in env.eval_data or env.eval_share"
+        return [line + few * (min(self._parts.starts) < _FEW)] if self._on else []
 
     def start(self, recorder: Recorder) -> bool:
         """If due, evaluate before the first update; return whether to save ``best``."""

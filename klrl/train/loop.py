@@ -38,7 +38,7 @@ from klrl.train.callbacks import Callback
 from klrl.train.evaluate import Evaluation, Starts
 from klrl.train.evaluations import Evaluations
 from klrl.train.learner import Learner
-from klrl.train.schedule import Size
+from klrl.train.schedule import MANY, Size
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class Parts(ABC):
     preflight: Sequence[str]  # lines to print at the start of the run
     learner: Learner
     longest_episode: int | None  # in steps; None if the environment does not declare a limit
+    starts: tuple[int, int] = MANY  # number of start states of evaluations, and of the closing one
     estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
 
     def __init__(self, config: JobConfig, device: torch.device) -> None:

@@ -28,6 +28,8 @@ class Size(NamedTuple):
 
 
 NOTHING = Size(0, 0)
+#: Numbers of start states that limit no evaluation.
+MANY = (10**9, 10**9)
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,12 @@ class Schedule:
     size: Size  # of each evaluation during the run
     closing: Size  # after the last iteration; it has its own start states
 
-    def line(self, domain: Domain, longest: int | None) -> str:
-        """The schedule as a line of text."""
-        each = f"({_count_text(self.size, longest)} {domain.episode}s each)"
+    def line(self, domain: Domain, longest: int | None, starts: tuple[int, int] = MANY) -> str:
+        """The schedule as a line; ``starts``: most episodes during the run, and at the end."""
+        each = f"({_count_text(self.size, longest, starts[0])} {domain.episode}s each)"
         none = "none during the run (eval.share is too small for evaluations at start and end)"
         during = f"{len(self.iterations)} during the run {each}" if self.iterations else none
-        closing = f"{_count_text(self.closing, longest)} {domain.episode}s at the end"
+        closing = f"{_count_text(self.closing, longest, starts[1])} {domain.episode}s at the end"
         return f"evaluations: {during}, then {closing}"
 
 
@@ -53,10 +55,10 @@ def fitting(size: Size, longest: int | None) -> int:
     return episodes if steps is None else min(episodes, steps // (longest or USUAL_STEPS))
 
 
-def _count_text(size: Size, longest: int | None) -> str:
+def _count_text(size: Size, longest: int | None, starts: int) -> str:
     """Write the number of episodes: ``8``, or ``3 to 8`` if long episodes allow only 3."""
-    least = fitting(size, longest)
-    return f"{least}" if least == size.episodes else f"{least} to {size.episodes}"
+    least, most = (min(count, starts) for count in (fitting(size, longest), size.episodes))
+    return f"{least}" if longest == 1 or least == most else f"{least} to {most}"
 
 
 def schedule(config: JobConfig, longest: int | None) -> Schedule:

@@ -14,6 +14,7 @@ from klrl.config.catalogue import described
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
 from klrl.config.nodes import notes_of
+from klrl.config.rules.unread import check_all_read
 from klrl.control.preflight import check_env
 from klrl.runs.resume import stored_config
 
@@ -69,6 +70,7 @@ OF_ONE = {("loss", "trpo"), ("loss", "nll"), ("reference", "custom"), ("referenc
 def test_every_choice_composes_and_fits_its_schema(group: str, choice: str) -> None:
     config = to_config(compose([f"{group}={choice}", *ASKING.get((group, choice), [])]))
     assert config.frames_per_iteration % config.learner.minibatches == 0
+    check_all_read(config, [])  # no preset has a setting that its job does not read
 
 
 def installed(preset: str) -> bool:

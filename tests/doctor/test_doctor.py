@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -19,6 +20,9 @@ def test_the_doctors_dozen_and_the_parity_are_right(capsys) -> None:
     assert len(told) == 16
     assert {line["name"] for line in told[10:]} == {"reward", "kl_penalty", "ref_log_prob"}
     assert all(line["ok"] for line in told)
+    main([])
+    found = re.findall(r"found +(\S+)", capsys.readouterr().out)
+    assert found == ["0"] * 3 + ["0.3023"] + ["0"] * 12  # rounding errors are no findings
 
 
 @pytest.mark.parametrize("name", ["k1", "k2", "k3"])

@@ -82,6 +82,31 @@ def test_a_run_says_what_is_sampled_and_what_is_greedy(exits) -> None:
         assert trained(run) == trained("off")
 
 
+@pytest.mark.parametrize(
+    ("count", "words", "played", "few"),
+    [
+        (64, ("env.eval_share=0.1",), (3, 3), True),  # 6 of 64: 3 during the run, 3 at its end
+        (60, (), (10, 12), False),
+        (58, (), (10, 12), True),
+        (9, ("env.eval_data=data.jsonl",), (5, 4), True),
+    ],
+)
+def test_a_run_says_how_many_prompts_its_evaluations_have(
+    exits, tmp_path, monkeypatch, count: int, words, played: tuple[int, int], few: bool
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "the_length.py").write_text(LENGTHS)
+    Path("data.jsonl").write_text("\n".join(json.dumps({"prompt": f"{i}"}) for i in range(count)))
+    words = ("env.data=data.jsonl", "env.reward=the_length:reward", *words, "eval.every=1")
+    code, out, _ = exits("experiment=text", *words, "eval.episodes=10", "eval.final=12")
+    assert code == 0
+    during, closing = played
+    said = f"2 during the run ({during} responses each), then {closing} responses at the end"
+    assert said + "; few prompts give a rough mean" * few + "\n" * (not few) in out
+    rows = read_rows(Path("run/metrics.jsonl"))
+    assert [row["eval/episodes"] for row in rows] == [during, closing]
+
+
 def trained(run: str) -> list[dict[str, float]]:
     """The rows of iterations, less evaluations and times."""
     rows = read_rows(Path(run, "metrics.jsonl"))

@@ -274,7 +274,9 @@ def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path, charts):
         rows[-1]["eval/gold"] = gold + 0.05
         config = {"env": {"id": None, "name": "sort_digits"}, "kl": {"coef": coef}}
         write_run(tmp_path / "words" / f"{coef}", rows=rows, config=config)
-    words = dict(page_of(tmp_path)[1].charts)
+    html, page = page_of(tmp_path)
+    words = dict(page.charts)
+    assert "proxy of the gold score" in html
     golds = words["Gold score against sqrt(KL(policy||reference))"]
     assert golds["x"] == "sqrt(KL(policy||reference)), KL in nats per response: "
     points = {name: told(golds, f"kl.coef={name}") for name in ("0", "0.1", "1")}
@@ -288,6 +290,17 @@ def test_the_gold_score_has_curves_a_frontier_and_a_column(tmp_path, charts):
     assert told(words["Greedy evaluation gold score"], "kl.coef=0") == [("40", "0.25\n1 seed")]
     lines = {line["setting"]: line for line in table(tmp_path / "report/summary.csv")}
     assert float(lines["kl.coef=0"]["gold"]) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("task", [{"id": "Toy-v1"}, {"id": None, "name": "sort_digits"}])
+def test_a_page_without_a_gold_score_does_not_mention_one(tmp_path, task):
+    row = {"reward/episode": 0.5, "kl/ref/exact": 0.1, "eval/return": 0.6, "eval/kl_ref": 0.2}
+    axis = "frames" if task["id"] else "samples"
+    rows = [{axis: 10 * i, **row} for i in range(1, 5)]
+    write_run(tmp_path / "run", rows=rows, config={"env": task})
+    html, page = page_of(tmp_path)
+    assert sum("against sqrt(KL" in name for name, _ in page.charts) == 2
+    assert "gold score" not in html.lower()
 
 
 def test_a_spreadsheet_reads_no_text_as_a_formula_and_every_number_as_one(tmp_path):

@@ -205,6 +205,9 @@ def test_a_kl_of_rounding_size_is_printed_as_nothing_and_a_coefficient_is_not() 
         ((), 0.29, None),
         (("controller=adaptive", "controller.target=0.01"), 0.5, None),
         (("advantage.reward_weight=0",), 0.5, None),
+        ((), 3.7, "  the penalty is 185% of the reward (mean sizes per frame); if the policy "
+         "drifts too far, set kl.coef=1\n"),
+        (("kl.placement=loss", "kl.estimator=exact"), 1.2, "drifts too far, set kl.coef=1\n"),
     ],
 )  # fmt: skip
 def test_a_run_closes_with_a_penalty_that_is_a_large_share_of_the_reward(
@@ -218,6 +221,48 @@ def test_a_run_closes_with_a_penalty_that_is_a_large_share_of_the_reward(
     write_run(tmp_path / "a", rows=rows)
     said = summary(RunFolder(tmp_path / "a"), settings(*words), 128)
     assert (line in said) if line else ("of the reward" not in said)
+    assert "hardly moved" not in said
+
+
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_the_penalty_of_the_last_rollout_is_shown_wherever_it_is_charged(
+    settings, tmp_path, placement: str
+) -> None:
+    row = {"iteration": 1, "frames": 64, "reward/raw": 1.0, "kl/ref/exact": 0.5}
+    penalty = {"kl/ref/coef": 0.3, "kl/ref/penalty": 0.3 * 0.5 * (placement == "reward")}
+    write_run(tmp_path / "a", rows=[row | penalty])
+    words = ("kl.estimator=exact",) if placement == "loss" else ()
+    said = summary(RunFolder(tmp_path / "a"), settings(f"kl.placement={placement}", *words), 64)
+    assert "penalty 0.15 reward per frame, kl.coef 0.3 " in said
+
+
+@pytest.mark.parametrize(
+    ("kls", "evaluated", "words", "remedy"),
+    [
+        ([0.0, 2.5e-6], None, (), "raise optim.lr=0.001 or lower kl.coef=0.1; do the rewards"),
+        ([0.0], 3e-5, (), "raise optim.lr=0.001 or lower"),
+        ([0.0, 2.5e-6], None, ("controller=held", "controller.target=0.1"), "raise optim.lr=0.001"),
+        ([0.0], None, (), None),  # measured before the only update
+        ([0.0, 2.5e-6], 0.01, (), None),
+        ([0.0, 0.2, 2.5e-6], None, (), None),  # it returned to its reference
+        ([0.9, 2.5e-6], None, ("advantage.reward_weight=0",), None),  # a student at its teacher
+        ([0.0, 2.5e-6], None, ("reference=ema",), None),  # the reference follows
+    ],
+)
+def test_a_policy_that_did_not_move_is_reported_with_a_remedy(
+    settings, tmp_path, kls: list[float], evaluated: float | None, words, remedy: str | None
+) -> None:
+    rows = [{"iteration": 0, "frames": 0, "eval/return": 1.0, "eval/kl_ref": 0.0}]
+    for i, kl in enumerate(kls, 1):
+        row = {"iteration": i, "frames": 64 * i, "reward/raw": 1.0, "kl/ref/coef": 0.1}
+        rows.append(row | {"kl/ref/exact": kl, "kl/ref/penalty": 0.1 * kl})
+    if evaluated is not None:
+        both = {"eval/kl_ref": evaluated, "eval/kl_ref_forward": evaluated}
+        rows[-1] |= {"eval/return": 1.0, **both}
+    write_run(tmp_path / "a", rows=rows)
+    said = summary(RunFolder(tmp_path / "a"), settings(*words), 64)
+    assert ("hardly moved: KL(policy||reference) at most" in said) == (remedy is not None)
+    assert remedy is None or remedy in said
 
 
 @pytest.fixture
@@ -282,7 +327,7 @@ def test_a_metric_that_is_declared_is_in_the_live_line_and_in_a_difference(
 ) -> None:
     progress = Progress(2000, CONTROL, stream=io.StringIO())
     progress.show(bent_rows()[-1])
-    assert "| bent 0.12 |" in progress.line()
+    assert "| bent 0.12" in progress.line()
     for name in "ab":
         write_run(Path(name), rows=bent_rows())
     diff(["a", "b"])

@@ -11,7 +11,7 @@ from tests.base.test_text import Terminal
 def shown(row: dict[str, float], total: int = 2560, passed: float = 100.0) -> str:
     """The line after a row that came some seconds after the start."""
     progress = Progress(total, LANGUAGE, stream=io.StringIO())
-    progress._started -= passed
+    progress._first = time.monotonic() - passed, 0
     progress.show(row)
     return progress.line()
 
@@ -29,18 +29,21 @@ def test_the_first_iteration_which_compiles_says_nothing_of_the_time_that_is_lef
     """1,024 frames took 90 s, the next take 0.2 s each."""
     now = 0.0
     monkeypatch.setattr("klrl.runs.progress.time.monotonic", lambda: now)
-    progress = Progress(200_704, CONTROL, stream=io.StringIO())
-    for now, frames in ((0.1, 0), (90.0, 1024), (90.2, 2048), (90.4, 3072)):  # noqa: B007
-        progress.show({"frames": frames})
-    assert progress.line() == "3,072/200,704 frames | 5,120/s | 0:39 left"
+    for done in (0, 4096):  # 4,096: a resumed run
+        progress, lines = Progress(200_704, CONTROL, done, io.StringIO()), []
+        for now, frames in ((0.1, 0), (90.0, 1024), (90.2, 2048), (90.4, 3072)):  # noqa: B007
+            progress.show({"frames": done + frames, **({"time/iteration": 90.0} if frames else {})})
+            lines.append(progress.line())
+        assert lines[0] == f"{done:,}/200,704 frames"
+        assert lines[1] == f"{done + 1024:,}/200,704 frames | 90 s/iteration"
+        assert lines[3] == f"{done + 3072:,}/200,704 frames | 5,120/s | 0:{(39, 38)[done > 0]} left"
 
 
 def test_at_80_columns_the_kl_is_whole_and_comes_before_the_evaluation(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     live = Terminal()
     with Progress(204_800, CONTROL, stream=live) as progress:
-        now = time.monotonic() + 4.0
-        monkeypatch.setattr("klrl.runs.progress.time.monotonic", lambda: now)
+        progress._first = time.monotonic() - 4.0, 0
         progress.show(
             {
                 **{"frames": 12_288, "reward/episode": -1203.4, "eval/return": -1100.2},

@@ -8,7 +8,7 @@ import pytest
 from klrl.config import JobConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
-from klrl.domains import CONTROL
+from klrl.domains import CONTROL, LANGUAGE
 from klrl.train.schedule import Schedule, Size, fitting, schedule
 
 
@@ -25,6 +25,10 @@ def test_the_main_job_is_evaluated_ten_times() -> None:
     assert (
         main.line(CONTROL, 200)
         == "evaluations: 10 during the run (15 to 20 episodes each), then 900 episodes at the end"
+    )
+    few = main.line(CONTROL, 200, (16, 7))
+    assert (
+        few == "evaluations: 10 during the run (15 to 16 episodes each), then 7 episodes at the end"
     )
 
 
@@ -113,3 +117,8 @@ def test_language_counts_responses() -> None:
     assert sorted(planned.iterations) == [0, 4, 9, 13, 18, 22, 27, 31, 36, 40]
     assert planned.size == Size(256, 256)
     assert fitting(planned.closing, 1) == 512
+    # A response is one step, so the steps of an evaluation are its responses.
+    few = of("experiment=sort_digits", "frames=1024", longest=1).line(LANGUAGE, 1)
+    assert few == (
+        "evaluations: 4 during the run (64 responses each), then 512 responses at the end"
+    )

@@ -28,6 +28,7 @@ class Unread:
     where: Values = field(default_factory=dict)
     unless: Values = field(default_factory=dict)
     anyway: object = ...
+    presets: bool = False
 
     def applies(self, config: JobConfig) -> bool:
         """Return whether a job never reads the settings ``keys``."""
@@ -53,15 +54,16 @@ UNREAD = {domain: [*_RULES["both"], *_RULES[domain]] for domain in (CONTROL, LAN
 
 
 def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
-    """Refuse overridden keys that the job never reads."""
+    """Refuse overridden keys, and some settings of YAMLs, that the job never reads."""
     given = sorted(overridden)
     for rule in UNREAD[config.domain]:
         for setting in rule.keys.split():
             named = [key for key in given if f"{key}.".startswith(f"{setting}.")]
-            if not named or not rule.applies(config):
+            if not (named or rule.presets) or not rule.applies(config):
                 continue
-            if rule.anyway is ... or attrgetter(setting)(config) != rule.anyway:
-                raise ConfigError(f"{named[0]}: has no effect: {rule.reason}")
+            if rule.anyway is ... or _value(config, setting) not in (rule.anyway, ...):
+                word = named[0] if named else f"{setting}={_value(config, setting)}"
+                raise ConfigError(f"{word}: has no effect: {rule.reason}")
 
 
 def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:

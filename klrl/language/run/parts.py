@@ -21,7 +21,7 @@ from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run.answers import answer_ids, answered, held_out
 from klrl.language.run.checks import PROMPTS, preflight_checks
-from klrl.language.run.evaluate import Player
+from klrl.language.run.evaluate import Player, places
 from klrl.language.run.kl import (
     Reference,
     annotate,
@@ -46,7 +46,7 @@ from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
-from klrl.train.evaluate import Evaluation, Starts
+from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rewards
 from klrl.train.schedule import Size
@@ -101,6 +101,8 @@ class LanguageParts(Parts):
         if config.collector.imitates:
             answer_ids(self.task.checked, self.policy, config)
         self.prompts = self.task.stream(tokenizer, limit)
+        if n := self.task.evaluations:
+            self.starts = len(places(IN_RUN, n, n)), len(places(CLOSING, n, n))
         if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
             from klrl.language.run.chat import in_environment
 
