@@ -157,7 +157,7 @@ def range_notes(config: ActorConfig, agent: Agent, env: VectorGymEnv) -> list[st
 
     Over 45 % are clipped, the range is wider than 20 standard deviations, or 0 is outside.
     """
-    if not isinstance(agent.family, Normal) or config.init is not None:
+    if type(agent.family) is not Normal or config.init is not None:
         return []
     zeros = next(agent.actor.parameters()).new_zeros(1, agent.policy_net.inputs)
     mean, std = (x[0] for x in agent.policy_net(zeros))
