@@ -18,8 +18,6 @@ ENVS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "keys_image": (f"env.id={TOYS}/Keyed-v0", ("impala",)),
     "image": ("env.id=klrl.control.catch:klrl/Catch-v0", ("nature", "impala")),
-    "number": (f"env.id={TOYS}/Counted-v0", ("mlp", "categorical")),
-    "board": (f"env.id={TOYS}/Counted-v0 env.kwargs={{many:7,board:true}}", ("impala",)),
     "mask": (f"env.id={TOYS}/Masked-v0", ("mlp", "categorical")),
     "info_mask": (
         f"env.id={TOYS}/Masked-v0 env.kwargs.where=info env.action_mask=info",

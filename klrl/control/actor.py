@@ -171,7 +171,7 @@ def range_notes(config: ActorConfig, agent: Agent, env: VectorGymEnv) -> list[st
     if isinstance(config, CNNActorConfig) or not (finite & (width > 0)).all():
         cure = "rescale them by a wrapper, as in env.wrappers=[module:Wrapper]"
     return [
-        f"actions: number {i} has the range {low[i]:g} to {high[i]:g}, {width[i]:.3g} standard "
+        f"actions: number {i} has the range {low[i]:g} to {high[i]:g}, {width[i]:.4g} standard "
         f"deviations of the first policy, and {clipped[i]:.0%} of its draws are clipped to it, "
         f"without a gradient; {cure}"
     ]

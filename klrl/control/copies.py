@@ -128,8 +128,7 @@ class VectorGymEnv(EnvBase):
             )
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
         # Trial steps see the numbers before their conversion to float32.
-        exact = self.layout and replace(self.layout, dtype="float64")
-        self._make = lambda: _make_flat(make(), exact)
+        self._make = lambda: _make_flat(make(), self.layout and replace(self.layout, dtype="f8"))
         self._episodes: Episodes | None = None
         #: The dtype of stored observations.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from klrl.control.networks import ACTIVATIONS, orthogonal
@@ -262,8 +262,9 @@ def _given(entry: ObservationPart, part: Tensor) -> Tensor:
     if entry.kind == "image":
         return images_of(entry, part, entry.high)
     if entry.kind == "index":
-        numbers = zip(part.long().unbind(-1), entry.counts, strict=True)
-        return torch.cat([F.one_hot(number, count) for number, count in numbers], -1).float()
+        starts = part.new_tensor([0, *accumulate(entry.counts)][:-1], dtype=torch.int64)
+        zeros = part.new_zeros(len(part), sum(entry.counts), dtype=torch.float32)
+        return zeros.scatter_(-1, part.long() + starts, 1.0)
     return part.float()
 
 

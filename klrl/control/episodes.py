@@ -132,8 +132,8 @@ def why_unrepeatable(make: Make, timeout: float | None = None, say: Say = lambda
             unlike = (_difference(make, call, 0, [], shift) for shift in range(1, 7))
             if (why or (np.ptp(shown[-1], 0) == 0).all()) and not any(unlike):
                 say(
-                    "episodes: copies with different seeds play the same one, given the same "
-                    "actions; for chance, call super().reset(seed=seed) and draw from np_random"
+                    "episodes: copies with different seeds play the same one, given equal actions; "
+                    "for chance, call super().reset(seed=seed), and draw from self.np_random"
                 )
             # If even two new copies differ, the cause is draws from elsewhere, not state.
             return why + _STATE * bool(why and not _difference(make, call, 0, []))
@@ -179,13 +179,12 @@ def _difference(make: Make, call: Call, past: int, shown: Shown, shift: int = 0)
 
 
 def _say_coarse(episodes: Shown, say: Say) -> None:
-    """Name a number of the observations [D] of which float32 loses a quarter of the changes."""
+    """Name a number of the observations [D] whose changes float32 loses, unless it comes to rest."""
     for numbers in (np.array(episode, np.float64) for episode in episodes):
         steps = np.spacing(np.abs(numbers).max(0).astype(np.float32))
         changes, kept = (np.abs(np.diff(x, axis=0)) for x in (numbers, numbers.astype(np.float32)))
         moved = changes > 1e-6 * steps  # smaller ones are the simulator's own rounding
         lost = 4 * (moved & (kept == 0)).sum(0) > moved.sum(0)
-        # If the range is wider, a movement comes to rest.
         if (lost := lost & (np.ptp(numbers, 0) < 1000 * steps)).any():
             i = int(lost.argmax())
             say(
