@@ -179,7 +179,7 @@ def _difference(make: Make, call: Call, past: int, shown: Shown, shift: int = 0)
 
 
 def _say_coarse(episodes: Shown, say: Say) -> None:
-    """Name a number of the observations [D] whose changes float32 loses, unless it comes to rest."""
+    """Name a number of observations [D] whose changes float32 loses, unless it comes to rest."""
     for numbers in (np.array(episode, np.float64) for episode in episodes):
         steps = np.spacing(np.abs(numbers).max(0).astype(np.float32))
         changes, kept = (np.abs(np.diff(x, axis=0)) for x in (numbers, numbers.astype(np.float32)))
