@@ -109,6 +109,7 @@ def test_a_constant_is_normalised_by_1_and_anything_else_as_before() -> None:
         "a simulator's rounding of 0": (1e-17 * noise, 1.0),
         "the last bit of a large number": (1e9 + 64.0 * (noise > 0), 32.0),
         "little, but something": (1e-5 * noise, 1e-4),
+        "tiny, but more than rounding": (5e-8 * noise, 1e-4),
         "little of 3": (3 + 2e-6 * noise, 1e-4),
         "plain": (5 + 0.3 * noise, 0.3),
     }
